@@ -15,12 +15,13 @@ from typing import Final
 import msgspec
 
 from benchmarks.report import Figure, print_figures
-from console.density_feed import CONTEXT_LENGTH, DensityFeed
 from console.density_queries import DensityQuery, Page, query_nodes
+from console.density_snapshot import CONTEXT_LENGTH, SnapshotSource
 from console.fit_table import FitTable
+from controller.placement.cluster_view import ClusterView
 from kube.client import Obj
 from kube.resources import MODELS, NODE_FITNESSES
-from tests.support.density_worlds import GIB, build_feed, cpu_node, gpu_node, host, model
+from tests.support.density_worlds import GIB, build_source, cpu_node, gpu_node, host, model
 
 NODES: Final = 1000
 MODELS_COUNT: Final = 2000
@@ -36,7 +37,7 @@ _PRODUCTS: Final = (
 )
 
 
-def build_cluster(chance: random.Random) -> DensityFeed:
+def build_cluster(chance: random.Random) -> SnapshotSource:
     """Return the cluster."""
     objects: list[tuple[object, Obj]] = []
     for number in range(NODES):
@@ -53,18 +54,18 @@ def build_cluster(chance: random.Random) -> DensityFeed:
         resource, built = model(f"model-{number:04}")
         built["status"]["layout"]["tensorBytes"] = chance.randrange(1, 90) * GIB + number
         objects.append((resource, built))
-    return build_feed(objects)
+    return build_source(objects)
 
 
-def report_again(feed: DensityFeed, chance: random.Random, moment: int) -> None:
+def report_again(view: ClusterView, chance: random.Random, moment: int) -> None:
     """Make some agents report that a device is used otherwise."""
-    for obj in chance.sample(list(feed.store.list(NODE_FITNESSES)), REPORTS):
+    for obj in chance.sample(list(view.store.list(NODE_FITNESSES)), REPORTS):
         changed = copy.deepcopy(obj)
         changed["metadata"]["resourceVersion"] = str(moment + 2)
         changed["status"]["availableBytes"] = chance.randrange(2, 22) * GIB
         for device in changed["status"].get("devices", ()):
             device["freeBytes"] = chance.randrange(device["memoryBytes"] // GIB) * GIB
-        feed.store.put(NODE_FITNESSES, changed)
+        view.store.put(NODE_FITNESSES, changed)
 
 
 def measure(work: Callable[[], object], between: Callable[[int], None]) -> float:
@@ -81,11 +82,11 @@ def measure(work: Callable[[], object], between: Callable[[int], None]) -> float
 def main() -> None:
     """Print the figures."""
     chance = random.Random(12)  # noqa: S311 - the same cluster each time
-    feed, table = build_cluster(chance), FitTable(CONTEXT_LENGTH)
+    source, table = build_cluster(chance), FitTable(CONTEXT_LENGTH)
     page = Page()
 
     def ask(text: str) -> bytes:
-        return msgspec.json.encode(query_nodes(feed.take_snapshot(), table, None, DensityQuery(text), page))
+        return msgspec.json.encode(query_nodes(source.take_snapshot(), table, None, DensityQuery(text), page))
 
     began = time.process_time()
     ask("*")
@@ -93,15 +94,16 @@ def main() -> None:
     moments = iter(range(10**6))
 
     def report(_moment: int) -> None:
-        report_again(feed, chance, next(moments))
+        report_again(source.view, chance, next(moments))
 
     def wait(_moment: int) -> None:
         return None
 
-    profiles = len(feed.take_snapshot().profiles)
-    size = f"{feed.store.count(NODE_FITNESSES)} nodes, {len(feed.take_snapshot().cells)} cells in {profiles} groups"
+    profiles = len(source.take_snapshot().profiles)
+    machines = len(source.take_snapshot().machines)
+    size = f"{source.view.store.count(NODE_FITNESSES)} nodes, {machines} machines in {profiles} groups"
     print_figures(
-        f"density query: {size}, {feed.store.count(MODELS)} Models",
+        f"density query: {size}, {source.view.store.count(MODELS)} Models",
         [
             Figure("one model, nothing has changed", measure(lambda: ask("model-0123"), wait), None, GOAL_MS, "ms"),
             Figure("one model, after 16 heartbeats", measure(lambda: ask("model-0123"), report), None, GOAL_MS, "ms"),

@@ -43,6 +43,7 @@ from console.density_simulation import ModelNotFound, simulate_model
 from console.density_snapshot import DensitySnapshot, Visibility
 from console.fit_table import FitTable
 from console.llmfit_rows import describe_system, list_llmfit_models
+from console.machine_facts import describe_machine
 
 
 class NothingFoundError(Exception):
@@ -86,12 +87,12 @@ class ApiRoute(NamedTuple):
 
 
 async def _answer_nodes(context: DensityContext, asked: AskedRequest) -> NodesAnswer:
-    page, vendors = read_page(asked.query), context.service.feed.vendors
+    page, vendors = read_page(asked.query), context.service.view.vendors
     return await context.service.compute(lambda found, table: list_nodes(found, table, vendors, asked.visible, page))
 
 
 async def _answer_node(context: DensityContext, asked: AskedRequest) -> NodeDetailAnswer:
-    page, vendors, name = read_page(asked.query), context.service.feed.vendors, check_text("name", asked.name)
+    page, vendors, name = read_page(asked.query), context.service.view.vendors, check_text("name", asked.name)
     answer = await context.service.compute(
         lambda found, table: describe_node(found, table, vendors, asked.visible, name=name, page=page)
     )
@@ -101,7 +102,7 @@ async def _answer_node(context: DensityContext, asked: AskedRequest) -> NodeDeta
 
 
 async def _answer_runtimes(context: DensityContext, asked: AskedRequest) -> RuntimesAnswer:
-    page, vendors = read_page(asked.query), context.service.feed.vendors
+    page, vendors = read_page(asked.query), context.service.view.vendors
     return await context.service.compute(lambda found, _: list_runtimes(found, vendors, asked.visible, page))
 
 
@@ -139,7 +140,7 @@ async def _answer_models(context: DensityContext, asked: AskedRequest) -> dict[s
     query = read_density_query(asked.query, text)
 
     def answer(found: DensitySnapshot, table: FitTable) -> dict[str, Any]:
-        if node and node not in found.cells:
+        if node and node not in found.machines:
             raise NothingFoundError("no node and no host has this name: GET /api/v1/density/nodes lists them")
         return list_llmfit_models(found, table, asked.visible, query, page, node=node)
 
@@ -148,11 +149,10 @@ async def _answer_models(context: DensityContext, asked: AskedRequest) -> dict[s
 
 async def _answer_system(context: DensityContext, asked: AskedRequest) -> dict[str, Any]:
     node = read_text(asked.query, "node")
-    snapshot = context.service.feed.take_snapshot()
-    cell = snapshot.cells.get(node)
-    if cell is None:
+    machine = context.service.take_snapshot().machines.get(node)
+    if machine is None:
         raise NothingFoundError("no node and no host has this name: GET /api/v1/density/nodes lists them")
-    return {"node": {"name": node, "os": "linux"}, "system": describe_system(cell.machine)}
+    return {"node": {"name": node, "os": "linux"}, "system": describe_system(describe_machine(machine))}
 
 
 _DENSITY: Final = "/api/v1/density"

@@ -93,12 +93,12 @@ def _build_answer(
             return await answer_caller(question, caller)
 
     async def answer_caller(question: AskedQuestion, caller: Caller) -> WholeAnswer:
-        if not context.service.feed.is_complete:
+        if not context.service.view.is_complete:
             return refuse(503, "the cluster is still being read: try again")
         demand = route.demand
         if demand is not None and not await reviews.allows(caller, demand):
             return refuse(403, f"the user of the token may not {demand.verb} {demand.resource}")
-        namespaces = context.service.feed.take_snapshot().namespaces
+        namespaces = context.service.take_snapshot().namespaces
         visible = await reviews.find_visible(caller, namespaces)
         asked = AskedRequest(read_query(question), question.name, bytes(question.body), visible)
         # Answers are computed one at a time: whoever asks much waits for himself, and not others for him.

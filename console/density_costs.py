@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
 from console.density_answers import CostAnswer, ModelCost, NamespaceCost
-from console.density_cells import DensityCell
 from console.density_prices import DensityPrices, find_device_cost, name_priced_device, price_million_tokens
 from console.density_queries import Page
 from console.density_snapshot import DensitySnapshot, PlacedReplica, Visibility
 from console.fit_table import compute_score
+from controller.placement.machines import Machine
 from crds.inferenceservice import InferenceService
 from crds.placement import ClassSpeed, FitLevel
 from crds.size import GIB
@@ -47,7 +47,7 @@ def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibi
 def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service: InferenceService) -> ModelCost:
     key = service.metadata.namespace, service.metadata.name
     replicas = snapshot.replicas_of.get(key, ())
-    bases = [_find_base(snapshot.cells.get(each.cell), each) for each in replicas]
+    bases = [_find_base(snapshot.machines.get(each.cell), each) for each in replicas]
     parts = [_find_part(snapshot, each) for each in replicas]
     costs = [_cost_replica(prices, base, part) for base, part in zip(bases, parts, strict=True)]
     watts, per_hour = _sum_known(each[0] for each in costs), _sum_known(each[1] for each in costs)
@@ -107,21 +107,21 @@ def _list_unknown(
 
 def _find_part(snapshot: DensitySnapshot, replica: PlacedReplica) -> float | None:
     """Return the devices that a replica has to itself, or its part of one that others share; None: unknown."""
-    cell = snapshot.cells.get(replica.cell)
-    if cell is None:
+    machine = snapshot.machines.get(replica.cell)
+    if machine is None:
         return None
     if replica.devices:
-        return None if cell.device_share is None else replica.devices * cell.device_share
+        return None if machine.device_share is None else replica.devices * machine.device_share
     # A host, or the processor of a node, is one device for all replicas that are there.
     return 1 / max(1, sum(not each.devices for each in snapshot.replicas_on.get(replica.cell, ())))
 
 
-def _find_base(cell: DensityCell | None, replica: PlacedReplica) -> ServingDevices | None:
+def _find_base(machine: Machine | None, replica: PlacedReplica) -> ServingDevices | None:
     """Return the devices of a replica as if nothing else ran there; None: unknown."""
-    if cell is None or not cell.bases:
+    if machine is None or not machine.bases:
         return None
     count = max(1, replica.devices)
-    return next((each for each in cell.bases if each.device_count == count), cell.bases[0])
+    return next((base for base in machine.bases if base.device_count == count), machine.bases[0])
 
 
 def _cost_replica(

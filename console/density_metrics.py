@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from console.density_queries import count_fitting
 from console.density_snapshot import DensitySnapshot
 from console.fit_table import FitTable, compute_score
+from console.machine_facts import describe_machine
 from fitness.fit import FIT_LEVELS
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -46,9 +47,9 @@ class DensityCollector(Collector):
                 if value is not None:
                     families[name].add_metric((node,), value)
         yield from families.values()
-        stale = sum(each.is_stale for each in snapshot.cells.values())
+        stale = sum(each.is_stale for each in snapshot.machines.values())
         yield GaugeMetricFamily(
-            "pomona_density_cluster_nodes_total", "Nodes and hosts that are known.", value=len(snapshot.cells)
+            "pomona_density_cluster_nodes_total", "Nodes and hosts that are known.", value=len(snapshot.machines)
         )
         yield GaugeMetricFamily(
             "pomona_density_cluster_nodes_stale", "Nodes and hosts whose facts are stale.", value=stale
@@ -65,15 +66,16 @@ class DensityCollector(Collector):
             fits.update(dict.fromkeys(profile.names, found))
         facts = {}
         for name in snapshot.names:
-            cell = snapshot.cells[name]
+            machine = snapshot.machines[name]
+            shown = describe_machine(machine)
             score, count = fits.get(name, (0.0, 0))
             facts[name] = {
                 "score": score,
-                "stale": float(cell.is_stale),
-                "ram_total_gb": cell.machine.total_ram_gb,
-                "ram_available_gb": cell.machine.available_ram_gb,
-                "gpu_vram_gb": cell.machine.gpu_vram_gb,
-                "gpu_count": float(cell.machine.gpu_count),
+                "stale": float(machine.is_stale),
+                "ram_total_gb": shown.total_ram_gb,
+                "ram_available_gb": shown.available_ram_gb,
+                "gpu_vram_gb": shown.gpu_vram_gb,
+                "gpu_count": float(shown.gpu_count),
                 "model_count": float(count),
             }
         return facts

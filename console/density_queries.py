@@ -25,10 +25,10 @@ from console.density_answers import (
     RankedNode,
     RuntimesAnswer,
 )
-from console.density_cells import CellProfile, DensityCell
 from console.density_models import KnownModel, UseCase
-from console.density_snapshot import DensitySnapshot, Visibility
+from console.density_snapshot import DensitySnapshot, MachineProfile, Visibility
 from console.fit_table import RANKS, FitTable, PlaceFit, RankedFit
+from console.machine_facts import describe_machine
 from crds.size import GIB
 from devices.vendors import Vendors
 from fitness.fit import FitLevel
@@ -76,26 +76,26 @@ def list_nodes(
     counts: dict[int, int] = {}
     nodes = []
     for name in page.cut(snapshot.names):
-        cell, profile = snapshot.cells[name], snapshot.profile_of.get(name)
+        machine, profile = snapshot.machines[name], snapshot.profile_of.get(name)
         if profile is not None and id(profile) not in counts:
             counts[id(profile)] = count_fitting(snapshot, table, profile, flags)
         nodes.append(
             NodeEntry(
                 node_name=name,
-                kind=cell.kind,
-                last_seen=cell.last_seen,
-                stale=cell.is_stale,
-                unavailable=cell.exclusion,
-                system=cell.machine,
+                kind=machine.cell.kind,
+                last_seen=machine.last_seen,
+                stale=machine.is_stale,
+                unavailable=machine.exclusion,
+                system=describe_machine(machine),
                 model_fit_count=counts[id(profile)] if profile is not None else 0,
-                runtimes=list_engines(snapshot, cell, vendors, visible),
+                runtimes=list_engines(snapshot, name, vendors, visible),
                 installed_models=list_installed(snapshot, name, visible),
             )
         )
     return NodesAnswer(nodes=nodes, total=len(snapshot.names), next_offset=page.find_next(len(snapshot.names)))
 
 
-def count_fitting(snapshot: DensitySnapshot, table: FitTable, profile: CellProfile, flags: bytearray) -> int:
+def count_fitting(snapshot: DensitySnapshot, table: FitTable, profile: MachineProfile, flags: bytearray) -> int:
     """Return the number of flagged models that fit on a profile."""
     worst = RANKS["too_tight"]
     return sum(each.level < worst and flags[each.position] for each in table.rank_models(snapshot.models, profile))
@@ -105,8 +105,8 @@ def describe_node(
     snapshot: DensitySnapshot, table: FitTable, vendors: Vendors, visible: Visibility, *, name: str, page: Page
 ) -> NodeDetailAnswer | None:
     """Return one node or host with the models that fit there, the best first; None: there is none of this name."""
-    cell = snapshot.cells.get(name)
-    if cell is None:
+    machine = snapshot.machines.get(name)
+    if machine is None:
         return None
     flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
     ranked = table.rank_models(snapshot.models, profile) if profile is not None else []
@@ -114,21 +114,21 @@ def describe_node(
     fitting = [each for each in ranked if each.level < worst and flags[each.position]]
     return NodeDetailAnswer(
         node_name=name,
-        kind=cell.kind,
-        last_seen=cell.last_seen,
-        stale=cell.is_stale,
-        unavailable=cell.exclusion,
-        system=cell.machine,
+        kind=machine.cell.kind,
+        last_seen=machine.last_seen,
+        stale=machine.is_stale,
+        unavailable=machine.exclusion,
+        system=describe_machine(machine),
         model_fits=_describe_fits(snapshot, table, profile, page.cut(fitting)),
         total=len(fitting),
         next_offset=page.find_next(len(fitting)),
-        runtimes=list_engines(snapshot, cell, vendors, visible),
+        runtimes=list_engines(snapshot, name, vendors, visible),
         installed_models=list_installed(snapshot, name, visible),
     )
 
 
 def _describe_fits(
-    snapshot: DensitySnapshot, table: FitTable, profile: CellProfile | None, ranked: Sequence[RankedFit]
+    snapshot: DensitySnapshot, table: FitTable, profile: MachineProfile | None, ranked: Sequence[RankedFit]
 ) -> list[ModelFit]:
     if profile is None:
         return []
@@ -137,22 +137,21 @@ def _describe_fits(
     return [describe_fit(model, place) for model, place in places if place is not None]
 
 
-def list_engines(
-    snapshot: DensitySnapshot, cell: DensityCell, vendors: Vendors, visible: Visibility
-) -> list[EngineEntry]:
+def list_engines(snapshot: DensitySnapshot, name: str, vendors: Vendors, visible: Visibility) -> list[EngineEntry]:
     """Return the engines of a host, or those that have an image for a node."""
-    if cell.kind == "host":
-        return [EngineEntry(name=each, installed=True) for each in sorted(cell.engines)]
-    running = {each.runtime for each in list_installed(snapshot, cell.name, visible)}
-    vendor = next((each for name, each in vendors.items() if name == cell.accelerator), None)
+    machine = snapshot.machines[name]
+    if machine.cell.kind == "host":
+        return [EngineEntry(name=engine, installed=True) for engine in sorted(machine.cell.runtimes)]
+    running = {installed.runtime for installed in list_installed(snapshot, name, visible)}
+    vendor = vendors.get(machine.accelerator)
     if vendor is None:
         return []
     offered = []
-    for name, runtime in RUNTIMES.items():
+    for engine, runtime in RUNTIMES.items():
         pod = runtime.pod
-        if pod is None or pod.from_container is not None or pod.image(cell.accelerator, vendor, name) is None:
+        if pod is None or pod.from_container is not None or pod.image(machine.accelerator, vendor, engine) is None:
             continue
-        offered.append(EngineEntry(name=name, installed=name in running))
+        offered.append(EngineEntry(name=engine, installed=engine in running))
     return offered
 
 
@@ -188,7 +187,7 @@ def _list_running(snapshot: DensitySnapshot, name: str) -> Iterator[_RunningMode
 def list_runtimes(snapshot: DensitySnapshot, vendors: Vendors, visible: Visibility, page: Page) -> RuntimesAnswer:
     """Return the engines of all nodes and hosts."""
     nodes = [
-        NodeRuntimes(node_name=name, runtimes=list_engines(snapshot, snapshot.cells[name], vendors, visible))
+        NodeRuntimes(node_name=name, runtimes=list_engines(snapshot, name, vendors, visible))
         for name in page.cut(snapshot.names)
     ]
     return RuntimesAnswer(nodes=nodes, total=len(snapshot.names), next_offset=page.find_next(len(snapshot.names)))
@@ -244,14 +243,14 @@ def query_nodes(
 
 
 def _rank_matches(
-    snapshot: DensitySnapshot, table: FitTable, profile: CellProfile, flags: bytearray, matches: Sequence[int]
+    snapshot: DensitySnapshot, table: FitTable, profile: MachineProfile, flags: bytearray, matches: Sequence[int]
 ) -> list[RankedFit]:
     """Return the models that match on a profile, the best first.
 
     Args:
         snapshot: the cluster.
         table: the fits.
-        profile: the cells.
+        profile: the nodes and hosts.
         flags: a flag for each model: 1 if it matches.
         matches: positions of those that match.
     """
@@ -278,7 +277,7 @@ def list_excluded(snapshot: DensitySnapshot) -> list[ExcludedNode]:
     """Return the nodes and hosts on which nothing is placed, at most as many as a page has."""
     names = (name for name in snapshot.names if name not in snapshot.profile_of)
     return [
-        ExcludedNode(node_name=name, reason=snapshot.cells[name].exclusion or "its hardware is unknown")
+        ExcludedNode(node_name=name, reason=snapshot.machines[name].exclusion or "its hardware is unknown")
         for _, name in zip(range(MOST_LIMIT), names, strict=False)
     ]
 

@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import structlog
 
-from console.density_feed import CONTEXT_LENGTH, DensityFeed
-from console.density_snapshot import DensitySnapshot
+from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot, SnapshotSource
 from console.fit_table import FitTable
+from controller.placement.cluster_view import ClusterView
+from fitness.correction_table import CorrectionGroup
 
 T = TypeVar("T")
 
@@ -23,17 +24,30 @@ class DensityService:
     """Computes by the newest snapshot.
 
     Args:
-        feed: the cluster.
+        view: the cluster.
     """
 
-    def __init__(self, feed: DensityFeed) -> None:
-        self.feed = feed
-        self.table = FitTable(CONTEXT_LENGTH, feed.measured)
+    def __init__(self, view: ClusterView) -> None:
+        self.view = view
+        self.table = FitTable(CONTEXT_LENGTH, view.measured)
+        self._source = SnapshotSource(view)
         self._turn = asyncio.Lock()
+        self._measured_hashes: set[str] = set()
+        """Models whose measurements have changed since the last answer; a thread may compute one meanwhile."""
+        self._has_new_corrections = False
+        view.subscribe_measurements(self._measured_hashes.add)
+        view.measured.corrections.subscribe(self._take_corrections)
+
+    def take_snapshot(self) -> DensitySnapshot:
+        """Return the cluster as it is now."""
+        return self._source.take_snapshot()
+
+    def _take_corrections(self, _groups: frozenset[CorrectionGroup]) -> None:
+        self._has_new_corrections = True
 
     async def prepare(self) -> None:
         """Rank all models on all cells once the cluster is known, so that the first question waits for no estimates."""
-        await self.feed.wait_until_complete()
+        await self.view.wait_until_complete()
         try:
             await self.compute(_rank_everywhere)
         except Exception:
@@ -43,12 +57,14 @@ class DensityService:
     async def compute(self, answer: Callable[[DensitySnapshot, FitTable], T]) -> T:
         """Return what `answer` returns about the cluster as it is now."""
         async with self._turn:
-            snapshot = self.feed.take_snapshot()
-            if changed := self.feed.take_changed_hashes():
-                touched = (each for each in snapshot.models if not changed.isdisjoint(each.hashes.values()))
-                self.table.forget([each.key for each in touched])
-            if self.feed.take_corrections():
+            snapshot, changed = self.take_snapshot(), self._measured_hashes
+            if changed:
+                touched = (model for model in snapshot.models if not changed.isdisjoint(model.hashes.values()))
+                self.table.forget([model.key for model in touched])
+                changed.clear()
+            if self._has_new_corrections:
                 self.table.forget_corrected()
+                self._has_new_corrections = False
             return await asyncio.to_thread(answer, snapshot, self.table)
 
 

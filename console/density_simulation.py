@@ -4,11 +4,11 @@ from difflib import get_close_matches
 from typing import Final, NamedTuple
 
 from console.density_answers import NodeState, SimulateAnswer, SimulatedNode, SimulateRequest
-from console.density_cells import CellProfile, DensityCell, take_room
 from console.density_models import QUANTIZATIONS, KnownModel, change_quantization
 from console.density_queries import list_excluded
-from console.density_snapshot import DensitySnapshot, Visibility
+from console.density_snapshot import DensitySnapshot, MachineProfile, Visibility
 from console.fit_table import RANKS, FitTable, PlaceFit, assess_stated
+from controller.placement.machines import Machine, take_room
 from crds.size import GIB
 
 LEAST_CONTEXT: Final = 128
@@ -109,7 +109,7 @@ def simulate_model(
     for profile in snapshot.profiles:
         place = _place_model(table, model, profile, asked.memory_gb)
         if place is not None:
-            found += [_describe_change(snapshot.cells[name], place) for name in profile.names]
+            found += [_describe_change(name, snapshot.machines[name], place) for name in profile.names]
     found.sort(key=lambda each: (RANKS[each.fit_level], -(each.estimated_tps or 0.0), each.node_name))
     return SimulateAnswer(
         model=model.name,
@@ -122,7 +122,9 @@ def simulate_model(
     )
 
 
-def _place_model(table: FitTable, model: KnownModel, profile: CellProfile, memory_gb: float | None) -> PlaceFit | None:
+def _place_model(
+    table: FitTable, model: KnownModel, profile: MachineProfile, memory_gb: float | None
+) -> PlaceFit | None:
     place = table.find_place(model, profile)
     if memory_gb is None:
         return place
@@ -137,11 +139,11 @@ def _place_model(table: FitTable, model: KnownModel, profile: CellProfile, memor
     return best
 
 
-def _describe_change(cell: DensityCell, place: PlaceFit) -> SimulatedNode:
+def _describe_change(name: str, machine: Machine, place: PlaceFit) -> SimulatedNode:
     fit = place.fit
     fits = fit.level != "too_tight"
     return SimulatedNode(
-        node_name=cell.name,
+        node_name=name,
         current_score=place.score,
         fit_level=fit.level,
         run_mode=fit.run_mode,
@@ -152,8 +154,8 @@ def _describe_change(cell: DensityCell, place: PlaceFit) -> SimulatedNode:
         remaining_memory_gb=round((fit.available_bytes - fit.needed_bytes) / GIB, 2),
         utilization_pct=round(100 * fit.utilization, 1) if fit.available_bytes else None,
         shortfall=fit.shortfall,
-        before=_describe_state(cell.free_bytes),
-        after=_describe_state(take_room(cell, place.devices.device_count, fit.needed_bytes)) if fits else None,
+        before=_describe_state(machine.free_bytes),
+        after=_describe_state(take_room(machine, place.devices.device_count, fit.needed_bytes)) if fits else None,
     )
 
 

@@ -1,14 +1,28 @@
-"""All that the density API answers by: cells, models, and what runs where, at one moment."""
+"""All that the density API answers by: nodes, hosts, models, and what runs where, at one moment."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from console.density_cells import CellProfile, DensityCell, group_cells
-from console.density_models import KnownModel
+from console.density_models import KnownModel, build_known_model, list_catalog_models
+from controller.placement.cluster_view import ClusterView
+from controller.placement.machines import Machine
+from controller.placement.pod_requests import count_requests, find_taken_node
+from controller.placement.units import MEMORY
+from controller.reconcile.plan import decode_stored
 from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_SERVICE
+from crds.metalprocess import MetalProcess
 from crds.model import Model
+from crds.serving import ServingOptions
+from devices.vendors import Vendors
+from fitness.serving_devices import ServingDevices
+from kube.client import Obj
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, NODES, PODS
 
+CONTEXT_LENGTH: Final = 8192
+"""Context of the fits of all models, as by llmfit."""
+_OPTIONS: Final = ServingOptions(context_length=CONTEXT_LENGTH)
 Visibility = frozenset[str] | None
 """Namespaces whose Models and services the caller may see; None: all."""
 
@@ -24,11 +38,30 @@ class PlacedReplica(NamedTuple):
     """Bytes that it takes of the memory of the machine; None: unknown."""
 
 
+class MachineProfile(NamedTuple):
+    """Nodes and hosts on which each model fits equally well."""
+
+    accelerator: str
+    replicas: tuple[ServingDevices, ...]
+    names: tuple[str, ...]
+    """In the order of the alphabet."""
+
+
+def group_machines(machines: Mapping[str, Machine]) -> tuple[MachineProfile, ...]:
+    """Return the nodes and hosts on which something may be placed, those that are alike together."""
+    names_of: dict[tuple[str, tuple[ServingDevices, ...]], list[str]] = {}
+    for name in sorted(machines):
+        machine = machines[name]
+        if machine.bases and not machine.exclusion:
+            names_of.setdefault((machine.accelerator, machine.replicas), []).append(name)
+    return tuple(MachineProfile(*key, tuple(names)) for key, names in names_of.items())
+
+
 class DensitySnapshot:
     """The cluster at one moment.
 
     Args:
-        cells: by name.
+        machines: nodes and hosts by name.
         models: all that may be asked about.
         services: the services.
         placed: their replicas.
@@ -37,36 +70,36 @@ class DensitySnapshot:
 
     def __init__(
         self,
-        cells: Mapping[str, DensityCell],
+        machines: Mapping[str, Machine],
         models: tuple[KnownModel, ...],
         services: Sequence[InferenceService] = (),
         placed: Sequence[PlacedReplica] = (),
         stored: Sequence[Model] = (),
     ) -> None:
-        self.cells = cells
+        self.machines = machines
         self.models = models
         self.services = services
         self.placed = placed
         self.stored = stored
 
     def with_models(self, models: tuple[KnownModel, ...]) -> "DensitySnapshot":
-        """Return the same cells, services and replicas with other models to ask about."""
-        return DensitySnapshot(self.cells, models, self.services, self.placed, self.stored)
+        """Return the same nodes, hosts, services and replicas with other models to ask about."""
+        return DensitySnapshot(self.machines, models, self.services, self.placed, self.stored)
 
     @functools.cached_property
-    def profiles(self) -> tuple[CellProfile, ...]:
+    def profiles(self) -> tuple[MachineProfile, ...]:
         """Cells on which something may be placed, those that are alike together."""
-        return group_cells(self.cells)
+        return group_machines(self.machines)
 
     @functools.cached_property
-    def profile_of(self) -> Mapping[str, CellProfile]:
+    def profile_of(self) -> Mapping[str, MachineProfile]:
         """The profile of each cell; without those on which nothing is placed."""
         return {name: profile for profile in self.profiles for name in profile.names}
 
     @functools.cached_property
     def names(self) -> Sequence[str]:
         """Names of all cells, in the order of the alphabet."""
-        return sorted(self.cells)
+        return sorted(self.machines)
 
     @functools.cached_property
     def replicas_on(self) -> Mapping[str, Sequence[PlacedReplica]]:
@@ -110,3 +143,67 @@ class DensitySnapshot:
         if visible is None:
             return bytearray(b"\x01") * len(self.models)
         return bytearray(not each.namespace or each.namespace in visible for each in self.models)
+
+
+class SnapshotSource:
+    """The snapshots of a view of the cluster."""
+
+    def __init__(self, view: ClusterView) -> None:
+        self.view = view
+        self._last: tuple[object, DensitySnapshot] | None = None
+
+    def take_snapshot(self) -> DensitySnapshot:
+        """Return the cluster as it is now: the same object until something changes."""
+        revision = self.view.revision
+        if self._last is None or self._last[0] != revision:
+            self._last = revision, self._build_snapshot()
+        return self._last[1]
+
+    def _build_snapshot(self) -> DensitySnapshot:
+        store = self.view.store
+
+        def list_services() -> tuple[InferenceService, ...]:
+            return tuple(decode_stored(store, INFERENCE_SERVICES, store.list(INFERENCE_SERVICES), InferenceService))
+
+        def list_stored() -> tuple[Model, ...]:
+            return tuple(decode_stored(store, MODELS, store.list(MODELS), Model))
+
+        return DensitySnapshot(
+            self.view.list_machines(),
+            store.summarize((MODELS,), "known models", self._list_models),
+            store.summarize((INFERENCE_SERVICES,), "services", list_services),
+            tuple(self._list_placed()),
+            store.summarize((MODELS,), "stored models", list_stored),
+        )
+
+    def _list_models(self) -> tuple[KnownModel, ...]:
+        store, vendors = self.view.store, self.view.vendors
+        known = list[KnownModel]()
+        for obj in store.list(MODELS):
+            for model in decode_stored(store, MODELS, [obj], Model):
+                build = functools.partial(build_known_model, model, vendors, _OPTIONS)
+                known.append(store.derive(MODELS, obj, "known model", build))
+        return (*known, *list_catalog_models(tuple(vendors)))
+
+    def _list_placed(self) -> Iterator[PlacedReplica]:
+        store = self.view.store
+        for pod in store.list(PODS):
+            describe = functools.partial(_describe_replica, pod, self.view.vendors)
+            replica = store.derive(PODS, pod, "replica", describe)
+            if replica is not None:
+                yield replica
+        for process in decode_stored(store, METAL_PROCESSES, store.list(METAL_PROCESSES), MetalProcess):
+            host, service = process.spec.host_name, process.spec.service_name
+            if host and service:
+                name = f"host/{host}" if store.get(NODES, host) else host
+                yield PlacedReplica(process.metadata.namespace, service, name, 0, process.spec.memory_bytes)
+
+
+def _describe_replica(pod: Obj, vendors: Vendors) -> PlacedReplica | None:
+    """Return the replica that a pod is; None: it is none, or takes no room yet."""
+    service, node = (pod["metadata"].get("labels") or {}).get(LABEL_SERVICE), find_taken_node(pod)
+    if not service or not node:
+        return None
+    amounts = count_requests(pod["spec"])
+    devices = sum(count for name, count in amounts.items() if any(vendor.offers(name) for vendor in vendors.values()))
+    return PlacedReplica(pod["metadata"]["namespace"], service, node, devices, amounts.get(MEMORY))

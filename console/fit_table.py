@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, get_args
 
 from msgspec import structs
 
-from console.density_cells import CellProfile
 from console.density_models import KnownModel
+from console.density_snapshot import MachineProfile
 from crds.serving import Mode, ServingOptions
 from crds.size import size_text
 from fitness.correction_table import ScopedCorrections
@@ -159,7 +159,7 @@ class FitTable:
         """Return an empty table with another context length."""
         return FitTable(context_length, self._measured)
 
-    def rank_models(self, models: tuple[KnownModel, ...], profile: CellProfile) -> list[RankedFit]:
+    def rank_models(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
         """Return all models on a profile, the best first; kept until the models are others."""
         key = profile.accelerator, profile.replicas
         known = self._ranked.get(key)
@@ -173,7 +173,7 @@ class FitTable:
         self._ranked[key] = (models, ranked)
         return ranked
 
-    def _rank_anew(self, models: tuple[KnownModel, ...], profile: CellProfile) -> list[RankedFit]:
+    def _rank_anew(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
         settled: list[RankedFit] = []
         waiting: list[int] | range = range(len(models))
         best = dict[int, RankedFit]()
@@ -235,7 +235,7 @@ class FitTable:
             _list_rows(model, position, -speed),
         )
 
-    def find_place(self, model: KnownModel, profile: CellProfile) -> PlaceFit | None:
+    def find_place(self, model: KnownModel, profile: MachineProfile) -> PlaceFit | None:
         """Return the fit of one model on a cell; None: nothing is known of it there.
 
         Args:

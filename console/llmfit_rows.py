@@ -2,12 +2,11 @@
 
 from typing import Any, Final, NamedTuple
 
-from console.density_cells import CellProfile
 from console.density_models import KnownModel
 from console.density_queries import DensityQuery, Page, flag_matches
-from console.density_snapshot import DensitySnapshot, Visibility
+from console.density_snapshot import DensitySnapshot, MachineProfile, Visibility
 from console.fit_table import RANKS, FitTable, PlaceFit
-from console.machine_facts import MachineDevice, MachineFacts
+from console.machine_facts import MachineDevice, MachineFacts, describe_machine
 from crds.size import GIB
 
 _GIGA: Final = 1e9
@@ -21,7 +20,7 @@ _RUN_MODES: Final = {
 class _BestPlace(NamedTuple):
     rank: tuple[int, float]
     node: str
-    profile: CellProfile
+    profile: MachineProfile
 
 
 def list_llmfit_models(
@@ -53,7 +52,7 @@ def list_llmfit_models(
     shown = page.cut(ordered)
     return {
         "node": {"name": node or "cluster", "os": "linux"},
-        "system": describe_system(snapshot.cells[node].machine) if node in snapshot.cells else None,
+        "system": describe_system(describe_machine(snapshot.machines[node])) if node in snapshot.machines else None,
         "total_models": len(ordered),
         "returned_models": len(shown),
         "filters": {

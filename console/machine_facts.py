@@ -6,6 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from controller.placement.machines import Machine
 from crds.metalhost import MetalHostStatus
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from crds.size import GIB
@@ -47,11 +48,14 @@ class MachineFacts(Struct, frozen=True, rename="camel"):
     gpus: list[MachineDevice]
 
 
-def describe_node_machine(
-    hardware: DeviceHardware, fitness: NodeFitnessStatus | None, free_bytes: int | None
-) -> MachineFacts:
-    """Return the hardware of a node; `free_bytes` is its memory that is free."""
-    stated = fitness or NodeFitnessStatus()
+def describe_machine(machine: Machine) -> MachineFacts:
+    """Return the hardware of a node or host."""
+    if isinstance(machine.report, MetalHostStatus):
+        return _describe_host(machine.report, machine.free_memory)
+    return _describe_node(machine.hardware, machine.report, machine.free_memory)
+
+
+def _describe_node(hardware: DeviceHardware, stated: NodeFitnessStatus, free_bytes: int | None) -> MachineFacts:
     devices: Sequence[NodeDevice] = stated.devices
     if not devices and hardware.memory_bytes:
         # Labels state one device for all of them.
@@ -77,8 +81,7 @@ def describe_node_machine(
     )
 
 
-def describe_host_machine(status: MetalHostStatus, free_bytes: int | None) -> MachineFacts:
-    """Return the hardware of a host; `free_bytes` is the free part of its budget."""
+def _describe_host(status: MetalHostStatus, free_bytes: int | None) -> MachineFacts:
     bandwidth = status.memory_bandwidth_bytes_per_second
     device = MachineDevice(
         name=status.chip,

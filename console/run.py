@@ -11,10 +11,10 @@ import structlog
 from console.access_reviews import AccessReviews
 from console.api_routes import DensityContext
 from console.api_server import CAPS, build_api
-from console.density_feed import DensityFeed
 from console.density_metrics import CONTENT_TYPE, build_process_registry, render_metrics
 from console.density_prices import DensityPrices
 from console.density_service import DensityService
+from controller.placement.cluster_view import ClusterView
 from devices.vendors import VENDORS, Vendors
 from gateway.http.whole_answers import AnswerServer, AskedQuestion, Route, WholeAnswer, serve_answers
 from kube.client import Client
@@ -46,8 +46,8 @@ class ConsoleOptions(NamedTuple):
 
 async def run(client: Client, options: ConsoleOptions) -> None:
     """Answer until cancelled; before the lists are in, with 503. Raises OSError: no port, or no certificate."""
-    feed = DensityFeed(options.vendors)
-    service = DensityService(feed)
+    view = ClusterView(options.vendors)
+    service = DensityService(view)
     context = DensityContext(service, options.prices)
     async with contextlib.AsyncExitStack() as servers, asyncio.TaskGroup() as tasks:
         tls = _load_certificate(options.tls) if options.tls is not None else None
@@ -59,7 +59,7 @@ async def run(client: Client, options: ConsoleOptions) -> None:
         if tls is not None and options.tls is not None:
             tasks.create_task(_renew_certificate(tls, options.tls))
         tasks.create_task(service.prepare())
-        await feed.follow(client)
+        await view.follow(client)
 
 
 def build_health(service: DensityService) -> AnswerServer:
@@ -71,7 +71,7 @@ def build_health(service: DensityService) -> AnswerServer:
         return WholeAnswer(200, body, CONTENT_TYPE.encode())
 
     def answer_readyz(_: AskedQuestion) -> WholeAnswer:
-        if not service.feed.is_complete:
+        if not service.view.is_complete:
             return WholeAnswer(503, b"the cluster is still being read\n")
         return WholeAnswer(200, b"ok\n")
 

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from crds.metalhost import MetalHostStatus
 from crds.nodefitness import NodeFitnessStatus
-from crds.size import MIB
+from crds.size import GIB, MIB
 from devices.device_class import SINGLE, count_devices, name_device_class, name_processor_class
 from devices.node_labels import read_device_mib, read_share
 from devices.vendors import Vendors
@@ -19,6 +19,7 @@ from fitness.serving_devices import ServingDevices, describe_devices, describe_p
 _PRODUCT: Final = re.compile(r"(?P<product>.*?)(-MIG-(?P<partition>.+?))?(-SHARED)?")
 """Value of a product label, of which GPU feature discovery makes names of partitions and shared devices."""
 
+_BANDWIDTH_STEP: Final = 4 * 10**9
 _MOST_BYTES: Final = 1 << 50
 """Most bytes, or bytes a second, that a NodeFitness can state; the schema of a MetalHost has no bound."""
 
@@ -77,6 +78,23 @@ class DeviceHardware(NamedTuple):
             partition=partition or self.partition,
         )
         return found._replace(device_class=self.name_class(count, partition), family=self.family)
+
+    def round_down(self) -> "DeviceHardware":
+        """Return the hardware with coarse figures of its processor: each node measures slightly different ones.
+
+        To estimate all models for each node anew would take seconds.
+        """
+        return self._replace(
+            node_memory_bytes=_round_down(self.node_memory_bytes, GIB),
+            processor_bandwidth_bytes_per_second=_round_down(
+                self.processor_bandwidth_bytes_per_second, _BANDWIDTH_STEP
+            ),
+        )
+
+
+def _round_down(amount: int | None, step: int) -> int | None:
+    """Return the largest multiple of a step that is not larger; an amount below the first one stays."""
+    return amount if amount is None or amount < step else amount // step * step
 
 
 def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, vendors: Vendors) -> DeviceHardware:

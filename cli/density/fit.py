@@ -129,8 +129,8 @@ def read_source(source: str, files: tuple[str, ...], vendors: "Vendors", network
     from artifacts.errors import ArtifactError  # noqa: PLC0415 - same
     from cli.inspect import inspect_source  # noqa: PLC0415 - same
     from cli.queue.model_headers import find_catalog_header  # noqa: PLC0415 - same
-    from console.density_feed import CONTEXT_LENGTH  # noqa: PLC0415 - same
     from console.density_models import build_known_model  # noqa: PLC0415 - same
+    from console.density_snapshot import CONTEXT_LENGTH  # noqa: PLC0415 - same
     from crds.model import Model  # noqa: PLC0415 - same
     from crds.serving import ServingOptions  # noqa: PLC0415 - same
 
@@ -186,7 +186,7 @@ def build_report(snapshot: "DensitySnapshot", table: "FitTable", query: "Density
 
     ranked, results = list[Obj](), list[Obj]()
     for name in snapshot.names:
-        exclusion = snapshot.cells[name].exclusion
+        exclusion = snapshot.machines[name].exclusion
         if name not in snapshot.profile_of:
             results.append({"node": name, "error": "not considered", "reason": exclusion or "its hardware is unknown"})
             continue

@@ -1,7 +1,7 @@
 """The queue's part of `pomona simulate`: what its planner would do with a further service, over a copy of the cluster.
 
-The copy is read with the rights of the user, as by `pomona plan`: a user who may not read the whole cluster gets the
-fit alone.
+The cluster is read once, for the fit as well, with the rights of the user: one who may not read the whole cluster gets
+the fit alone.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from cli.api_objects import Obj
-from cli.queue.controller_settings import StatedSettings
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
     from cli.queue.planning import ManifestPlan
     from console.density_models import KnownModel
+    from controller.placement.cluster_copy import QueueReading
     from controller.placement.forecast import QueueForecast
     from kube.resources import Resource
     from kube.store import Store
@@ -55,16 +55,15 @@ class SimulatedQueue(NamedTuple):
 
 
 async def simulate_queue(
-    cluster: "Cluster", model: "KnownModel", store: "Store", wanted: WantedService, stated: StatedSettings
+    cluster: "Cluster", model: "KnownModel", reading: "QueueReading", wanted: WantedService
 ) -> SimulatedQueue:
     """Return what the planner would do with a further service.
 
     Args:
         cluster: the cluster.
         model: its model, in the quantization that was asked.
-        store: the Models of the cluster.
+        reading: the cluster as it was read.
         wanted: the service.
-        stated: options of the controller.
 
     Raises:
         click.UsageError: the API server would refuse the service.
@@ -73,11 +72,12 @@ async def simulate_queue(
     """
     from cli.queue.model_headers import build_header  # noqa: PLC0415 - not needed for --help
     from cli.queue.planning import copy_for_plan, plan_manifests  # noqa: PLC0415 - same
+    from controller.placement.cluster_copy import copy_reading  # noqa: PLC0415 - same
     from kube.resources import ObjectKey  # noqa: PLC0415 - same
 
-    manifests = build_manifests(model, store, wanted, model.namespace or cluster.namespace)
+    manifests = build_manifests(model, reading.view.store, wanted, model.namespace or cluster.namespace)
     try:
-        copied = await copy_for_plan(cluster, stated)
+        copied = await copy_for_plan(cluster, copy_reading(cluster.client, reading))
     except click.ClickException as error:
         return SimulatedQueue(problem=error.message)
     header = build_header(model, wanted.accelerator) if len(manifests) > 1 else None

@@ -1,7 +1,7 @@
 """The cluster as the commands of this folder read it, with the rights of the user."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -11,11 +11,13 @@ from cli.cluster_options import ClusterOptions
 
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
-    from console.density_feed import DensityFeed
     from console.density_prices import DensityPrices
     from console.density_snapshot import DensitySnapshot
     from console.fit_table import FitTable
+    from controller.placement.cluster_view import ClusterView
     from devices.vendors import Vendors
+    from kube.errors import Forbidden
+    from kube.resources import Resource
 
 T = TypeVar("T")
 
@@ -29,35 +31,36 @@ def answer_by_cluster(
         click.ClickException: the cluster cannot be read.
     """
     from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
+    from controller.placement.cluster_view import ClusterView  # noqa: PLC0415 - same
 
-    async def read(cluster: "Cluster") -> "DensityFeed":
-        return await read_feed(cluster, vendors)
+    view = ClusterView(vendors)
 
-    feed = run_in_cluster(target, read)
-    return answer(feed.take_snapshot(), build_table(feed))
+    async def read(cluster: "Cluster") -> None:
+        report_uncounted(await view.read_once(cluster.client))
 
-
-async def read_feed(cluster: "Cluster", vendors: "Vendors") -> "DensityFeed":
-    """Return the cluster as it is now; what may not be read is named on standard error.
-
-    Raises:
-        ApiError: the API server refuses what is needed.
-        Unreachable: the API server does not answer.
-    """
-    from console.density_feed import DensityFeed  # noqa: PLC0415 - not needed for --help
-
-    feed = DensityFeed(vendors)
-    for refused in await feed.read_once(cluster.client):
-        print(f"not counted, since you may not read it: {refused.call}", file=sys.stderr)
-    return feed
+    run_in_cluster(target, read)
+    return answer_by_view(view, answer)
 
 
-def build_table(feed: "DensityFeed") -> "FitTable":
-    """Return the table of fits of a cluster."""
-    from console.density_feed import CONTEXT_LENGTH  # noqa: PLC0415 - not needed for --help
+def report_uncounted(refusals: "Mapping[Resource, Forbidden]") -> None:
+    """Name on standard error what the user may not read. Raises Forbidden: no answer is made without it."""
+    from controller.placement.cluster_view import MACHINE_KINDS  # noqa: PLC0415 - not needed for --help
+    from kube.resources import NODE_FITNESSES, NODES  # noqa: PLC0415 - same
+
+    for resource in (NODE_FITNESSES, NODES):
+        if resource in refusals:
+            raise refusals[resource]
+    for kind in MACHINE_KINDS:
+        if kind.resource in refusals:
+            print(f"not counted, since you may not read it: {refusals[kind.resource].call}", file=sys.stderr)
+
+
+def answer_by_view(view: "ClusterView", answer: Callable[["DensitySnapshot", "FitTable"], T]) -> T:
+    """Return what `answer` returns about a cluster that was read."""
+    from console.density_snapshot import CONTEXT_LENGTH, SnapshotSource  # noqa: PLC0415 - not needed for --help
     from console.fit_table import FitTable  # noqa: PLC0415 - same
 
-    return FitTable(CONTEXT_LENGTH, feed.measured)
+    return answer(SnapshotSource(view).take_snapshot(), FitTable(CONTEXT_LENGTH, view.measured))
 
 
 def load_prices(path: Path | None) -> "DensityPrices":

@@ -100,19 +100,47 @@ async def _simulate(
     hardware: tuple[int, str | None, str | None, int | None],
     stated: StatedSettings,
 ) -> "tuple[SimulateAnswer, SimulatedQueue]":
-    """Return the fit, and what the queue would do. Raises as `simulate_model` and `simulate_queue`."""
-    from cli.density.queue_simulation import WantedService, simulate_queue  # noqa: PLC0415 - not needed for --help
-    from cli.density.reading import build_table, read_feed  # noqa: PLC0415 - same
-    from console.density_simulation import check_request, find_asked_model, simulate_model  # noqa: PLC0415 - same
-    from crds.size import GIB  # noqa: PLC0415 - same
+    """Return the fit, and what the queue would do, by one reading. Raises as `simulate_model` and `simulate_queue`."""
+    from msgspec import structs  # noqa: PLC0415 - not needed for --help
 
-    feed = await read_feed(cluster, vendors)
-    snapshot = feed.take_snapshot()
-    answer = simulate_model(snapshot, build_table(feed), None, request)
-    asked, model = check_request(request), find_asked_model(snapshot, None, request)
+    from cli.density.queue_simulation import (  # noqa: PLC0415 - same
+        SimulatedQueue,
+        WantedService,
+        simulate_queue,
+    )
+    from cli.density.reading import answer_by_view, report_uncounted  # noqa: PLC0415 - same
+    from cli.queue.controller_settings import read_settings  # noqa: PLC0415 - same
+    from cli.queue.planning import read_queue  # noqa: PLC0415 - same
+    from console.density_simulation import check_request, find_asked_model, simulate_model  # noqa: PLC0415 - same
+    from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - same
+    from crds.size import GIB  # noqa: PLC0415 - same
+    from devices.vendors import VENDORS  # noqa: PLC0415 - same
+
+    settings, note, problem = QueueSettings(), "", ""
+    try:
+        settings, note = await read_settings(cluster, stated)
+    except click.ClickException as error:
+        problem = error.message
+    if vendors is not VENDORS:
+        settings = settings._replace(pods=structs.replace(settings.pods, vendors=vendors))
+    reading = await read_queue(cluster, settings)
+    report_uncounted(reading.refusals)
+    answer, model = answer_by_view(
+        reading.view,
+        lambda snapshot, table: (
+            simulate_model(snapshot, table, None, request),
+            find_asked_model(snapshot, None, request),
+        ),
+    )
+    if problem:
+        return answer, SimulatedQueue(problem=problem)
+    asked = check_request(request)
     memory = round(asked.memory_gb * GIB) if asked.memory_gb is not None else None
     wanted = WantedService(*hardware, asked.context, memory, asked.quantization)
-    return answer, await simulate_queue(cluster, model, feed.store, wanted, stated)
+    queue = await simulate_queue(cluster, model, reading, wanted)
+    if note and queue.plan is not None:
+        click.echo(note, err=True)
+    return answer, queue
 
 
 def _print_places(model: str, answer: "SimulateAnswer") -> None:

@@ -110,9 +110,9 @@ async def plan_files(
         Unreachable: the API server does not answer.
     """
     from cli.queue.model_headers import read_headers  # noqa: PLC0415 - not needed for --help
-    from cli.queue.planning import copy_for_plan, plan_manifests  # noqa: PLC0415 - same
+    from cli.queue.planning import copy_cluster, copy_for_plan, plan_manifests  # noqa: PLC0415 - same
 
-    copied = await copy_for_plan(cluster, stated)
+    copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
     placed = [{**each, "metadata": {"namespace": cluster.namespace, **each["metadata"]}} for each in manifests]
     headers, problems = await read_headers(copied, placed, networks)
     for line in problems:

@@ -83,9 +83,9 @@ def command(
         raise click.UsageError("--file takes no options of a node: write them into the file")
 
     async def read(cluster: "Cluster") -> "tuple[list[PlannedChange], QueueForecast, list[str]]":
-        from cli.queue.planning import copy_for_plan  # noqa: PLC0415 - not needed for --help
+        from cli.queue.planning import copy_cluster, copy_for_plan  # noqa: PLC0415 - not needed for --help
 
-        copied = await copy_for_plan(cluster, stated)
+        copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
         if path is not None:
             added = load_machine(path)
         else:
@@ -114,7 +114,7 @@ def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChang
     resource = NODES if added["kind"] == "Node" else METAL_HOSTS
     while copied.store.get(resource, added["metadata"]["name"]) is not None:
         added["metadata"]["name"] += f"-{_NAME}"
-    copied.put(resource, added)
+    copied.store.put(resource, added)
     more = copied.list_cells()
     if len(more) == len(cells):
         raise click.ClickException("the node has no device of a known accelerator: state its allocatable resources")

@@ -55,10 +55,10 @@ async def plan_drain(
         Unreachable: the API server does not answer.
     """
     from cli.queue.fate_table import list_changes  # noqa: PLC0415 - not needed for --help
-    from cli.queue.planning import copy_for_plan, read_clock  # noqa: PLC0415 - same
+    from cli.queue.planning import copy_cluster, copy_for_plan, read_clock  # noqa: PLC0415 - same
     from controller.placement.forecast import drain_cell, forecast  # noqa: PLC0415 - same
 
-    copied = await copy_for_plan(cluster, stated)
+    copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
     now, cells = read_clock(), copied.list_cells()
     drained = find_cell(name, cells)
     units = copied.list_units(now)

@@ -1,7 +1,7 @@
 """The copy of the cluster by which `pomona queue explain` and `pomona plan` answer."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,7 +13,7 @@ from cli.queue.controller_settings import StatedSettings, read_settings
 if TYPE_CHECKING:
     from cli.cluster_access import Cluster
     from cli.queue.fate_table import PlannedChange
-    from controller.placement.cluster_copy import ClusterCopy
+    from controller.placement.cluster_copy import ClusterCopy, QueueReading, QueueSettings
     from controller.placement.forecast import QueueForecast
     from controller.services.planned_models import ModelHeaders
     from controller.services.planned_services import PlannedService
@@ -29,6 +29,15 @@ class ManifestPlan(NamedTuple):
     after: "QueueForecast"
 
 
+async def read_queue(cluster: "Cluster", settings: "QueueSettings") -> "QueueReading":
+    """Read all by which the queue is decided, as far as the user may. Raises ApiError, Unreachable."""
+    from controller.placement.cluster_copy import QUEUE_KINDS, QueueReading  # noqa: PLC0415 - not needed for --help
+    from controller.placement.cluster_view import ClusterView  # noqa: PLC0415 - same
+
+    view = ClusterView(settings.pods.vendors, QUEUE_KINDS)
+    return QueueReading(view, await view.read_once(cluster.client), settings)
+
+
 async def copy_cluster(cluster: "Cluster", stated: StatedSettings) -> "ClusterCopy":
     """Return a copy of the cluster with the options of its controller.
 
@@ -37,16 +46,16 @@ async def copy_cluster(cluster: "Cluster", stated: StatedSettings) -> "ClusterCo
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from controller.placement.cluster_copy import read_cluster  # noqa: PLC0415 - not needed for --help
+    from controller.placement.cluster_copy import copy_reading  # noqa: PLC0415 - not needed for --help
 
     settings, note = await read_settings(cluster, stated)
-    copied = await read_cluster(cluster.client, settings)
+    copied = await copy_reading(cluster.client, await read_queue(cluster, settings))
     if note:
         print(note, file=sys.stderr)
     return copied
 
 
-async def copy_for_plan(cluster: "Cluster", stated: StatedSettings) -> "ClusterCopy":
+async def copy_for_plan(cluster: "Cluster", copying: "Awaitable[ClusterCopy]") -> "ClusterCopy":
     """Return a copy of the cluster, without which there is no plan.
 
     Raises:
@@ -58,9 +67,9 @@ async def copy_for_plan(cluster: "Cluster", stated: StatedSettings) -> "ClusterC
     from controller.placement.cluster_copy import RightsMissing  # noqa: PLC0415 - same
 
     try:
-        copied = await copy_cluster(cluster, stated)
+        copied = await copying
     except RightsMissing as missing:
-        reasons = [describe_api_error(each, cluster.credentials.server) for each in missing.refusals]
+        reasons = [describe_api_error(refused, cluster.credentials.server) for refused in missing.refusals]
         raise click.ClickException("a plan needs the whole cluster: " + "\n".join(reasons)) from missing
     report_unread_speeds(cluster, copied)
     return copied

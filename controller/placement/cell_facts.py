@@ -41,6 +41,7 @@ class NodeFacts(NamedTuple):
     """The parts of a node that its cell takes over."""
 
     accelerator: str
+    """Empty: it has none."""
     total: Amounts
     closure: Closure
     node: Obj
@@ -98,26 +99,26 @@ def close_host(capacity: HostCapacity, *, is_alive: bool) -> Closure:
     )
 
 
-def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts | None:
-    """Return what the cell of a node takes over from it, or None if the node has no accelerator.
+def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts:
+    """Return what the cell of a node takes over from it.
 
     Args:
         node: the node.
         vendors: the table of accelerators.
         claimable: the accelerator of its devices that may be claimed; empty if there are none.
     """
-    accelerator = find_accelerator(node, vendors) or claimable
-    if not accelerator:
-        return None
     # A pod must not be refused for ever by a taint that closes the cell only for some time.
     taints = [each for each in node["spec"]["taints"] if not each["key"].startswith(_CONDITION_TAINT)]
-    metadata = {"name": node["metadata"]["name"], "labels": node["metadata"]["labels"]}
-    part = {"metadata": metadata, "spec": {"taints": taints}}
-    total = count_allocatable(node["status"]["allocatable"])
+    labels = node["metadata"]["labels"]
+    part = {"metadata": {"name": node["metadata"]["name"], "labels": labels}, "spec": {"taints": taints}}
+    total, closure = count_allocatable(node["status"]["allocatable"]), close_node(node)
+    accelerator = find_accelerator(node, vendors) or claimable
+    if not accelerator:
+        return NodeFacts("", total, closure, part)
     devices = frozenset(filter(vendors[accelerator].offers, total))
-    share = read_share(accelerator, vendors[accelerator], node["metadata"]["labels"])
+    share = read_share(accelerator, vendors[accelerator], labels)
     cost = read_cost(node["metadata"].get("annotations") or {})
-    return NodeFacts(accelerator, total, close_node(node), part, devices, share, cost)
+    return NodeFacts(accelerator, total, closure, part, devices, share, cost)
 
 
 def _list_condition_taints(node: Obj) -> list[str]:

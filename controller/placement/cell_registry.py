@@ -53,10 +53,11 @@ class CellRegistry:
 
     Args:
         store: the store, whose changes are followed from now on.
-        vendors: the table of accelerators; a node with a resource of none has no cell.
+        vendors: the table of accelerators.
         bindable: returns whether a host, by its name, is alive.
         foreign: all pods that are not ours; none are counted before it has listed them (`ForeignPods.synced`).
         clock: a monotonic clock in seconds.
+        has_plain_nodes: nodes without an accelerator have a cell as well, in no pool. The queue knows none of these.
     """
 
     def __init__(
@@ -66,8 +67,11 @@ class CellRegistry:
         bindable: Callable[[str], bool],
         foreign: ForeignPods | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        has_plain_nodes: bool = False,
     ) -> None:
         self._store = store
+        self._has_plain_nodes = has_plain_nodes
         self._vendors = vendors
         self._bindable = bindable
         self._clock = clock
@@ -111,9 +115,15 @@ class CellRegistry:
         return self._node_revision
 
     def list_cells(self) -> Sequence[Cell]:
-        """Return all cells: the same sequence until one of them changes."""
+        """Return all cells of the queue: the same sequence until one of them changes."""
         self._update()
         return self._listed
+
+    @property
+    def cells(self) -> Mapping[str, Cell]:
+        """All cells by id, with those of nodes without an accelerator if the registry has them."""
+        self._update()
+        return self._cells
 
     def list_classes(self, accelerator: str) -> Sequence[ServingDevices]:
         """Return one device of each device class of an accelerator, by the name of the class.
@@ -232,7 +242,7 @@ class CellRegistry:
 
     def _read_node(self, name: str, node: Obj | None) -> None:
         facts = read_node(node, self._vendors, self.devices.find_accelerator(name)) if node is not None else None
-        if facts is not None:
+        if facts is not None and (facts.accelerator or self._has_plain_nodes):
             self._nodes[name] = facts
         elif self._nodes.pop(name, None) is None:
             return
@@ -283,7 +293,7 @@ class CellRegistry:
         while self._marked:
             self._build_marked()
         if self._revision != before:
-            self._listed = tuple(self._cells.values())
+            self._listed = tuple(cell for cell in self._cells.values() if cell.pool)
 
     def _build_marked(self) -> None:
         marked, self._marked = self._marked, {}

@@ -1,21 +1,18 @@
-"""A copy of the cluster: all objects by which the queue is decided, read once. Nothing is written.
+"""A copy of the cluster by which the queue is decided: a view that was read once. Nothing is written.
 
-The copy has the controller's own store and registry, so that the same functions decide by it. What is put into the
-store changes the copy alone.
+What is put into its store changes the copy alone, and the controller's own functions decide by it.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import msgspec
 
 from controller.placement.bound_volumes import BoundVolumes
-from controller.placement.cell_registry import CellRegistry
+from controller.placement.cluster_view import MACHINE_KINDS, OUR_PODS, OURS, ClusterView, ViewedKind
 from controller.placement.device_feed import selects_devices
-from controller.placement.foreign_pods import FOREIGN, TAKES_ROOM
-from controller.placement.nodes import declare_nodes
 from controller.placement.observed_units import observe_units
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
 from controller.placement.pod_requests import find_taken_node
@@ -24,14 +21,10 @@ from controller.placement.pool_table import read_pools
 from controller.placement.queued_service import demand_slices, find_queued_service
 from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
-from controller.reconcile.conditions import has_condition
-from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, declare_indexes, owner_key
-from controller.reconcile.partial_objects import declare_partial_objects
-from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, owner_key
 from crds.placement import ClassSpeed
-from fitness.performance_store import SELECTOR, PerformanceTable
 from kube.client import Client, Obj
-from kube.errors import Forbidden, NotFound
+from kube.errors import Forbidden
 from kube.resources import (
     ACCELERATOR_POOLS,
     CONFIG_MAPS,
@@ -39,28 +32,25 @@ from kube.resources import (
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
     JOBS,
-    METAL_HOSTS,
-    METAL_PROCESSES,
-    MODELS,
     NODE_FITNESSES,
-    NODES,
     PODS,
     PVCS,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     ObjectKey,
     Resource,
-    object_key,
 )
-from kube.store import Store
 
-_OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
-_READ: Final[Sequence[tuple[Resource, str]]] = (
-    *((each, "") for each in (INFERENCE_SERVICES, MODELS, METAL_HOSTS, METAL_PROCESSES, NODES, ACCELERATOR_POOLS)),
-    *((resource, _OURS) for resource in (DEPLOYMENTS, PODS, PVCS, JOBS, ENDPOINT_SLICES)),
+QUEUE_KINDS: Final[Sequence[ViewedKind]] = (
+    *(kind for kind in MACHINE_KINDS if kind != OUR_PODS),
+    # As a whole: the controller keeps no rules of a pod that has a node, and its successor has the same.
+    OUR_PODS._replace(keep_part=lambda pod: pod),
+    *map(ViewedKind, (ACCELERATOR_POOLS, RESOURCE_SLICES, RESOURCE_CLAIMS)),
+    *(ViewedKind(resource, label_selector=OURS) for resource in (DEPLOYMENTS, PVCS, JOBS, ENDPOINT_SLICES)),
 )
-"""All kinds, with the label of the objects that are read."""
-_DECIDES_NOTHING: Final = frozenset({JOBS, PVCS, ENDPOINT_SLICES})
+"""All by which the queue is decided."""
+_SPEED_FACTS: Final = frozenset({NODE_FITNESSES, CONFIG_MAPS})
+_DECIDES_NOTHING: Final = frozenset({JOBS, PVCS, ENDPOINT_SLICES, *_SPEED_FACTS})
 """Kinds without which a plan is still made: of these, what users may not read counts as absent."""
 UNKNOWN_IMAGE: Final = "pomona"
 """Image of Pomona in the pods of a plan, if that of the controller is not known."""
@@ -73,6 +63,16 @@ class QueueSettings(NamedTuple):
 
     pods: PodSettings = PodSettings(image=UNKNOWN_IMAGE)
     min_run_seconds: float = MIN_RUN_SECONDS
+
+
+class QueueReading(NamedTuple):
+    """The cluster as a user has read it."""
+
+    view: ClusterView
+    """The objects of `QUEUE_KINDS`."""
+    refusals: Mapping[Resource, Forbidden]
+    """What the user may not read."""
+    settings: QueueSettings
 
 
 class RightsMissing(Exception):  # noqa: N818 - it names what is missing
@@ -89,22 +89,16 @@ class ClusterCopy:
 
     Args:
         settings: the options of the controller.
+        view: the cluster as it was read; None: nothing of it.
     """
 
-    def __init__(self, settings: QueueSettings = QueueSettings()) -> None:  # noqa: B008 - it is immutable
+    def __init__(self, settings: QueueSettings = QueueSettings(), view: ClusterView | None = None) -> None:  # noqa: B008
         self.settings = settings
-        self.store = Store()
-        declare_indexes(self.store)
-        declare_partial_objects(self.store)
-        declare_nodes(self.store, settings.pods.vendors)
-        self.registry = CellRegistry(self.store, settings.pods.vendors, self._is_alive)
+        self.view = view or ClusterView(settings.pods.vendors, QUEUE_KINDS)
+        self.store, self.registry, self.measured = self.view.store, self.view.registry, self.view.measured
         self.volumes = BoundVolumes(self.store, self.registry)
-        self.measured = PerformanceTable()
-        """The stored measurements."""
         self.unread_speeds: tuple[Forbidden, ...] = ()
         """Refusals of what speeds follow from: the plan then knows fewer of them."""
-        self._pods: dict[ObjectKey, Obj] = {}
-        """Our pods as a whole: the store keeps no rules of one that has a node, and its successor has the same."""
 
     @property
     def rules(self) -> PlanRules:
@@ -116,16 +110,6 @@ class ClusterCopy:
     def _is_queued(self) -> bool:
         """True if services that state no mode are in mode Queue."""
         return self.settings.pods.scheduling_mode == "Queue"
-
-    def put(self, resource: Resource, obj: Obj) -> None:
-        """Add an object to the copy, or replace it there."""
-        if resource == PODS:
-            self._pods[object_key(obj)] = obj
-        self.store.put(resource, obj)
-
-    def remove(self, resource: Resource, key: ObjectKey) -> None:
-        """Remove an object from the copy."""
-        self.store.remove(resource, key.namespace, key.name)
 
     def list_cells(self) -> tuple[Cell, ...]:
         """Return all cells as they are now."""
@@ -166,7 +150,8 @@ class ClusterCopy:
     def _complete(self, unit: Unit) -> Unit:
         if unit.state == "waiting" or not isinstance(unit.requirement, NodeRequirement):
             return unit
-        pod = self._pods.get(unit.objects[0])
+        key = unit.objects[0]
+        pod = self.store.get(PODS, key.name, key.namespace)
         if pod is None:
             return unit
         vendors = self.settings.pods.vendors
@@ -176,71 +161,28 @@ class ClusterCopy:
         found = build_requirement(unpin(pod["spec"]), self.volumes.find_nodes(pod), slices)
         return msgspec.structs.replace(unit, requirement=found)
 
-    def _is_alive(self, host: str) -> bool:
-        """Return whether the controller has found a host alive: only it sees the Leases all the time."""
-        return has_condition(self.store.get(METAL_HOSTS, host) or {}, "Ready")
 
-
-async def read_cluster(client: Client, settings: QueueSettings = QueueSettings()) -> ClusterCopy:  # noqa: B008 - same
-    """Return a copy of the whole cluster.
+async def copy_reading(client: Client, reading: QueueReading) -> ClusterCopy:
+    """Return a copy of the cluster that was read; the client reads its volumes.
 
     Raises:
         RightsMissing: the user may not read a kind without which nothing can be planned.
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    made, refused = ClusterCopy(settings), list[Forbidden]()
-    for resource, label in _READ:
-        try:
-            for obj in (await client.list(resource, label_selector=label)).items:
-                made.put(resource, obj)
-        except Forbidden as error:
-            if resource not in _DECIDES_NOTHING:
-                refused.append(error)
-    refused += await _read_devices(client, made)
-    made.unread_speeds = await _read_speed_facts(client, made)
-    if refused:
-        raise RightsMissing(refused)
+    copied, refusals = ClusterCopy(reading.settings, reading.view), reading.refusals
+    needless = _DECIDES_NOTHING
+    if not any(map(selects_devices, copied.store.list(INFERENCE_SERVICES))):
+        needless |= {RESOURCE_SLICES, RESOURCE_CLAIMS}
+    if missing := [refused for kind, refused in refusals.items() if kind not in needless]:
+        raise RightsMissing(missing)
+    copied.unread_speeds = tuple(refused for kind, refused in refusals.items() if kind in _SPEED_FACTS)
     # Nobody but the controller knows which of them are its own: a forged one misleads a forecast, and no more.
-    benchmarks = made.store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
-    pods = {key: made.store.by_index(PODS, OWNER_INDEX, key) for key in map(owner_key, benchmarks)}
-    nodes = {key: next(filter(None, map(find_taken_node, found)), "") for key, found in pods.items()}
-    made.registry.set_benchmarks(nodes)
-    foreign = made.registry.foreign
-    listed = await client.list(PODS, label_selector=FOREIGN, field_selector=TAKES_ROOM, read=foreign.read)
-    foreign.replace(PODS, listed.items)
-    await made.read_volumes(client)
-    return made
-
-
-async def _read_devices(client: Client, made: ClusterCopy) -> Sequence[Forbidden]:
-    """Read devices and claims; return the refusals, if any service selects devices. Raises ApiError, Unreachable."""
-    refused: list[Forbidden] = []
-    for resource in (RESOURCE_SLICES, RESOURCE_CLAIMS):
-        try:
-            for obj in (await client.list(resource)).items:
-                made.put(resource, obj)
-        except NotFound:
-            break  # no device can be claimed in this cluster
-        except Forbidden as error:
-            refused.append(error)
-    return refused if any(map(selects_devices, made.store.list(INFERENCE_SERVICES))) else ()
-
-
-async def _read_speed_facts(client: Client, made: ClusterCopy) -> tuple[Forbidden, ...]:
-    """Read the hardware of nodes and the measurements; return the refusals. Raises ApiError, Unreachable."""
-    refused: list[Forbidden] = []
-    try:
-        for obj in (await client.list(NODE_FITNESSES)).items:
-            made.put(NODE_FITNESSES, obj)
-    except Forbidden as error:
-        refused.append(error)
-    try:
-        for obj in (await client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, label_selector=SELECTOR)).items:
-            made.measured.update(obj)
-    except Forbidden as error:
-        refused.append(error)
-    return tuple(refused)
+    benchmarks = copied.store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
+    pods = {key: copied.store.by_index(PODS, OWNER_INDEX, key) for key in map(owner_key, benchmarks)}
+    copied.registry.set_benchmarks({key: next(filter(None, map(find_taken_node, of)), "") for key, of in pods.items()})
+    await copied.read_volumes(client)
+    return copied
 
 
 def unpin(pod_spec: Obj) -> Obj:

@@ -73,7 +73,7 @@ def assume_inspection(
     if known is not None:
         status, note = _build_status(model, known.facts), known.note
     conditions = [{**each, "lastTransitionTime": rfc3339(now)} for each in (status or {}).get("conditions", ())]
-    copy.put(MODELS, revise({**obj, "status": {**(status or {}), "conditions": conditions}}))
+    copy.store.put(MODELS, revise({**obj, "status": {**(status or {}), "conditions": conditions}}))
     return note
 
 

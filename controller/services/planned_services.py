@@ -117,12 +117,12 @@ def _put_manifest(copy: ClusterCopy, resource: Resource, manifest: Obj, now: dat
     there = copy.store.get(resource, key.name, key.namespace)
     if there is None:
         metadata = manifest["metadata"] | _identify(resource, key, now) | {"generation": 1}
-        copy.put(resource, {**manifest, "metadata": metadata, "status": {}})
+        copy.store.put(resource, {**manifest, "metadata": metadata, "status": {}})
         return
     spec = {**there["spec"], **manifest["spec"]}
     if spec != there["spec"]:
         generation = there["metadata"].get("generation", 1) + 1
-        copy.put(resource, revise({**there, "spec": spec}, generation=generation))
+        copy.store.put(resource, revise({**there, "spec": spec}, generation=generation))
 
 
 def _identify(resource: Resource, key: ObjectKey, now: datetime) -> Obj:
@@ -169,7 +169,7 @@ def _note_status(copy: ClusterCopy, view: ServiceView, key: ObjectKey, classes: 
     status["speeds"] = [without_defaults(speed) for speed in cut_speeds(classes)]
     if (each := view.memory.device_bytes_each) is not None:
         status["deviceMemoryBytes"] = each
-    copy.put(INFERENCE_SERVICES, revise({**obj, "status": {**(obj.get("status") or {}), **status}}))
+    copy.store.put(INFERENCE_SERVICES, revise({**obj, "status": {**(obj.get("status") or {}), **status}}))
 
 
 def _explain_problem(problem: ServiceProblem) -> ServiceProblem:
@@ -199,7 +199,7 @@ def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
     conditions = [
         {**each, "status": "True"} if each["type"] == "Cached" else each for each in there["status"]["conditions"]
     ]
-    copy.put(MODELS, revise({**there, "status": {**there["status"], "conditions": conditions}}))
+    copy.store.put(MODELS, revise({**there, "status": {**there["status"], "conditions": conditions}}))
     return (f"after the weights of Model {model.metadata.name} have been fetched",)
 
 
@@ -238,15 +238,15 @@ def _roll_out(copy: ClusterCopy, desired: Obj, there: Sequence[Obj], now: dateti
         _remove_pods(copy, [*waiting, *placed[: max(0, len(placed) - wanted)]])
         missing = wanted
         if observed is not None:
-            copy.put(DEPLOYMENTS, revise({**observed, "spec": desired["spec"]}))
+            copy.store.put(DEPLOYMENTS, revise({**observed, "spec": desired["spec"]}))
     if observed is None:
         identity = _identify(DEPLOYMENTS, ObjectKey(namespace, name), now)
-        copy.put(DEPLOYMENTS, {**desired, "metadata": {**desired["metadata"], **identity, "generation": 1}})
+        copy.store.put(DEPLOYMENTS, {**desired, "metadata": {**desired["metadata"], **identity, "generation": 1}})
     made = []
     for number in range(missing):
         annotations = {POD_TEMPLATE: mark} | ({ENQUEUED_AT: inherited[number]} if number < len(inherited) else {})
         pod = _build_pod(desired, f"{name}-{template}", number, annotations, now)
-        copy.put(PODS, pod)
+        copy.store.put(PODS, pod)
         made.append(pod)
     return made
 
@@ -271,7 +271,7 @@ def _sort_by_removal(pods: Iterable[Obj]) -> list[Obj]:
 
 def _remove_pods(copy: ClusterCopy, pods: Iterable[Obj]) -> None:
     for pod in pods:
-        copy.remove(PODS, object_key(pod))
+        copy.store.remove(PODS, pod["metadata"]["namespace"], pod["metadata"]["name"])
 
 
 def _build_pod(deployment: Obj, prefix: str, number: int, annotations: Mapping[str, str], now: datetime) -> Obj:
@@ -296,12 +296,12 @@ def _put_processes(copy: ClusterCopy, view: ServiceView, now: datetime) -> set[b
     queued: set[bool] = set()
     for _, made in view.replicas.steps.create:
         identity = _identify(METAL_PROCESSES, object_key(made), now)
-        copy.put(METAL_PROCESSES, {**made, "metadata": {**made["metadata"], **identity}})
+        copy.store.put(METAL_PROCESSES, {**made, "metadata": {**made["metadata"], **identity}})
         queued.add(True)
     for ref in view.replicas.steps.delete:
         obj = copy.store.get(METAL_PROCESSES, ref.name, ref.namespace)
         if obj is not None and obj["spec"].get("hostName"):
-            copy.put(METAL_PROCESSES, revise(obj, deletionTimestamp=rfc3339(now)))
+            copy.store.put(METAL_PROCESSES, revise(obj, deletionTimestamp=rfc3339(now)))
         else:
-            copy.remove(METAL_PROCESSES, ObjectKey(ref.namespace, ref.name))
+            copy.store.remove(METAL_PROCESSES, ref.namespace, ref.name)
     return queued

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from console.density_feed import DensityFeed
+from console.density_snapshot import SnapshotSource
+from controller.placement.cluster_view import ClusterView
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY
 from devices.vendors import VENDORS
 from kube.client import Obj
@@ -28,11 +29,15 @@ class Clock:
         return self.seconds
 
 
-def build_feed(objects: Sequence[tuple[Any, Obj]], clock: Clock | None = None) -> DensityFeed:
-    feed = DensityFeed(VENDORS, clock or Clock(), lambda: NOW)
+def build_view(objects: Sequence[tuple[Any, Obj]], clock: Clock | None = None) -> ClusterView:
+    view = ClusterView(VENDORS, clock=clock or Clock(), read_time=lambda: NOW)
     for resource, obj in objects:
-        feed.store.put(resource, obj)
-    return feed
+        view.store.put(resource, obj)
+    return view
+
+
+def build_source(objects: Sequence[tuple[Any, Obj]], clock: Clock | None = None) -> SnapshotSource:
+    return SnapshotSource(build_view(objects, clock))
 
 
 def gpu_node(

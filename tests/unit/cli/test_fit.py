@@ -12,15 +12,14 @@ from click.testing import CliRunner
 from artifacts.errors import ArtifactError
 from cli.density.fit import command
 from console.density_answers import SimulateRequest
-from console.density_feed import CONTEXT_LENGTH
 from console.density_simulation import simulate_model
-from console.density_snapshot import DensitySnapshot
+from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot
 from console.fit_table import FitTable
 from crds.serving import ServingOptions
 from fitness.catalog_entries import load_catalog
 from fitness.memory import estimate
 from kube.client import Obj
-from tests.support.density_worlds import GIB, GPU, build_feed, cpu_node, gpu_node, host, model
+from tests.support.density_worlds import GIB, GPU, build_source, cpu_node, gpu_node, host, model
 from tests.support.file_server import FileServer
 from tests.support.tiny_models import tiny_gguf
 
@@ -29,7 +28,7 @@ from tests.support.tiny_models import tiny_gguf
 def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster with a model for code and one for anything."""
     objects = [*gpu_node("g1"), model("plain"), model("coder", domains=["coding"])]
-    snapshot = build_feed(objects).take_snapshot()
+    snapshot = build_source(objects).take_snapshot()
 
     def answer_by_cluster(_target: Any, _vendors: Any, answer: Callable[[DensitySnapshot, FitTable], Any]) -> Any:
         return answer(snapshot, FitTable(CONTEXT_LENGTH))
@@ -100,7 +99,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         host("mac"),
     ]
     table = FitTable(CONTEXT_LENGTH)
-    snapshot = build_feed(objects).take_snapshot()
+    snapshot = build_source(objects).take_snapshot()
 
     def answer_by_cluster(_target: Any, _vendors: Any, answer: Callable[[DensitySnapshot, FitTable], Any]) -> Any:
         return answer(snapshot, table)
@@ -155,7 +154,7 @@ def test_model_for_embeddings_needs_the_memory_of_embeddings() -> None:
         needed.total_bytes / GIB, abs=0.01
     )
     asked = SimulateRequest(model="qwen3-embedding-0-6b")
-    (node,) = simulate_model(build_feed(cpu_node("c")).take_snapshot(), FitTable(512), None, asked).ranked_nodes
+    (node,) = simulate_model(build_source(cpu_node("c")).take_snapshot(), FitTable(512), None, asked).ranked_nodes
     shorter = estimate(workload, ServingOptions(context_length=512, mode="embeddings"))
     assert shorter
     assert node.required_memory_gb == pytest.approx(shorter.total_bytes / GIB, abs=0.01)

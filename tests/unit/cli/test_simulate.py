@@ -25,7 +25,7 @@ from kube.errors import NotFound
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS, NODES, PODS, ObjectKey, Resource
 from kube.store import Store
 from tests.support.api_objects import model
-from tests.support.density_worlds import GIB, build_feed
+from tests.support.density_worlds import GIB, build_source
 from tests.support.file_server import FileServer
 from tests.support.queue_objects import deployment_of, queue_pod, queued_service
 from tests.support.service_decisions import SETTINGS
@@ -42,7 +42,7 @@ class NoVolumes:
 
 
 def find_known(store: Store, name: str) -> KnownModel:
-    feed = build_feed([(MODELS, each) for each in store.list(MODELS)])
+    feed = build_source([(MODELS, each) for each in store.list(MODELS)])
     return next(each for each in feed.take_snapshot().models if each.full_name == name)
 
 
@@ -61,7 +61,7 @@ def make_copy(*objects: tuple[Any, Obj]) -> ClusterCopy:
     known = model()
     known["status"]["totalParameters"] = 500_000_000
     for resource, obj in ((NODES, make_node()), (MODELS, known), *objects):
-        made.put(resource, obj)
+        made.store.put(resource, obj)
     return made
 
 
@@ -126,7 +126,7 @@ def test_other_quantization_is_not_held_to_the_memory_that_is_stated_for_this_on
     copied = make_copy()
     stored = copied.store.get(MODELS, "tiny", "team")
     assert stored is not None
-    copied.put(MODELS, {**stored, "spec": {**stored["spec"], "memoryBytes": 900 * GIB}})
+    copied.store.put(MODELS, {**stored, "spec": {**stored["spec"], "memoryBytes": 900 * GIB}})
     known = find_known(copied.store, "team/tiny")
     made, _ = build_manifests(known, copied.store, NVIDIA._replace(quantization="Q8_0"), "team")
     assert "memoryBytes" not in made["spec"]

@@ -19,16 +19,16 @@ from console.access_reviews import MOST_KEPT, NO_SECONDS, YES_SECONDS, AccessRev
 from console.api_requests import MOST_BODY_BYTES
 from console.api_routes import ROUTES, DensityContext
 from console.api_server import build_api
-from console.density_feed import DensityFeed
 from console.density_prices import DensityPrices
 from console.density_service import DensityService
 from console.openapi_document import build_document
 from console.run import build_health
+from controller.placement.cluster_view import ClusterView
 from gateway.http.whole_answers import serve_answers
 from kube.client import Obj
 from kube.errors import ApiError, Unreachable
 from kube.resources import TOKEN_REVIEWS, Resource
-from tests.support.density_worlds import GIB, GPU, Clock, build_feed, cpu_node, gpu_node, host, model, pod, service
+from tests.support.density_worlds import GIB, GPU, Clock, build_view, cpu_node, gpu_node, host, model, pod, service
 
 ADMIN, TENANT, NOBODY = "token-of-admin", "token-of-tenant", "token-of-nobody"
 RIGHTS: Final = {
@@ -75,8 +75,8 @@ class Api:
             return response.status, json.loads(body) if body else None, response.headers.copy()
 
 
-def make_feed() -> DensityFeed:
-    feed = build_feed(
+def make_view() -> ClusterView:
+    view = build_view(
         [
             *(*gpu_node("g1"), *gpu_node("g2", 2), *cpu_node("c1"), host("mac")),
             *(model("tiny"), model("secret", "other")),
@@ -84,17 +84,16 @@ def make_feed() -> DensityFeed:
             pod("p", "g2", {GPU: "1"}, "chat"),
         ]
     )
-    feed.foreign.synced.set()
-    for each in feed._lists.values():  # the watches that set them run in tests/cluster
+    for each in view._lists:  # the watches that set them run in tests/cluster
         each.set()
-    return feed
+    return view
 
 
 @contextlib.asynccontextmanager
-async def serving(feed: DensityFeed | None = None) -> AsyncIterator[Api]:
+async def serving(view: ClusterView | None = None) -> AsyncIterator[Api]:
     reviewer, clock = Reviewer(), Clock()
     prices = DensityPrices(per_kwh=0.3, watts={"nvidia": 72})
-    context = DensityContext(DensityService(feed or make_feed()), prices)
+    context = DensityContext(DensityService(view or make_view()), prices)
     reviews = AccessReviews(reviewer, clock)  # type: ignore[arg-type] # it calls review() only
     server = build_api(context, reviews)
     async with serve_answers(server, "127.0.0.1", 0) as (_, port), aiohttp.ClientSession() as session:
@@ -320,15 +319,15 @@ async def test_no_name_makes_the_server_fail(text: str, raw: bytes) -> None:
 
 
 async def test_nothing_is_answered_before_the_cluster_was_read() -> None:
-    feed = build_feed(gpu_node("g1"))
-    async with serving(feed) as api:
+    view = build_view(gpu_node("g1"))
+    async with serving(view) as api:
         assert (await api.ask("/api/v1/density/nodes"))[0] == 503
 
 
 async def test_health_asks_for_no_token() -> None:
-    feed = build_feed(gpu_node("g1", free=20 * GIB))
+    view = build_view(gpu_node("g1", free=20 * GIB))
     async with (
-        serve_answers(build_health(DensityService(feed)), "127.0.0.1", 0) as (_, port),
+        serve_answers(build_health(DensityService(view)), "127.0.0.1", 0) as (_, port),
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
         for path, status in (("/healthz", 200), ("/readyz", 503), ("/metrics", 200), ("/api/v1/catalog", 404)):

@@ -9,11 +9,11 @@ from console.density_prices import DensityPrices
 from console.density_queries import Page
 from console.density_snapshot import DensitySnapshot
 from kube.resources import NODES
-from tests.support.density_worlds import GIB, GPU, build_feed, gpu_node, host, model, pod, process, service
+from tests.support.density_worlds import GIB, GPU, build_source, gpu_node, host, model, pod, process, service
 
 
 def world(*more: Any) -> DensitySnapshot:
-    return build_feed([*gpu_node("g1"), *gpu_node("g2", 2), model("tiny"), *more]).take_snapshot()
+    return build_source([*gpu_node("g1"), *gpu_node("g2", 2), model("tiny"), *more]).take_snapshot()
 
 
 def test_cost_follows_from_watts_price_and_tokens() -> None:
@@ -41,7 +41,7 @@ def test_unknown_price_is_null_and_never_zero() -> None:
 
 def test_costs_of_models_and_namespaces_are_those_that_are_computed_by_hand() -> None:
     stated = {"deviceClass": "nvidia-l4x1", "tokensPerSecond": "25", "source": "Estimated"}
-    snapshot = build_feed(
+    snapshot = build_source(
         [
             *gpu_node("n1", 2),
             host("m1"),
@@ -84,7 +84,7 @@ def test_costs_of_models_and_namespaces_are_those_that_are_computed_by_hand() ->
 def test_what_is_not_known_of_a_cost_is_named_and_spoils_the_sums() -> None:
     objects = [*gpu_node("n1"), host("m1"), service("chat", "tiny"), pod("c", "n1", {GPU: "1"}, "chat")]
     objects += [service("mac", "tiny", tokensPerSecond="10"), process("m", "m1", GIB, "mac")]
-    snapshot = build_feed(objects).take_snapshot()
+    snapshot = build_source(objects).take_snapshot()
     answer = list_costs(snapshot, DensityPrices(per_kwh=0.3, watts={"metal": 90}), None, Page())
     chat, mac = answer.models
     assert (chat.watts, chat.cost_per_hour, chat.cost_per_million_tokens) == (None, None, None)
@@ -96,7 +96,7 @@ def test_what_is_not_known_of_a_cost_is_named_and_spoils_the_sums() -> None:
     assert team.known_cost_per_hour == pytest.approx(0.027)
     chat, mac = list_costs(snapshot, DensityPrices(), None, Page()).models
     assert {"perKwh, or perHour of nvidia-l4", "watts of nvidia-l4"} < {*chat.unknown}
-    gone = build_feed([service("chat", "tiny"), pod("c", "gone", {GPU: "1"}, "chat")]).take_snapshot()
+    gone = build_source([service("chat", "tiny"), pod("c", "gone", {GPU: "1"}, "chat")]).take_snapshot()
     (lost,) = list_costs(gone, DensityPrices(), None, Page()).models
     assert "hardware of a node or host" in lost.unknown
 
@@ -108,10 +108,10 @@ def test_slice_of_a_shared_device_costs_its_part() -> None:
     raw["status"]["allocatable"] = {**raw["status"]["allocatable"], GPU: "8"}
     more = [service("chat", "tiny"), pod("c", "n1", {GPU: "1"}, "chat")]
     prices = DensityPrices(per_kwh=0.5, watts={"nvidia": 72})
-    (cost,) = list_costs(build_feed([(NODES, raw), fitness, *more]).take_snapshot(), prices, None, Page()).models
+    (cost,) = list_costs(build_source([(NODES, raw), fitness, *more]).take_snapshot(), prices, None, Page()).models
     assert cost.watts == 18
     assert cost.cost_per_hour == pytest.approx(0.009)
     del raw["metadata"]["labels"]["nvidia.com/gpu.replicas"]
-    (blind,) = list_costs(build_feed([(NODES, raw), fitness, *more]).take_snapshot(), prices, None, Page()).models
+    (blind,) = list_costs(build_source([(NODES, raw), fitness, *more]).take_snapshot(), prices, None, Page()).models
     assert blind.watts is None
     assert "number of pods that share a device" in blind.unknown

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from cli.density.fit import build_report
 from console import fit_table
 from console.density_answers import QueryAnswer, SimulateRequest
-from console.density_cells import list_replicas, take_room
 from console.density_costs import list_costs
-from console.density_feed import CONTEXT_LENGTH, DensityFeed
 from console.density_metrics import build_process_registry, render_metrics
 from console.density_prices import DensityPrices
 from console.density_queries import (
@@ -28,21 +26,24 @@ from console.density_queries import (
     list_runtimes,
     query_nodes,
 )
+from console.density_service import DensityService
 from console.density_simulation import ModelNotFound, SimulationRefused, simulate_model
-from console.density_snapshot import DensitySnapshot
+from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot
 from console.fit_table import RANKS, FitTable
 from console.llmfit_rows import list_llmfit_models
+from controller.placement.machines import list_replicas, take_room
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY
 from devices.vendors import VENDORS, Vendor
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import RecordKey, build_config_map, encode_record
-from kube.resources import CONFIG_MAPS, NODE_FITNESSES, NODES
+from kube.resources import CONFIG_MAPS, NODE_FITNESSES, NODES, PODS
 from tests.support.density_worlds import (
     GIB,
     GPU,
     OLD,
     Clock,
-    build_feed,
+    build_source,
+    build_view,
     cpu_node,
     gpu_node,
     host,
@@ -62,7 +63,7 @@ def table() -> FitTable:
 
 
 def world(*more: Any) -> DensitySnapshot:
-    return build_feed(
+    return build_source(
         [*gpu_node("g1"), *gpu_node("g2", 2), *cpu_node("c1"), host("mac"), model("tiny"), *more]
     ).take_snapshot()
 
@@ -98,7 +99,7 @@ def test_least_level_is_honoured() -> None:
 
 
 def test_model_that_fits_nowhere_states_what_is_missing() -> None:
-    snapshot = build_feed([*cpu_node("c1", 2 * GIB), model("tiny")]).take_snapshot()
+    snapshot = build_source([*cpu_node("c1", 2 * GIB), model("tiny")]).take_snapshot()
     assert names(ask(snapshot)) == []
     (found,) = ask(snapshot, min_fit="too_tight").ranked_nodes
     assert (found.score, found.fit_level) == (0.0, "too_tight")
@@ -124,32 +125,33 @@ def test_stale_cordoned_and_sick_nodes_are_shown_and_not_placed_on() -> None:
 def test_agent_that_falls_silent_makes_its_node_stale_and_a_heartbeat_ends_it() -> None:
     clock = Clock()
     objects = [*gpu_node("g1"), model("tiny")]
-    feed = build_feed(objects, clock)
-    assert names(ask(feed.take_snapshot())) == ["g1"]
+    source = build_source(objects, clock)
+    assert names(ask(source.take_snapshot())) == ["g1"]
     clock.seconds += 151
-    assert names(ask(feed.take_snapshot())) == []
+    assert names(ask(source.take_snapshot())) == []
     fitness = next(obj for kind, obj in objects if kind is NODE_FITNESSES)
     status = fitness["status"] | {"observedAt": "2026-11-21T12:02:00Z"}
     metadata = fitness["metadata"] | {"resourceVersion": "2"}
-    feed.store.put(NODE_FITNESSES, {"metadata": metadata, "status": status})
-    assert names(ask(feed.take_snapshot())) == ["g1"]
+    source.view.store.put(NODE_FITNESSES, {"metadata": metadata, "status": status})
+    assert names(ask(source.take_snapshot())) == ["g1"]
 
 
 def test_device_that_a_pod_holds_is_subtracted_although_it_looks_empty() -> None:
     held = world(pod("p", "g1", {GPU: "1"}, "chat"))
     assert names(ask(held)) == ["mac", "g2", "c1"]
-    assert held.cells["g1"].free_bytes == ()
+    assert held.machines["g1"].free_bytes == ()
     partly = world(pod("p", "g2", {GPU: "1"}, "chat"))
-    assert len(partly.cells["g2"].free_bytes) == 1
+    assert len(partly.machines["g2"].free_bytes) == 1
     assert names(ask(partly)) == ["mac", "g1", "g2", "c1"]
 
 
 def test_requests_of_foreign_pods_are_subtracted() -> None:
-    feed = build_feed([*gpu_node("g1"), model("tiny")])
-    _, foreign = pod("p", "g1", {GPU: "1"})
-    del foreign["metadata"]["labels"][LABEL_MANAGED_BY]
-    feed.foreign.replace(None, [feed.foreign.read(msgspec.Raw(msgspec.json.encode(foreign)))])  # type: ignore[arg-type]
-    assert names(ask(feed.take_snapshot())) == []
+    source = build_source([*gpu_node("g1"), model("tiny")])
+    _, built = pod("p", "g1", {GPU: "1"})
+    del built["metadata"]["labels"][LABEL_MANAGED_BY]
+    foreign = source.view.registry.foreign
+    foreign.replace(PODS, [foreign.read(msgspec.Raw(msgspec.json.encode(built)))])
+    assert names(ask(source.take_snapshot())) == []
 
 
 def test_memory_that_a_pod_requests_of_a_processor_is_subtracted() -> None:
@@ -164,7 +166,7 @@ def test_process_that_its_host_does_not_list_yet_is_subtracted() -> None:
 
 
 def test_memory_that_another_program_uses_is_subtracted() -> None:
-    snapshot = build_feed([*gpu_node("g1", free=3 * GIB), model("tiny")]).take_snapshot()
+    snapshot = build_source([*gpu_node("g1", free=3 * GIB), model("tiny")]).take_snapshot()
     assert ask(snapshot, min_fit="good").ranked_nodes == []
 
 
@@ -188,35 +190,34 @@ def test_models_of_other_namespaces_are_hidden() -> None:
     assert b"secret" in msgspec.json.encode(shown)
 
 
-def test_measurement_of_a_namespace_corrects_only_its_own_models() -> None:
-    feed = build_feed([*gpu_node("g1"), model("own"), model("foreign", "other"), model("third", "other")])
-    fits = FitTable(CONTEXT_LENGTH, feed.measured)
+async def test_measurement_of_a_namespace_corrects_only_its_own_models() -> None:
+    service = DensityService(
+        build_view([*gpu_node("g1"), model("own"), model("foreign", "other"), model("third", "other")])
+    )
 
-    def speeds() -> dict[str, tuple[Any, Any]]:
-        answer = query_nodes(feed.take_snapshot(), fits, None, DensityQuery("-GGUF"), Page())
-        return {each.model.name: (each.model.speed_method, each.model.estimated_tps) for each in answer.ranked_nodes}
+    async def ask_speeds() -> dict[str, tuple[Any, Any]]:
+        query = DensityQuery("-GGUF")
+        answer = await service.compute(lambda snapshot, fits: query_nodes(snapshot, fits, None, query, Page()))
+        return {fit.model.name: (fit.model.speed_method, fit.model.estimated_tps) for fit in answer.ranked_nodes}
 
-    first = speeds()
+    first = await ask_speeds()
     record = MeasuredPerformance(
         tokens_per_second=10, estimated_tokens_per_second=20, accelerator="nvidia", runtime="llama.cpp"
     )
     data = {RecordKey("nvidia-l4x1", "other").encode(): encode_record(record)}
     config_map = build_config_map("0" * 16, data)
     config_map["metadata"] |= {"uid": "bench", "resourceVersion": "1"}
-    feed.store.put(CONFIG_MAPS, config_map)
-    assert feed.take_corrections()
-    fits.forget_corrected()
-    found = speeds()
-    assert found["own"] == first["own"]
-    assert {found[each][0] for each in ("foreign", "third")} == {"corrected"}
-    assert found["third"][1] < first["third"][1]
-    ranked = fits.rank_models(feed.take_snapshot().models, feed.take_snapshot().profiles[0])
-    by_name = {each.name: -each.slowness for each in ranked}
-    assert round(by_name["other/third"], 1) == found["third"][1]
-    feed.store.remove(CONFIG_MAPS, CONTROLLER_NAMESPACE, config_map["metadata"]["name"])
-    assert feed.take_corrections()
-    fits.forget_corrected()
-    assert speeds() == first
+    service.view.store.put(CONFIG_MAPS, config_map)
+    corrected = await ask_speeds()
+    assert corrected["own"] == first["own"]
+    assert {corrected[name][0] for name in ("foreign", "third")} == {"corrected"}
+    assert corrected["third"][1] < first["third"][1]
+    snapshot = service.take_snapshot()
+    ranked = service.table.rank_models(snapshot.models, snapshot.profiles[0])
+    by_name = {fit.name: -fit.slowness for fit in ranked}
+    assert round(by_name["other/third"], 1) == corrected["third"][1]
+    service.view.store.remove(CONFIG_MAPS, CONTROLLER_NAMESPACE, config_map["metadata"]["name"])
+    assert await ask_speeds() == first
 
 
 def test_quantization_and_context_are_honoured() -> None:
@@ -251,7 +252,7 @@ def test_quantized_weights_do_not_fit_where_the_architecture_cannot_serve_them(s
         listed[1]["status"]["allocatable"]["amd.com/gpu"] = listed[1]["status"]["allocatable"].pop(GPU)
         reported[1]["status"]["vendor"] = "amd"
         objects += [listed, reported]
-    snapshot = build_feed([*objects, (resource, quantized)]).take_snapshot()
+    snapshot = build_source([*objects, (resource, quantized)]).take_snapshot()
     assert set(names(ask(snapshot, "quantized"))) == {"l4", "mi300"}
     refused = {
         ranked.node_name: ranked.model.shortfall
@@ -383,7 +384,7 @@ def test_pages_together_are_ranked_and_lose_nothing(
         kind, built = model(f"m{number}")
         built["status"]["layout"]["tensorBytes"] = size * GIB // 2
         objects.append((kind, built))
-    snapshot, fits = build_feed(objects).take_snapshot(), table()
+    snapshot, fits = build_source(objects).take_snapshot(), table()
     query = DensityQuery("team/m", min_fit="too_tight")
     found, offset = list[Any](), 0
     while True:
@@ -403,12 +404,12 @@ def test_pages_together_are_ranked_and_lose_nothing(
 
 @given(free=st.lists(st.integers(0, 100), max_size=8), count=st.integers(1, 4), needed=st.integers(1, 100))
 def test_a_further_replica_never_adds_room(free: list[int], count: int, needed: int) -> None:
-    cell = next(iter(world().cells.values()))._replace(free_bytes=tuple(sorted(free, reverse=True)))
-    for is_exclusive in (True, False):
-        after = take_room(cell._replace(is_exclusive=is_exclusive), count, needed)
+    machine = world().machines["g1"]._replace(free_bytes=tuple(sorted(free, reverse=True)))
+    for hardware in (machine.hardware, machine.hardware._replace(is_shared=True)):
+        after = take_room(machine._replace(hardware=hardware), count, needed)
         assert sum(after) <= sum(free)
         assert list(after) == sorted(after, reverse=True)
-    assert all(each.free_bytes is not None for each in list_replicas(cell.bases, cell.free_bytes))
+    assert all(replica.free_bytes is not None for replica in list_replicas(machine.bases, machine.free_bytes))
 
 
 def test_rows_of_llmfit_are_one_for_each_model_on_its_best_node() -> None:
@@ -422,8 +423,8 @@ def test_rows_of_llmfit_are_one_for_each_model_on_its_best_node() -> None:
 
 
 def test_node_without_facts_is_listed_and_ranked_nowhere() -> None:
-    feed: DensityFeed = build_feed([(NODES, node("bare", {"cpu": "4", "memory": "8Gi"})), model("tiny")])
-    answer = ask(feed.take_snapshot())
+    source = build_source([(NODES, node("bare", {"cpu": "4", "memory": "8Gi"})), model("tiny")])
+    answer = ask(source.take_snapshot())
     assert names(answer) == []
     assert [(each.node_name, each.reason) for each in answer.excluded_nodes] == [("bare", "its hardware is unknown")]
 
@@ -442,7 +443,7 @@ def test_models_on_disks_are_looked_at_once_and_not_for_each_node() -> None:
     resource, tiny = model("tiny")
     tiny["status"]["copies"] = [{"node": each, "name": "w", "claim": "uid", "path": "tiny"} for each in ("n3", "n7")]
     objects = [each for number in range(20) for each in gpu_node(f"n{number}")]
-    found = build_feed([*objects, (resource, tiny)]).take_snapshot()
+    found = build_source([*objects, (resource, tiny)]).take_snapshot()
     found.stored = stored = CountedModels(found.stored)
     answer = list_nodes(found, table(), VENDORS, None, Page())
     assert [each.node_name for each in answer.nodes if each.installed_models] == ["n3", "n7"]
@@ -450,10 +451,10 @@ def test_models_on_disks_are_looked_at_once_and_not_for_each_node() -> None:
 
 
 def test_heartbeat_of_a_node_lets_no_pod_be_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    feed = build_feed(
+    source = build_source(
         [*gpu_node("g1"), *cpu_node("c1"), service("chat", "tiny"), pod("chat-1", "g1", {GPU: "2"}, "chat")]
     )
-    feed.take_snapshot()
+    source.take_snapshot()
     asked, offers = list[str](), Vendor.offers
 
     def count(vendor: Vendor, name: str) -> bool:
@@ -462,14 +463,14 @@ def test_heartbeat_of_a_node_lets_no_pod_be_counted_again(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Vendor, "offers", count)
     _, (resource, beat) = cpu_node("c1", observed_at="2026-11-21T11:59:59Z")
-    feed.store.put(resource, {**beat, "metadata": {**beat["metadata"], "resourceVersion": "2"}})
-    assert [each.devices for each in feed.take_snapshot().placed] == [2]
+    source.view.store.put(resource, {**beat, "metadata": {**beat["metadata"], "resourceVersion": "2"}})
+    assert [each.devices for each in source.take_snapshot().placed] == [2]
     assert GPU not in asked
 
 
 def test_orders_of_models_that_are_kept_are_bounded_by_their_models(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [each for number in range(1, 25) for each in gpu_node(f"g{number}", free=number * GIB)]
-    found, kept = build_feed(nodes).take_snapshot(), table()
+    found, kept = build_source(nodes).take_snapshot(), table()
     assert len(found.profiles) == 24
     monkeypatch.setattr(fit_table, "MOST_RANKED", 10 * len(found.models))
     answers = [kept.rank_models(found.models, each) for each in found.profiles]

@@ -9,14 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from console.density_feed import CONTEXT_LENGTH, DensityFeed
 from console.density_queries import DensityQuery, Page, query_nodes
 from console.density_service import DensityService
-from console.density_snapshot import DensitySnapshot
+from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot
 from console.fit_table import FitTable, RankedFit
+from controller.placement.cluster_view import ClusterView
 from crds.meta import LABEL_MANAGED_BY
 from kube.resources import NODE_FITNESSES, NODES, PODS
-from tests.support.density_worlds import GIB, GPU, OLD, Clock, build_feed, cpu_node, gpu_node, host, model, pod
+from tests.support.density_worlds import (
+    GIB,
+    GPU,
+    OLD,
+    Clock,
+    build_source,
+    build_view,
+    cpu_node,
+    gpu_node,
+    host,
+    model,
+    pod,
+)
 
 
 def rank_one_by_one(snapshot: DensitySnapshot, names: tuple[str, ...]) -> list[RankedFit]:
@@ -56,7 +68,7 @@ def test_ranks_on_a_cell_equal_those_computed_one_by_one(
     known: list[Any], gpus: list[tuple[int, int]], memory: int, budget: int
 ) -> None:
     nodes = [each for n, (size, count) in enumerate(gpus) for each in gpu_node(f"g{n}", count, free=size * GIB)]
-    snapshot = build_feed([*nodes, *cpu_node("c", memory * GIB), host("mac", budget * GIB), *known]).take_snapshot()
+    snapshot = build_source([*nodes, *cpu_node("c", memory * GIB), host("mac", budget * GIB), *known]).take_snapshot()
     table = FitTable(CONTEXT_LENGTH)
     for profile in snapshot.profiles:
         assert table.rank_models(snapshot.models, profile) == rank_one_by_one(snapshot, profile.names)
@@ -77,26 +89,26 @@ Objects = dict[tuple[Any, str], Any]
 
 @settings(max_examples=40, deadline=None)
 @given(changes)
-def test_feed_after_changes_equals_one_that_begins_with_them(steps: list[tuple[str, int, int]]) -> None:
+def test_view_after_changes_equals_one_that_begins_with_them(steps: list[tuple[str, int, int]]) -> None:
     clock = Clock()
     known = [*gpu_node("n0", 2), *gpu_node("n1"), *cpu_node("n2"), model("tiny")]
-    feed, objects = build_feed(known, clock), {(kind, each["metadata"]["name"]): each for kind, each in known}
-    feed.take_snapshot()
+    source, objects = build_source(known, clock), {(kind, each["metadata"]["name"]): each for kind, each in known}
+    source.take_snapshot()
     for moment, (step, number, amount) in enumerate(steps):
         clock.seconds += 100 if step == "wait" else 0
-        change(feed, objects, step, f"n{number}", amount, version=str(moment + 2))
+        change(source.view, objects, step, f"n{number}", amount, version=str(moment + 2))
         # The facts of an agent that is heard first may be old, which is not what this compares.
-        anew = build_feed([], clock)
-        anew.foreign, anew._freshness = feed.foreign, feed._freshness
+        anew = build_source([], clock)
+        anew.view.registry.foreign, anew.view.freshness = source.view.registry.foreign, source.view.freshness
         for (kind, _), each in objects.items():
-            anew.store.put(kind, each)
-        found, expected = feed.take_snapshot(), anew.take_snapshot()
-        assert found.cells == expected.cells
+            anew.view.store.put(kind, each)
+        found, expected = source.take_snapshot(), anew.take_snapshot()
+        assert found.machines == expected.machines
         assert found.profiles == expected.profiles
 
 
-def change(feed: DensityFeed, objects: Objects, step: str, name: str, amount: int, *, version: str) -> None:
-    """Change one object, in the feed and among the objects of the cluster."""
+def change(view: ClusterView, objects: Objects, step: str, name: str, amount: int, *, version: str) -> None:
+    """Change one object, in the view and among the objects of the cluster."""
     fitness, node = objects.get((NODE_FITNESSES, name)), objects.get((NODES, name))
     changed: tuple[Any, Any] | None = None
     if step == "pod":
@@ -104,13 +116,14 @@ def change(feed: DensityFeed, objects: Objects, step: str, name: str, amount: in
     elif step == "foreign":
         _, built = pod(f"f{version}", name, {GPU: "1"})
         del built["metadata"]["labels"][LABEL_MANAGED_BY]
-        feed.foreign.replace(PODS, [feed.foreign.read(msgspec.Raw(msgspec.json.encode(built)))])
+        foreign = view.registry.foreign
+        foreign.replace(PODS, [foreign.read(msgspec.Raw(msgspec.json.encode(built)))])
     elif step in {"remove", "unbind"}:
         gone = {"remove": (NODE_FITNESSES if amount % 2 else NODES, name), "unbind": (PODS, f"p{version}")}[step]
         if step == "unbind":
             gone = next((each for each in objects if each[0] is PODS), gone)
         objects.pop(gone, None)
-        feed.store.remove(gone[0], "team" if gone[0] is PODS else None, gone[1])
+        view.store.remove(gone[0], "team" if gone[0] is PODS else None, gone[1])
     elif step == "cordon" and node is not None:
         changed = NODES, renew(node, version, spec={"unschedulable": True})
     elif step != "wait" and fitness is not None:
@@ -119,7 +132,7 @@ def change(feed: DensityFeed, objects: Objects, step: str, name: str, amount: in
         changed = NODE_FITNESSES, renew(fitness, version, status=status)
     if changed is not None:
         objects[changed[0], changed[1]["metadata"]["name"]] = changed[1]
-        feed.store.put(*changed)
+        view.store.put(*changed)
 
 
 def renew(obj: Any, version: str, **parts: Any) -> Any:
@@ -128,16 +141,15 @@ def renew(obj: Any, version: str, **parts: Any) -> Any:
 
 def test_first_question_after_the_lists_estimates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [model(f"m{number}") for number in range(20)]
-    feed = build_feed([*gpu_node("g1"), *cpu_node("c1"), *models])
-    service = DensityService(feed)
+    service = DensityService(build_view([*gpu_node("g1"), *cpu_node("c1"), *models]))
 
     async def start() -> None:
         preparation = asyncio.create_task(service.prepare())
-        for each in (feed.foreign.synced, *feed._lists.values()):
-            each.set()
+        for listed in service.view._lists:
+            listed.set()
         await preparation
 
     asyncio.run(start())
     monkeypatch.delattr("console.fit_table.assess_fit")
-    answer = query_nodes(feed.take_snapshot(), service.table, None, DensityQuery("*"), Page())
+    answer = query_nodes(service.take_snapshot(), service.table, None, DensityQuery("*"), Page())
     assert {each.node_name for each in answer.ranked_nodes} == {"g1", "c1"}

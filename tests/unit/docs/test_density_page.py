@@ -16,7 +16,7 @@ from console.density_prices import DensityPrices
 from console.density_snapshot import DensitySnapshot
 from console.fit_table import FitTable
 from tests.controlplane.process import CHECKOUT
-from tests.support.density_worlds import GIB, build_feed, gpu_node, host
+from tests.support.density_worlds import GIB, build_source, gpu_node, host
 from tests.support.documents import list_blocks
 
 PAGE = (CHECKOUT / "docs" / "density-api.md").read_text()
@@ -27,7 +27,9 @@ def test_page_has_every_route() -> None:
 
 
 def test_page_has_every_metric() -> None:
-    text = render_metrics(build_process_registry(), build_feed(gpu_node("g1")).take_snapshot(), FitTable(8192)).decode()
+    text = render_metrics(
+        build_process_registry(), build_source(gpu_node("g1")).take_snapshot(), FitTable(8192)
+    ).decode()
     served = re.findall(r"^# TYPE (pomona_density_\w+)", text, re.MULTILINE)
     assert re.findall(r"^\| `(pomona_density_\w+)`", PAGE, re.MULTILINE) == served
 
@@ -39,7 +41,7 @@ def test_prices_of_the_page_are_prices() -> None:
 
 def test_example_of_fit_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
     world = [*gpu_node("gpu-1"), *gpu_node("gpu-2", free=4 * GIB, product="NVIDIA H100 80GB HBM3"), host("studio-1")]
-    snapshot = build_feed(world).take_snapshot()
+    snapshot = build_source(world).take_snapshot()
 
     def answer_here(_target: object, _vendors: object, answer: Callable[[DensitySnapshot, FitTable], object]) -> object:
         return answer(snapshot, FitTable(8192))

@@ -36,7 +36,7 @@ DEVICE_BYTES = 1008730112
 def make_copy(*objects: tuple[Any, Obj], settings: QueueSettings = QueueSettings(SETTINGS)) -> ClusterCopy:  # noqa: B008
     made = ClusterCopy(settings)
     for resource, obj in ((MODELS, library_model()), (NODES, make_node()), *objects):
-        made.put(resource, obj)
+        made.store.put(resource, obj)
     return made
 
 
@@ -73,8 +73,8 @@ def test_new_service_gets_pods_that_wait() -> None:
 
 def test_new_service_on_hosts_gets_processes_that_wait() -> None:
     copy = make_copy((MODELS, model()), (METAL_HOSTS, host()))
-    copy.remove(MODELS, ObjectKey(NAMESPACE, "tiny"))
-    copy.put(MODELS, model())
+    copy.store.remove(MODELS, NAMESPACE, "tiny")
+    copy.store.put(MODELS, model())
     planned = plan_one(copy, manifest(replicas=2, hardware={"accelerator": "metal"}))
     assert planned == PlannedService(KEY)
     units = list_chat(copy)
@@ -94,8 +94,8 @@ def test_model_that_is_not_inspected_leaves_the_memory_unknown() -> None:
 
 def test_weights_that_are_not_fetched_yet_are_assumed() -> None:
     copy = ClusterCopy()
-    copy.put(NODES, make_node())
-    copy.put(MODELS, model(cached=False))
+    copy.store.put(NODES, make_node())
+    copy.store.put(MODELS, model(cached=False))
     planned = plan_one(copy, manifest())
     assert planned.problem is None
     assert planned.notes == ("after the weights of Model tiny have been fetched",)
@@ -121,7 +121,7 @@ def test_service_that_may_use_several_accelerators_is_split_by_their_room() -> N
         (NODES, make_node(devices=1)),
         (METAL_HOSTS, host(free_bytes=2 * GIB, runtimes=["ollama"])),
     ):
-        copy.put(resource, obj)
+        copy.store.put(resource, obj)
     planned = plan_one(copy, manifest(replicas=4, hardware={}, scheduling={"pools": ["metal", "nvidia", "amd"]}))
     assert planned.problem is None
     assert planned.notes == ("3 on metal, 1 on nvidia; amd: no node has amd.com/gpu",)
@@ -136,11 +136,11 @@ def make_served(settings: QueueSettings) -> ClusterCopy:
     copy = make_copy((INFERENCE_SERVICES, service), settings=settings)
     objects = (INFERENCE_SERVICES, service), (MODELS, library_model())
     deployment = chat_deployment(*objects, replicas=2)
-    copy.put(DEPLOYMENTS, deployment)
+    copy.store.put(DEPLOYMENTS, deployment)
     mark = {POD_TEMPLATE: read_template_mark(deployment["spec"]["template"])}
     earlier = NOW - timedelta(hours=2)
-    copy.put(PODS, queue_pod("chat-aaa-1", gated=False, node="a", devices=2, created=earlier, annotations=mark))
-    copy.put(PODS, queue_pod("chat-aaa-2", devices=2, created=earlier + timedelta(hours=1), annotations=mark))
+    copy.store.put(PODS, queue_pod("chat-aaa-1", gated=False, node="a", devices=2, created=earlier, annotations=mark))
+    copy.store.put(PODS, queue_pod("chat-aaa-2", devices=2, created=earlier + timedelta(hours=1), annotations=mark))
     return copy
 
 
@@ -210,7 +210,7 @@ def test_process_that_a_change_deletes_ends() -> None:
         (INFERENCE_SERVICES, queued_service("chat", **metal)),
         (METAL_PROCESSES, process("chat-old-0", host="studio-1", phase="Ready")),
     ):
-        copy.put(resource, obj)
+        copy.store.put(resource, obj)
     plan_one(copy, manifest(**metal, suspend=True))
     assert [unit.state for unit in list_chat(copy)] == ["ending"]
 
@@ -227,7 +227,7 @@ def test_place_of_a_pod_is_written_as_the_queue_writes_it(served: ClusterCopy) -
 
 def test_running_unit_has_the_rules_of_its_pod() -> None:
     copy = make_copy((INFERENCE_SERVICES, queued_service("chat")))
-    copy.put(
+    copy.store.put(
         DEPLOYMENTS,
         manage(
             {
@@ -247,9 +247,9 @@ def test_running_unit_has_the_rules_of_its_pod() -> None:
     zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["x"]}]}
     required = {"nodeSelectorTerms": [{**zone, **pinned}]}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
-    copy.put(PODS, {**pod, "spec": {**pod["spec"], "affinity": affinity}})
+    copy.store.put(PODS, {**pod, "spec": {**pod["spec"], "affinity": affinity}})
     (unit,) = list_chat(copy)
-    copy.put(NODES, make_node("b", zone="x"))
+    copy.store.put(NODES, make_node("b", zone="x"))
     a, b = copy.list_cells()
     assert unit.requirement.refuse(a) == "NodeRules"
     assert unit.requirement.refuse(b) == "", "the pin to the first node is none of its rules"
@@ -270,7 +270,7 @@ def make_classes() -> ClusterCopy:
     copy = ClusterCopy(QueueSettings(SETTINGS))
     nodes = [(NODES, make_node(name, 8, **labels)) for name, labels in (("slow", L4), ("fast", H100))]
     for resource, obj in ((MODELS, model()), *nodes):
-        copy.put(resource, obj)
+        copy.store.put(resource, obj)
     return copy
 
 
@@ -291,7 +291,9 @@ def test_new_service_has_the_speeds_that_the_controller_would_report() -> None:
 def test_new_service_has_as_many_classes_as_its_status_may_have() -> None:
     copy = make_classes()
     for number in range(MOST_CLASSES):
-        copy.put(NODES, make_node(f"more-{number}", 8, **{**L4, "nvidia.com/gpu.product": f"NVIDIA-More-{number}"}))
+        copy.store.put(
+            NODES, make_node(f"more-{number}", 8, **{**L4, "nvidia.com/gpu.product": f"NVIDIA-More-{number}"})
+        )
     plan_one(copy, manifest())
     assert len(list_speeds(copy)) == MOST_CLASSES
 
@@ -327,7 +329,7 @@ def test_measurement_decides_about_a_new_service() -> None:
 def test_service_on_a_host_and_one_of_several_accelerators_have_speeds() -> None:
     copy = make_classes()
     mac = host(chip="Apple M4 Max", gpuCores=40, memoryBytes=128 * GIB, budgetBytes=96 * GIB)
-    copy.put(METAL_HOSTS, mac)
+    copy.store.put(METAL_HOSTS, mac)
     plan_one(copy, manifest(hardware={"accelerator": "metal"}))
     assert list(list_speeds(copy)) == ["apple-m4-max-40c-128gb"]
     plan_one(copy, manifest(name="any", hardware={"accelerator": "auto"}))

@@ -1,0 +1,260 @@
+"""One view of the cluster for all that read it: nodes and hosts, what is free there, models, services, measurements.
+
+A reader names the kinds that it may list. The view keeps them by watches, or reads them once; what is free on a machine
+is counted by the registry of cells in either case, so that the density API, `pomona fit` and `pomona simulate` say of a
+machine what the queue does with it.
+"""
+
+import asyncio
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+import structlog
+
+from controller.placement.cell_registry import CellRegistry
+from controller.placement.foreign_pods import FOREIGN, TAKES_ROOM
+from controller.placement.machines import Machine, build_host, build_node
+from controller.placement.nodes import declare_nodes
+from controller.placement.units import Cell
+from controller.reconcile.conditions import has_condition
+from controller.reconcile.indexes import declare_indexes
+from controller.reconcile.partial_objects import declare_partial_objects
+from controller.reconcile.plan import decode_stored
+from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
+from crds.metalhost import MetalHost
+from crds.nodefitness import NodeFitness, NodeFitnessStatus
+from devices.vendors import Vendors
+from fitness.fact_freshness import FactFreshness
+from fitness.performance_store import SELECTOR, PerformanceTable, find_model_hash
+from fitness.stated_hardware import DeviceHardware, describe_node
+from kube.client import Client, Obj
+from kube.errors import Forbidden, NotFound
+from kube.resources import (
+    CONFIG_MAPS,
+    INFERENCE_SERVICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    NODE_FITNESSES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    Resource,
+)
+from kube.store import Store
+from kube.watch import reflect
+
+log = structlog.get_logger()
+
+OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
+_LIVE: Final = "status.phase!=Succeeded,status.phase!=Failed"
+_SOME_LACK: Final = frozenset({RESOURCE_SLICES, RESOURCE_CLAIMS})
+"""Kinds that some clusters do not have."""
+_MOST_MESSAGE: Final = 500
+
+
+class ViewedKind(NamedTuple):
+    """The objects of a kind that a view has, as the server selects them."""
+
+    resource: Resource
+    namespace: str | None = None
+    label_selector: str = ""
+    field_selector: str = ""
+    keep_part: Callable[[Obj], Obj] | None = None
+    """Returns the part of an object that is kept; None: that which the controller keeps."""
+
+
+MEASUREMENTS: Final = ViewedKind(CONFIG_MAPS, CONTROLLER_NAMESPACE, SELECTOR)
+OUR_PODS: Final = ViewedKind(PODS, None, OURS, _LIVE)
+MACHINE_KINDS: Final[Sequence[ViewedKind]] = (
+    *map(ViewedKind, (NODE_FITNESSES, NODES, METAL_HOSTS, MODELS, INFERENCE_SERVICES, METAL_PROCESSES)),
+    MEASUREMENTS,
+    OUR_PODS,
+)
+"""All from which it follows what fits where, and at what cost."""
+
+
+class ClusterView:
+    """The objects of some kinds, and what follows from them.
+
+    Args:
+        vendors: the table of accelerators.
+        kinds: the kinds that the reader may list. With pods among them, all pods that are not ours are counted, too.
+        clock: seconds that never go back.
+        read_time: the time of day.
+        is_alive: returns whether a host, by its name, is alive; None: its condition Ready says it.
+    """
+
+    def __init__(
+        self,
+        vendors: Vendors,
+        kinds: Sequence[ViewedKind] = MACHINE_KINDS,
+        clock: Callable[[], float] = time.monotonic,
+        read_time: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        is_alive: Callable[[str], bool] | None = None,
+    ) -> None:
+        self.vendors = vendors
+        self.kinds = kinds
+        self.store = Store()
+        self.measured = PerformanceTable()
+        self.freshness = FactFreshness(clock, read_time)
+        self._clock = clock
+        self._is_alive = is_alive or self._is_ready
+        self._listed = {kind.resource: asyncio.Event() for kind in kinds}
+        self._machines: dict[str, Machine] = {}
+        """By `Cell.id`."""
+        self._changed: set[str] = set()
+        """Names of nodes and hosts whose reports have changed since their machines were built."""
+        self._stale: frozenset[str] = frozenset()
+        """Nodes whose machines were built as stale."""
+        self._listeners: list[Callable[[str], None]] = []
+        declare_indexes(self.store)
+        declare_partial_objects(self.store)
+        declare_nodes(self.store, vendors)
+        for kind in kinds:
+            if kind.keep_part is not None:
+                self.store.reduce(kind.resource, kind.keep_part)
+        self.store.subscribe(self._take_change)
+
+    @functools.cached_property
+    def registry(self) -> CellRegistry:
+        """The cells of nodes and hosts. A reader that asks for none pays for none."""
+        return CellRegistry(
+            self.store, self.vendors, self._is_alive, clock=self._clock, has_plain_nodes=bool(self.kinds)
+        )
+
+    @property
+    def _lists(self) -> Sequence[asyncio.Event]:
+        foreign = [self.registry.foreign.synced] if PODS in self._listed else []
+        return [*self._listed.values(), *foreign]
+
+    @property
+    def is_complete(self) -> bool:
+        """True once everything was listed."""
+        return all(listed.is_set() for listed in self._lists)
+
+    async def wait_until_complete(self) -> None:
+        """Wait until everything was listed."""
+        for listed in self._lists:
+            await listed.wait()
+
+    async def follow(self, client: Client) -> None:
+        """Follow the cluster for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for kind in self.kinds:
+                tasks.create_task(
+                    reflect(
+                        client,
+                        self.store,
+                        kind.resource,
+                        kind.namespace,
+                        label_selector=kind.label_selector,
+                        field_selector=kind.field_selector,
+                        synced=self._listed[kind.resource],
+                    )
+                )
+            if PODS in self._listed:
+                tasks.create_task(self.registry.foreign.follow(client))
+
+    async def read_once(self, client: Client) -> Mapping[Resource, Forbidden]:
+        """Read the cluster once, and return the refusals of what the user may not read.
+
+        Raises:
+            ApiError: the API server refuses for another reason.
+            Unreachable: the API server does not answer.
+        """
+        refusals = dict[Resource, Forbidden]()
+        for kind in self.kinds:
+            part = functools.partial(self.store.keep_part, kind.resource)
+            try:
+                listed = await client.list(
+                    kind.resource,
+                    kind.namespace,
+                    label_selector=kind.label_selector,
+                    field_selector=kind.field_selector,
+                    part=part,
+                )
+            except Forbidden as error:
+                refusals[kind.resource] = error
+            except NotFound:
+                if kind.resource not in _SOME_LACK:
+                    raise
+            else:
+                self.store.replace(kind.resource, listed.items, namespace=kind.namespace)
+        if PODS in self._listed and PODS not in refusals:
+            foreign = self.registry.foreign
+            listed = await client.list(PODS, label_selector=FOREIGN, field_selector=TAKES_ROOM, read=foreign.read)
+            foreign.replace(PODS, listed.items)
+        return refusals
+
+    def subscribe_measurements(self, listener: Callable[[str], None]) -> None:
+        """Call `listener(model_hash)` after each change of the measurements of a model."""
+        self._listeners.append(listener)
+
+    @property
+    def revision(self) -> object:
+        """A key that is equal as long as nothing has changed."""
+        return self.store.revision, self.registry.revision, self.freshness.list_stale()
+
+    def list_machines(self) -> Mapping[str, Machine]:
+        """Return all nodes and hosts by name; a host that has the name of a node is named `host/NAME`."""
+        stale = self.freshness.list_stale()
+        changed, self._changed = self._changed | (stale ^ self._stale), set()
+        self._stale = stale
+        cells, machines = self.registry.cells, dict[str, Machine]()
+        for cell_id, cell in cells.items():
+            machine = self._machines.get(cell_id)
+            if machine is None or machine.cell is not cell or cell.name in changed:
+                machine = self._build_machine(cell, is_stale=cell.name in stale)
+            machines[cell_id] = machine
+        self._machines = machines
+        return {self.name_machine(machine.cell): machine for machine in machines.values()}
+
+    def name_machine(self, cell: Cell) -> str:
+        """Return the name under which `list_machines` has the machine of a cell."""
+        return cell.id if cell.kind == "host" and f"node/{cell.name}" in self._machines else cell.name
+
+    def describe_hardware(
+        self, node: str, labels: Mapping[str, str]
+    ) -> tuple[DeviceHardware, NodeFitnessStatus | None]:
+        """Return the hardware of a node with these labels, and what its agent reports; None: nothing."""
+        stored = self.store.get(NODE_FITNESSES, node)
+        decoded = decode_stored(self.store, NODE_FITNESSES, [stored] if stored is not None else [], NodeFitness)
+        report = decoded[0].status if decoded else None
+        return describe_node(labels, report, self.vendors), report
+
+    def _build_machine(self, cell: Cell, *, is_stale: bool) -> Machine:
+        if cell.node is not None:
+            hardware, report = self.describe_hardware(cell.name, cell.node["metadata"]["labels"])
+            return build_node(cell, hardware, report, self.vendors, is_stale=is_stale)
+        stored = self.store.get(METAL_HOSTS, cell.name)
+        (host,) = decode_stored(self.store, METAL_HOSTS, [stored] if stored is not None else [], MetalHost)
+        return build_host(cell, host.status, is_stale=not self._is_ready(cell.name))
+
+    def _is_ready(self, host: str) -> bool:
+        """Return whether the controller has found a host alive: only it sees the Leases all the time."""
+        return has_condition(self.store.get(METAL_HOSTS, host) or {}, "Ready")
+
+    def _take_change(self, resource: Resource, _old: Obj | None, new: Obj | None) -> None:
+        obj = new or _old or {}
+        if resource in {NODE_FITNESSES, METAL_HOSTS}:
+            self._changed.add(obj["metadata"]["name"])
+        if resource == NODE_FITNESSES:
+            status = (new or {}).get("status") or {}
+            self.freshness.note(obj["metadata"]["name"], status.get("observedAt"))
+        elif resource == CONFIG_MAPS and obj["metadata"].get("namespace") == CONTROLLER_NAMESPACE:
+            self._take_measurements(obj, is_gone=new is None)
+
+    def _take_measurements(self, config_map: Obj, *, is_gone: bool) -> None:
+        if is_gone:
+            self.measured.remove(config_map["metadata"]["name"])
+        else:
+            for problem in self.measured.update(config_map):
+                log.warning("measurement_ignored", problem=str(problem)[:_MOST_MESSAGE])
+        for listener in self._listeners:
+            listener(find_model_hash(config_map))

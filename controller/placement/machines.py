@@ -1,0 +1,181 @@
+"""The machines on which models fit: each node and host with its cell, and with what its agent reports beside it.
+
+The cell says how many devices and how much memory are free, as the queue counts. What the agent has seen of each device
+says how full the free ones are: those that pods hold count as the fullest ones, so that a replica that still loads is
+subtracted although its device looks empty.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from controller.placement.units import MEMORY, Cell
+from crds.metalhost import MetalHostStatus
+from crds.nodefitness import NodeFitnessStatus
+from devices.node_labels import read_share
+from devices.vendors import Vendor, Vendors
+from fitness.serving_devices import ServingDevices
+from fitness.stated_hardware import DeviceHardware, describe_host
+
+_STEPS: Final = 128
+"""Free memory is rounded down to this part of a device, so that machines that are almost alike are assessed once."""
+_COUNTS: Final = (1, 2, 4, 8, 16)
+"""Devices of a replica: engines divide a model among powers of two."""
+
+
+class Machine(NamedTuple):
+    """A node or host, and the replicas that could be there."""
+
+    cell: Cell
+    accelerator: str
+    """nvidia, amd, intel-gaudi, intel, metal, or cpu for a node without devices; empty: unknown."""
+    report: NodeFitnessStatus | MetalHostStatus
+    """What its agent reports; empty if it reports nothing."""
+    is_stale: bool
+    """Its agent is silent: nothing is placed by its facts."""
+    hardware: DeviceHardware = DeviceHardware()
+    """The devices of a node."""
+    free_memory: int | None = None
+    """Memory of the machine that is neither used nor requested; of a host the free part of its budget. None: unknown.
+    """
+    bases: tuple[ServingDevices, ...] = ()
+    """Devices of a replica if nothing else runs there, by the number of its devices; empty: the hardware is unknown."""
+    free_bytes: tuple[int, ...] = ()
+    """Free memory of each device that no pod holds, the emptiest first; of a processor or host that of the machine."""
+    replicas: tuple[ServingDevices, ...] = ()
+    """Devices of a further replica now, by the number of its devices."""
+    device_share: float | None = 1.0
+    """Part of a device that each one is which pods request: less where they share it; None: unknown."""
+
+    @property
+    def last_seen(self) -> str | None:
+        """When the facts of a node were read; None: that is not stated."""
+        return self.report.observed_at if isinstance(self.report, NodeFitnessStatus) else None
+
+    @property
+    def exclusion(self) -> str:
+        """Return why nothing is placed there; empty: it may be."""
+        return "its facts are stale" if self.is_stale else self.cell.closed_message
+
+    @property
+    def is_exclusive(self) -> bool:
+        """True if a pod holds its devices alone."""
+        return self.cell.kind == "node" and self.accelerator != "cpu" and not self.hardware.is_shared
+
+
+def build_node(
+    cell: Cell, hardware: DeviceHardware, report: NodeFitnessStatus | None, vendors: Vendors, *, is_stale: bool
+) -> Machine:
+    """Return the machine of a node.
+
+    Args:
+        cell: its cell.
+        hardware: its devices, as labels and its agent state them.
+        report: what its node agent reports; None: nothing.
+        vendors: the table of vendors.
+        is_stale: its node agent is silent.
+    """
+    report = report or NodeFitnessStatus()
+    known = [each for each in (report.available_bytes, cell.free.get(MEMORY)) if each is not None]
+    memory = max(0, min(known)) if known else None
+    vendor = vendors.get(hardware.vendor)
+    is_known = vendor is not None
+    bases, free = _describe_room(cell, hardware.round_down(), report, memory) if is_known else ((), ())
+    return Machine(
+        cell=cell,
+        accelerator=hardware.vendor,
+        report=report,
+        is_stale=is_stale,
+        hardware=hardware,
+        free_memory=memory,
+        bases=bases,
+        free_bytes=free,
+        replicas=list_replicas(bases, free),
+        device_share=_find_share(hardware.vendor, vendor, cell.node["metadata"]["labels"] if cell.node else {}),
+    )
+
+
+def build_host(cell: Cell, report: MetalHostStatus, *, is_stale: bool) -> Machine:
+    """Return the machine of a host."""
+    is_known = report.available_bytes is not None
+    free = (cell.free[MEMORY],) if is_known else ()
+    bases = (describe_host(report),) if is_known else ()
+    return Machine(
+        cell=cell,
+        accelerator="metal",
+        report=report,
+        is_stale=is_stale,
+        free_memory=free[0] if free else None,
+        bases=bases,
+        free_bytes=free,
+        replicas=list_replicas(bases, free),
+    )
+
+
+def list_replicas(bases: Sequence[ServingDevices], free_bytes: Sequence[int]) -> tuple[ServingDevices, ...]:
+    """Return what a further replica would have, for each number of devices that are free; for one in any case."""
+    return tuple(
+        base._replace(free_bytes=_round_free(base, free_bytes[count - 1] if count <= len(free_bytes) else 0))
+        for base in bases
+        if (count := base.device_count) == 1 or count <= len(free_bytes)
+    )
+
+
+def take_room(machine: Machine, count: int, needed_bytes: int) -> tuple[int, ...]:
+    """Return the free memory of a machine with a further replica there.
+
+    Args:
+        machine: the machine.
+        count: devices of the replica, of which it takes the emptiest.
+        needed_bytes: what it takes of each.
+    """
+    taken, rest = machine.free_bytes[:count], machine.free_bytes[count:]
+    if machine.is_exclusive:
+        return rest
+    return tuple(sorted((*(max(0, each - needed_bytes) for each in taken), *rest), reverse=True))
+
+
+def _round_free(base: ServingDevices, free: int) -> int:
+    """Return free memory, rounded down; that of an idle device is not rounded."""
+    step = max(1, (base.memory_bytes or free) // _STEPS)
+    return free if free == base.memory_bytes else free // step * step
+
+
+def _describe_room(
+    cell: Cell, hardware: DeviceHardware, report: NodeFitnessStatus, memory: int | None
+) -> tuple[tuple[ServingDevices, ...], tuple[int, ...]]:
+    """Return the replicas of an idle node, and the free memory of each device; empty: they are unknown."""
+    if hardware.vendor == "cpu":
+        replica = hardware.describe_replica(0)
+        return ((replica,), (memory,)) if replica.device_class and memory is not None else ((), ())
+    counted = cell.devices or frozenset()
+    sizes = _list_devices(hardware, report, sum(cell.total[name] for name in counted))
+    bases = tuple(_describe_base(hardware, count) for count in _COUNTS if count <= len(sizes))
+    if counted and not hardware.is_shared:
+        held = sum(cell.total[name] - cell.free[name] for name in counted)
+        return bases, tuple(sizes[: max(0, len(sizes) - held)])
+    return bases, tuple(sizes)
+
+
+def _describe_base(hardware: DeviceHardware, count: int) -> ServingDevices:
+    replica = hardware.describe_replica(count, hardware.partition)
+    stated = [size for size in hardware.memory_bytes if size is not None]
+    # The labels of a node whose devices are partitions state the memory of one partition.
+    return replica if replica.memory_bytes or not stated else replica._replace(memory_bytes=min(stated))
+
+
+def _list_devices(hardware: DeviceHardware, report: NodeFitnessStatus, count: int) -> list[int]:
+    """Return the free memory of each device by what is observed, the emptiest first, without those of unknown size."""
+    observed: Sequence[int | None]
+    if hardware.lists_devices:
+        observed = [each.memory_bytes if each.free_bytes is None else each.free_bytes for each in report.devices]
+    else:
+        observed = (hardware.memory_bytes or (hardware.describe_replica(1).memory_bytes,)) * count
+    return sorted((size for size in observed if size is not None), reverse=True)
+
+
+def _find_share(accelerator: str, vendor: Vendor | None, labels: Mapping[str, str]) -> float | None:
+    """Return the part of a device that each one is which pods request, by the labels of the vendor's labeller."""
+    share = read_share(accelerator, vendor, labels) if vendor is not None else None
+    if share is None:
+        return 1.0
+    return 1 / share.pods if share.pods > 1 else None
