@@ -18,9 +18,6 @@ DEFAULT_ANNOTATION_PREFIX: Final = GROUP
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 _PERCENT: Final = 100
 _UTILIZATION_STEPS: Final = 20
-_BANDWIDTH_STEP: Final = 4 * 10**9
-"""Bytes a second. Each node measures a little different bandwidth of its processor, and has a little different memory:
-estimates of all models for each of them would take seconds."""
 
 
 class ScoringFacts(NamedTuple):
@@ -58,11 +55,7 @@ def read_node(
         vendors: the table of vendors.
         annotation_prefix: prefix of the annotations with utilization and cost.
     """
-    found = describe_node(labels, fitness, vendors)
-    hardware = found._replace(
-        node_memory_bytes=_round_down(found.node_memory_bytes, GIB),
-        processor_bandwidth_bytes_per_second=_round_down(found.processor_bandwidth_bytes_per_second, _BANDWIDTH_STEP),
-    )
+    hardware = describe_node(labels, fitness, vendors).round_down()
     names = [f"{annotation_prefix}/{name}" for name in ("gpu.util", "cost")]
     stated_util, stated_cost = (annotations.get(name) for name in names)
     util, cost = _read_number(stated_util, most=1.0), _read_number(stated_cost)
@@ -79,11 +72,6 @@ def read_node(
         free = tuple(None if each.free_bytes is None else each.free_bytes // GIB for each in fitness.devices)
     steps = None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS
     return NodeReading(ScoringFacts(hardware, steps, cost, free), ignored)
-
-
-def _round_down(amount: int | None, step: int) -> int | None:
-    """Return the largest multiple of a step that is not larger; an amount below the first one stays."""
-    return amount if amount is None or amount < step else amount // step * step
 
 
 def _read_number(text: str | None, most: float = math.inf) -> float | None:

@@ -7,11 +7,12 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from controller.placement.cluster_view import ClusterView
 from devices.limits import raise_descriptor_limit
 from devices.vendors import VENDORS, Vendors
 from extender.answers import Answers
 from extender.extender_metrics import ExtenderMetrics
-from extender.feed import ExtenderFeed
+from extender.feed import ExtenderFeed, list_kinds
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.score import ScoreWeights
 from extender.server import ExtenderServer, listen_to_scheduler
@@ -46,10 +47,11 @@ class ExtenderOptions(NamedTuple):
 async def run(client: Client, options: ExtenderOptions, estimate_speed: EstimateSpeed) -> None:
     """Answer schedulers until cancelled; before the lists are in, every node passes. Raises OSError: no port."""
     raise_descriptor_limit()
-    table = SpeedTable(options.vendors, options.weights, estimate_speed)
-    feed = ExtenderFeed(table, options.vendors, options.annotation_prefix)
+    view = ClusterView(options.vendors, list_kinds(options.vendors, options.annotation_prefix))
+    table = SpeedTable(options.vendors, options.weights, estimate_speed, view.measured)
+    feed = ExtenderFeed(table, view, options.annotation_prefix)
     metrics = ExtenderMetrics(table)
-    server = ExtenderServer(Answers(feed, options.weights, metrics), metrics, lambda: feed.is_complete)
+    server = ExtenderServer(Answers(feed, options.weights, metrics), metrics, lambda: view.is_complete)
     async with contextlib.AsyncExitStack() as listeners:
         _, port = await listeners.enter_async_context(listen_to_scheduler(server, options.address, options.port))
         if options.metrics_address is not None:
@@ -57,7 +59,7 @@ async def run(client: Client, options: ExtenderOptions, estimate_speed: Estimate
         log.info("extender_listening", address=options.address, port=port)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(feed.run(client))
-            await feed.wait_complete()
+            await view.wait_until_complete()
             keep_lists_out_of_collection()
             log.info("store_complete", nodes=table.node_count)
 

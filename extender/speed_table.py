@@ -23,7 +23,6 @@ from fitness.performance import MeasuredPerformance
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
 from fitness.stated_hardware import DeviceHardware
-from kube.client import Obj
 
 MOST_ENTRIES: Final = 1_000_000
 """Nodes of all boards together: some 40 MB."""
@@ -103,6 +102,7 @@ class SpeedTable:
         vendors: the table of vendors.
         weights: weights of the score.
         estimate_speed: estimates what was not measured.
+        measured: the measurements; `forget_speeds` is called after each change of them.
         most_entries: nodes of all boards together.
     """
 
@@ -111,6 +111,7 @@ class SpeedTable:
         vendors: Vendors,
         weights: ScoreWeights,
         estimate_speed: EstimateSpeed,
+        measured: PerformanceTable,
         most_entries: int = MOST_ENTRIES,
     ) -> None:
         self._vendors = vendors
@@ -118,7 +119,7 @@ class SpeedTable:
         self._neutral = neutral_score(weights)
         self._estimate_speed = estimate_speed
         self._most_entries = most_entries
-        self._measured = PerformanceTable()
+        self.measured = measured
         self._facts: dict[str, ScoringFacts] = {}
         self._groups: dict[DeviceHardware, dict[ScoringFacts, dict[str, None]]] = {}
         """Names of the nodes with equal facts, by their hardware."""
@@ -168,16 +169,10 @@ class SpeedTable:
             self._pieces.pop(name, None)
             self._note_change(name)
 
-    def set_measurements(self, config_map: Obj) -> tuple[str, ...]:
-        """Take the measurements of a ConfigMap; return what is damaged in it, in words."""
-        damaged = self._measured.update(config_map)
-        self._forget_speeds()
-        return tuple(map(str, damaged))
-
-    def remove_measurements(self, config_map_name: str) -> None:
-        """Forget the measurements of a ConfigMap that is gone."""
-        self._measured.remove(config_map_name)
-        self._forget_speeds()
+    def forget_speeds(self) -> None:
+        """Forget what follows from the measurements: one of them has changed."""
+        self._speeds.clear()
+        self._measurements += 1
 
     def find_board(self, subject: ScoringSubject, served: ServedModel | None = None) -> ScoreBoard:
         """Return the answers for a subject, which hold until something changes.
@@ -188,7 +183,7 @@ class SpeedTable:
         """
         board = self._boards.pop(subject, None)
         if board is None or board.revision != self._revision or board.scale.measurements != self._measurements:
-            measured = self._measured.list_classes(subject.model_hash, subject.namespace)
+            measured = self.measured.list_classes(subject.model_hash, subject.namespace)
             if served is None and not measured:
                 # Anyone may ask for a hash that does not exist: nothing is kept for it.
                 self._speeds.pop(subject, None)
@@ -223,7 +218,7 @@ class SpeedTable:
         if served is None or (subject.device_count and hardware.vendor != subject.accelerator):
             return None
         devices = hardware.describe_replica(subject.device_count, subject.partition)
-        return self._estimate_speed(served, devices, ScopedCorrections(self._measured.corrections, subject.namespace))
+        return self._estimate_speed(served, devices, ScopedCorrections(self.measured.corrections, subject.namespace))
 
     def _renew_board(
         self, board: ScoreBoard | None, subject: ScoringSubject, speeds: Mapping[DeviceHardware, float | None]
@@ -313,7 +308,3 @@ class SpeedTable:
             del groups[facts]
         if not groups:
             del self._groups[facts.hardware]
-
-    def _forget_speeds(self) -> None:
-        self._speeds.clear()
-        self._measurements += 1

@@ -39,10 +39,15 @@ class FactFreshness:
         elif known.observed_at != observed_at:
             self._reports[name] = _Report(observed_at, self._clock())
 
+    def is_stale(self, name: str) -> bool:
+        """Return whether a reporter is silent; False for one that was never heard."""
+        report = self._reports.get(name)
+        return report is not None and self._clock() - report.seen_at > STALE_SECONDS
+
     def list_stale(self) -> frozenset[str]:
         """Return all reporters that are silent."""
-        oldest = self._clock() - STALE_SECONDS
-        return frozenset(name for name, report in self._reports.items() if report.seen_at < oldest)
+        now = self._clock()
+        return frozenset(name for name, report in self._reports.items() if now - report.seen_at > STALE_SECONDS)
 
     def _read_age(self, observed_at: str) -> float:
         """Return the age of a heartbeat by the time of day: all of it if it cannot be read, 0 if it is of later."""

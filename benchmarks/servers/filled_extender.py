@@ -11,12 +11,13 @@ import sys
 import msgspec
 import uvloop
 
+from controller.placement.cluster_view import ClusterView
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from devices.vendors import VENDORS
 from extender.answers import Answers
 from extender.extender_metrics import ExtenderMetrics
-from extender.feed import ExtenderFeed
+from extender.feed import ExtenderFeed, list_kinds
 from extender.run import keep_lists_out_of_collection
 from extender.score import ScoreWeights
 from extender.server import ExtenderServer, listen_to_scheduler
@@ -42,15 +43,15 @@ def fill(feed: ExtenderFeed, nodes: int, services: int) -> None:
         model, service = api_objects.model(), api_objects.service(name, status=known, modelRef=name)
         model["spec"]["source"] = f"http://models.example/{name}.gguf"
         model["metadata"] |= {"name": name, "uid": name}
-        feed.store.put(MODELS, model)
-        feed.store.put(INFERENCE_SERVICES, service)
+        feed.view.store.put(MODELS, model)
+        feed.view.store.put(INFERENCE_SERVICES, service)
         served = msgspec.convert(service, InferenceService)
         model_hash = hash_model(msgspec.convert(model, Model), "vllm", served.spec)
         speeds = {f"nvidia-device-{each}x1": 10.0 + each for each in range(0, len(PRODUCTS), 2)}
         data = {key: encode_record(MeasuredPerformance(tokens_per_second=value)) for key, value in speeds.items()}
         stored = build_config_map(model_hash, data)
         stored["metadata"] |= {"uid": name, "resourceVersion": "1"}
-        feed.store.put(CONFIG_MAPS, stored)
+        feed.view.store.put(CONFIG_MAPS, stored)
 
 
 def name_node(number: int) -> str:
@@ -66,13 +67,14 @@ def put_node(feed: ExtenderFeed, number: int, version: int) -> None:
     annotations = {f"{PREFIX}/gpu.util": f"{(kind + version) % 20 / 20}", f"{PREFIX}/cost": f"{kind // 20 % 5}"}
     metadata = {"name": name, "uid": name, "resourceVersion": str(version)}
     node: Obj = {"metadata": metadata | {"labels": labels, "annotations": annotations}}
-    feed.store.put(NODES, feed.read_node_part(msgspec.Raw(msgspec.json.encode(node))))
+    feed.view.store.put(NODES, node)
 
 
 async def main(nodes: int, services: int) -> None:
     """Serve until standard input ends."""
-    table = SpeedTable(VENDORS, ScoreWeights(), estimate_tokens_per_second)
-    feed = ExtenderFeed(table, VENDORS, PREFIX)
+    view = ClusterView(VENDORS, list_kinds(VENDORS, PREFIX))
+    table = SpeedTable(VENDORS, ScoreWeights(), estimate_tokens_per_second, view.measured)
+    feed = ExtenderFeed(table, view, PREFIX)
     fill(feed, nodes, services)
     metrics = ExtenderMetrics(table)
     server = ExtenderServer(Answers(feed, ScoreWeights(), metrics), metrics, lambda: True)

@@ -29,7 +29,7 @@ from crds.nodefitness import NodeFitness, NodeFitnessStatus
 from devices.vendors import Vendors
 from fitness.fact_freshness import FactFreshness
 from fitness.performance_store import SELECTOR, PerformanceTable, find_model_hash
-from fitness.stated_hardware import DeviceHardware, describe_node
+from fitness.stated_hardware import describe_node
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.resources import (
@@ -115,10 +115,11 @@ class ClusterView:
         self._listeners: list[Callable[[str], None]] = []
         declare_indexes(self.store)
         declare_partial_objects(self.store)
-        declare_nodes(self.store, vendors)
-        for kind in kinds:
-            if kind.keep_part is not None:
-                self.store.reduce(kind.resource, kind.keep_part)
+        parts = {kind.resource: kind.keep_part for kind in kinds if kind.keep_part is not None}
+        if NODES not in parts:
+            declare_nodes(self.store, vendors)
+        for resource, keep_part in parts.items():
+            self.store.reduce(resource, keep_part)
         self.store.subscribe(self._take_change)
 
     @functools.cached_property
@@ -219,18 +220,16 @@ class ClusterView:
         """Return the name under which `list_machines` has the machine of a cell."""
         return cell.id if cell.kind == "host" and f"node/{cell.name}" in self._machines else cell.name
 
-    def describe_hardware(
-        self, node: str, labels: Mapping[str, str]
-    ) -> tuple[DeviceHardware, NodeFitnessStatus | None]:
-        """Return the hardware of a node with these labels, and what its agent reports; None: nothing."""
+    def find_report(self, node: str) -> NodeFitnessStatus | None:
+        """Return what a node agent reports; None: nothing."""
         stored = self.store.get(NODE_FITNESSES, node)
         decoded = decode_stored(self.store, NODE_FITNESSES, [stored] if stored is not None else [], NodeFitness)
-        report = decoded[0].status if decoded else None
-        return describe_node(labels, report, self.vendors), report
+        return decoded[0].status if decoded else None
 
     def _build_machine(self, cell: Cell, *, is_stale: bool) -> Machine:
         if cell.node is not None:
-            hardware, report = self.describe_hardware(cell.name, cell.node["metadata"]["labels"])
+            report = self.find_report(cell.name)
+            hardware = describe_node(cell.node["metadata"]["labels"], report, self.vendors)
             return build_node(cell, hardware, report, self.vendors, is_stale=is_stale)
         stored = self.store.get(METAL_HOSTS, cell.name)
         (host,) = decode_stored(self.store, METAL_HOSTS, [stored] if stored is not None else [], MetalHost)

@@ -12,6 +12,7 @@ from extender.run import DEFAULT_PORT
 from extender.score import ScoreWeights, compute_score
 from extender.server import VERBS
 from extender.speed_table import SpeedTable
+from fitness.performance_store import PerformanceTable
 from tests.controlplane.process import CHECKOUT
 from tests.support.documents import list_blocks
 
@@ -49,7 +50,8 @@ def test_table_of_weights_has_the_options_variables_and_values() -> None:
 
 
 def test_every_metric_is_listed_with_its_type_and_labels() -> None:
-    metrics = ExtenderMetrics(SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None))
+    table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None, PerformanceTable())
+    metrics = ExtenderMetrics(table)
     metrics.count_request("filter", "scored", 0.001)
     served = {_describe(each) for each in metrics.registry.collect() if not OF_THE_PROCESS.match(each.name)}
     rows = list_rows("Routes and metrics", 4)[1:]

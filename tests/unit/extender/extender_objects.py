@@ -10,6 +10,7 @@ from crds.model import Model
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from devices.vendors import VENDORS
 from extender.node_facts import ScoringFacts, read_node
+from extender.speed_table import SpeedTable
 from extender.subject import ScoringSubject, ServedModel
 from extender.wire import PodFacts
 from fitness.performance import MeasuredPerformance
@@ -67,6 +68,12 @@ def measured(model_hash: str = HASH, /, **speeds: float) -> Obj:
         for key, speed in speeds.items()
     }
     return build_config_map(model_hash, data)
+
+
+def measure(table: SpeedTable, config_map: Obj) -> None:
+    """Let a table know measurements."""
+    table.measured.update(config_map)
+    table.forget_speeds()
 
 
 def args_body(labels: dict[str, str], names: list[str], namespace: str = "team", gpus: int = 1) -> bytes:

@@ -14,6 +14,7 @@ from extender.extender_metrics import ExtenderMetrics, Verb
 from extender.score import ScoreWeights
 from extender.speed_table import ScoreBoard, SpeedTable
 from extender.wire import PodFacts
+from fitness.performance_store import PerformanceTable
 from tests.unit.extender.extender_objects import (
     GIB,
     H100_LABELS,
@@ -23,6 +24,7 @@ from tests.unit.extender.extender_objects import (
     SHARED,
     args_body,
     facts,
+    measure,
     measured,
     subject,
 )
@@ -36,13 +38,15 @@ class Boards:
     """A knowledge of the pods of one service of namespace team, which needs 30 GiB."""
 
     def __init__(self) -> None:
-        self.table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None)
+        self.table = SpeedTable(
+            VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None, PerformanceTable()
+        )
         self.table.set_node("sim-0", facts(L4_LABELS))
         self.table.set_node("sim-1", facts(H100_LABELS))
         self.table.set_node("sim-2", facts(MI300_LABELS))
         full = facts(H100_LABELS | SHARED, memory_bytes=80 * GIB, free_bytes=GIB, device_class="nvidia-h100x1")
         self.table.set_node("sim-3", full)
-        self.table.set_measurements(measured(nvidia_h100_80gb_hbm3x1=100, nvidia_h100_80gb_hbm3x2=150))
+        measure(self.table, measured(nvidia_h100_80gb_hbm3x1=100, nvidia_h100_80gb_hbm3x2=150))
         self.asked: list[PodFacts] = []
         self.defect: Exception | None = None
 

@@ -15,6 +15,7 @@ from extender.score import ScoreWeights
 from extender.server import ExtenderServer
 from extender.speed_table import ScoreBoard, SpeedTable
 from extender.wire import PodFacts
+from fitness.performance_store import PerformanceTable
 from gateway.http.whole_answers import serve_answers
 from gateway.http.whole_body import BodyLimits
 from tests.support.eventually import eventually
@@ -35,7 +36,8 @@ class Extender:
     """The server on a free port, and whether its lists are complete."""
 
     def __init__(self) -> None:
-        metrics = ExtenderMetrics(SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None))
+        table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None, PerformanceTable())
+        metrics = ExtenderMetrics(table)
         self.is_ready = True
         self.server = ExtenderServer(Answers(Nothing(), ScoreWeights(), metrics), metrics, lambda: self.is_ready)
         self.answers = self.server.build(BodyLimits(1_000_000, 1_050_000))

@@ -13,7 +13,7 @@ from extender.speed_table import MOST_BOARDS, ScoreBoard, SpeedTable
 from extender.subject import ServedModel
 from fitness.corrections import CorrectionSource
 from fitness.performance import MeasuredPerformance
-from fitness.performance_store import build_config_map, encode_record
+from fitness.performance_store import PerformanceTable, build_config_map, encode_record
 from fitness.serving_devices import ServingDevices
 from tests.unit.extender.extender_objects import (
     GIB,
@@ -24,6 +24,7 @@ from tests.unit.extender.extender_objects import (
     SERVED,
     SHARED,
     facts,
+    measure,
     measured,
     subject,
 )
@@ -50,7 +51,7 @@ def estimates() -> Estimates:
 
 @pytest.fixture
 def table(estimates: Estimates) -> SpeedTable:
-    table = SpeedTable(VENDORS, ScoreWeights(), estimates)
+    table = SpeedTable(VENDORS, ScoreWeights(), estimates, PerformanceTable())
     table.set_node("l4", facts(L4_LABELS))
     table.set_node("h100", facts(H100_LABELS))
     table.set_node("plain", facts({}))
@@ -64,31 +65,31 @@ def scores(board: ScoreBoard, *names: str) -> list[int]:
 
 
 def test_faster_class_has_the_higher_score(table: SpeedTable) -> None:
-    table.set_measurements(measured(nvidia_l4x1=20, nvidia_h100_80gb_hbm3x1=100))
+    measure(table, measured(nvidia_l4x1=20, nvidia_h100_80gb_hbm3x1=100))
     assert scores(table.find_board(subject(), SERVED), "h100", "l4", "plain", "unknown") == [10, 4, 3, 3]
 
 
 def test_measurement_comes_before_the_estimate(table: SpeedTable, estimates: Estimates) -> None:
-    table.set_measurements(measured(nvidia_l4x1=100))
+    measure(table, measured(nvidia_l4x1=100))
     assert scores(table.find_board(subject(), SERVED), "h100", "l4") == [7, 10]
     assert estimates.asked == ["nvidia-h100-80gb-hbm3x1"]
 
 
 def test_measurement_of_another_number_of_devices_does_not_count(table: SpeedTable) -> None:
-    table.set_measurements(measured(nvidia_l4x2=100, nvidia_h100_80gb_hbm3x1=10))
+    measure(table, measured(nvidia_l4x2=100, nvidia_h100_80gb_hbm3x1=10))
     assert scores(table.find_board(subject(device_count=2), SERVED), "l4", "h100") == [10, 7]
 
 
 def test_measurement_of_a_tenant_counts_in_its_namespace_alone(table: SpeedTable) -> None:
     record = encode_record(MeasuredPerformance(tokens_per_second=1e6))
-    table.set_measurements(build_config_map(HASH, {"nvidia-l4x1_rogue": record}))
+    measure(table, build_config_map(HASH, {"nvidia-l4x1_rogue": record}))
     assert scores(table.find_board(subject(), SERVED), "l4", "h100") == [3, 10]
     forged = subject()._replace(namespace="rogue")
     assert scores(table.find_board(forged, SERVED), "l4", "h100") == [10, 3]
 
 
 def test_utilization_and_cost_count_against_a_node(table: SpeedTable) -> None:
-    table.set_measurements(measured(nvidia_l4x1=20))
+    measure(table, measured(nvidia_l4x1=20))
     table.set_node("busy", facts(L4_LABELS, {"inference.pomona.dev/gpu.util": "1"}))
     table.set_node("dear", facts(L4_LABELS, {"inference.pomona.dev/cost": "4"}))
     table.set_node("cheap", facts(L4_LABELS, {"inference.pomona.dev/cost": "1"}))
@@ -102,7 +103,7 @@ def test_misfits_are_rejected_and_do_not_set_the_pace(table: SpeedTable) -> None
         "full",
         facts(H100_LABELS | SHARED, memory_bytes=80 * GIB, free_bytes=GIB, device_class="nvidia-h100-80gb-hbm3x1"),
     )
-    table.set_measurements(measured(nvidia_l4x1=100, nvidia_h100_80gb_hbm3x1=50))
+    measure(table, measured(nvidia_l4x1=100, nvidia_h100_80gb_hbm3x1=50))
     board = table.find_board(subject(need_bytes=30 * GIB), SERVED)
     assert set(board.unresolvable) == {"amd", "l4"}
     assert set(board.failed) == {"full"}
@@ -124,7 +125,7 @@ def test_answers_are_computed_again_only_after_a_change(table: SpeedTable, estim
 
 
 def test_nodes_that_change_are_scored_without_the_others(table: SpeedTable) -> None:
-    table.set_measurements(measured(nvidia_l4x1=20, nvidia_h100_80gb_hbm3x1=100))
+    measure(table, measured(nvidia_l4x1=20, nvidia_h100_80gb_hbm3x1=100))
     board = table.find_board(subject(), SERVED)
     table.set_node("h100", facts(H100_LABELS, {"inference.pomona.dev/gpu.util": "1"}))
     table.set_node("new", facts(H100_LABELS))
@@ -145,20 +146,6 @@ def test_changes_of_nodes_that_are_gone_take_bounded_memory(table: SpeedTable) -
     assert "l4" not in table.find_board(subject(), SERVED).pieces
 
 
-def test_measurement_that_is_gone_counts_no_more(table: SpeedTable) -> None:
-    table.set_measurements(measured(nvidia_l4x1=100))
-    table.remove_measurements(f"bench-{HASH}")
-    assert scores(table.find_board(subject(), SERVED), "l4", "h100") == [3, 10]
-
-
-def test_damaged_measurement_is_named_and_the_others_count(table: SpeedTable) -> None:
-    damaged = measured(nvidia_l4x1=100)
-    damaged["data"]["nvidia-h100-80gb-hbm3x1"] = '{"tokensPerSecond": -5}'
-    (problem,) = table.set_measurements(damaged)
-    assert "nvidia-h100-80gb-hbm3x1" in problem
-    assert scores(table.find_board(subject(is_served=False)), "l4", "h100") == [10, 3]
-
-
 def test_hash_without_measurements_is_neutral_and_not_kept(table: SpeedTable) -> None:
     for number in range(100):
         board = table.find_board(subject(is_served=False)._replace(model_hash=f"{number:016x}"))
@@ -167,7 +154,7 @@ def test_hash_without_measurements_is_neutral_and_not_kept(table: SpeedTable) ->
 
 
 def test_least_recently_used_boards_are_dropped(estimates: Estimates) -> None:
-    table = SpeedTable(VENDORS, ScoreWeights(), estimates, most_entries=20)
+    table = SpeedTable(VENDORS, ScoreWeights(), estimates, PerformanceTable(), most_entries=20)
     table.set_node("h100", facts(H100_LABELS))
     table.set_node("l4", facts(L4_LABELS))
     first = table.find_board(subject(), SERVED)
@@ -208,8 +195,8 @@ def test_table_after_any_changes_is_that_of_the_last_state(
     changes: list[tuple[int, Any]], speeds: dict[str, float], need_gib: int | None
 ) -> None:
     asked = subject(need_bytes=need_gib and need_gib * GIB)
-    changed, last = SpeedTable(VENDORS, ScoreWeights(), Estimates()), dict[str, Any]()
-    changed.set_measurements(measured(**speeds))
+    changed, last = SpeedTable(VENDORS, ScoreWeights(), Estimates(), PerformanceTable()), dict[str, Any]()
+    measure(changed, measured(**speeds))
     for number, node in changes:
         name = f"n{number}"
         if node is None:
@@ -220,8 +207,8 @@ def test_table_after_any_changes_is_that_of_the_last_state(
             last[name] = facts(labels, {"inference.pomona.dev/cost": cost, "inference.pomona.dev/gpu.util": util})
             changed.set_node(name, last[name])
         changed.find_board(asked, SERVED)
-    anew = SpeedTable(VENDORS, ScoreWeights(), Estimates())
-    anew.set_measurements(measured(**speeds))
+    anew = SpeedTable(VENDORS, ScoreWeights(), Estimates(), PerformanceTable())
+    measure(anew, measured(**speeds))
     for name, known in last.items():
         anew.set_node(name, known)
     one, other = changed.find_board(asked, SERVED), anew.find_board(asked, SERVED)
