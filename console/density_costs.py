@@ -8,7 +8,7 @@ from console.density_prices import DensityPrices, find_device_cost, name_priced_
 from console.density_queries import Page
 from console.density_snapshot import DensitySnapshot, PlacedReplica, Visibility
 from console.fit_table import compute_score
-from controller.placement.machines import Machine
+from controller.placement.machines import ViewedMachine
 from crds.inferenceservice import InferenceService
 from crds.placement import ClassSpeed, FitLevel
 from crds.size import GIB
@@ -116,7 +116,7 @@ def _find_part(snapshot: DensitySnapshot, replica: PlacedReplica) -> float | Non
     return 1 / max(1, sum(not each.devices for each in snapshot.replicas_on.get(replica.cell, ())))
 
 
-def _find_base(machine: Machine | None, replica: PlacedReplica) -> ServingDevices | None:
+def _find_base(machine: ViewedMachine | None, replica: PlacedReplica) -> ServingDevices | None:
     """Return the devices of a replica as if nothing else ran there; None: unknown."""
     if machine is None or not machine.bases:
         return None

@@ -8,7 +8,7 @@ from console.density_models import QUANTIZATIONS, KnownModel, change_quantizatio
 from console.density_queries import list_excluded
 from console.density_snapshot import DensitySnapshot, MachineProfile, Visibility
 from console.fit_table import RANKS, FitTable, PlaceFit, assess_stated
-from controller.placement.machines import Machine, take_room
+from controller.placement.machines import ViewedMachine, take_room
 from crds.size import GIB
 
 LEAST_CONTEXT: Final = 128
@@ -139,7 +139,7 @@ def _place_model(
     return best
 
 
-def _describe_change(name: str, machine: Machine, place: PlaceFit) -> SimulatedNode:
+def _describe_change(name: str, machine: ViewedMachine, place: PlaceFit) -> SimulatedNode:
     fit = place.fit
     fits = fit.level != "too_tight"
     return SimulatedNode(

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from console.density_models import KnownModel, build_known_model, list_catalog_models
 from controller.placement.cluster_view import ClusterView
-from controller.placement.machines import Machine
+from controller.placement.machines import ViewedMachine
 from controller.placement.pod_requests import count_requests, find_taken_node
 from controller.placement.units import MEMORY
 from controller.reconcile.plan import decode_stored
@@ -47,7 +47,7 @@ class MachineProfile(NamedTuple):
     """In the order of the alphabet."""
 
 
-def group_machines(machines: Mapping[str, Machine]) -> tuple[MachineProfile, ...]:
+def group_machines(machines: Mapping[str, ViewedMachine]) -> tuple[MachineProfile, ...]:
     """Return the nodes and hosts on which something may be placed, those that are alike together."""
     names_of: dict[tuple[str, tuple[ServingDevices, ...]], list[str]] = {}
     for name in sorted(machines):
@@ -70,7 +70,7 @@ class DensitySnapshot:
 
     def __init__(
         self,
-        machines: Mapping[str, Machine],
+        machines: Mapping[str, ViewedMachine],
         models: tuple[KnownModel, ...],
         services: Sequence[InferenceService] = (),
         placed: Sequence[PlacedReplica] = (),

@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from controller.placement.machines import Machine
+from controller.placement.machines import ViewedMachine
 from crds.metalhost import MetalHostStatus
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from crds.size import GIB
@@ -48,7 +48,7 @@ class MachineFacts(Struct, frozen=True, rename="camel"):
     gpus: list[MachineDevice]
 
 
-def describe_machine(machine: Machine) -> MachineFacts:
+def describe_machine(machine: ViewedMachine) -> MachineFacts:
     """Return the hardware of a node or host."""
     if isinstance(machine.report, MetalHostStatus):
         return _describe_host(machine.report, machine.free_memory)

@@ -52,7 +52,7 @@ def list_kinds(vendors: Vendors, annotation_prefix: str) -> Sequence[ViewedKind]
 
 
 class ExtenderFeed:
-    """What the scheduler asks about, kept equal to a view of the cluster.
+    """Answers for pods by a view of the cluster, of which the table is kept equal to the nodes.
 
     Args:
         table: gets nodes; its measurements are those of the view.

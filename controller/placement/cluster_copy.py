@@ -71,7 +71,7 @@ class QueueReading(NamedTuple):
     view: ClusterView
     """The objects of `QUEUE_KINDS`."""
     refusals: Mapping[Resource, Forbidden]
-    """What the user may not read."""
+    """Errors of the kinds that the user may not read."""
     settings: QueueSettings
 
 

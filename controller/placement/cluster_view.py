@@ -16,7 +16,7 @@ import structlog
 
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.foreign_pods import FOREIGN, TAKES_ROOM
-from controller.placement.machines import Machine, build_host, build_node
+from controller.placement.machines import ViewedMachine, build_host, build_node
 from controller.placement.nodes import declare_nodes
 from controller.placement.units import Cell
 from controller.reconcile.conditions import has_condition
@@ -106,7 +106,7 @@ class ClusterView:
         self._clock = clock
         self._is_alive = is_alive or self._is_ready
         self._listed = {kind.resource: asyncio.Event() for kind in kinds}
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, ViewedMachine] = {}
         """By `Cell.id`."""
         self._changed: set[str] = set()
         """Names of nodes and hosts whose reports have changed since their machines were built."""
@@ -202,12 +202,12 @@ class ClusterView:
         """A key that is equal as long as nothing has changed."""
         return self.store.revision, self.registry.revision, self.freshness.list_stale()
 
-    def list_machines(self) -> Mapping[str, Machine]:
+    def list_machines(self) -> Mapping[str, ViewedMachine]:
         """Return all nodes and hosts by name; a host that has the name of a node is named `host/NAME`."""
         stale = self.freshness.list_stale()
         changed, self._changed = self._changed | (stale ^ self._stale), set()
         self._stale = stale
-        cells, machines = self.registry.cells, dict[str, Machine]()
+        cells, machines = self.registry.cells, dict[str, ViewedMachine]()
         for cell_id, cell in cells.items():
             machine = self._machines.get(cell_id)
             if machine is None or machine.cell is not cell or cell.name in changed:
@@ -226,7 +226,7 @@ class ClusterView:
         decoded = decode_stored(self.store, NODE_FITNESSES, [stored] if stored is not None else [], NodeFitness)
         return decoded[0].status if decoded else None
 
-    def _build_machine(self, cell: Cell, *, is_stale: bool) -> Machine:
+    def _build_machine(self, cell: Cell, *, is_stale: bool) -> ViewedMachine:
         if cell.node is not None:
             report = self.find_report(cell.name)
             hardware = describe_node(cell.node["metadata"]["labels"], report, self.vendors)

@@ -22,14 +22,14 @@ _COUNTS: Final = (1, 2, 4, 8, 16)
 """Devices of a replica: engines divide a model among powers of two."""
 
 
-class Machine(NamedTuple):
+class ViewedMachine(NamedTuple):
     """A node or host, and the replicas that could be there."""
 
     cell: Cell
     accelerator: str
     """nvidia, amd, intel-gaudi, intel, metal, or cpu for a node without devices; empty: unknown."""
     report: NodeFitnessStatus | MetalHostStatus
-    """What its agent reports; empty if it reports nothing."""
+    """The report of its agent; empty if there is none."""
     is_stale: bool
     """Its agent is silent: nothing is placed by its facts."""
     hardware: DeviceHardware = DeviceHardware()
@@ -64,7 +64,7 @@ class Machine(NamedTuple):
 
 def build_node(
     cell: Cell, hardware: DeviceHardware, report: NodeFitnessStatus | None, vendors: Vendors, *, is_stale: bool
-) -> Machine:
+) -> ViewedMachine:
     """Return the machine of a node.
 
     Args:
@@ -80,7 +80,7 @@ def build_node(
     vendor = vendors.get(hardware.vendor)
     is_known = vendor is not None
     bases, free = _describe_room(cell, hardware.round_down(), report, memory) if is_known else ((), ())
-    return Machine(
+    return ViewedMachine(
         cell=cell,
         accelerator=hardware.vendor,
         report=report,
@@ -94,12 +94,12 @@ def build_node(
     )
 
 
-def build_host(cell: Cell, report: MetalHostStatus, *, is_stale: bool) -> Machine:
+def build_host(cell: Cell, report: MetalHostStatus, *, is_stale: bool) -> ViewedMachine:
     """Return the machine of a host."""
     is_known = report.available_bytes is not None
     free = (cell.free[MEMORY],) if is_known else ()
     bases = (describe_host(report),) if is_known else ()
-    return Machine(
+    return ViewedMachine(
         cell=cell,
         accelerator="metal",
         report=report,
@@ -120,7 +120,7 @@ def list_replicas(bases: Sequence[ServingDevices], free_bytes: Sequence[int]) ->
     )
 
 
-def take_room(machine: Machine, count: int, needed_bytes: int) -> tuple[int, ...]:
+def take_room(machine: ViewedMachine, count: int, needed_bytes: int) -> tuple[int, ...]:
     """Return the free memory of a machine with a further replica there.
 
     Args:

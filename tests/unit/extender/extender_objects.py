@@ -71,7 +71,7 @@ def measured(model_hash: str = HASH, /, **speeds: float) -> Obj:
 
 
 def measure(table: SpeedTable, config_map: Obj) -> None:
-    """Let a table know measurements."""
+    """Put measurements into a table."""
     table.measured.update(config_map)
     table.forget_speeds()
 
