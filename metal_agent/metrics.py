@@ -76,7 +76,7 @@ class AgentMetrics:
         )
         self._steps = Counter(
             "pomona_agent_pressure_steps",
-            "Steps taken against memory pressure: hold, ask, keep, evict, release, return.",
+            "Steps taken against memory pressure: hold, displace, cancel, evict, hasten, release, return.",
             ["step"],
             registry=registry,
         )

@@ -46,7 +46,7 @@ class ServiceListener(msgspec.Struct, frozen=True, rename="camel"):
     """A token that was replaced, and is valid besides `token` for a while."""
     previous_token_until: float = 0.0
     """The end of its validity, in seconds since 1970."""
-    queue_limit: Annotated[int, Meta(ge=0)] = msgspec.field(name="queue", default=128)
+    queue_limit: Annotated[int, Meta(ge=0)] = 128
     """The number of requests that may wait for a free slot; more are refused with 429."""
 
     def valid_tokens(self, now: float) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class ListenerState(msgspec.Struct, frozen=True, rename="camel"):
     port: int
     error: str
     backends: tuple[BackendState, ...]
-    port_taken: bool = msgspec.field(name="taken", default=False)
+    port_taken: bool = False
     """The error is that another program holds the port; another port would work."""
     stats: ServiceStats = ServiceStats()
 

@@ -131,8 +131,8 @@ class Return:
 PressureAction = Hold | Displace | CancelDisplacement | Evict | Hasten | Release | Return
 ACTION_LABELS: Final[dict[type[PressureAction], str]] = {
     Hold: "hold",
-    Displace: "ask",
-    CancelDisplacement: "keep",
+    Displace: "displace",
+    CancelDisplacement: "cancel",
     Evict: "evict",
     Hasten: "hasten",
     Release: "release",

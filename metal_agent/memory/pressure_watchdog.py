@@ -60,8 +60,8 @@ log = structlog.get_logger()
 class PressureRecord(msgspec.Struct, frozen=True):
     """The state file `pressure.json`: the part of the pressure state that the next agent needs."""
 
-    is_under_pressure: bool = msgspec.field(default=False, name="pressed")
-    displacing: str | None = msgspec.field(default=None, name="asking")
+    is_under_pressure: bool = False
+    displacing: str | None = None
     evicted: tuple[str, ...] = ()
     needed_calm_seconds: float = pressure_policy.CALM_SECONDS
 

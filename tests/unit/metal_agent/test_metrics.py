@@ -42,7 +42,7 @@ async def test_metrics_are_read_at_each_request(machine: Machine, assignment: Ma
     before = values(told.text())
     assert before["pomona_agent_memory_pressure unknown"] == 1
     assert before["pomona_agent_memory_pressure normal"] == 0, "unknown is no level"
-    for label in ("hold", "ask", "keep", "evict", "release", "return"):
+    for label in ("hold", "displace", "cancel", "evict", "release", "return"):
         assert before[f"pomona_agent_pressure_steps_total {label}"] == 0
     machine.supervisor.assign([assignment(runtime="quantum")])
     await phase(machine, "Rejected", "Unsupported")

@@ -28,7 +28,7 @@ RECORD = (
     b'"started_at":"2026-11-22T00:00:00Z","ready_at":"2026-11-22T00:00:05Z","url":"http://127.0.0.1:9","restarts":2,'
     b'"model":"tiny"}'
 )
-PRESSURE = b'{"pressed":true,"asking":"u1","evicted":["u2"],"needed_calm_seconds":120.0}'
+PRESSURE = b'{"is_under_pressure":true,"displacing":"u1","evicted":["u2"],"needed_calm_seconds":120.0}'
 HOLDS = b'{"sources":{"activity":"2026-11-23T12:00:00Z"},"displacing":["u1"],"evicted":["u2"]}'
 PEAKS = b'{"runs":{"key":[{"started":"u1/t","bytes":5}]}}'
 MEASUREMENTS = (

@@ -94,7 +94,7 @@ def test_no_job_gets_a_secret_that_is_refused() -> None:
     assert simulated.condition(ACCEPTED).status == "True"
 
 
-def test_inspected_model_of_an_earlier_version_stays_ready_and_says_what_to_do() -> None:
+def test_inspected_model_whose_secret_is_unmarked_stays_ready_and_says_what_to_do() -> None:
     simulated = make_inspected(source_secret_ref=REFERENCE)
     simulated.secret = judge_secret("team", "hub", _secret())
     simulated.settle()

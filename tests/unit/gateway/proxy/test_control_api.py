@@ -70,7 +70,7 @@ CONFIG_JSON = {
             ],
             "previousToken": None,
             "previousTokenUntil": 0.0,
-            "queue": 7,
+            "queueLimit": 7,
         }
     ],
     "router": {"address": "127.0.0.1", "port": 18001, "token": "r"},
@@ -105,7 +105,7 @@ STATE_JSON = {
             "backends": [
                 {"uid": "u", "url": "http://127.0.0.1:1", "draining": False, "inFlight": 3, "idleSeconds": 0.5}
             ],
-            "taken": True,
+            "portTaken": True,
             "stats": {
                 "requests": 1,
                 "errors": 2,
