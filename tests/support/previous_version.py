@@ -21,7 +21,7 @@ from tests.controlplane.go_build import BuildError
 from tests.controlplane.members import SOURCES, MetalHost
 from tests.controlplane.process import CHECKOUT, Process
 
-PREVIOUS_COMMIT: Final = "64d834eaa28c3485eb322090ac2652cb4b6511eb"
+PREVIOUS_COMMIT: Final = "8074e64aac7596d9b5cf8c22628d6834b70b2664"
 """The version that updates start from. Until one is published, a change that would need compatibility code moves it
 forward instead, to a commit before that change, with a line in the CHANGELOG."""
 
