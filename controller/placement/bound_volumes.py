@@ -19,10 +19,11 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.node_rules import matches_term
 from controller.placement.pod_requests import find_taken_node
 from controller.reconcile.indexes import CLAIM_INDEX, mounted_claims, namespaced
-from controller.reconcile.plan import Leading
+from controller.reconcile.plan import Leading, decode_stored
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.errors import ApiError, Forbidden, NotFound, Unreachable
+from kube.kinds import PersistentVolume, PersistentVolumeClaim
 from kube.resources import PERSISTENT_VOLUMES, PODS, PVCS, ObjectKey, Resource
 from kube.store import Store
 
@@ -44,7 +45,7 @@ log = structlog.get_logger()
 
 
 class _Reading(NamedTuple):
-    obj: Obj | None
+    obj: PersistentVolumeClaim | PersistentVolume | None
     """None: it does not exist, or may not be read."""
     is_refused: bool
     due: float
@@ -124,13 +125,12 @@ class BoundVolumes:
         """
         found: frozenset[str] | None = None
         namespace = pod["metadata"].get("namespace", "")
-        for claim in mounted_claims(pod.get("spec") or {}):
-            sharing = self._store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
-            stored = self._store.get(PVCS, claim, namespace)
-            obj, is_known = (stored, True) if stored is not None else self._look_up(PVCS, ObjectKey(namespace, claim))
-            modes = (obj.get("spec") or {}).get("accessModes") or () if obj is not None else ()
-            placed = self._list_placed(claim, sharing)
-            for nodes in (list_nodes_of_sharing(pod, modes, placed), self._find_volume_nodes(obj, is_known=is_known)):
+        for name in mounted_claims(pod.get("spec") or {}):
+            sharing = self._store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, name))
+            claim, is_known = self._find_claim(ObjectKey(namespace, name))
+            modes = claim.spec.access_modes if claim is not None else ()
+            placed = self._list_placed(name, sharing)
+            for nodes in (list_nodes_of_sharing(pod, modes, placed), self._find_volume_nodes(claim, is_known=is_known)):
                 if nodes is not None:
                     found = nodes if found is None else found & nodes
         return found
@@ -138,13 +138,20 @@ class BoundVolumes:
     def has_read(self, pod: Obj) -> bool:
         """Return whether all is known that `find_nodes` depends on; what is not is read soon, by `run`."""
         namespace = pod["metadata"].get("namespace", "")
-        for claim in mounted_claims(pod.get("spec") or {}):
-            stored = self._store.get(PVCS, claim, namespace)
-            obj, is_known = (stored, True) if stored is not None else self._look_up(PVCS, ObjectKey(namespace, claim))
-            name = _volume_of(obj) if obj is not None else ""
-            if not is_known or (name and not self._look_up(PERSISTENT_VOLUMES, ObjectKey("", name))[1]):
+        for name in mounted_claims(pod.get("spec") or {}):
+            claim, is_known = self._find_claim(ObjectKey(namespace, name))
+            volume = claim.spec.volume_name if claim is not None else ""
+            if not is_known or (volume and not self._look_up(PERSISTENT_VOLUMES, ObjectKey("", volume))[1]):
                 return False
         return True
+
+    def _find_claim(self, key: ObjectKey) -> tuple[PersistentVolumeClaim | None, bool]:
+        """Return a claim of the store, or as it was read, and whether it is known; one that is not is read soon."""
+        stored = self._store.get(PVCS, key.name, key.namespace)
+        if stored is not None:
+            return next(iter(decode_stored(self._store, PVCS, (stored,), PersistentVolumeClaim)), None), True
+        found, is_known = self._look_up(PVCS, key)
+        return found if isinstance(found, PersistentVolumeClaim) else None, is_known
 
     def _list_placed(self, claim: str, sharing: Sequence[Obj]) -> Sequence[Obj]:
         """Return those of the pods with a claim that have a node: they are gathered once for all that wait."""
@@ -195,10 +202,14 @@ class BoundVolumes:
             raise error
 
     async def _read_object(self, client: Client, resource: Resource, key: ObjectKey) -> None:
-        obj: Obj | None = None
+        obj: PersistentVolumeClaim | PersistentVolume | None = None
         is_refused = False
         try:
-            obj = await client.get(resource, key.name, key.namespace or None)
+            answer = await client.get(resource, key.name, key.namespace or None)
+            if resource == PVCS:
+                obj = msgspec.convert(answer, PersistentVolumeClaim)
+            else:
+                obj = msgspec.convert(answer, PersistentVolume)
         except NotFound:
             pass  # a claim that is to come, or a volume that was deleted under its claim
         except Forbidden as error:
@@ -206,10 +217,9 @@ class BoundVolumes:
             is_refused = True
         if len(self._read) >= self._forget_at:
             self._forget_unused()
-        is_bound = obj is not None and (resource == PERSISTENT_VOLUMES or _volume_of(obj))
+        is_bound = isinstance(obj, PersistentVolume) or (obj is not None and obj.spec.volume_name)
         due = self._clock() + (BOUND_SECONDS if is_bound or is_refused else UNBOUND_SECONDS)
-        part = {"spec": _pick_spec(obj)} if obj is not None else None
-        self._read[resource, key] = _Reading(part, is_refused, due)
+        self._read[resource, key] = _Reading(obj, is_refused, due)
 
     def _forget_unused(self) -> None:
         """Forget what nobody has asked for since it was due: what is asked for is read again then."""
@@ -220,7 +230,9 @@ class BoundVolumes:
     def _note_change(self) -> None:
         self._has_all_changes = False
 
-    def _look_up(self, resource: Resource, key: ObjectKey) -> tuple[Obj | None, bool]:
+    def _look_up(
+        self, resource: Resource, key: ObjectKey
+    ) -> tuple[PersistentVolumeClaim | PersistentVolume | None, bool]:
         """Return an object as it was read, and whether it was; one that was not is read soon.
 
         An object that may not be read counts as unknown for ever: the scheduler knows more, and decides.
@@ -231,20 +243,18 @@ class BoundVolumes:
             self._is_wanted.set()
         return (reading.obj, True) if reading is not None else (None, False)
 
-    def _find_volume_nodes(self, claim: Obj | None, *, is_known: bool) -> frozenset[str] | None:
+    def _find_volume_nodes(self, claim: PersistentVolumeClaim | None, *, is_known: bool) -> frozenset[str] | None:
         """Return the nodes of the volume of a claim; None: it is anywhere, or not bound."""
         if claim is None:
             return None if is_known else _NOWHERE
-        name = _volume_of(claim)
-        if not name:
+        if not claim.spec.volume_name:
             return None
-        key = ObjectKey("", name)
+        key = ObjectKey("", claim.spec.volume_name)
         volume, is_known = self._look_up(PERSISTENT_VOLUMES, key)
-        if volume is None:
+        if not isinstance(volume, PersistentVolume):
             is_refused = is_known and self._read[PERSISTENT_VOLUMES, key].is_refused
             return None if is_refused else _NOWHERE
-        required = (volume["spec"].get("nodeAffinity") or {}).get("required")
-        return self._select(required["nodeSelectorTerms"]) if required else None
+        return self._select(volume.node_terms) if volume.node_terms is not None else None
 
     def _select(self, terms: Sequence[Obj]) -> frozenset[str]:
         if not self._has_all_changes:
@@ -287,13 +297,3 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iter
 def _has_labels(pod: Obj, labels: Obj) -> bool:
     there: Obj = pod["metadata"].get("labels") or {}
     return bool(labels) and labels.items() <= there.items()
-
-
-def _volume_of(claim: Obj) -> str:
-    name: str = (claim.get("spec") or {}).get("volumeName") or ""
-    return name
-
-
-def _pick_spec(obj: Obj) -> Obj:
-    spec: Obj = obj.get("spec") or {}
-    return {name: spec[name] for name in ("accessModes", "volumeName", "nodeAffinity") if name in spec}

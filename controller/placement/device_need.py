@@ -15,6 +15,7 @@ from crds.quantity import parse_quantity
 from crds.size import MIB
 from devices.vendors import CLAIMED, AttributeType, DeviceDriver
 from kube.client import Obj
+from kube.kinds import Device
 
 _MEMORY: Final = "memory"
 _LONGEST_NAME: Final = 200
@@ -56,11 +57,11 @@ class DeviceNeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             text = f"{text[:_LONGEST_NAME]} {hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
         return f"{self.driver}/[{text or 'any'}{CLAIMED}"
 
-    def matches(self, device: Obj) -> bool:
+    def matches(self, device: Device) -> bool:
         """Return whether a device of the driver, as in a ResourceSlice, meets all demands."""
         if self.memory_mib and _read_memory(device, self.driver) < self.memory_mib * MIB:
             return False
-        attributes: Mapping[str, Obj] = device.get("attributes") or {}
+        attributes = device.attributes
         return all(_meets(each, _find_qualified(attributes, each.name, self.driver)) for each in self.demands)
 
     def list_expressions(self) -> list[str]:
@@ -147,8 +148,8 @@ def _find_qualified(values: Mapping[str, Any], name: str, driver: str) -> Any:
     return values.get(f"{driver}/{bare}") if found is None else found
 
 
-def _read_memory(device: Obj, driver: str) -> int:
-    found = _find_qualified(device.get("capacity") or {}, _MEMORY, driver) or {}
+def _read_memory(device: Device, driver: str) -> int:
+    found = _find_qualified(device.capacity, _MEMORY, driver) or {}
     return _parse_bytes(found.get("value"))
 
 

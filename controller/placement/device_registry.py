@@ -18,6 +18,7 @@ from controller.placement.units import CLAIM_SLOT, NOTHING, Amounts, Unit
 from crds.meta import DEVICE_NEED, LABEL_MANAGED_BY, MANAGED_BY
 from devices.vendors import Vendors
 from kube.client import Obj
+from kube.kinds import Device, ResourceClaim, ResourceSlice, SliceSpec
 from kube.resources import ObjectKey, object_key
 
 _WHOLE: Final = "/devices"
@@ -88,9 +89,9 @@ class DeviceRegistry:
             for name, vendor in vendors.items()
             if vendor.driver is not None
         }
-        self._slices: dict[_PoolKey, dict[str, Obj]] = {}
+        self._slices: dict[_PoolKey, dict[str, ResourceSlice]] = {}
         """By name."""
-        self._devices: dict[_PoolKey, Mapping[str, Mapping[DeviceId, Obj]]] = {}
+        self._devices: dict[_PoolKey, Mapping[str, Mapping[DeviceId, Device]]] = {}
         """By node."""
         self._pools: dict[str, dict[_PoolKey, None]] = {}
         """By node."""
@@ -116,12 +117,13 @@ class DeviceRegistry:
         for obj in (old, new):
             if obj is None or obj["spec"]["driver"] not in self._accelerators:
                 continue
-            key = _PoolKey(obj["spec"]["driver"], obj["spec"]["pool"]["name"])
+            changed = msgspec.convert(obj, ResourceSlice)
+            key = _PoolKey(changed.spec.driver, changed.spec.pool.name)
             slices = self._slices.setdefault(key, {})
             if obj is new:
-                slices[obj["metadata"]["name"]] = obj
+                slices[changed.metadata.name] = changed
             else:
-                slices.pop(obj["metadata"]["name"], None)
+                slices.pop(changed.metadata.name, None)
             nodes |= self._settle_pool(key)
         for node in nodes:
             self._matching.pop(node, None)
@@ -134,12 +136,11 @@ class DeviceRegistry:
             del self._pools[name][key]
             for each in devices:
                 del self._nodes[each]
-        found: dict[str, dict[DeviceId, Obj]] = {}
-        for slice_, device in _list_devices(self._slices[key].values()):
+        found: dict[str, dict[DeviceId, Device]] = {}
+        for spec, device in _list_devices(self._slices[key].values()):
             # A device of no single node, such as one in the network, is left to the scheduler.
-            node: str = slice_["spec"].get("nodeName") or device.get("nodeName") or ""
-            if node:
-                found.setdefault(node, {})[DeviceId(*key, device["name"])] = device
+            if node := spec.node_name or device.node_name:
+                found.setdefault(node, {})[DeviceId(*key, device.name)] = device
         if found:
             self._devices[key] = found
         if not self._slices[key]:
@@ -164,11 +165,11 @@ class DeviceRegistry:
                     del self._claims_of[each]
             if self._claim_of_pod.get(known.pod) == key:
                 del self._claim_of_pod[known.pod]
-        devices = _list_allocated(new) if new is not None else ()
-        if not devices:
+        claim = _read_claim(new) if new is not None else None
+        if claim is None:
             return nodes
-        claim = self._claims[key] = _AllocatedClaim(_find_pod(obj), devices, is_ours=_is_ours(obj))
-        for each in devices:
+        self._claims[key] = claim
+        for each in claim.devices:
             self._claims_of.setdefault(each, set()).add(key)
         if claim.pod:
             self._claim_of_pod[claim.pod] = key
@@ -336,42 +337,36 @@ def _share(devices: frozenset[DeviceId]) -> frozenset[DeviceId]:
     return devices
 
 
-def _list_devices(slices: Collection[Obj]) -> list[tuple[Obj, Obj]]:
+def _list_devices(slices: Collection[ResourceSlice]) -> list[tuple[SliceSpec, Device]]:
     """Return the devices of a pool, each with its slice; none while the driver has not written all slices of it.
 
     A device with a taint is left out: no claim of ours tolerates one.
     """
-    generations = [each["spec"]["pool"]["generation"] for each in slices]
-    current = [each for each in slices if each["spec"]["pool"]["generation"] == max(generations)]
-    if not current or len(current) != current[0]["spec"]["pool"]["resourceSliceCount"]:
+    latest = max((each.spec.pool.generation for each in slices), default=0)
+    current = [each.spec for each in slices if each.spec.pool.generation == latest]
+    if not current or len(current) != current[0].pool.resource_slice_count:
         return []
     return [
-        (each, device)
-        for each in current
-        for device in each["spec"].get("devices") or ()
-        if not any(taint.get("effect") in _BLOCKING_TAINTS for taint in device.get("taints") or ())
+        (spec, device)
+        for spec in current
+        for device in spec.devices
+        if not any(taint.effect in _BLOCKING_TAINTS for taint in device.taints)
     ]
 
 
-def _list_parts(device: Obj) -> set[str]:
+def _list_parts(device: Device) -> set[str]:
     """Return the sets of counters from which a device takes something: it shares a chip with others that do."""
-    return {each["counterSet"] for each in device.get("consumesCounters") or ()}
+    return {each.counter_set for each in device.consumes_counters}
 
 
-def _list_allocated(claim: Obj) -> tuple[DeviceId, ...]:
-    """Return the devices that a claim has; with admin access it only looks at them."""
-    allocation: Obj = (claim.get("status") or {}).get("allocation") or {}
-    results = (allocation.get("devices") or {}).get("results") or ()
-    return tuple(
-        DeviceId(each["driver"], each["pool"], each["device"]) for each in results if not each.get("adminAccess")
+def _read_claim(obj: Obj) -> _AllocatedClaim | None:
+    """Return a claim that has devices, or None; with admin access it only looks at them."""
+    claim = msgspec.convert(obj, ResourceClaim)
+    devices = tuple(
+        DeviceId(result.driver, result.pool, result.device)
+        for result in claim.status.allocation.devices.results
+        if not result.admin_access
     )
-
-
-def _is_ours(claim: Obj) -> bool:
-    return (claim["metadata"].get("labels") or {}).get(LABEL_MANAGED_BY) == MANAGED_BY
-
-
-def _find_pod(claim: Obj) -> str:
-    """Return the uid of the pod for which a claim was made; empty if it was made for none."""
-    owners = claim["metadata"].get("ownerReferences") or ()
-    return next((each["uid"] for each in owners if each.get("kind") == "Pod"), "")
+    pod = next((owner.uid for owner in claim.metadata.owner_references if owner.kind == "Pod"), "")
+    is_ours = claim.metadata.labels.get(LABEL_MANAGED_BY) == MANAGED_BY
+    return _AllocatedClaim(pod, devices, is_ours) if devices else None

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.placement.device_need import AttributeDemand, DeviceNeed, any_device, decode_need, encode_need
 from devices.vendors import VENDORS
 from kube.client import Obj
+from kube.kinds import Device
 from tests.support.device_slices import DRIVER, H100, L4, gpu
 
 
@@ -53,7 +55,7 @@ def device(**attributes: Obj) -> Obj:
     ],
 )
 def test_device_meets_all_demands_or_is_not_counted(wanted: DeviceNeed, there: Obj, *, matches: bool) -> None:
-    assert wanted.matches(there) is matches
+    assert wanted.matches(msgspec.convert(there, Device)) is matches
 
 
 def test_each_expression_asks_first_whether_the_device_states_the_value() -> None:
@@ -100,7 +102,7 @@ def test_whole_device_is_no_partition() -> None:
     assert driver is not None
     whole = any_device(driver)
     partition = gpu("m") | {"attributes": {"type": {"string": "mig"}}}
-    assert (whole.matches(gpu("a")), whole.matches(partition)) == (True, False)
+    assert [whole.matches(msgspec.convert(each, Device)) for each in (gpu("a"), partition)] == [True, False]
 
 
 def test_needs_have_one_name_if_they_count_the_same_devices() -> None:

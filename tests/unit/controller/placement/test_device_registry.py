@@ -19,6 +19,7 @@ from controller.placement.units import CLAIM_SLOT, Cell, Nomination, Unit
 from crds.meta import DEVICE_NEED, ENQUEUED_AT, LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, NOMINATED, QUEUE_GATE
 from devices.vendors import VENDORS
 from kube.client import Obj
+from kube.kinds import Device
 from kube.resources import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, ObjectKey
 from kube.store import Store
 from tests.support.api_objects import store
@@ -131,7 +132,7 @@ def test_another_need_is_compared_with_each_device_once(monkeypatch: pytest.Monk
     compared: list[str] = []
     matches = DeviceNeed.matches
 
-    def count(need: DeviceNeed, device: Obj) -> bool:
+    def count(need: DeviceNeed, device: Device) -> bool:
         compared.append(need.name)
         return matches(need, device)
 
