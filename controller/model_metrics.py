@@ -166,7 +166,9 @@ class ModelMetrics:
             gauge(
                 f"{prefix}_model_load_seconds",
                 "Time from the start of an engine until it answered, the longest of those that run.",
-                *("namespace", "model", "node"),
+                "namespace",
+                "model",
+                "node",
             ),
             max,
         )
@@ -174,7 +176,9 @@ class ModelMetrics:
             gauge(
                 "pomona_service_ready",
                 "1 while the condition Ready of a service is True, else 0; none of one that is suspended.",
-                *("namespace", "service", "priority"),
+                "namespace",
+                "service",
+                "priority",
             ),
             max,
         )

@@ -201,22 +201,23 @@ class Controller:
         leases, vendors = LeaseReader(), options.pods.vendors
         declare_nodes(self.store, vendors)
         self._registry = None if options.namespaces else CellRegistry(self.store, vendors, leases.bindable)
-        self._board = Board(
-            functools.partial(self._enqueue, INFERENCE_SERVICES),
-            metrics.queue.count_start,
-            functools.partial(self._enqueue_report, INFERENCE_SERVICES),
-            metrics.queue.set_depths,
-        )
+        enqueue_service = functools.partial(self._enqueue, INFERENCE_SERVICES)
+        report_service = functools.partial(self._enqueue_report, INFERENCE_SERVICES)
+        self._board = Board(enqueue_service, metrics.queue.count_start, report_service, metrics.queue.set_depths)
         self._devices = DeviceFeed(self.store, options.namespaces)
-        self._measured = measured = PerformanceSource(self.store, functools.partial(self._enqueue, INFERENCE_SERVICES))
+        self._measured = measured = PerformanceSource(self.store, enqueue_service)
         self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._node_kinds)
         queue = self._make_queue(options, measured)
         reconcilers, self._leader_tasks = registrations(
-            *(options, leases, metrics, monitors, queue),
+            options,
+            leases,
+            metrics,
+            monitors,
+            queue,
             kueue=self._kueue,
             devices=self._devices,
             speeds=self._list_speed_sources(measured, options, queue),
-            enqueue_service=functools.partial(self._enqueue, INFERENCE_SERVICES),
+            enqueue_service=enqueue_service,
         )
         self._preflight = self._make_preflight(measured, options)
         self._reconcilers = {each.resource: each for each in reconcilers}
@@ -225,9 +226,7 @@ class Controller:
         metrics.follow_store(self.store)
         metrics.observe_queue(self._queue_length, self._queue_age_seconds)
         self._require_leadership = self._elector.require_leadership if self._elector else lead_alone
-        self._executor = Executor(
-            client, self.store, self._recorder, lambda: datetime.now(UTC), self._require_leadership
-        )
+        self._executor = Executor(client, self.store, self._recorder, _read_clock, self._require_leadership)
 
     def _list_speed_sources(
         self, measured: PerformanceSource, options: ControllerOptions, queue: LeaderQueue | None
@@ -437,6 +436,10 @@ class Controller:
                         write.seen.add(new["metadata"]["resourceVersion"] if new is not None else "")
                     else:
                         self._enqueue(enqueued, key)
+
+
+def _read_clock() -> datetime:
+    return datetime.now(UTC)
 
 
 def _list_node_kinds(namespaces: Sequence[str]) -> list[OptionalKind]:

@@ -20,8 +20,14 @@ MOST_ENDING_SECONDS: Final = 90.0
 """Time in which an agent ends a drained process: it has withdrawn it before, ends it, and unloads its model."""
 _REPLACES_NOTHING: Final = frozenset(
     {
-        *("hostName", "memoryBytes", "artifact", "furtherArtifacts", "benchmark"),
-        *("priority", "protected", "drainSeconds"),
+        "hostName",
+        "memoryBytes",
+        "artifact",
+        "furtherArtifacts",
+        "benchmark",
+        "priority",
+        "protected",
+        "drainSeconds",
     }
 )
 """Fields whose changes replace no process, or only in part."""

@@ -51,7 +51,11 @@ def find_fit_facts(
         return FitFacts(classes, [problem] if problem is not None else [], expects_nodes, has_unknown, least)
     checked = [
         check_candidate(
-            *(snapshot.store, state_accelerator(service, name, table, 1), model, companions, settings),
+            snapshot.store,
+            state_accelerator(service, name, table, 1),
+            model,
+            companions,
+            settings,
             find_speeds=find_speeds,
         )
         for name in names

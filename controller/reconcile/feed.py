@@ -91,7 +91,11 @@ class Feed:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
                 follow(
-                    *(self._client, self._store, WRITTEN_BY_USERS, credentials, complete[0]),
+                    self._client,
+                    self._store,
+                    WRITTEN_BY_USERS,
+                    credentials,
+                    complete[0],
                     namespace=self.namespace,
                     on_restart=on_restart,
                 )

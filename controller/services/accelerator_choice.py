@@ -129,7 +129,11 @@ def choose_accelerators(
     companions = read_companions(lambda each: snapshot.read(MODELS, each, Model), service)
     checked = [
         check_candidate(
-            *(snapshot.store, state_accelerator(service, name, table, 1), model, companions, settings),
+            snapshot.store,
+            state_accelerator(service, name, table, 1),
+            model,
+            companions,
+            settings,
             has_claims=has_claims,
             find_speeds=find_speeds,
         )

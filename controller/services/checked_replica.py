@@ -54,7 +54,10 @@ def check_replica(
     accelerator = preconditions.decided_accelerator(service, model)
     devices = find_device_sizes(store, accelerator) if accelerator is not None else DeviceSizes()
     checked = preconditions.check_service(
-        *(service, model, tuple(companions), settings.vendors),
+        service,
+        model,
+        tuple(companions),
+        settings.vendors,
         largest_device_bytes=devices.largest_bytes,
         has_claims=has_claims,
     )

@@ -5,6 +5,7 @@ serves: existing replicas stay until others replace them. `Ready` means that an 
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from controller.reconcile.indexes import (
     namespaced,
 )
 from controller.reconcile.optional_kinds import OptionalKind
-from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
+from controller.reconcile.plan import Plan, Reconciler, Ref, Snapshot, prune
 from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
 from controller.services.checked_replica import CheckedReplica, check_replica
@@ -62,7 +63,7 @@ from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.service_triggers import OF_PODS, list_triggers
 from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
-from controller.services.speed_replacer import report_without_replacer
+from controller.services.speed_replacer import ReplacementReport, report_without_replacer
 from controller.services.speed_report import SpeedReport, SpeedSources
 from controller.services.status import ServiceView, build_events, build_status
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret
@@ -253,6 +254,15 @@ def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
     return any(snapshot.children(resource, namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
 
 
+class _ServiceTraffic(NamedTuple):
+    target: TrafficTarget | None
+    """The pods whose metrics tell the traffic; None: there are none."""
+    shown: Traffic
+    """The traffic of pods in the status."""
+    total: Traffic
+    """The traffic of pods and hosts as it is known now."""
+
+
 def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = DEFAULT_SETTINGS) -> Plan:
     """Decide about one service; one that is being deleted needs nothing, because its objects are garbage-collected."""
     service = _read_service(snapshot, key)
@@ -262,44 +272,26 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
     view = inputs.view if inputs.view is not None and is_current else None
     view = view or build_view(snapshot, key, service, settings, inputs.facts)
-    steps, apply = view.replicas.steps, view.replicas.apply
-    # The cluster may have changed while the inputs were read: an answer to another question is ignored.
-    answer = inputs.answer if inputs.question == view.question else None
-    status = build_status(view, answer or view.proof)
-    shown, on_hosts = read_traffic(service.status), find_host_traffic(snapshot, key.namespace, service.metadata.uid)
-    shown_of_pods = take_host_traffic(shown, on_hosts)
-    target = _find_traffic_target(view, watches_speed=inputs.watches_speed)
-    of_pods = UNKNOWN_TRAFFIC if target is None else inputs.traffic or shown_of_pods
-    status |= add_host_traffic(of_pods, on_hosts, shown).fields()
-    status = inputs.speed.add_to(status, service.metadata.generation)
-    replacement = inputs.speed.replacement or report_without_replacer(service)
-    status = replacement.add_to(status)
-    rotation = inputs.rotation
-    if rotated := rotation.done or service.status.token_rotation:
-        status["tokenRotation"] = rotated
-    uid = service.metadata.uid
-    observed = [(kind, obj) for kind in OF_PODS for obj in snapshot.children(kind, key.namespace, uid)]
+    steps, rotation, replacement = view.replicas.steps, inputs.rotation, inputs.speed.replacement
+    traffic = _find_traffic(snapshot, view, inputs)
+    replacement = replacement or report_without_replacer(service)
+    status = _report_status(view, inputs, traffic, replacement)
+    beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
     has_pods = bool(view.replicas.apply or view.replicas.keep)
     templates = list_templates(service, settings.vendors.get(view.accelerator or "")) if has_pods else ()
-    beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
-    # After a change of accelerator, pods stay until hosts serve in their place.
-    replaced = not view.wanted or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
-    # What is beside pods that stay, such as a policy whose option is off by now, may be why they are not ready.
-    is_pruned = replaced or bool(view.replicas.apply or view.replicas.keep)
-    if view.chosen is not None:
-        # All pods that serve until others do are kept.
-        is_pruned = not view.wanted or view.blocker is None
-    choice_seconds = view.chosen.again_seconds if view.chosen is not None else None
     pauses = (
-        *(steps.again_seconds, rotation.again_seconds, view.replicas.again_seconds, choice_seconds),
+        steps.again_seconds,
+        rotation.again_seconds,
+        view.replicas.again_seconds,
+        view.chosen.again_seconds if view.chosen is not None else None,
         replacement.again_seconds,
     )
     return Plan(
         create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
-        apply=(*templates, *apply, build_network_service(service), *beside_pods),
+        apply=(*templates, *view.replicas.apply, build_network_service(service), *beside_pods),
         patch=(*view.replicas.patch, *steps.patch, *((rotation.patch,) if rotation.patch else ())),
         delete=(
-            *(prune(observed, (*apply, *view.replicas.keep, *beside_pods)) if is_pruned else ()),
+            *_prune_pods(snapshot, view, beside_pods),
             *list_spent_templates(snapshot, service, templates),
             *view.replicas.delete,
             *steps.delete,
@@ -307,29 +299,68 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=(*build_events(service, status), *replacement.list_events(service.status.replacement)),
-        effects=_list_effects(view, target, shown_of_pods),
+        effects=_list_effects(view, traffic),
         # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
         again_seconds=ROTATION_SECONDS
         if rotation.done or rotation.patch
-        else min((each for each in pauses if each is not None), default=None),
+        else min((seconds for seconds in pauses if seconds is not None), default=None),
     )
 
 
-def _find_traffic_target(view: ServiceView, *, watches_speed: bool) -> TrafficTarget | None:
-    """Return the pods whose metrics tell the traffic of a service, or None if there are none."""
+def _report_status(
+    view: ServiceView, inputs: ServiceInputs, traffic: _ServiceTraffic, replacement: ReplacementReport
+) -> Obj:
+    # The cluster may have changed while the inputs were read: an answer to another question is ignored.
+    answer = inputs.answer if inputs.question == view.question else None
+    status = build_status(view, answer or view.proof) | traffic.total.fields()
+    status = inputs.speed.add_to(status, view.service.metadata.generation)
+    status = replacement.add_to(status)
+    if rotated := inputs.rotation.done or view.service.status.token_rotation:
+        status["tokenRotation"] = rotated
+    return status
+
+
+def _prune_pods(snapshot: Snapshot, view: ServiceView, beside: Sequence[tuple[Resource, Obj]]) -> tuple[Ref, ...]:
+    """Return what the service has for pods and does not need any more; `beside` are the wanted objects beside them."""
+    has_pods = bool(view.replicas.apply or view.replicas.keep)
+    # After a change of accelerator, pods stay until hosts serve in their place. What is beside pods that stay, such as
+    # a policy whose option is off by now, may be why they are not ready.
+    is_pruned = has_pods or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
+    if view.chosen is not None:
+        # All pods that serve until others do are kept.
+        is_pruned = view.blocker is None
+    if view.wanted and not is_pruned:
+        return ()
+    metadata = view.service.metadata
+    children = {kind: snapshot.children(kind, metadata.namespace, metadata.uid) for kind in OF_PODS}
+    observed = [(kind, obj) for kind, objects in children.items() for obj in objects]
+    return prune(observed, (*view.replicas.apply, *view.replicas.keep, *beside))
+
+
+def _find_traffic(snapshot: Snapshot, view: ServiceView, inputs: ServiceInputs) -> _ServiceTraffic:
+    service = view.service
+    shown = read_traffic(service.status)
+    on_hosts = find_host_traffic(snapshot, service.metadata.namespace, service.metadata.uid)
+    shown_of_pods = take_host_traffic(shown, on_hosts)
     pods = tuple(endpoint for endpoint in view.own_endpoints if not endpoint.host)
     if not pods:
-        return None
-    service, runtime = view.service, view.pod_runtime or view.runtime
-    return TrafficTarget(service.metadata.uid, pods, service.spec.model_ref, runtime, watches_speed=watches_speed)
+        return _ServiceTraffic(None, shown_of_pods, add_host_traffic(UNKNOWN_TRAFFIC, on_hosts, shown))
+    target = TrafficTarget(
+        service.metadata.uid,
+        pods,
+        service.spec.model_ref,
+        view.pod_runtime or view.runtime,
+        watches_speed=inputs.watches_speed,
+    )
+    return _ServiceTraffic(target, shown_of_pods, add_host_traffic(inputs.traffic or shown_of_pods, on_hosts, shown))
 
 
-def _list_effects(view: ServiceView, target: TrafficTarget | None, shown: Traffic) -> tuple[ServiceEffect, ...]:
-    """Return what goes on in this process for a service; `shown` is the traffic of its pods in the status."""
+def _list_effects(view: ServiceView, traffic: _ServiceTraffic) -> tuple[ServiceEffect, ...]:
+    """Return what goes on in this process for a service."""
     question = view.question
     return (
         StartProbe(question, view.proof) if question is not None else StopProbe(),
-        ReadTraffic(target, shown) if target is not None else StopTraffic(),
+        ReadTraffic(traffic.target, traffic.shown) if traffic.target is not None else StopTraffic(),
         AwaitRollout(frozenset(view.replicas.awaiting)),
         FollowRooms(view.chosen.watched if view.chosen is not None else {}),
     )
