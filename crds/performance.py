@@ -21,8 +21,8 @@ class BenchmarkOptions(ApiStruct, frozen=True):
     min_duration: Annotated[
         Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
         described(
-            "Least time of these runs together, such as 30s: more runs follow until it is over. A Job begins no run "
-            "after 5 minutes, and a host none after one. Default: none."
+            "Least time of these runs together, such as 30s: more runs follow until it is over. No run begins after "
+            "one minute. Default: none."
         ),
     ] = None
 

@@ -1,7 +1,4 @@
-"""`pomona bench`: measure the speed of a service of the cluster, or of any engine behind an OpenAI-compatible endpoint.
-
-The controller's Jobs run the same command beside an engine, and read the result as the termination message.
-"""
+"""`pomona bench`: measure the speed of a service of the cluster, or of any OpenAI-compatible endpoint."""
 
 import asyncio
 import functools

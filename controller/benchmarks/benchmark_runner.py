@@ -15,7 +15,7 @@ import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 from msgspec.structs import replace
@@ -28,14 +28,16 @@ from controller.benchmarks.benchmark_job import (
     read_benchmark,
 )
 from controller.benchmarks.benchmark_plan import BenchmarkFailure, BenchmarkStart, WantedBenchmark, choose_starts
-from controller.benchmarks.replica_measurement import measure_replica
+from controller.benchmarks.pod_measurement import measure_pod
 from controller.benchmarks.wanted_benchmarks import PreparedBenchmark, open_scope, prepare_benchmarks
 from controller.models.jobs import JobOutcome
 from controller.placement.units import NOTHING, Cell
 from controller.pod_settings import PodSettings
-from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, namespaced, owner_key
+from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, owner_key
 from controller.reconcile.plan import Leading
+from controller.services.endpoints import Endpoint
 from controller.services.performance_source import PerformanceSource
+from crds.inferenceservice import InferenceService
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import LABEL_BENCHMARK, RecordKey
 from fitness.serving_devices import ServingDevices
@@ -77,9 +79,10 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class _Run:
-    """A benchmark that runs: the Job, or the task that measures a replica."""
+    """A benchmark that runs: the Job, if there is one, and the task that measures its pod or a replica."""
 
     start: BenchmarkStart
+    service: InferenceService
     engine: MeasuredEngine
     job: Obj | None = None
     task: asyncio.Task[MeasuredPerformance | JobOutcome] | None = None
@@ -150,7 +153,7 @@ class BenchmarkRunner:
         busy = self._find_busy()
         for key, run in self._runs.items():
             start = run.start
-            if run.task is None and (start.wanted.accelerator in busy or f"node/{start.node}" in given):
+            if start.wanted.replica is None and (start.wanted.accelerator in busy or f"node/{start.node}" in given):
                 self._yielding.add(key)
                 self._wake.set()
 
@@ -286,7 +289,7 @@ class BenchmarkRunner:
     async def _follow(self, leading: Leading, key: BenchmarkKey, wanted: WantedBenchmark | None, now: datetime) -> None:
         """Store what a benchmark has measured, or drop it: its Job is ended then. Raises as `Client`."""
         run = self._runs[key]
-        result = self._read(run, now)
+        result = self._read(leading, run, now)
         if result is None or wanted is None or wanted.inputs != run.start.wanted.inputs:
             self._drop(key)
         elif isinstance(result, MeasuredPerformance):
@@ -298,16 +301,24 @@ class BenchmarkRunner:
         elif key in self._yielding:
             self._drop(key)
 
-    def _read(self, run: _Run, now: datetime) -> MeasuredPerformance | JobOutcome | None:
-        """Return the result of a benchmark, or how it stands; None: it is gone."""
-        if run.task is not None:
-            return run.task.result() if run.task.done() else JobOutcome(state="Going")
-        metadata = (run.job or {})["metadata"]
-        job = self._store.get(JOBS, metadata["name"], metadata["namespace"])
-        if job is None or not _is_same(job, metadata["uid"]):
-            return None
-        pods = self._store.by_index(PODS, OWNER_INDEX, namespaced(metadata["namespace"], metadata["uid"]))
-        return read_benchmark(job, pods, run.engine, now)
+    def _read(self, leading: Leading, run: _Run, now: datetime) -> MeasuredPerformance | JobOutcome | None:
+        """Return the result of a benchmark, whose pod is measured once it is up, or how it stands; None: it is gone."""
+        if run.job is not None:
+            metadata = run.job["metadata"]
+            job = self._store.get(JOBS, metadata["name"], metadata["namespace"])
+            if job is None or not _is_same(job, metadata["uid"]):
+                return None
+            if run.task is None:
+                found = read_benchmark(job, self._store.by_index(PODS, OWNER_INDEX, owner_key(job)), now)
+                if isinstance(found, JobOutcome):
+                    return found
+                self._measure(leading, run, found)
+        return run.task.result() if run.task is not None and run.task.done() else JobOutcome(state="Going")
+
+    def _measure(self, leading: Leading, run: _Run, pod: Endpoint) -> None:
+        source: Literal["job", "live"] = "live" if run.job is None else "job"
+        run.task = asyncio.create_task(measure_pod(leading.client, run.service, pod, run.engine, source))
+        run.task.add_done_callback(lambda _: self._wake.set())
 
     def _drop(self, key: BenchmarkKey) -> None:
         """Take a benchmark as one that does not run."""
@@ -338,11 +349,10 @@ class BenchmarkRunner:
         """Start a benchmark. Raises as `Client`."""
         wanted, prepared = start.wanted, self._prepared[start.wanted.key]
         key, service = wanted.key, prepared.service
-        run = _Run(start, prepared.describe_engine(self._list_classes(wanted.accelerator)))
+        run = _Run(start, service, prepared.describe_engine(self._list_classes(wanted.accelerator)))
         self._turns[key.namespace] = max(self._turns.values(), default=0) + 1
         if wanted.replica is not None:
-            run.task = asyncio.create_task(measure_replica(leading.client, service, wanted.replica, run.engine))
-            run.task.add_done_callback(lambda _: self._wake.set())
+            self._measure(leading, run, wanted.replica)
         else:
             failure = self._failures.get(key)
             digest = digest_start(key, wanted.inputs, failure.tries if failure is not None else 0)

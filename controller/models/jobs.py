@@ -326,7 +326,7 @@ def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     if pod is not None and (state := _terminated(pod)) is not None:
         return _read_end(state, ended)
     if ended is None:
-        return _read_waiting(pod) if pod is not None else JobOutcome(state="Going")
+        return read_waiting(pod) if pod is not None else JobOutcome(state="Going")
     if now < ended.when + timedelta(seconds=LOST_SECONDS):
         return JobOutcome(state="Going")  # the event of its pod may come later, from another watch
     message = f"the Job ended and its pod is gone without a result: {ended.message or ended.reason or ended.type}"
@@ -360,7 +360,7 @@ def _read_end(state: Obj, ended: _Ended | None) -> JobOutcome:
     )
 
 
-def _read_waiting(pod: Obj) -> JobOutcome:
+def read_waiting(pod: Obj) -> JobOutcome:
     """Return why a pod does not start, if its status has a cause other than normal start-up."""
     status = pod.get("status", {})
     for condition in status.get("conditions", []):

@@ -75,8 +75,7 @@ async def test_service_is_measured_where_it_serves_and_on_an_idle_device(
     records = {key: msgspec.json.decode(text, type=MeasuredPerformance) for key, text in stored["data"].items()}
     served, idle = (records[f"{name}_{cluster.namespace}"] for name in (shown.device_class, "nvidia-l4x1"))
     assert (served.node, served.source, list(served.concurrency)) == ("gpu-5", "live", ["1"])
-    assert (idle.node, idle.source, list(idle.concurrency)) == ("gpu-4", "job", ["1", "2"])
-    assert idle.load_seconds is not None
+    assert (idle.node, idle.source, list(idle.concurrency)) == ("gpu-4", "job", ["1"])
     for record in (served, idle):
         assert (len(record.runs), record.runtime, record.model) == (2, "llama.cpp", "tiny")
 
@@ -114,8 +113,7 @@ async def test_benchmark_starts_beside_forged_jobs_and_does_not_cost_a_replica_i
         own = [each for name, each in jobs.items() if name != "orphan"]
         pods = (await cluster.client.list(PODS, cluster.namespace, label_selector=SELECTOR)).items
         assert ["owned" in jobs, len(own), len(pods)] == [False, 1, 1]
-        (bench,) = pods[0]["status"]["containerStatuses"]
-        assert "running" in bench["state"]
+        assert any(each["type"] == "Ready" and each["status"] == "True" for each in pods[0]["status"]["conditions"])
         assert pods[0]["spec"]["nodeName"] == "gpu-5"
         return own[0]
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controller.benchmarks.benchmark_job import MeasuredEngine, read_benchmark
+from controller.benchmarks.benchmark_job import read_benchmark
 from controller.models.jobs import JobOutcome
 from crds.meta import HOSTS_NAMESPACE
 from kube import credentials
@@ -218,8 +218,7 @@ async def test_owner_of_a_namespace_forges_a_benchmark_that_ends_no_round(owner:
     put = [{"op": "add", "path": "/status/containerStatuses", "value": states}]
     forged_pod = await owner.patch_json(PODS, "forged", namespace, put, subresource="status")
     assert [each["name"] for each in forged_pod["status"]["containerStatuses"]] == ["bench", "bench"]
-    engine = MeasuredEngine("tiny", "llama.cpp", "none", "nvidia", None)
     for pods in ((), (forged_pod,)):
-        found = read_benchmark(job, pods, engine, datetime.now(UTC))
+        found = read_benchmark(job, pods, datetime.now(UTC))
         assert isinstance(found, JobOutcome)
         assert found.state in {"Going", "Broken"}

@@ -1,25 +1,18 @@
-"""A replica that serves is measured itself, and the room of a Job is free to the units that are admitted there."""
+"""A replica that serves is measured itself, and the room of a Job of this leader alone is free to units."""
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
-from controller.benchmarks import benchmark_runner
-from controller.benchmarks.benchmark_job import MeasuredEngine
-from controller.services.endpoints import Endpoint
-from fitness.performance import MeasuredPerformance
-from kube.client import Client
 from kube.resources import CONFIG_MAPS, ENDPOINT_SLICES, INFERENCE_SERVICES, PODS
 from tests.support.api_objects import service
-from tests.unit.controller.benchmarks.test_benchmark_runner import VirtualClock, World, ready_service
+from tests.unit.controller.benchmarks.test_benchmark_runner import World, ready_service, simulate
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(benchmark_runner, "datetime", VirtualClock)
-    return World()
+    return simulate(World(), monkeypatch)
 
 
 def test_benchmark_ends_when_a_unit_is_admitted_to_its_node_and_starts_nowhere_else_there(world: World) -> None:
@@ -42,7 +35,7 @@ def test_benchmark_ends_when_a_unit_is_admitted_to_its_node_and_starts_nowhere_e
 
 def test_room_of_a_job_is_free_to_others_until_its_pod_has_left(world: World) -> None:
     async def story() -> None:
-        world.run_pod(state={"running": {}})
+        world.run_pod()
         (job,) = world.list_jobs()
         room = {f"team/{job['metadata']['uid']}": "n1"}
         world.forge_job("forged")
@@ -85,36 +78,54 @@ def serve(world: World) -> None:
     )
 
 
-def test_replica_that_serves_is_measured_itself_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = list[tuple[str, str]]()
-
-    async def measure(_client: Client, served: Any, replica: Endpoint, engine: MeasuredEngine) -> MeasuredPerformance:
-        measured.append((served.metadata.name, replica.url))
-        await asyncio.sleep(30)
-        return MeasuredPerformance(tokens_per_second=90.0, source="live", **engine._asdict())
-
-    monkeypatch.setattr(benchmark_runner, "measure_replica", measure)
+def test_replica_that_serves_is_measured_itself_once(world: World) -> None:
     serve(world)
 
     async def story() -> None:
-        assert measured == [("chat", "http://10.0.0.1:8080")]
         world.wait_for("nvidia")
         await asyncio.sleep(60)
         (stored,) = world.store.list(CONFIG_MAPS)
         assert json.loads(stored["data"]["nvidia-l4x1_team"])["source"] == "live"
         await asyncio.sleep(1000)
-        assert (len(measured), world.created) == (1, [])
+        assert (world.measured_pods, world.created) == (["http://10.0.0.1:8080"], [])
 
     world.run(story)
 
 
-def test_replica_that_clients_ask_is_left_alone(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(benchmark_runner, "measure_replica", None)
+def test_replica_that_clients_ask_is_left_alone(world: World) -> None:
     serve(world)
     busy = ready_service()
     world.put(INFERENCE_SERVICES, busy | {"status": busy["status"] | {"requestsPerMinute": 3}})
 
     async def story() -> None:
+        assert world.measured_pods == []
         assert len(world.created) == 1, "an idle device is measured in its place"
+
+    world.run(story)
+
+
+def test_forged_jobs_hold_no_benchmark_up_and_are_ended(world: World) -> None:
+    world.forge_job("first")
+    world.forge_job("second", suspend=True)
+
+    async def story() -> None:
+        assert len(world.created) == 1
+        assert set(world.deleted) == {"first", "second"}
+        world.finish()
+        await asyncio.sleep(10)
+        assert len(list(world.store.list(CONFIG_MAPS))) == 1
+
+    world.run(story)
+
+
+def test_job_that_the_controller_may_not_delete_stops_nothing_else(world: World) -> None:
+    world.forge_job("kept")
+    world.refused = {"kept"}
+
+    async def story() -> None:
+        assert len(world.created) == 1
+        world.finish()
+        await asyncio.sleep(10)
+        assert len(list(world.store.list(CONFIG_MAPS))) == 1
 
     world.run(story)

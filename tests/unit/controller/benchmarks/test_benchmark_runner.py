@@ -5,18 +5,22 @@ import itertools
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from controller.benchmarks import benchmark_runner
+from controller.benchmarks.benchmark_job import MeasuredEngine
 from controller.benchmarks.benchmark_runner import BenchmarkRunner
+from controller.models.jobs import JobOutcome
 from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Leading
+from controller.services.endpoints import Endpoint
 from controller.services.performance_source import MeasuredPair, PerformanceSource
-from fitness.performance import hash_model
-from fitness.performance_store import build_config_map
+from fitness.performance import MeasuredPerformance, hash_model
+from fitness.performance_store import build_config_map, encode_record
 from fitness.serving_devices import describe_devices
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, Invalid, Unreachable
@@ -37,11 +41,14 @@ from tests.support.background import running
 START = datetime(2026, 11, 26, 12, tzinfo=UTC).timestamp()
 CHAT = ObjectKey("team", "chat")
 LABELS = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
-RESULT = '{"tokensPerSecond": 52.1, "runs": [52.1], "estimatedTokensPerSecond": 1, "accelerator": "forged"}'
+RECORD = MeasuredPerformance(tokens_per_second=52.1, runs=[52.1])
 
 
 def ready_service(**spec: Any) -> Obj:
     return service(status={"phase": "Ready"}, **({"hardware": {"accelerator": "nvidia"}} | spec))
+
+
+WorldT = TypeVar("WorldT", bound="World")
 
 
 class VirtualClock(datetime):
@@ -64,6 +71,9 @@ class World(Client):
         self.enqueued: list[ObjectKey] = []
         self.created: list[Obj] = []
         self.deleted: list[str] = []
+        self.result: MeasuredPerformance | JobOutcome = RECORD
+        """The result of each measurement."""
+        self.measured_pods: list[str] = []
         self.fails = False
         self.keeps_pods = False
         """The pods of Jobs that are deleted end later."""
@@ -171,36 +181,37 @@ class World(Client):
         }
         self.put(JOBS, {"metadata": metadata, "spec": {"template": {"spec": {}}, **changes}})
 
-    def run_pod(self, **bench: Any) -> None:
-        """Set the state of the container in the pod of the only Job; its engine runs, unless it is stated, too."""
-        job = bench.pop("job", None) or self.list_jobs()[0]
-        owner = {
-            "uid": job["metadata"]["uid"],
-            "controller": True,
-            "kind": "Job",
-            "name": "j",
-            "apiVersion": "batch/v1",
-        }
+    def run_pod(self, job: Obj | None = None, engine: Obj | None = None, **status: Any) -> None:
+        """Set the state of the pod of a Job, by default of the only one."""
+        job = job or self.list_jobs()[0]
+        uid = job["metadata"]["uid"]
+        owner = {"uid": uid, "controller": True, "kind": "Job", "name": "j", "apiVersion": "batch/v1"}
         metadata = {
-            "name": f"pod-{job['metadata']['uid']}",
+            "name": f"pod-{uid}",
             "namespace": job["metadata"]["namespace"],
-            "uid": f"pod-{job['metadata']['uid']}",
+            "uid": f"pod-{uid}",
             "ownerReferences": [owner],
             "labels": {"inference.pomona.dev/benchmark": "true"},
             "creationTimestamp": VirtualClock.now(UTC).isoformat(),
         }
-        engine = {"name": "llama-server", **bench.pop("engine", {"state": {"running": {}}})}
-        status = {"containerStatuses": [engine, {"name": "bench", **bench}]}
+        status["initContainerStatuses"] = [{"name": "llama-server", **(engine or {"state": {"running": {}}})}]
         self.put(PODS, {"metadata": metadata, "spec": {"nodeName": "n1"}, "status": status})
 
-    def finish(self, message: str, code: int = 0, job: Obj | None = None) -> None:
-        """End a Job, by default the only one."""
-        job = job or self.list_jobs()[0]
-        now = VirtualClock.now(UTC).isoformat()
-        state = {"exitCode": code, "message": message, "startedAt": now, "finishedAt": now}
-        self.run_pod(state={"terminated": state}, job=job)
-        ended = {"type": "Failed" if code else "Complete", "status": "True", "lastTransitionTime": now}
-        self.put(JOBS, {**job, "status": {"conditions": [ended]}})
+    def finish(self, job: Obj | None = None, failure: JobOutcome | None = None) -> None:
+        """Make the pod of a Job ready, by default of the only one, so that its measurement ends, or fails."""
+        self.result = RECORD if failure is None else failure
+        ready = {"type": "Ready", "status": "True"}
+        self.run_pod(job, podIPs=[{"ip": "10.0.0.9"}], conditions=[ready])
+
+    async def measure(
+        self, _client: Client, _service: Any, pod: Endpoint, engine: MeasuredEngine, source: Any
+    ) -> MeasuredPerformance | JobOutcome:
+        self.measured_pods.append(pod.url)
+        result = self.result
+        await asyncio.sleep(2)
+        if isinstance(result, JobOutcome):
+            return result
+        return replace(result, **engine._asdict(), source=source)
 
     def run(self, *stories: Callable[[], Awaitable[None]]) -> None:
         """Run a story beside the runner; each further one is of another leadership."""
@@ -218,19 +229,23 @@ class World(Client):
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return simulate(World(), monkeypatch)
+
+
+def simulate(world: WorldT, monkeypatch: pytest.MonkeyPatch) -> WorldT:
     monkeypatch.setattr(benchmark_runner, "datetime", VirtualClock)
-    return World()
+    monkeypatch.setattr(benchmark_runner, "measure_pod", world.measure)
+    return world
 
 
 def test_result_is_stored_and_shown_and_its_job_deleted(world: World) -> None:
     async def story() -> None:
         assert len(world.created) == 1
-        world.finish(RESULT)
+        world.finish()
         await asyncio.sleep(10)
         (stored,) = world.store.list(CONFIG_MAPS)
         assert list(stored["data"]) == ["nvidia-l4x1_team"]
         record = json.loads(stored["data"]["nvidia-l4x1_team"])
-        # What the Job claims of these is not taken.
         assert record["accelerator"] == "nvidia"
         assert 10 < record["estimatedTokensPerSecond"] < 100_000
         model_hash = stored["metadata"]["labels"]["inference.pomona.dev/model-hash"]
@@ -246,7 +261,7 @@ def test_result_is_stored_and_shown_and_its_job_deleted(world: World) -> None:
 
 def test_benchmark_ends_within_seconds_when_anything_waits(world: World) -> None:
     async def story() -> None:
-        world.run_pod(state={"running": {}})
+        world.run_pod()
         world.wait_for("nvidia")
         await asyncio.sleep(2)
         assert world.list_jobs() == []
@@ -266,7 +281,7 @@ def test_engine_that_always_ends_is_tried_thrice_and_reported(world: World) -> N
         crashed = {"state": {}, "lastState": {"terminated": {"exitCode": 1, "message": "no memory"}}}
         for tries in (1, 2, 3):
             assert len(world.created) == tries
-            world.run_pod(engine=crashed, state={})
+            world.run_pod(engine=crashed)
             await asyncio.sleep(200)
         await asyncio.sleep(100_000)
         assert len(world.created) == 3
@@ -361,7 +376,7 @@ def test_measurement_that_cannot_be_stored_keeps_no_other_back(world: World) -> 
 
     async def story() -> None:
         for job in world.list_jobs():
-            world.finish(RESULT, job=job)
+            world.finish(job)
         await asyncio.sleep(100)
         assert len(set(sent)) == 2
         assert len(list(world.store.list(CONFIG_MAPS))) == 1
@@ -373,10 +388,10 @@ def test_measurement_that_cannot_be_stored_keeps_no_other_back(world: World) -> 
 def test_measurement_of_another_leader_that_no_watch_has_brought_yet_stays(world: World) -> None:
     async def story() -> None:
         model_hash = hash_model(as_model(model()), "llama.cpp", as_service(ready_service()).spec)
-        theirs = build_config_map(model_hash, {"nvidia-h100x1_team": RESULT})
+        theirs = build_config_map(model_hash, {"nvidia-h100x1_team": encode_record(RECORD)})
         theirs["metadata"]["resourceVersion"] = "7"
         world.unseen.append(theirs)
-        world.finish(RESULT)
+        world.finish()
         await asyncio.sleep(10)
         (stored,) = world.store.list(CONFIG_MAPS)
         assert set(stored["data"]) == {"nvidia-h100x1_team", "nvidia-l4x1_team"}
@@ -394,7 +409,7 @@ def test_late_event_of_a_deletion_lets_no_failure_be_forgotten(world: World) -> 
     world.delete = delete_late  # type: ignore[method-assign]
 
     async def story() -> None:
-        world.run_pod(engine=crashed, state={})
+        world.run_pod(engine=crashed)
         await asyncio.sleep(3)
         world.add_node("n1", LABELS)
         await asyncio.sleep(30)
@@ -409,37 +424,10 @@ def test_result_of_a_job_that_nobody_wants_is_not_stored(world: World) -> None:
         (job,) = world.list_jobs()
         await asyncio.sleep(benchmark_runner.LOOK_SECONDS)
         world.store.remove(INFERENCE_SERVICES, "team", "chat")
-        world.finish(RESULT)
+        world.finish()
         await asyncio.sleep(10)
         assert list(world.store.list(CONFIG_MAPS)) == []
         assert job["metadata"]["name"] in world.deleted
-
-    world.run(story)
-
-
-def test_forged_jobs_hold_no_benchmark_up_and_are_ended(world: World) -> None:
-    world.forge_job("first")
-    world.forge_job("second", suspend=True)
-
-    async def story() -> None:
-        assert len(world.created) == 1
-        assert set(world.deleted) == {"first", "second"}
-        world.finish(RESULT)
-        await asyncio.sleep(10)
-        assert len(list(world.store.list(CONFIG_MAPS))) == 1
-
-    world.run(story)
-
-
-def test_job_that_the_controller_may_not_delete_stops_nothing_else(world: World) -> None:
-    world.forge_job("kept")
-    world.refused = {"kept"}
-
-    async def story() -> None:
-        assert len(world.created) == 1
-        world.finish(RESULT)
-        await asyncio.sleep(10)
-        assert len(list(world.store.list(CONFIG_MAPS))) == 1
 
     world.run(story)
 

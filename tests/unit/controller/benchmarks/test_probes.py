@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from controller.benchmarks import benchmark_runner
+from controller.models.jobs import JobOutcome
 from controller.services.probe_wait import PROBE_SECONDS
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES
 from tests.support.api_objects import service
-from tests.unit.controller.benchmarks.test_benchmark_runner import CHAT, LABELS, RESULT, START, VirtualClock, World
+from tests.unit.controller.benchmarks.test_benchmark_runner import CHAT, LABELS, START, World, simulate
 
 H100, L4 = "nvidia-h100x1", "nvidia-l4x1"
 BOTH = frozenset({H100, L4})
@@ -36,8 +36,7 @@ class ProbedWorld(World):
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> ProbedWorld:
-    monkeypatch.setattr(benchmark_runner, "datetime", VirtualClock)
-    return ProbedWorld()
+    return simulate(ProbedWorld(), monkeypatch)
 
 
 def tell(world: ProbedWorld, *stories: Callable[[], Awaitable[None]]) -> None:
@@ -82,10 +81,10 @@ def test_service_with_nothing_to_measure_does_not_wait(world: ProbedWorld) -> No
 def test_service_hears_when_a_measurement_is_stored_and_when_one_fails(world: ProbedWorld) -> None:
     async def story() -> None:
         jobs = world.find_jobs()
-        world.finish(RESULT, job=jobs["n1"])
+        world.finish(jobs["n1"])
         await asyncio.sleep(10)
         assert world.follow() == {H100}
-        world.finish("", code=1, job=jobs["n2"])
+        world.finish(jobs["n2"], JobOutcome(state="Broken", reason="BrokenOff"))
         await asyncio.sleep(10)
         assert world.follow() == frozenset(), "nobody waits for a second try"
         assert world.enqueued.count(CHAT) >= 3

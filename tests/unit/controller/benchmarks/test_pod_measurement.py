@@ -1,13 +1,13 @@
-"""A replica is measured with the token of its service, and what it answers is bounded."""
+"""A pod is measured with the token of its service, and what it answers is bounded."""
 
 import asyncio
 from typing import Any
 
 import pytest
 
-from controller.benchmarks import replica_measurement
+from controller.benchmarks import pod_measurement
 from controller.benchmarks.benchmark_job import MeasuredEngine
-from controller.benchmarks.replica_measurement import measure_replica
+from controller.benchmarks.pod_measurement import measure_pod
 from controller.models.jobs import JobOutcome
 from controller.services.endpoints import Endpoint
 from controller.services.tokens import token_secret
@@ -18,7 +18,7 @@ from kube.client import Client, Obj
 from tests.support.api_objects import as_service, service
 
 ENGINE = MeasuredEngine("tiny", "llama.cpp", "engine:1", "nvidia", 80.0)
-REPLICA = Endpoint("10.0.0.1", 8080, node="n1")
+POD = Endpoint("10.0.0.1", 8080, node="n1")
 CHAT = as_service(service(benchmark={"runs": 3}))
 
 
@@ -41,14 +41,14 @@ def measure(monkeypatch: pytest.MonkeyPatch, answer: MeasuredPerformance | Excep
             raise answer
         return answer
 
-    monkeypatch.setattr(replica_measurement, "measure_engine", measure_engine)
-    return asyncio.run(measure_replica(TokenClient(), CHAT, REPLICA, ENGINE)), asked
+    monkeypatch.setattr(pod_measurement, "measure_engine", measure_engine)
+    return asyncio.run(measure_pod(TokenClient(), CHAT, POD, ENGINE, "job")), asked
 
 
 def test_record_says_where_it_was_measured_and_by_what(monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = measure(monkeypatch, MeasuredPerformance(tokens_per_second=90.0))
     assert asked == [("http://10.0.0.1:8080", "chat", "secret-token", 3)]
-    assert (found.source, found.node, found.model, found.accelerator) == ("live", "n1", "tiny", "nvidia")
+    assert (found.source, found.node, found.model, found.accelerator) == ("job", "n1", "tiny", "nvidia")
     assert found.estimated_tokens_per_second == 80.0
 
 
@@ -58,9 +58,10 @@ def test_record_says_where_it_was_measured_and_by_what(monkeypatch: pytest.Monke
         (BenchError("Refused", "the engine answered 500"), "Refused"),
         (TimeoutError(), "TimedOut"),
         (MeasuredPerformance(tokens_per_second=1e6), "BadAnswer"),
+        (MeasuredPerformance(tokens_per_second=90.0, prompt_tokens_per_second=1e10), "BadAnswer"),
     ],
 )
-def test_replica_that_cannot_be_measured_is_a_failure(
+def test_pod_that_cannot_be_measured_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, answer: MeasuredPerformance | Exception, reason: str
 ) -> None:
     found, _ = measure(monkeypatch, answer)
