@@ -9,15 +9,14 @@ from typing import Final
 from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, explain_code
 from launchd.launchctl_ladder import Climb, ClimbFailed, Goal, GoalReached, begin_climb, next_step
 from launchd.print_output import JobState, read_job_state
-from launchd.property_list import read_plist, read_plist_arguments, render_plist
+from launchd.property_list import read_plist, render_plist
 from launchd.service_definition import LABEL, ServiceDefinition
 from launchd.service_manager import (
     ServiceError,
+    ServiceManager,
     ServicePhase,
     ServiceState,
-    find_outdated_definition,
     is_written,
-    read_installed,
     remove_definition,
     run_command,
     write_definition,
@@ -27,7 +26,7 @@ DAEMONS: Final = Path("/Library/LaunchDaemons")
 SYSTEM_DOMAIN: Final = "system"
 
 
-class Launchd:
+class Launchd(ServiceManager):
     """launchd with the agent as its job.
 
     Args:
@@ -44,23 +43,11 @@ class Launchd:
         program: str = "launchctl",
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        needs_root = domains[0] == SYSTEM_DOMAIN
+        super().__init__(folder / f"{LABEL}.plist", needs_root=needs_root, parse=read_plist, render=render_plist)
         self._domains = domains
         self._program = program
         self._pause = pause
-        self.definition_path = folder / f"{LABEL}.plist"
-
-    @property
-    def needs_root(self) -> bool:
-        """True for a LaunchDaemon."""
-        return self._domains[0] == SYSTEM_DOMAIN
-
-    def read_arguments(self) -> tuple[str, ...] | None:
-        """Return program and arguments of the installed agent; None if none is installed. Raises ServiceError."""
-        return read_installed(self.definition_path, read_plist_arguments)
-
-    def find_outdated(self) -> ServiceDefinition | None:
-        """Return the installed definition if this version writes it otherwise; None if not. Raises ServiceError."""
-        return find_outdated_definition(self.definition_path, read_plist, render_plist)
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the plist, and load and start the job. Raises ServiceError."""

@@ -49,23 +49,15 @@ def render_plist(definition: ServiceDefinition) -> bytes:
 
 
 def read_plist(content: bytes) -> ServiceDefinition:
-    """Return the definition in a plist that any version has made. Raises ValueError: a key is missing."""
-    arguments, keys = read_plist_arguments(content), plistlib.loads(content)
+    """Return the definition in a plist that any version has made. Raises ValueError: it is no plist of an agent."""
     try:
+        keys = plistlib.loads(content)
         return ServiceDefinition(
-            arguments=arguments,
+            arguments=tuple(map(str, keys["ProgramArguments"])),
             user=keys.get("UserName"),
             home=Path(keys["WorkingDirectory"]),
             output=Path(keys["StandardOutPath"]),
             sources=ServiceDefinition.select_sources(keys["EnvironmentVariables"]),
         )
-    except KeyError as error:
-        raise ValueError(f"no plist with {error.args[0]}") from error
-
-
-def read_plist_arguments(content: bytes) -> tuple[str, ...]:
-    """Return program and arguments of a plist. Raises ValueError: it is no plist of an agent."""
-    try:
-        return tuple(map(str, plistlib.loads(content)["ProgramArguments"]))
     except (plistlib.InvalidFileException, ExpatError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no plist with ProgramArguments: {error}") from error
+        raise ValueError(f"no plist of an agent: {error}") from error

@@ -5,9 +5,10 @@ import os
 import stat
 import subprocess
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -15,7 +16,6 @@ from launchd.service_definition import ServiceDefinition
 
 ServicePhase = Literal["running", "starting", "stopped", "absent"]
 """`stopped`: loaded without a process; `absent`: not loaded."""
-Parsed = TypeVar("Parsed")
 _CALL_SECONDS: Final = 120.0
 _FILE_MODE: Final = 0o644
 
@@ -39,32 +39,62 @@ class ServiceState(msgspec.Struct, frozen=True, rename="camel"):
     last_exit: str | None = None
 
 
-class ServiceManager(Protocol):
-    """A service manager with the agent as its service. Every method blocks, and raises ServiceError."""
+class ServiceManager(ABC):
+    """A service manager with the agent as its service. Every method blocks, and raises ServiceError.
 
-    @property
-    def definition_path(self) -> Path:
-        """The path of the plist or unit."""
+    Args:
+        definition_path: the path of the plist or unit.
+        needs_root: True for a service of the system.
+        parse: reads the content of a plist or unit; raises ValueError if it is of something else.
+        render: returns the content of the plist or unit.
+    """
 
-    @property
-    def needs_root(self) -> bool:
-        """True for a service of the system."""
+    def __init__(
+        self,
+        definition_path: Path,
+        *,
+        needs_root: bool,
+        parse: Callable[[bytes], ServiceDefinition],
+        render: Callable[[ServiceDefinition], bytes],
+    ) -> None:
+        self.definition_path = definition_path
+        self.needs_root = needs_root
+        self._parse = parse
+        self._render = render
+
+    def read_definition(self) -> ServiceDefinition | None:
+        """Return the installed definition; None if none is installed."""
+        content = read_content(self.definition_path)
+        try:
+            return self._parse(content) if content is not None else None
+        except ValueError as error:
+            raise ServiceError(f"{self.definition_path}: {error}: install the agent anew") from error
 
     def read_arguments(self) -> tuple[str, ...] | None:
         """Return program and arguments of the installed agent; None if none is installed."""
+        definition = self.read_definition()
+        return definition.arguments if definition else None
 
     def find_outdated(self) -> ServiceDefinition | None:
         """Return the installed definition if this version writes it otherwise; None if it does not."""
+        definition = self.read_definition()
+        if definition is None or self._render(definition) == read_content(self.definition_path):
+            return None
+        return definition
 
+    @abstractmethod
     def install(self, definition: ServiceDefinition) -> None:
         """Write the definition and start the agent, in the place of another one; an equal one that runs is kept."""
 
+    @abstractmethod
     def uninstall(self) -> None:
         """Stop the agent, and remove the definition. Engines go on, unless the agent was asked to stop them."""
 
+    @abstractmethod
     def restart(self) -> None:
         """End the agent, if it runs, and start it again. Engines go on."""
 
+    @abstractmethod
     def read_state(self) -> ServiceState:
         """Return the service manager's view of the agent."""
 
@@ -112,7 +142,7 @@ def is_written(path: Path, content: bytes) -> bool:
 
     A file that a backup brought back may have another owner. Raises ServiceError.
     """
-    if read_definition(path) != content:
+    if read_content(path) != content:
         return False
     found = path.lstat()
     is_usable = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == _FILE_MODE
@@ -127,7 +157,7 @@ def remove_definition(path: Path) -> None:
         raise ServiceError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
-def read_definition(path: Path) -> bytes | None:
+def read_content(path: Path) -> bytes | None:
     """Return the content of a plist or unit; None if there is none. Raises ServiceError."""
     try:
         return path.read_bytes()
@@ -135,31 +165,3 @@ def read_definition(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise ServiceError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def find_outdated_definition(
-    path: Path, parse: Callable[[bytes], ServiceDefinition], render: Callable[[ServiceDefinition], bytes]
-) -> ServiceDefinition | None:
-    """Return the definition in a plist or unit if `render` makes another content of it; else None.
-
-    Raises ServiceError: the file cannot be read or parsed.
-    """
-    found = read_installed(path, parse)
-    return found if found is not None and render(found) != read_definition(path) else None
-
-
-def read_installed(path: Path, parse: Callable[[bytes], Parsed]) -> Parsed | None:
-    """Return what `parse` reads from a plist or unit; None if there is none.
-
-    Args:
-        path: the plist or unit.
-        parse: reads its content; raises ValueError if it is of something else.
-
-    Raises:
-        ServiceError: the file cannot be read or parsed.
-    """
-    content = read_definition(path)
-    try:
-        return parse(content) if content is not None else None
-    except ValueError as error:
-        raise ServiceError(f"{path}: {error}: install the agent anew") from error

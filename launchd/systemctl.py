@@ -6,22 +6,21 @@ from typing import Final
 from launchd.service_definition import UNIT, ServiceDefinition
 from launchd.service_manager import (
     ServiceError,
+    ServiceManager,
     ServicePhase,
     ServiceState,
-    find_outdated_definition,
     is_written,
-    read_installed,
     remove_definition,
     run_command,
     write_definition,
 )
-from launchd.systemd_unit import read_unit, read_unit_arguments, render_unit
+from launchd.systemd_unit import read_unit, render_unit
 
 SYSTEM_UNITS: Final = Path("/etc/systemd/system")
 _PROPERTIES: Final = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "Result", "ExecMainStatus")
 
 
-class Systemd:
+class Systemd(ServiceManager):
     """systemd with the agent as its unit.
 
     Args:
@@ -31,18 +30,8 @@ class Systemd:
     """
 
     def __init__(self, folder: Path, *, user: bool, program: str = "systemctl") -> None:
+        super().__init__(folder / UNIT, needs_root=not user, parse=read_unit, render=render_unit)
         self._command = (program, *(["--user"] if user else []))
-        self.needs_root = not user
-        """True for a unit of the system."""
-        self.definition_path = folder / UNIT
-
-    def read_arguments(self) -> tuple[str, ...] | None:
-        """Return program and arguments of the installed agent; None if none is installed. Raises ServiceError."""
-        return read_installed(self.definition_path, read_unit_arguments)
-
-    def find_outdated(self) -> ServiceDefinition | None:
-        """Return the installed definition if this version writes it otherwise; None if not. Raises ServiceError."""
-        return find_outdated_definition(self.definition_path, read_unit, render_unit)
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the unit, and enable and start it. Raises ServiceError."""

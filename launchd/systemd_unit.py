@@ -11,7 +11,6 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 _WORD: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 _ESCAPED: Final = {escaped: plain for plain, escaped in _ESCAPES.items()}
-_EXEC_START: Final = "ExecStart="
 _APPEND: Final = "append:"
 
 _UNIT: Final = """\
@@ -81,17 +80,12 @@ def read_unit(content: bytes) -> ServiceDefinition:
     """Return the definition in a unit that `render_unit` of any version made. Raises ValueError: a line is missing."""
     environment = [word for line in _find_values(content, "Environment=") for word in _split_words(line)]
     return ServiceDefinition(
-        arguments=read_unit_arguments(content),
+        arguments=tuple(word.replace("$$", "$") for word in _split_words(_find_value(content, "ExecStart="))),
         user=next(_find_values(content, "User="), None),
         home=Path(_find_value(content, "WorkingDirectory=").replace("%%", "%")),
         output=Path(_find_value(content, "StandardOutput=").removeprefix(_APPEND).replace("%%", "%")),
         sources=ServiceDefinition.select_sources(dict(word.split("=", 1) for word in environment)),
     )
-
-
-def read_unit_arguments(content: bytes) -> tuple[str, ...]:
-    """Return program and arguments of a unit that `render_unit` made. Raises ValueError: it is none."""
-    return tuple(word.replace("$$", "$") for word in _split_words(_find_value(content, _EXEC_START)))
 
 
 def _find_values(content: bytes, key: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ from cli.agent.status import AgentReport, format_report
 from cli.main import main
 from gateway.http.control_client import ControlUnreachableError
 from launchd.service_definition import SUPERVISOR_VARIABLE, ServiceDefinition
-from launchd.service_manager import ServiceError, ServiceState
+from launchd.service_manager import ServiceError, ServiceManager, ServiceState
 from metal_agent.control import agent_control
 from metal_agent.control.agent_client import AgentClient
 from metal_agent.control.agent_status import AgentProcessStatus, AgentStatus, ConnectionStatus, IdentityStatus
@@ -30,7 +30,7 @@ from metal_agent.native.log_files import previous_log_path
 from tests.support.api_objects import GIB
 
 
-class ManagerStandIn:
+class ManagerStandIn(ServiceManager):
     """A service manager that remembers its definition."""
 
     def __init__(self, folder: Path, *, needs_root: bool = False, pid: int | None = None) -> None:

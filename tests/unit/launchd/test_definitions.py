@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launchd.property_list import read_plist, read_plist_arguments, render_plist
+from launchd.property_list import read_plist, render_plist
 from launchd.service_definition import LABEL, ServiceDefinition
-from launchd.service_manager import ServiceError, find_outdated_definition, read_installed
-from launchd.systemd_unit import read_unit, read_unit_arguments, render_unit
+from launchd.service_manager import ServiceError
+from launchd.systemctl import Systemd
+from launchd.systemd_unit import read_unit, render_unit
 
 # Keys of launchd.plist(5), and the types that it states.
 MANUAL: dict[str, type | tuple[type, ...]] = {
@@ -85,62 +86,53 @@ def test_only_a_daemon_names_its_user_and_only_an_agent_its_sessions() -> None:
 @pytest.mark.parametrize("content", [b"", b"<plist", plistlib.dumps([]), plistlib.dumps({"Label": "x"})])
 def test_file_that_is_no_definition_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match="no plist"):
-        read_plist_arguments(content)
+        read_plist(content)
     with pytest.raises(ValueError, match="no unit"):
-        read_unit_arguments(content)
+        read_unit(content)
 
 
 def test_definition_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "agent.plist"
-    assert read_installed(path, read_plist_arguments) is None
-    path.write_bytes(b"<plist")
-    with pytest.raises(ServiceError, match=r"agent\.plist: no plist with ProgramArguments.*: install the agent anew"):
-        read_installed(path, read_plist_arguments)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(ServiceError, match=r"cannot read .*agent\.plist: Is a directory"):
-        read_installed(path, read_plist_arguments)
+    manager = Systemd(tmp_path, user=True)
+    assert manager.read_arguments() is None
+    manager.definition_path.write_bytes(b"ExecStart=/x --state-dir /y\n")
+    with pytest.raises(ServiceError, match=r"\.service: no unit with WorkingDirectory=: install the agent anew"):
+        manager.read_arguments()
+    manager.definition_path.unlink()
+    manager.definition_path.mkdir()
+    with pytest.raises(ServiceError, match=r"cannot read .*\.service: Is a directory"):
+        manager.read_arguments()
 
 
 WORDS = st.text(st.sampled_from(string.ascii_letters + string.digits + " \"\\$%';#/-=~äß\t\n"), min_size=1, max_size=12)
 
 
-@given(st.lists(WORDS, max_size=5))
-def test_arguments_are_read_back_as_they_were(words: list[str]) -> None:
-    definition = make_definition(arguments=(*ARGUMENTS, *words))
-    assert read_plist_arguments(render_plist(definition)) == definition.arguments
-    assert read_unit_arguments(render_unit(definition)) == definition.arguments
-    assert definition.folder == FOLDER
-
-
-@given(WORDS, st.sampled_from(["ada", None]))
-def test_whole_definition_is_read_back_as_it_was(word: str, user: str | None) -> None:
+@given(st.lists(WORDS, min_size=1, max_size=5), st.sampled_from(["ada", None]))
+def test_definition_is_read_back_as_it_was(words: list[str], user: str | None) -> None:
+    word = words[0]
     name = word.replace("\n", "").replace("\t", "").strip() or "x"
     definition = ServiceDefinition(
-        (*ARGUMENTS, word), user, Path("/Users") / name, FOLDER / f"{name}.log", {"HF_ENDPOINT": word}
+        (*ARGUMENTS, *words), user, Path("/Users") / name, FOLDER / f"{name}.log", {"HF_ENDPOINT": word}
     )
     assert read_plist(render_plist(definition)) == definition
     assert read_unit(render_unit(definition)) == definition
+    assert definition.folder == FOLDER
 
 
 @pytest.mark.parametrize("missing", ["WorkingDirectory", "StandardOutPath", "EnvironmentVariables"])
 def test_plist_without_a_key_is_no_definition(missing: str) -> None:
     keys = plistlib.loads(render_plist(make_definition()))
     del keys[missing]
-    with pytest.raises(ValueError, match=f"no plist with {missing}"):
+    with pytest.raises(ValueError, match=f"no plist of an agent: '{missing}'"):
         read_plist(plistlib.dumps(keys))
 
 
 def test_definition_of_another_version_is_found_with_all_its_options(tmp_path: Path) -> None:
-    path, definition = tmp_path / "agent.service", make_definition()
-    assert find_outdated_definition(path, read_unit, render_unit) is None
-    path.write_bytes(render_unit(definition))
-    assert find_outdated_definition(path, read_unit, render_unit) is None
-    path.write_bytes(render_unit(definition).replace(b"KillMode=process\n", b""))
-    assert find_outdated_definition(path, read_unit, render_unit) == definition
-    path.write_bytes(b"ExecStart=/x --state-dir /y\n")
-    with pytest.raises(ServiceError, match="no unit with WorkingDirectory="):
-        find_outdated_definition(path, read_unit, render_unit)
+    manager, definition = Systemd(tmp_path, user=True), make_definition()
+    assert manager.find_outdated() is None
+    manager.definition_path.write_bytes(render_unit(definition))
+    assert manager.find_outdated() is None
+    manager.definition_path.write_bytes(render_unit(definition).replace(b"KillMode=process\n", b""))
+    assert manager.find_outdated() == definition
 
 
 def test_unit_does_not_restart_what_no_restart_mends_and_leaves_engines_alone() -> None:
