@@ -129,7 +129,6 @@ class Host:
         seen = changes.count
         while any(runner.state.phase != "Stopped" for runner in self.runners.values()):
             seen = await changes.wait_past(seen)
-        await self.supervisor.wait_for_unreadable()
 
 
 def build_host(

@@ -219,14 +219,6 @@ def adopt_process(identity: ProcessIdentity) -> NativeProcess | None:
     return process if is_same else None
 
 
-def is_owned(pid: int, owner: Path) -> bool:
-    """Return whether the agent of folder `owner` started the process `pid`; False if that cannot be found out."""
-    try:
-        return _is_marked(psutil.Process(pid), owner)
-    except (psutil.Error, OSError):
-        return False
-
-
 def _is_marked(process: psutil.Process, owner: Path) -> bool:
     """Return whether the environment of a process names `owner`, however its path was given. Raises psutil.Error."""
     found = process.environ().get(OWNER_VARIABLE)

@@ -1,7 +1,7 @@
 """Records of started engines on disk, one file per process, so that the next agent adopts running engines.
 
-A newer version may have written a record with values or fields that this one does not know. What is unreadable is
-unknown, and no reason to end an engine: the rest of the record is used, and what is unknown survives a rewrite.
+A newer version may have written a record with values or fields that this one does not know. They are no reason to end
+an engine: the rest of the record is used, and what is unknown survives a rewrite.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from msgspec import structs
 from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
 from metal_agent.assignments import UPGRADE, Assignment
-from metal_agent.native.engine_handle import LAST_PID, ProcessIdentity
+from metal_agent.native.engine_handle import ProcessIdentity
 from runtimes.registry import RUNTIMES
 
 log = structlog.get_logger()
@@ -55,15 +55,6 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         return Assignment(self.uid, self.namespace, self.name, self.spec, problem)
 
 
-class UnreadableRecord(NamedTuple):
-    """A record of another version, of which only this is read; its engine runs on, and gets no requests."""
-
-    uid: str
-    pid: int | None
-    memory_bytes: int
-    key_file: str
-
-
 class _KeptContent(NamedTuple):
     """A record as it was on disk."""
 
@@ -77,12 +68,13 @@ class Records:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._kept: dict[str, _KeptContent] = {}
-        self.unreadable: list[UnreadableRecord] = []
-        """Records of another version that the last `load` found."""
 
     def load(self) -> dict[str, Record]:
-        """Read all records, by uid, without damaged and unreadable ones. Raises OSError if a file cannot be read."""
-        self._kept, self.unreadable = {}, []
+        """Read all records, by uid; one that is damaged or of no known engine is deleted.
+
+        Raises OSError if a file cannot be read.
+        """
+        self._kept = {}
         for path in sorted(self._folder.glob("[!.]*.json")):
             content = durable.read(path, dict[str, Any])
             if content is None:
@@ -91,8 +83,9 @@ class Records:
             if record:
                 self._kept[record.uid] = _KeptContent(record, content)
             else:
-                log.warning("record_unreadable", path=str(path), hint="its engine runs on; update the agent")
-                self.unreadable.append(_read_unreadable(path.stem, content))
+                # No request would reach its engine, which is killed as a stray: it must not keep its memory.
+                log.warning("record_unreadable", path=str(path))
+                self.remove(path.stem)
         return {uid: kept.record for uid, kept in self._kept.items()}
 
     def write(self, record: Record) -> None:
@@ -141,15 +134,3 @@ def _split_fields(content: Mapping[str, Any], struct: type[msgspec.Struct]) -> t
             del readable[name]
             unread.append(name)
     return readable, tuple(unread)
-
-
-def _read_unreadable(uid: str, content: Mapping[str, Any]) -> UnreadableRecord:
-    identity, spec, key_file = content.get("identity"), content.get("spec"), content.get("key_file")
-    pid = identity.get("pid") if isinstance(identity, dict) else None
-    memory_bytes = spec.get("memoryBytes") if isinstance(spec, dict) else None
-    return UnreadableRecord(
-        uid,
-        pid if isinstance(pid, int) and 0 < pid <= LAST_PID else None,
-        memory_bytes if isinstance(memory_bytes, int) else 0,
-        key_file if isinstance(key_file, str) else "",
-    )

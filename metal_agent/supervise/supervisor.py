@@ -21,7 +21,6 @@ from metal_agent.supervise import handover
 from metal_agent.supervise.host_parts import RunnerContext
 from metal_agent.supervise.records import Record
 from metal_agent.supervise.runner import Runner
-from metal_agent.supervise.unreadable_engines import UnreadableEngines
 
 _STANDARD_ERROR = 2
 
@@ -38,7 +37,6 @@ class Supervisor:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._assigned = False
         """True once a full list of assignments was seen; before, a process without a runner may still be assigned."""
-        self._unreadable: UnreadableEngines | None = None
         host.ledger.freed = self._recheck_rejected
 
     async def recover(self, others: Iterable[int] = ()) -> None:
@@ -67,12 +65,9 @@ class Supervisor:
                 continue
             self._host.ledger.take_over(uid, self._host.peaks.needed_bytes(record.spec))
             self._start(Runner(record.assignment, self._host, record, engine))
-        unreadable = self._host.records.unreadable
-        self._unreadable = UnreadableEngines(self._host, unreadable, self._group)
-        recorded = [runner.record.key_file for runner in self.runners.values() if runner.record]
-        self._host.keys.keep({*recorded, *(each.key_file for each in unreadable)})
+        self._host.keys.keep({runner.record.key_file for runner in self.runners.values() if runner.record})
         adopted = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
-        await kill_strays(self._host.folder, adopted | set(others) | self._unreadable.pids)
+        await kill_strays(self._host.folder, adopted | set(others))
         self._group.create_task(run_periodically(self._trim_logs, log_files.LOOK_SECONDS, name="log rotation"))
 
     def add(self, assignments: Iterable[Assignment]) -> None:
@@ -114,14 +109,7 @@ class Supervisor:
                 runner.remove()
         self.add(wanted.values())
         self._assigned = True
-        if self._unreadable:
-            self._unreadable.end_others(wanted)
         self._unload_unwanted()
-
-    async def wait_for_unreadable(self) -> None:
-        """Wait until the engines whose records cannot be read have ended, or are known not to end."""
-        if self._unreadable:
-            await self._unreadable.wait_until_ended()
 
     def unclaimed(self) -> dict[str, MetalProcessSpec]:
         """Return, by uid, the specs of engines that `pomona up` runs or left running here and that are not ending."""

@@ -361,30 +361,7 @@ async def test_engine_with_a_value_of_a_newer_version_serves_on(machine: Machine
     assert "cannot read priority" in await phase(machine, "Failed", "Unsupported")
 
 
-async def test_engine_of_an_unreadable_record_runs_on_until_it_is_no_longer_assigned(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
-    machine.supervisor.assign([assignment()])
-    pid = await ready(machine)
-    await machine.stop()
-    path = machine.folder / "processes" / "u1.json"
-    record = json.loads(path.read_text())
-    record["spec"]["runtime"] = "warp-drive"
-    path.write_text(json.dumps(record))
-    await machine.start()
-    assert machine.runners == {}
-    assert identify_process(pid)
-    assert sum(machine.ledger.reserved.values()) == record["spec"]["memoryBytes"]
-    machine.supervisor.assign([replace(assignment(), spec=None, problem="runtime 'warp-drive' is unknown")])
-    await phase(machine, "Rejected", "Unsupported")
-    assert identify_process(pid)
-    assert path.exists()
-    machine.supervisor.assign([])
-    await eventually(lambda: identify_process(pid) is None)
-    await eventually(lambda: not machine.ledger.reserved and not path.exists())
-
-
-@pytest.mark.parametrize("damage", ["cut off", "no process has its pid", "under another path"])
+@pytest.mark.parametrize("damage", ["cut off", "no process has its pid", "of no known engine", "under another path"])
 async def test_engine_of_a_damaged_record_is_found_and_its_memory_freed(
     machine: Machine, assignment: MakeAssignment, tmp_path: Path, damage: str
 ) -> None:
@@ -396,6 +373,8 @@ async def test_engine_of_a_damaged_record_is_found_and_its_memory_freed(
     path.write_bytes(content[: len(content) // 2])
     if damage == "no process has its pid":
         path.write_bytes(content.replace(f'"pid":{pid}'.encode(), b'"pid":99999999999'))
+    if damage == "of no known engine":
+        path.write_bytes(content.replace(b'"runtime":"llama.cpp"', b'"runtime":"warp-drive"'))
     if damage == "under another path":
         other = tmp_path / "other-path"
         other.symlink_to(machine.folder)

@@ -1,7 +1,6 @@
 """The agent between two answers of the API: concurrent assignments, a gap in contact, and a Secret that disappears."""
 
 import asyncio
-import os
 import threading
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable
@@ -22,7 +21,6 @@ from kube.transport import Request, Response, Stream
 from metal_agent import agent as agent_module
 from metal_agent.agent import Agent
 from metal_agent.assignments import Assignment, LastKnownFile
-from metal_agent.change_counter import ChangeCounter
 from metal_agent.cluster import host_status
 from metal_agent.cluster.api_connection import ApiConnection
 from metal_agent.cluster.endpoint_slices import Clocks
@@ -30,14 +28,10 @@ from metal_agent.control.agent_client import AgentClient
 from metal_agent.host import Host
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native import engine_command
-from metal_agent.native.process import identify_process, is_owned, spawn_process
 from metal_agent.options import AgentOptions
-from metal_agent.supervise.records import UnreadableRecord
 from metal_agent.supervise.runner import Runner
 from metal_agent.supervise.supervisor import Supervisor
-from metal_agent.supervise.unreadable_engines import UnreadableEngines
 from tests.support.api_objects import GIB
-from tests.support.eventually import eventually
 
 TOKENS = {host_secret_key("team-a", "chat-token"): b64encode(b"token").decode()}
 
@@ -140,17 +134,6 @@ async def test_agent_that_cannot_recover_was_never_ready(
     with pytest.raises(ExceptionGroup):
         await agent.run()
     assert answers == [False]
-
-
-async def test_stop_waits_for_engines_with_unreadable_records(agent: Agent, tmp_path: Path) -> None:
-    context = agent._host.context
-    engine = spawn_process(["sleep", "600"], os.environ, tmp_path / "engine.log", context.folder)
-    await eventually(lambda: is_owned(engine.pid, context.folder))
-    async with asyncio.TaskGroup() as group:
-        supervisor = agent._host.supervisor = Supervisor(context, agent._runners, group)
-        supervisor._unreadable = UnreadableEngines(context, [UnreadableRecord("u1", engine.pid, GIB, "")], group)
-        await agent._host.stop_processes(ChangeCounter())
-        assert identify_process(engine.pid) is None
 
 
 async def test_missing_secret_revokes_no_token(agent: Agent, tmp_path: Path) -> None:

@@ -89,13 +89,11 @@ def test_record_with_values_of_a_newer_version_is_read_and_keeps_them(tmp_path: 
     "changes",
     [{"spec": {"memoryBytes": 7}}, {"spec": PROCESS["spec"] | {"runtime": "warp-drive"}}, {"started_at": 5}],  # type: ignore[operator]  # a JSON object
 )
-def test_record_that_cannot_be_read_is_known_by_uid_and_pid(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_record_of_no_known_engine_is_deleted(tmp_path: Path, changes: dict[str, Any]) -> None:
     (tmp_path / "u1.json").write_text(json.dumps(_record_of_a_newer_version(**changes)))
     records = Records(tmp_path)
     assert records.load() == {}
-    (unreadable,) = records.unreadable
-    assert (unreadable.uid, unreadable.pid) == ("u1", 7)
-    assert (tmp_path / "u1.json").exists()
+    assert not (tmp_path / "u1.json").exists()
 
 
 def test_ports_are_the_same_after_a_restart(tmp_path: Path) -> None:
