@@ -1,15 +1,13 @@
 """The shared daemons of this host, and our models in them, each with an `EngineHandle`, like an engine process.
 
 A daemon has no event for a model that it unloads, so it is checked every few seconds while it has models of ours, and
-rarely otherwise, since each check adds a line to its owner's log. One check covers all its models. The end of a daemon
-that has models of ours is noticed at once, since it closes the idle connection that is kept to the daemon. An unknown
-result changes nothing: a model is gone if the daemon lists only other models, or if nothing listens on the daemon's
-port any more.
+rarely otherwise, since each check adds a line to its owner's log. One check covers all its models. An unknown result
+changes nothing: a model is gone if the daemon lists only other models, or if nothing listens on the daemon's port any
+more.
 """
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,11 +15,9 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from yarl import URL
 
 from artifacts.repositories.address_policy import Networks
 from crds.metalprocess import MetalProcessSpec
-from devices.sockets import LOOPBACK
 from kube.backoff import backoff_seconds
 from metal_agent.native.engine_handle import EngineExit
 from runtimes.daemon import (
@@ -226,16 +222,12 @@ class SharedDaemon:
     async def run(self) -> None:
         """Check the daemon at intervals until cancelled."""
         try:
-            hung_up = False
             while True:
                 await self.look()
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(WATCH_SECONDS if self._handles or self.problem else IDLE_SECONDS):
-                        # A daemon that closed the connection and still runs allows no idle one: wait for the interval.
-                        hung_up = bool(self._handles) and not hung_up and await self._wait_for_hang_up()
-                        if not hung_up:
-                            await self._wake.wait()
+                        await self._wake.wait()
         finally:
             await self.daemon.close()
 
@@ -301,30 +293,6 @@ class SharedDaemon:
         """Return the handles of other processes whose model is the same in memory."""
         content = self.daemon.content(handle.model)
         return [other for other in self._handles if other is not handle and self.daemon.content(other.model) == content]
-
-    async def _wait_for_hang_up(self) -> bool:
-        """Keep an idle connection open until the daemon closes it (True) or a check is requested (False)."""
-        loop = asyncio.get_running_loop()
-        with socket.socket() as line:
-            line.setblocking(False)
-            woken = asyncio.create_task(self._wake.wait())
-            try:
-                await loop.sock_connect(line, (LOOPBACK, URL(self.daemon.url).port))
-                closed = asyncio.create_task(loop.sock_recv(line, 1))
-                try:
-                    await asyncio.wait([closed, woken], return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    closed.cancel()
-                    await asyncio.wait([closed])
-            except OSError:
-                await asyncio.sleep(_LEAVING_SECONDS)
-                return True
-            finally:
-                woken.cancel()
-            # A reset closes it too; its exception is retrieved, so that asyncio does not report it.
-            if not closed.cancelled():
-                closed.exception()
-            return not closed.cancelled()
 
     def _add_handle(self, handle: DaemonModel) -> DaemonModel:
         self._handles.append(handle)

@@ -79,11 +79,8 @@ def find_managers(ctx: click.Context) -> ServiceManagers:
 
 
 def find_installed(ctx: click.Context) -> ServiceManager:
-    """Return the service manager that has the agent. Raises click.ClickException: none has."""
-    try:
-        found = find_managers(ctx).find_installed()
-    except ServiceError as error:
-        raise click.ClickException(str(error)) from error
+    """Return the service manager that has the agent. Raises ServiceError, and click.ClickException: none has."""
+    found = find_managers(ctx).find_installed()
     if found is None:
         raise click.ClickException("no agent is installed as a service: run `pomona agent install`")
     return found

@@ -15,6 +15,7 @@ from cli.agent.agent_options import AgentArguments, agent_options
 from cli.lazy import LazyGroup
 from kube.time import rfc3339
 from launchd.service_definition import STATE_OPTION, find_state_folder
+from launchd.service_manager import ServiceError
 from metal_agent import exit_codes
 from metal_agent.exit_codes import AgentExit, ServiceManagerName
 from metal_agent.options import OptionsError, StartError
@@ -44,6 +45,13 @@ class AgentGroup(LazyGroup):
         """Parse the arguments. Raises click.UsageError in a terminal, click.exceptions.Exit under a service manager."""
         with _end_permanently(tuple(args)):
             return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the agent or a command about it. Raises click.ClickException, also if the service manager fails."""
+        try:
+            return super().invoke(ctx)
+        except ServiceError as error:
+            raise click.ClickException(str(error)) from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

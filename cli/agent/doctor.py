@@ -14,7 +14,6 @@ from cli.output import facts_option, print_facts, terminal_width, wrap_text
 from kube import credentials
 from kube.kubeconfig import CredentialsError
 from launchd.service_definition import find_option
-from launchd.service_manager import ServiceError
 from metal_agent.cluster.host_identity import HostIdentity, read_joined_host
 from metal_agent.doctor.finding import Finding
 from metal_agent.doctor.run import CheckedHost, run_doctor
@@ -60,10 +59,7 @@ def command(
     """
     # What fails is a finding, so warnings of the client are not logged.
     log.configure(errors_only=True)
-    try:
-        checked = _find_host(find_managers(ctx), name, kubeconfig, state_dir)
-    except ServiceError as error:
-        raise click.ClickException(str(error)) from error
+    checked = _find_host(find_managers(ctx), name, kubeconfig, state_dir)
     with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
         # On macOS it is below /var, a link; paths that processes report are resolved.
         findings = asyncio.run(run_doctor(checked, Path(folder).resolve(), deep=deep))

@@ -13,7 +13,6 @@ import click
 from artifacts.durable import open_regular
 from cli.agent.agent_service import find_agent, find_managers, find_start_log, state_option
 from cli.output import show_raw
-from launchd.service_manager import ServiceError
 from metal_agent.native.log_files import AGENT_LOG, previous_log_path, read_engine_log_name
 
 _PAUSE_SECONDS: Final = 0.5
@@ -47,8 +46,6 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
         if follow:
             with contextlib.suppress(KeyboardInterrupt):
                 _follow(path)
-    except ServiceError as error:
-        raise click.ClickException(str(error)) from error
     except FileNotFoundError as error:
         raise click.ClickException(
             f"there is no {error.filename}: an agent in a terminal logs there, an installed one after its first start"

@@ -39,17 +39,13 @@ def command(ctx: click.Context) -> None:
       uv tool upgrade pomona && pomona agent restart
     """
     manager = find_installed(ctx)
+    folder = find_folder(manager)
+    previous = read_status(folder)
+    outdated = _find_outdated(manager, find_managers(ctx).program)
     try:
-        folder = find_folder(manager)
-        previous = read_status(folder)
-        outdated = _find_outdated(manager, find_managers(ctx).program)
-        try:
-            status = restart_agent(manager, folder, previous, outdated)
-        except (click.ClickException, ServiceError) as error:
-            reason = error.message if isinstance(error, click.ClickException) else str(error)
-            raise click.ClickException(f"{reason}{_advise_return(previous)}") from error
-    except ServiceError as error:
-        raise click.ClickException(str(error)) from error
+        status = restart_agent(manager, folder, previous, outdated)
+    except click.ClickException as error:
+        raise click.ClickException(f"{error.message}{_advise_return(previous)}") from error
     print(describe_agent(status))
     if outdated and _is_roots(manager):
         print(f"{manager.definition_path} is of another version of Pomona: run `sudo {_program()} agent restart`")

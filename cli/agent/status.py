@@ -9,7 +9,7 @@ import msgspec
 from cli.agent.agent_service import find_agent, find_managers, read_last_exit, read_status, state_option
 from cli.output import facts_option, print_facts, render_table, terminal_width, wrap_text
 from crds.size import size_text
-from launchd.service_manager import ServiceError, ServiceState
+from launchd.service_manager import ServiceState
 from metal_agent.control.agent_status import AgentStatus, IdentityStatus
 from metal_agent.exit_codes import AgentExit
 
@@ -45,11 +45,8 @@ def command(ctx: click.Context, state_dir: Path | None, output_format: Literal["
       pomona agent status
       pomona agent status -o json
     """
-    try:
-        manager, folder = find_agent(find_managers(ctx), state_dir)
-        service = manager.read_state() if manager else None
-    except ServiceError as error:
-        raise click.ClickException(str(error)) from error
+    manager, folder = find_agent(find_managers(ctx), state_dir)
+    service = manager.read_state() if manager else None
     agent = read_status(folder)
     ended = None if agent else read_last_exit(folder)
     report = AgentReport(str(folder), service, agent, ended)

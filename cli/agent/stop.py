@@ -5,7 +5,6 @@ from pathlib import Path
 import click
 
 from cli.agent.agent_service import find_agent, find_managers, state_option, stop_everything
-from launchd.service_manager import ServiceError
 
 
 @click.command("stop")
@@ -22,11 +21,7 @@ def command(ctx: click.Context, state_dir: Path | None) -> None:
     Example:
       pomona agent stop
     """
-    try:
-        manager, folder = find_agent(find_managers(ctx), state_dir)
-        stopped = stop_everything(folder, print, manager)
-    except ServiceError as error:
-        raise click.ClickException(str(error)) from error
-    if not stopped:
+    manager, folder = find_agent(find_managers(ctx), state_dir)
+    if not stop_everything(folder, print, manager):
         raise click.ClickException(f"no agent answers in {folder}: see `pomona agent status`")
     print("everything is stopped; `pomona agent restart` starts an installed agent again")

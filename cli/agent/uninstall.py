@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from cli.agent.agent_service import find_folder, find_installed, require_root, stop_everything, was_stopped
-from launchd.service_manager import ServiceError, ServiceManager
+from launchd.service_manager import ServiceManager
 
 
 @click.command("uninstall")
@@ -23,12 +23,9 @@ def command(ctx: click.Context, *, keep_serving: bool) -> None:
     """
     manager = find_installed(ctx)
     require_root(manager)
-    try:
-        folder = find_folder(manager)
-        stopped = (not keep_serving and _stop_everything(manager, folder)) or was_stopped(folder)
-        manager.uninstall()
-    except ServiceError as error:
-        raise click.ClickException(str(error)) from error
+    folder = find_folder(manager)
+    stopped = (not keep_serving and _stop_everything(manager, folder)) or was_stopped(folder)
+    manager.uninstall()
     if stopped:
         print("everything is stopped")
     else:

@@ -138,17 +138,6 @@ async def test_endpoint_is_gone_with_its_daemon_and_returns_with_it(served: Serv
     assert machine.runners["u1"].status(None).restarts
 
 
-async def test_end_of_a_daemon_is_noticed_without_a_check(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemons, "WATCH_SECONDS", 3600.0)
-    machine, daemon, make = served
-    machine.supervisor.assign([make()])
-    await served.ready()
-    looks = len(daemon.asked)
-    await daemon.stop()
-    await phase(machine, "Failed", "DaemonNotRunning")
-    assert len(daemon.asked) == looks
-
-
 async def test_hung_daemon_fails_its_process_and_a_slow_one_does_not(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,17 +1,10 @@
 """Memory pressure with llama.cpp's real server: the order of evictions, and the return of all processes."""
 
-import asyncio
-from dataclasses import replace
-from pathlib import Path
-
-import msgspec
 import psutil
 import pytest
 
-from artifacts import durable
 from metal_agent.memory import pressure_policy
 from metal_agent.memory.pressure_policy import (
-    CancelDisplacement,
     Displace,
     Evict,
     Hold,
@@ -19,7 +12,6 @@ from metal_agent.memory.pressure_policy import (
     Release,
     Return,
 )
-from metal_agent.memory.pressure_watchdog import PressureRecord
 from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, engines, phase, ready
 
@@ -82,19 +74,6 @@ async def test_longest_idle_process_is_displaced_first(
     assert evicted(machine) == [], "what is not known ends nothing"
 
 
-async def test_nothing_is_started_while_the_host_is_short_of_memory(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
-    machine.level = "warn"
-    await eventually(lambda: machine.watchdog.state.is_under_pressure)
-    machine.supervisor.assign([assignment()])
-    assert "short of memory" in await phase(machine, "Pending", "MemoryPressure")
-    assert engines(machine) == []
-    assert machine.gate.displacement_condition(machine.runners["u1"]), "it could start elsewhere"
-    machine.level = "normal"
-    await ready(machine)
-
-
 async def test_evicted_process_stays_evicted_under_the_next_agent_and_returns(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
@@ -112,73 +91,3 @@ async def test_evicted_process_stays_evicted_under_the_next_agent_and_returns(
     machine.level = "normal"
     await ready(machine)
     assert machine.steps == [Release(), Return("u1")]
-
-
-async def test_eviction_that_was_only_recorded_is_performed_by_the_next_agent(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
-    machine.supervisor.assign([assignment()])
-    pid = await ready(machine)
-    await machine.stop()
-    durable.write(machine.folder / "pressure.json", PressureRecord(is_under_pressure=True, evicted=("u1",)))
-
-    machine.level = "warn"
-    await machine.start()
-    await phase(machine, "Pending", "MemoryPressure")
-    assert not psutil.pid_exists(pid)
-
-
-async def test_next_agent_continues_a_displacement(machine: Machine, assignment: MakeAssignment) -> None:
-    machine.supervisor.assign([assignment()])
-    pid = await ready(machine)
-    machine.level = "warn"
-    await eventually(lambda: machine.steps == [Hold(), Displace("u1")])
-    await machine.stop()
-
-    machine.level = None
-    await machine.start()
-    assert machine.gate.displacement_condition(machine.runners["u1"])
-    machine.level = "normal"
-    await eventually(lambda: machine.steps == [CancelDisplacement("u1"), Release()])
-    assert machine.gate.displacement_condition(machine.runners["u1"]) is None
-    assert await ready(machine) == pid
-
-
-async def test_process_removed_while_it_is_evicted_is_forgotten(machine: Machine, assignment: MakeAssignment) -> None:
-    machine.supervisor.assign([assignment()])
-    await ready(machine)
-    machine.level = "critical"
-    await phase(machine, "Pending", "MemoryPressure")
-    machine.supervisor.assign([])
-    await phase(machine, "Stopped")
-    machine.watchdog.retain(set())
-    path = machine.folder / "pressure.json"
-    await eventually(lambda: msgspec.json.decode(path.read_bytes(), type=PressureRecord).evicted == ())
-    assert machine.ledger.reserved == {}
-
-
-async def test_full_disk_does_not_prevent_an_eviction(
-    machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(_path: Path, _value: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    machine.supervisor.assign([assignment()])
-    await ready(machine)
-    monkeypatch.setattr(durable, "write", full)
-    machine.level = "critical"
-    await phase(machine, "Pending", "MemoryPressure")
-
-
-async def test_failed_sample_is_not_the_last(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = asyncio.Event()
-
-    async def broken() -> dict[str, float | None]:
-        failed.set()
-        raise ValueError("a defect")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(machine.watchdog, "_inputs", replace(machine.watchdog._inputs, idle_seconds=broken))
-        machine.level = "warn"
-        await failed.wait()
-    await eventually(lambda: machine.watchdog.state.is_under_pressure)

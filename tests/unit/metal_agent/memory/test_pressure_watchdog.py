@@ -12,7 +12,7 @@ from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.lifecycle import ProcessState
 from metal_agent.memory import pressure_policy
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.pressure_policy import Evict, PressureAction
+from metal_agent.memory.pressure_policy import Evict, Hold, PressureAction
 from metal_agent.memory.pressure_watchdog import PressureRecord, PressureWatchdog, WatchdogInputs
 
 
@@ -47,6 +47,31 @@ async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothi
     while Evict("u1") not in actions:
         await watchdog.sample()
     assert runners == {}
+
+
+async def test_full_disk_does_not_prevent_an_action(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_path: Path, _record: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(durable, "write", fail)
+    monkeypatch.setattr(pressure_policy, "CRITICAL_SECONDS", 0.0)
+    actions: list[PressureAction] = []
+    inputs = WatchdogInputs(lambda: PressureReading("critical"), no_idle_times, Ledger(1, {}))
+    watchdog = PressureWatchdog(tmp_path / "p.json", {}, HoldGate({}), inputs, lambda action, _: actions.append(action))
+    while Hold() not in actions:
+        await watchdog.sample()
+
+
+async def test_evicted_process_that_is_assigned_no_more_is_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    durable.write(path, PressureRecord(is_under_pressure=True, evicted=("u1", "u2")))
+    inputs = WatchdogInputs(lambda: PressureReading("warn"), no_idle_times, Ledger(1, {}))
+    watchdog = PressureWatchdog(path, {}, HoldGate({}), inputs, lambda *_: None)
+    watchdog.retain({"u2"})
+    await watchdog.sample()
+    record = durable.read(path, PressureRecord)
+    assert record
+    assert record.evicted == ("u2",)
 
 
 @pytest.mark.parametrize("level", ["normal", "warn", None])
