@@ -1,7 +1,6 @@
 """Text of users in messages: shortened, so that a message stays readable whatever an object states."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import Final
 
 SHOWN_LENGTH: Final = 64
@@ -14,6 +13,8 @@ def shorten_text(text: str, most: int = SHOWN_LENGTH) -> str:
 
 def offer_names(name: str, known: Iterable[str]) -> str:
     """Return the way out of a name that does not exist: the name that may be meant, and all that there are."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only for a mistake
+
     names = sorted(known)
     near = get_close_matches(name, names, n=1, cutoff=0.7)
     meant = f"did you mean {near[0]}? Else " if near else ""

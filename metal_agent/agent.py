@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import structlog
@@ -31,7 +31,7 @@ from kube.resources import METAL_PROCESSES, SECRETS, ObjectKey, Resource
 from kube.store import Store
 from kube.time import rfc3339
 from kube.watch import reflect
-from metal_agent import assignments, metrics
+from metal_agent import assignments
 from metal_agent.agent_lifetime import AgentLifetime, EverythingStopped
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import follow_address
@@ -49,14 +49,16 @@ from metal_agent.exit_codes import forget_exit
 from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import HostCallbacks, build_host
 from metal_agent.memory.ledger import Ledger, budget_bytes
-from metal_agent.memory.pressure_policy import PressureAction
-from metal_agent.metrics import AgentMetrics
+from metal_agent.metrics_listener import serve_metrics
 from metal_agent.native import engine_command
 from metal_agent.options import AgentOptions, StartError
 from metal_agent.state_folder import identify_agent
 from metal_agent.supervise import handover, keep_awake
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
+
+if TYPE_CHECKING:
+    from metal_agent.metrics import AgentMetrics
 
 PATIENCE_SECONDS: Final = 10.0
 """Time that a starting agent waits for the API before it serves the last known assignments."""
@@ -148,16 +150,16 @@ class Agent:
         self._add_reporters(EventRecorder(client, "pomona.dev/metal-agent", options.name))
 
     def _add_reporters(self, recorder: EventRecorder) -> None:
-        """Add the parts that report, by metrics, Events and statuses."""
+        """Add the parts that report, by Events and statuses."""
         client, name = self._client, self._name
-        parts = (self._ledger, self._runners, self._host.watchdog, self._host.gate, self._proxy.service_rates)
-        self._metrics = AgentMetrics(*parts, host=name, prefix=self._options.metric_prefix)
+        self._metrics: AgentMetrics | None = None
+        """Made for the first reader."""
         self._hold_events = HoldEvents(client, recorder, name, self._runners)
         self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)
         self._exposed.traffic.on_change = lambda uid: self._queue.add(("process", uid))
 
     def _list_callbacks(self) -> HostCallbacks:
-        return HostCallbacks(self._process_changed, self._enqueue_report, self._pressure_handled, self._hold_handled)
+        return HostCallbacks(self._process_changed, self._enqueue_report, self._hold_handled)
 
     def _enqueue_report(self) -> None:
         self._queue.add(_REPORT)
@@ -196,7 +198,7 @@ class Agent:
             if self.connection.host_identity:
                 group.create_task(self.connection.host_identity.keep_renewed(self._client))
             if self._options.metrics_place:
-                group.create_task(metrics.serve_metrics(self._options.metrics_place, self._metrics_text))
+                group.create_task(serve_metrics(self._options.metrics_place, self._metrics_text))
             beginning = group.create_task(self._await_api())
             try:
                 await self._lifetime.stop.wait()
@@ -323,11 +325,6 @@ class Agent:
             self._queue.add(("slice", *assignment.service))
         if runner.state.phase == "Stopped":
             self._queue.add(_ASSIGN)
-
-    def _pressure_handled(self, step: PressureAction, note: str) -> None:
-        """Count a step against memory pressure, and enqueue its reports and its Event."""
-        self._metrics.count(step)
-        self._hold_handled(step, note)
 
     def _hold_handled(self, step: HoldAction, note: str) -> None:
         """Enqueue the reports and the Event of a step by memory pressure or by a pause of the owner."""
@@ -484,6 +481,11 @@ class Agent:
 
     async def _metrics_text(self) -> bytes:
         """Return the agent's metrics, and the proxy's metrics if the proxy answers."""
+        from metal_agent.metrics import AgentMetrics  # noqa: PLC0415 - only for who reads them
+
+        if self._metrics is None:
+            parts = (self._ledger, self._runners, self._host.watchdog, self._host.gate, self._proxy.service_rates)
+            self._metrics = AgentMetrics(*parts, host=self._name, prefix=self._options.metric_prefix)
         try:
             proxied = await self._proxy.client.metrics()
         except (ControlUnreachableError, ControlRefusedError):

@@ -63,10 +63,8 @@ class HostCallbacks:
     """After each change of a process's state or progress."""
     memory_changed: Callable[[], None]
     """After each measurement that changed the memory that can still be reserved."""
-    pressure_handled: Callable[[PressureAction, str], None]
-    """After each step against memory pressure, with a message for the user."""
-    pause_handled: Callable[[PauseAction, str], None] = lambda _action, _note: None
-    """After each step of a pause by the owner, with a message for the user."""
+    hold_handled: Callable[[PressureAction | PauseAction, str], None]
+    """After each step against memory pressure, and of a pause by the owner, with a message for the user."""
 
 
 @dataclass(slots=True)
@@ -201,8 +199,8 @@ def _build_watchdogs(
     pause_inputs: PauseInputs,
 ) -> tuple[HoldGate, PressureWatchdog, PauseWatchdog]:
     gate = HoldGate(runners)
-    watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.pressure_handled)
-    pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.pause_handled)
+    watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.hold_handled)
+    pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.hold_handled)
     return gate, watchdog, pauses
 
 

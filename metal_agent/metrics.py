@@ -1,16 +1,14 @@
 """The agent's own metrics for Prometheus, served together with the proxy's metrics of each service.
 
-They are served on loopback unless the owner gives another address, since names of models are private. A port that is in
-use does not stop the agent.
+Only the first request imports this module: an agent whose metrics nobody reads saves the memory of Prometheus' library.
 """
 
 import asyncio
 from collections import Counter as Tally
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple, get_args
 
-import structlog
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client import Enum as EnumMetric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -18,18 +16,15 @@ from prometheus_client.registry import Collector
 from crds.meta import METRIC_PREFIX
 from devices.footprint import cpu_seconds, footprint_bytes
 from devices.pressure import PressureLevel
-from gateway.http.whole_answers import AnswerServer, AskedQuestion, Route, WholeAnswer, serve_answers
 from metal_agent.holds.hold_gate import HOLD_SOURCES, HoldGate
 from metal_agent.lifecycle import Phase
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.pressure_policy import ACTION_LABELS, PressureAction
+from metal_agent.memory.pressure_policy import ACTION_LABELS
 from metal_agent.memory.pressure_watchdog import PressureWatchdog
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.service_rates import ServiceRates
 
 _UNKNOWN: Final = "unknown"
-
-log = structlog.get_logger()
 
 
 class AgentMetrics:
@@ -74,18 +69,11 @@ class AgentMetrics:
             states=[*get_args(PressureLevel), _UNKNOWN],
             registry=registry,
         )
-        self._steps = Counter(
-            "pomona_agent_pressure_steps",
-            "Steps taken against memory pressure: hold, displace, cancel, evict, hasten, release, return.",
-            ["step"],
-            registry=registry,
-        )
-        for label in ACTION_LABELS.values():
-            self._steps.labels(label)
         self._holds = Gauge(
             "pomona_agent_hold", "1 while this source lets no engine start.", ["source"], registry=registry
         )
         self._usage = _UsageCollector()
+        registry.register(_StepCollector(watchdog))
         registry.register(self._usage)
         self._phases = Gauge("pomona_agent_processes", "Processes on this host.", ["phase"], registry=registry)
 
@@ -101,10 +89,6 @@ class AgentMetrics:
         gauge("memory_budget_bytes", "Memory that models may use in all.", lambda: ledger.budget_bytes)
         gauge("memory_reserved_bytes", "Memory that is reserved for processes.", lambda: sum(ledger.reserved.values()))
         gauge("memory_others_bytes", "Memory of the budget that other programs use.", lambda: ledger.others_bytes)
-
-    def count(self, step: PressureAction) -> None:
-        """Count a step that was taken."""
-        self._steps.labels(ACTION_LABELS[type(step)]).inc()
 
     async def render(self) -> bytes:
         """Return all metrics in Prometheus' text format, with what each engine takes now."""
@@ -178,18 +162,18 @@ class _UsageCollector(Collector):
         yield processor
 
 
-async def serve_metrics(place: tuple[str, int], text: Callable[[], Awaitable[bytes]]) -> None:
-    """Answer GET /metrics at `place`, an address and a port, until cancelled; return if it cannot listen there.
+class _StepCollector(Collector):
+    """Counters of the steps that a watchdog has taken."""
 
-    On loopback, web pages in browsers of this machine get none of it.
-    """
+    def __init__(self, watchdog: PressureWatchdog) -> None:
+        self._watchdog = watchdog
 
-    async def answer(_: AskedQuestion) -> WholeAnswer:
-        return WholeAnswer(200, await text(), CONTENT_TYPE_LATEST.encode())
-
-    try:
-        async with serve_answers(AnswerServer({"/metrics": Route(answer)}), *place):
-            log.info("metrics_served", address=place[0], port=place[1])
-            await asyncio.Event().wait()
-    except OSError as error:
-        log.warning("metrics_not_served", error=str(error), hint="give --metrics-address another address and port")
+    def collect(self) -> Iterator[Metric]:
+        steps = CounterMetricFamily(
+            "pomona_agent_pressure_steps",
+            "Steps taken against memory pressure: hold, displace, cancel, evict, hasten, release, return.",
+            labels=["step"],
+        )
+        for action, label in ACTION_LABELS.items():
+            steps.add_metric([label], self._watchdog.taken[action])
+        yield steps

@@ -26,7 +26,6 @@ from metal_agent.change_counter import ChangeCounter
 from metal_agent.host import HostCallbacks, build_host
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.native.process import is_running
 from metal_agent.options import StartError
 from metal_agent.supervise.records import Record
@@ -235,7 +234,7 @@ class Machine:
         self._reconfigure.set()
         self.changes.note()
 
-    def _note_pressure_action(self, _action: PressureAction, note: str) -> None:
+    def _note_pressure_action(self, _action: object, note: str) -> None:
         log.warning("memory_pressure_handled", note=note)
         self._note_change()
 

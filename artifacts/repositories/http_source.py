@@ -28,8 +28,9 @@ from artifacts.repositories.address_policy import (
     open_socket,
 )
 from artifacts.repositories.repository import RangeRefused, SourceAccess, SourceResponse
-from artifacts.repositories.s3_answers import read_digest
+from artifacts.repositories.s3_access import read_digest
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source
+from kube.public_trust import read_public_trust
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -360,8 +361,10 @@ async def connect(
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
-    checked = aiohttp.TCPConnector(socket_factory=functools.partial(open_socket, networks=access.allowed_networks))
-    async with open_session(checked) as direct, open_session(aiohttp.TCPConnector()) as proxied:
+    trust = read_public_trust()
+    open_checked = functools.partial(open_socket, networks=access.allowed_networks)
+    checked = aiohttp.TCPConnector(ssl=trust, socket_factory=open_checked)
+    async with open_session(checked) as direct, open_session(aiohttp.TCPConnector(ssl=trust)) as proxied:
         yield Origin(
             direct,
             proxied,

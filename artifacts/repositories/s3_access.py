@@ -4,6 +4,8 @@ AWS's own library signs; it never connects. It is imported with the first signat
 second, and it is an extra, because it takes 12 MB. Requests without keys are not signed: enough for a public bucket.
 """
 
+import base64
+import binascii
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
@@ -26,6 +28,7 @@ OPTIONAL_VARIABLES: Final = (SESSION_TOKEN_VARIABLE, REGION_VARIABLE, ENDPOINT_V
 _DEFAULT_REGION: Final = "us-east-1"
 _REGION: Final = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _SIGNING_SECONDS: Final = 10.0
+_SHA256_BYTES: Final = 32
 # Digests that the service keeps are sent only if they are asked for.
 _DIGESTS: Final = {"x-amz-checksum-mode": "ENABLED"}
 
@@ -142,3 +145,13 @@ def _check_endpoint(text: str) -> str:
             "SourceInvalid", f"{ENDPOINT_VARIABLE} is no URL of an S3 service, such as https://s3.example:9000"
         )
     return str(url).rstrip("/")
+
+
+def read_digest(headers: Mapping[str, str]) -> str | None:
+    """Return the SHA-256 of the whole object, if the service keeps it; that of an upload in parts is another digest."""
+    try:
+        digest = base64.b64decode(headers.get("x-amz-checksum-sha256", ""), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    is_whole = headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT"
+    return digest.hex() if is_whole and len(digest) == _SHA256_BYTES else None

@@ -4,8 +4,6 @@ They come from the server that a tenant names, so they are bounded before they a
 refused, and no text of theirs is repeated but what has the form of a region.
 """
 
-import base64
-import binascii
 import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -23,7 +21,6 @@ _MOST_MARKS: Final = 64_000
 _MOST_SIZE: Final = 1 << 62
 _REGION: Final = re.compile(r"[a-z0-9-]{1,40}", re.ASCII)
 _ENTITY_TAG: Final = re.compile(r"[\x21\x23-\x7e]{1,200}")
-_SHA256_BYTES: Final = 32
 _FORBIDDEN: Final = 403
 _NOT_FOUND: Final = 404
 _MOVED: Final = 301
@@ -136,16 +133,6 @@ def explain_refusal(
     if status == _NOT_FOUND:
         return ArtifactError("SourceNotFound", f"{place}: HTTP 404: there is no such object: check bucket and key")
     return None
-
-
-def read_digest(headers: Mapping[str, str]) -> str | None:
-    """Return the SHA-256 of the whole object, if the service keeps it; that of an upload in parts is another digest."""
-    try:
-        digest = base64.b64decode(headers.get("x-amz-checksum-sha256", ""), validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    is_whole = headers.get("x-amz-checksum-type", "FULL_OBJECT") == "FULL_OBJECT"
-    return digest.hex() if is_whole and len(digest) == _SHA256_BYTES else None
 
 
 def _parse(text: bytes) -> ET.Element:

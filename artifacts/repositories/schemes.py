@@ -3,9 +3,7 @@
 from artifacts.errors import ArtifactError
 from artifacts.repositories.hub_repository import HubRepository
 from artifacts.repositories.local_repository import LocalRepository
-from artifacts.repositories.registry_repository import RegistryRepository
 from artifacts.repositories.repository import Repository, SourceAccess
-from artifacts.repositories.s3_repository import S3Repository
 from artifacts.repositories.web_repository import WebRepository
 from artifacts.source import Source
 
@@ -14,9 +12,14 @@ def open_repository(source: Source, access: SourceAccess) -> Repository:
     """Return the repository of a source, by its scheme. Raises ArtifactError for one that nothing here can read."""
     if source.scheme == "hf":
         return HubRepository(source, access)
+    # Few hosts have sources of these two, whose modules take a MiB.
     if source.scheme == "oci":
+        from artifacts.repositories.registry_repository import RegistryRepository  # noqa: PLC0415
+
         return RegistryRepository(source, access)
     if source.scheme == "s3":
+        from artifacts.repositories.s3_repository import S3Repository  # noqa: PLC0415
+
         return S3Repository(source, access)
     if source.scheme == "pvc":
         raise ArtifactError(

@@ -160,6 +160,9 @@ async def _run_until_signalled(arguments: AgentArguments) -> bool:
     """
     from kube import credentials  # noqa: PLC0415 - commands about an agent need none of this
     from kube.kubeconfig import CredentialsError  # noqa: PLC0415 - same
+    from kube.public_trust import import_aiohttp_without_trust  # noqa: PLC0415 - same
+
+    import_aiohttp_without_trust()
     from metal_agent.run import run  # noqa: PLC0415 - same
 
     identity = arguments.read_identity(arguments.folder)

@@ -7,8 +7,10 @@ that a clock shows twice counts twice, and one that it skips does not exist.
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from zoneinfo import ZoneInfo
 
 DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 EXAMPLE: Final = "Mon-Fri 09:00-17:00 Europe/Berlin"
@@ -28,7 +30,7 @@ class QuietHours:
     """Minute of the day at which they begin."""
     end_minute: int
     """Minute of the day at which they end; on the next day if it is before the first one."""
-    zone: ZoneInfo
+    zone: "ZoneInfo"
 
     def contains(self, moment: datetime) -> bool:
         """Return whether `moment`, which has a time zone, is within the quiet hours."""
@@ -52,6 +54,8 @@ def parse_quiet_hours(text: str) -> QuietHours:
         raise ValueError(f"{text!r} has a time that no clock shows: the day is from 00:00 to 24:00")
     if first == end:
         raise ValueError(f"{text!r} ends when it begins: give 00:00-24:00 for a whole day")
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - few owners have quiet hours
+
     try:
         known = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:

@@ -7,6 +7,7 @@ proxy, so they are read only while there is pressure.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -122,6 +123,8 @@ class PressureWatchdog:
         self.state = self._written.state
         self.level: PressureLevel | None = None
         """The level of the last sample; None if the system reports none."""
+        self.taken: Counter[type[PressureAction]] = Counter()
+        """The number of actions of each kind that this agent has performed."""
         self._has_level = False
         self._is_first = True
         self._since = datetime.now(UTC)
@@ -228,6 +231,7 @@ class PressureWatchdog:
                 self._gate.evict(uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
             case Displace() | CancelDisplacement() | Release() | Return():
                 pass  # the gate sends the holds that have changed
+        self.taken[type(action)] += 1
         log.warning(
             "pressure_action", action=type(action).__name__, uid=getattr(action, "uid", None), pressure=self.level
         )

@@ -44,7 +44,7 @@ async def test_pause_stops_what_found_no_other_place_and_brings_it_back(
     watched.supervisor.assign([assignment("low", priority="low"), assignment("top", priority="critical")])
     pids = {uid: await ready(watched, uid) for uid in ("low", "top")}
     watched.sample = ACTIVE
-    await eventually(lambda: watched.pauses_done == [Pause(), Displace("low")])
+    await eventually(lambda: watched.steps == [Pause(), Displace("low")])
     target = watched.gate.displacement_condition(watched.runners["low"])
     assert target
     assert (target["type"], target["reason"]) == ("DisruptionTarget", "HostPaused")
@@ -61,11 +61,11 @@ async def test_pause_stops_what_found_no_other_place_and_brings_it_back(
     await phase(watched, "Pending", "HostPaused")
 
     watched.sample = replace_idle(None)
-    await eventually(lambda: watched.pauses_done[2:] == [Evict("low")])
+    await eventually(lambda: watched.steps[2:] == [Evict("low")])
     watched.sample = AWAY
     await ready(watched, "low")
     await ready(watched)
-    assert watched.pauses_done[3:] == [Resume()]
+    assert watched.steps[3:] == [Resume()]
     assert psutil.pid_exists(pids["top"])
 
 

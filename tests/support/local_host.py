@@ -96,8 +96,8 @@ class Machine:
     async def start(self) -> None:
         self.runners: dict[str, Runner] = {}
         self.changes: list[tuple[str, str]] = []
-        self.steps: list[PressureAction] = []
-        self.pauses_done: list[PauseAction] = []
+        self.steps: list[PressureAction | PauseAction] = []
+
         self.exposure = RecordingExposure(self.runners, lambda: self.idle)
         self.ledger.reserved.clear()
         started = asyncio.Event()
@@ -126,7 +126,6 @@ class Machine:
                 self._note_change,
                 lambda: None,
                 lambda step, _note: self.steps.append(step),
-                lambda step, _note: self.pauses_done.append(step),
             ),
             session=self._session,
             secret=lambda namespace, name: self.secrets.get((namespace, name)),

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
-from artifacts.repositories.s3_answers import ListedObject, explain_refusal, parse_page, read_digest
+from artifacts.repositories.s3_access import read_digest
+from artifacts.repositories.s3_answers import ListedObject, explain_refusal, parse_page
 
 NAMESPACE = b'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 CONTENTS = b"<Contents><Key>a%2Fb%20c.gguf</Key><Size>7</Size><ETag>&#34;e-1&#34;</ETag></Contents>"
