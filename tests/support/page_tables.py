@@ -9,7 +9,7 @@ from typing import Final
 
 from controller.services.pods.device_claims import ACCEPTED_SHARE
 from crds.size import MIB
-from devices.product_table import PRODUCTS
+from devices.product_table import PRODUCTS, Product
 from devices.vendors import VENDORS, Exporter, Vendor
 from runtimes.pod import EngineMetrics, EnginePod
 from runtimes.registry import RUNTIMES
@@ -81,12 +81,18 @@ def describe_vendor(name: str, vendor: Vendor) -> str:
     if rows:
         parts += [_table(("engine", "quantizations"), _quantization_rows(dict(rows)))]
     if products := PRODUCTS.get(name):
-        listed = [
-            (each.name, each.family, each.capability, f"{each.memory_mib:,} MiB" if each.memory_mib else "differs")
-            for each in products
-        ]
-        parts += [_table(("product", "architecture", "capability", "memory"), listed)]
+        parts += [_describe_products(products)]
     return "\n".join(parts)
+
+
+def _describe_products(products: Iterable[Product]) -> str:
+    """Return a row for each architecture and capability, with the products and their memory, unless it differs."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for product in products:
+        memory = f" ({product.memory_mib:,} MiB)" if product.memory_mib else ""
+        rows.setdefault((product.family, product.capability), []).append(product.name + memory)
+    described = [(family, capability, ", ".join(names)) for (family, capability), names in rows.items()]
+    return _table(("architecture", "capability", "products, with their memory where it is always the same"), described)
 
 
 def _list_images(runtime: Runtime) -> dict[str, str | None]:
