@@ -38,6 +38,21 @@ class PersistentVolumeClaim(ApiStruct, frozen=True):
     spec: ClaimSpec = ClaimSpec()
     status: ClaimStatus = ClaimStatus()
 
+    @property
+    def is_bound(self) -> bool:
+        """True if it has a volume."""
+        return self.status.phase == "Bound"
+
+    @property
+    def requested(self) -> str:
+        """The size that it asks for."""
+        return self.spec.resources.requests.get("storage", "")
+
+    @property
+    def capacity(self) -> str:
+        """The size of its volume; empty if it has none yet."""
+        return self.status.capacity.get("storage", "")
+
 
 class _NodeSelector(ApiStruct, frozen=True):
     node_selector_terms: list[dict[str, Any]] = []

@@ -62,8 +62,8 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
     cache = _CacheState(model, facts, inspected.inspected, volumes, observed.claims)
     if volumes.target is not None:
         there = CachedWeights(
-            name=volumes.target["metadata"]["name"],
-            claim=volumes.target["metadata"]["uid"],
+            name=volumes.target.metadata.name,
+            claim=volumes.target.metadata.uid,
             path=path,
             sha256=facts.sha256,
         )
@@ -85,8 +85,8 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
         return cache.unused()
     if size_problem:
         return cache.waiting("Failed", *size_problem)
-    claim = volumes.target or volumes.create[0][1]
-    message = f"waiting for PersistentVolumeClaim {claim['metadata']['name']}"
+    name = volumes.target.metadata.name if volumes.target is not None else volumes.create[0][1]["metadata"]["name"]
+    message = f"waiting for PersistentVolumeClaim {name}"
     settling = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
     return cache.waiting("Downloading", "Fetching", message, *([settling] if volumes.target else []))
 
@@ -142,7 +142,7 @@ class _CacheState(NamedTuple):
     ) -> ModelDecision:
         message = inspected_message(self.facts)
         ready = model_condition(self.model, READY, true=True, reason="Inspected", message=message)
-        is_released = any(cached is None or cached.claim != claims.uid(each) for each in self.volumes.superseded)
+        is_released = any(cached is None or cached.claim != each.metadata.uid for each in self.volumes.superseded)
         return ModelDecision(
             phase=phase,
             conditions=[ready, *conditions],

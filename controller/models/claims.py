@@ -14,13 +14,15 @@ import msgspec
 from controller.models.served import claim_name
 from controller.models.volume import WEIGHTS, ModelFacts, new_claim, sufficient_size
 from controller.reconcile.indexes import CLAIM_INDEX, OF_MODEL_INDEX, controller_of, namespaced
-from controller.reconcile.plan import Patch, Ref, Snapshot, ref
+from controller.reconcile.plan import Patch, Ref, Snapshot, decode_stored, ref_to
 from crds.cache import CachedWeights, CacheOptions
+from crds.meta import OwnerReference
 from crds.model import Model
 from crds.quantity import parse_quantity, quantity_bytes
 from crds.size import size_text
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
+from kube.kinds import PersistentVolumeClaim
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, PODS, PVCS, STORAGE_CLASSES, ObjectKey, Resource
 
 RELEASE_SECONDS: Final = 10.0
@@ -33,13 +35,13 @@ _MOST_READERS: Final = 32
 class ObservedClaims(msgspec.Struct, frozen=True, kw_only=True):
     """The claims of a Model, and what decides about them."""
 
-    claims: Sequence[Obj] = ()
+    claims: Sequence[PersistentVolumeClaim] = ()
     """Those that are not being deleted."""
     leaving: frozenset[str] = frozenset()
     """Names of those that are being deleted, which takes as long as a pod mounts them, also of an earlier Model."""
     mounted: frozenset[str] = frozenset()
     """Names of the claims that a pod or a Deployment mounts."""
-    readers: Mapping[str, Sequence[Obj]] = {}
+    readers: Mapping[str, Sequence[OwnerReference]] = {}
     """By the name of a claim, the services whose Deployments mount it, as owner references."""
     expandable: frozenset[str] = frozenset()
     """StorageClasses whose volumes can grow; only those of claims that are too small are read."""
@@ -48,13 +50,13 @@ class ObservedClaims(msgspec.Struct, frozen=True, kw_only=True):
 class VolumeDecision(NamedTuple):
     """The claim for the weights, and the changes of all claims."""
 
-    target: Obj | None = None
+    target: PersistentVolumeClaim | None = None
     """The claim for the weights, which may not hold them yet; None: it has to be created, or nothing needs it."""
     holder: CachedWeights | None = None
     """The same weights, verified on an earlier volume, from which pods serve until the target is verified."""
     create: tuple[tuple[Resource, Obj], ...] = ()
     patch: tuple[Patch, ...] = ()
-    superseded: tuple[Obj, ...] = ()
+    superseded: tuple[PersistentVolumeClaim, ...] = ()
     """Claims that nothing needs once the target is verified."""
     change: tuple[str, str] | None = None
     """Reason and message of a change of the volume that is not complete."""
@@ -63,38 +65,45 @@ class VolumeDecision(NamedTuple):
 def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str]) -> ObservedClaims:
     """Gather the claims of a Model from the store; `expandable` is what `read_expandable` returned."""
     namespace = model.metadata.namespace
-    children = snapshot.children(PVCS, namespace, model.metadata.uid)
     # An earlier Model of this name leaves claims behind.
     of_name = snapshot.store.by_index(PVCS, OF_MODEL_INDEX, namespaced(namespace, model.metadata.name))
-    claims = [each for each in children if "deletionTimestamp" not in each["metadata"]]
-    names = [claim["metadata"]["name"] for claim in claims]
+    own = list_claims(snapshot, model)
+    claims = [claim for claim in own if claim.metadata.deletion_timestamp is None]
+    names = [claim.metadata.name for claim in claims]
+    there = {obj["metadata"]["name"] for obj in of_name} | {claim.metadata.name for claim in own}
     return ObservedClaims(
         claims=claims,
-        leaving=frozenset(each["metadata"]["name"] for each in (*of_name, *children) if each not in claims),
+        leaving=frozenset(there.difference(names)),
         mounted=frozenset(name for name in names if _is_mounted(snapshot, namespaced(namespace, name))),
         readers={name: _list_readers(snapshot, namespaced(namespace, name)) for name in names},
         expandable=expandable,
     )
 
 
-def _list_readers(snapshot: Snapshot, claim: str) -> list[Obj]:
+def list_claims(snapshot: Snapshot, model: Model) -> list[PersistentVolumeClaim]:
+    """Return the claims of a Model, also those that are being deleted."""
+    children = snapshot.children(PVCS, model.metadata.namespace, model.metadata.uid)
+    return decode_stored(snapshot.store, PVCS, children, PersistentVolumeClaim)
+
+
+def _list_readers(snapshot: Snapshot, claim: str) -> list[OwnerReference]:
     """Return the services whose Deployments mount a claim, as owner references, ordered by their names.
 
     A Deployment may name any owner. Kubernetes would take away one that does not exist, again and again.
     """
-    found: dict[str, Obj] = {}
+    found: dict[str, OwnerReference] = {}
     for deployment in snapshot.store.by_index(DEPLOYMENTS, CLAIM_INDEX, claim):
         owner = controller_of(deployment)
         if owner is None or owner["kind"] != INFERENCE_SERVICES.kind:
             continue
         service = snapshot.get(INFERENCE_SERVICES, ObjectKey(deployment["metadata"]["namespace"], owner["name"]))
-        if service is not None and uid(service) == owner["uid"]:
-            found[owner["name"]] = {
-                "apiVersion": INFERENCE_SERVICES.api_version,
-                "kind": INFERENCE_SERVICES.kind,
-                "name": owner["name"],
-                "uid": owner["uid"],
-            }
+        if service is not None and service["metadata"]["uid"] == owner["uid"]:
+            found[owner["name"]] = OwnerReference(
+                api_version=INFERENCE_SERVICES.api_version,
+                kind=INFERENCE_SERVICES.kind,
+                name=owner["name"],
+                uid=owner["uid"],
+            )
     return [found[name] for name in sorted(found)]
 
 
@@ -107,19 +116,19 @@ def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
     """
     patches = []
     for claim in observed.claims:
-        there = claim["metadata"].get("ownerReferences") or []
-        readers = {reader["uid"]: reader for reader in observed.readers.get(claim["metadata"]["name"], ())}
-        kept = [owner for owner in there if owner["kind"] != INFERENCE_SERVICES.kind or owner["uid"] in readers]
-        known = {owner["uid"] for owner in kept}
-        added = [reader for reader in readers.values() if reader["uid"] not in known]
+        there = claim.metadata.owner_references
+        readers = {reader.uid: reader for reader in observed.readers.get(claim.metadata.name, ())}
+        kept = [owner for owner in there if owner.kind != INFERENCE_SERVICES.kind or owner.uid in readers]
+        known = {owner.uid for owner in kept}
+        added = [reader for reader in readers.values() if reader.uid not in known]
         owners = [*kept, *added[: max(0, _MOST_READERS - len(kept))]]
         if owners != there:
             operations = (
-                {"op": "test", "path": "/metadata/uid", "value": uid(claim)},
-                {"op": "test", "path": "/metadata/ownerReferences", "value": there},
-                {"op": "replace", "path": "/metadata/ownerReferences", "value": owners},
+                {"op": "test", "path": "/metadata/uid", "value": claim.metadata.uid},
+                {"op": "test", "path": "/metadata/ownerReferences", "value": msgspec.to_builtins(there)},
+                {"op": "replace", "path": "/metadata/ownerReferences", "value": msgspec.to_builtins(owners)},
             )
-            patches.append(Patch(ref(PVCS, claim), operations))
+            patches.append(Patch(ref_to(PVCS, claim.metadata), operations))
     return tuple(patches)
 
 
@@ -133,9 +142,9 @@ async def read_expandable(client: Client, snapshot: Snapshot, model: Model) -> f
     A class that may not be read counts as one that cannot grow: the volume is replaced. Raises as `Client`.
     """
     found = set()
-    for claim in snapshot.children(PVCS, model.metadata.namespace, model.metadata.uid):
-        name = claim["spec"].get("storageClassName")
-        if name and _is_bound(claim) and is_too_small(claim, model.spec.cache):
+    for claim in list_claims(snapshot, model):
+        name = claim.spec.storage_class_name
+        if name and claim.is_bound and is_too_small(claim, model.spec.cache):
             try:
                 storage_class = await client.get(STORAGE_CLASSES, name)
             except (Forbidden, NotFound):
@@ -156,11 +165,11 @@ def decide_volume(
     matching = [each for each in observed.claims if _is_for(each, path)]
     target = max(
         (each for each in matching if not is_needed or _fits(each, cache, observed.expandable)),
-        key=lambda each: (cached is not None and uid(each) == cached.claim, each["metadata"]["creationTimestamp"]),
+        key=lambda each: (cached is not None and each.metadata.uid == cached.claim, each.metadata.creation_timestamp),
         default=None,
     )
     superseded = tuple(each for each in observed.claims if each is not target)
-    earlier = next((each for each in superseded if cached is not None and uid(each) == cached.claim), None)
+    earlier = next((each for each in superseded if cached is not None and each.metadata.uid == cached.claim), None)
     holder = cached if earlier is not None and (not is_edited or _is_of(cached, path, facts)) else None
     if target is None:
         if not is_needed:
@@ -171,7 +180,7 @@ def decide_volume(
         made = new_claim(model, facts, name, path)
         change = _replacement(name, superseded, holder, cache)
         return VolumeDecision(holder=holder, create=(made,), superseded=superseded, change=change)
-    change = _replacement(target["metadata"]["name"], superseded, holder, cache)
+    change = _replacement(target.metadata.name, superseded, holder, cache)
     if is_needed and is_too_small(target, cache):
         change = _growth(target, str(cache.size))
         return VolumeDecision(target, holder, (), (_grow(target, cache),), superseded, change)
@@ -182,9 +191,9 @@ def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedCla
     """Return the superseded claims that nothing mounts, but not the one that the status names for pods to mount."""
     cached = model.status.cached
     return tuple(
-        ref(PVCS, each)
+        ref_to(PVCS, each.metadata)
         for each in decision.superseded
-        if each["metadata"]["name"] not in observed.mounted and (cached is None or cached.claim != uid(each))
+        if each.metadata.name not in observed.mounted and (cached is None or cached.claim != each.metadata.uid)
     )
 
 
@@ -205,88 +214,73 @@ def _is_of(cached: CachedWeights | None, path: str, facts: ModelFacts) -> bool:
     return cached is not None and (cached.path, cached.sha256) == (path, facts.sha256)
 
 
-def _is_for(claim: Obj, path: str) -> bool:
+def _is_for(claim: PersistentVolumeClaim, path: str) -> bool:
     """Return whether a claim is for the weights at `path`."""
-    return bool((claim["metadata"].get("annotations") or {}).get(WEIGHTS) == path)
+    return claim.metadata.annotations.get(WEIGHTS) == path
 
 
-def _fits(claim: Obj, cache: CacheOptions, expandable: frozenset[str]) -> bool:
+def _fits(claim: PersistentVolumeClaim, cache: CacheOptions, expandable: frozenset[str]) -> bool:
     """Return whether a claim is as the spec says, or can grow to it."""
-    storage_class = claim["spec"].get("storageClassName")
+    storage_class = claim.spec.storage_class_name
     if cache.storage_class_name not in {None, storage_class}:
         return False
-    return not is_too_small(claim, cache) or (_is_bound(claim) and storage_class in expandable)
+    return not is_too_small(claim, cache) or (claim.is_bound and storage_class in expandable)
 
 
-def is_too_small(claim: Obj, cache: CacheOptions) -> bool:
+def is_too_small(claim: PersistentVolumeClaim, cache: CacheOptions) -> bool:
     """Return whether the spec states a larger size than the claim requests and its volume has."""
     if cache.size is None:
         return False
-    sizes = (_requested(claim), claim.get("status", {}).get("capacity", {}).get("storage", 0))
+    sizes = (claim.requested, claim.capacity)
     return quantity_bytes(cache.size) > max(parse_quantity(each) or 0 for each in sizes)
 
 
-def _is_bound(claim: Obj) -> bool:
-    return bool(claim.get("status", {}).get("phase") == "Bound")
-
-
-def _requested(claim: Obj) -> str:
-    return str(claim["spec"]["resources"]["requests"]["storage"])
-
-
-def requested_bytes(claim: Obj) -> int:
+def requested_bytes(claim: PersistentVolumeClaim) -> int:
     """Return the space that a claim takes from its disk."""
-    return int(parse_quantity(_requested(claim)) or 0)
+    return int(parse_quantity(claim.requested) or 0)
 
 
-def uid(claim: Obj) -> str:
-    """Return the uid of a claim, by which a status names it."""
-    return str(claim["metadata"]["uid"])
-
-
-def _grow(claim: Obj, cache: CacheOptions) -> Patch:
+def _grow(claim: PersistentVolumeClaim, cache: CacheOptions) -> Patch:
     operations = (
-        {"op": "test", "path": "/metadata/uid", "value": uid(claim)},
+        {"op": "test", "path": "/metadata/uid", "value": claim.metadata.uid},
         {"op": "replace", "path": "/spec/resources/requests/storage", "value": str(cache.size)},
     )
-    return Patch(ref(PVCS, claim), operations)
+    return Patch(ref_to(PVCS, claim.metadata), operations)
 
 
-def _growth(claim: Obj, wanted: str) -> tuple[str, str]:
-    had = claim.get("status", {}).get("capacity", {}).get("storage") or _requested(claim)
-    name = claim["metadata"]["name"]
-    return "VolumeGrowing", f"PersistentVolumeClaim {name} grows from {had} to {wanted}; pods serve from it meanwhile"
+def _growth(claim: PersistentVolumeClaim, wanted: str) -> tuple[str, str]:
+    name, size = claim.metadata.name, claim.capacity or claim.requested
+    return "VolumeGrowing", f"PersistentVolumeClaim {name} grows from {size} to {wanted}; pods serve from it meanwhile"
 
 
-def _unfinished_growth(claim: Obj) -> tuple[str, str] | None:
+def _unfinished_growth(claim: PersistentVolumeClaim) -> tuple[str, str] | None:
     """Return the growth that the storage driver has not completed, with what it says about it."""
-    status, wanted = claim.get("status", {}), _requested(claim)
-    capacity = parse_quantity(status.get("capacity", {}).get("storage", ""))
-    if not _is_bound(claim) or capacity is None or capacity >= (parse_quantity(wanted) or 0):
+    capacity = parse_quantity(claim.capacity)
+    if not claim.is_bound or capacity is None or capacity >= (parse_quantity(claim.requested) or 0):
         return None
-    reason, message = _growth(claim, wanted)
-    said = next((each["message"] for each in status.get("conditions") or () if each.get("message")), "")
+    reason, message = _growth(claim, claim.requested)
+    said = next((condition.message for condition in claim.status.conditions if condition.message), "")
     return reason, f"{message} ({said})" if said else message
 
 
 def _replacement(
-    name: str, superseded: Sequence[Obj], holder: CachedWeights | None, cache: CacheOptions
+    name: str, superseded: Sequence[PersistentVolumeClaim], holder: CachedWeights | None, cache: CacheOptions
 ) -> tuple[str, str] | None:
     """Return the replacement of earlier claims by the claim of this name, until they are deleted."""
     if not superseded:
         return None
-    earlier = ", ".join(sorted(each["metadata"]["name"] for each in superseded))
+    earlier = ", ".join(sorted(each.metadata.name for each in superseded))
     message = f"PersistentVolumeClaim {name} replaces {earlier}"
-    old = next((each for each in superseded if holder is not None and uid(each) == holder.claim), None)
+    old = next((each for each in superseded if holder is not None and each.metadata.uid == holder.claim), None)
     if old is not None:
-        served = old["metadata"]["name"]
+        served = old.metadata.name
         why = _replacement_cause(old, cache)
         message += f", because {why}; pods serve from {served} until the weights on the new volume are verified"
     return "VolumeReplaced", f"{message}. {earlier} is deleted when no pod mounts it"
 
 
-def _replacement_cause(old: Obj, cache: CacheOptions) -> str:
-    storage_class = old["spec"].get("storageClassName", "")
+def _replacement_cause(old: PersistentVolumeClaim, cache: CacheOptions) -> str:
+    storage_class = old.spec.storage_class_name or ""
     if cache.storage_class_name not in {None, storage_class}:
         return f"spec.cache.storageClassName is {cache.storage_class_name} now"
     if is_too_small(old, cache):

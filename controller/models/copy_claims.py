@@ -17,6 +17,7 @@ from crds.cache import NodeCopy
 from crds.inferenceservice import wanted_replicas
 from crds.meta import GROUP
 from kube.client import Obj
+from kube.kinds import PersistentVolumeClaim
 
 MOST_COPIES: Final = 64
 EVICTED: Final = f"{GROUP}/evicted"
@@ -26,7 +27,7 @@ EVICTED: Final = f"{GROUP}/evicted"
 class CopyClaim(NamedTuple):
     """One claim of the Model."""
 
-    obj: Obj
+    claim: PersistentVolumeClaim
     node: str
     """Node that its volume is on, or will be; empty until the scheduler has chosen one."""
     copy: NodeCopy | None
@@ -40,22 +41,22 @@ class CopyClaim(NamedTuple):
     @property
     def name(self) -> str:
         """Its name."""
-        return str(self.obj["metadata"]["name"])
+        return self.claim.metadata.name
 
     @property
     def is_bound(self) -> bool:
         """True if its volume has been made, on its node."""
-        return bool(self.node) and (self.obj.get("status") or {}).get("phase") == "Bound"
+        return bool(self.node) and self.claim.is_bound
 
     @property
     def is_made_for_node(self) -> bool:
         """True if no scheduler has chosen its node."""
-        return NODE in annotations(self.obj)
+        return NODE in self.claim.metadata.annotations
 
     @property
     def is_evicted(self) -> bool:
         """True if it is marked as evicted."""
-        return EVICTED in annotations(self.obj)
+        return EVICTED in self.claim.metadata.annotations
 
     @property
     def is_superseded(self) -> bool:
@@ -65,7 +66,7 @@ class CopyClaim(NamedTuple):
     @property
     def age(self) -> tuple[str, str]:
         """The oldest first."""
-        return self.obj["metadata"]["creationTimestamp"], self.name
+        return self.claim.metadata.creation_timestamp, self.name
 
 
 class CopyDemand(NamedTuple):
@@ -111,27 +112,22 @@ class SortedClaims(NamedTuple):
         return sorted({node for node in mounted if node} - self.taken_nodes - self.gone_nodes)
 
 
-def annotations(claim: Obj) -> Obj:
-    """Return the annotations of a claim."""
-    found: Obj = claim["metadata"].get("annotations") or {}
-    return found
-
-
 def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
     """Return the claims of the Model that are not being deleted, the oldest first; `path` is that of the weights."""
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
     cache, verified = model.spec.cache, {copy.claim: copy for copy in model.status.copies}
     found = []
-    for obj in observed.claims.claims:
-        name, copy = obj["metadata"]["name"], verified.get(claims.uid(obj))
-        is_of_class = obj["spec"].get("storageClassName") == cache.storage_class_name
-        fits = annotations(obj).get(WEIGHTS) == path and is_of_class and not claims.is_too_small(obj, cache)
+    for claim in observed.claims.claims:
+        name, copy = claim.metadata.name, verified.get(claim.metadata.uid)
+        is_of_class = claim.spec.storage_class_name == cache.storage_class_name
+        is_for_weights = claim.metadata.annotations.get(WEIGHTS) == path
+        fits = is_for_weights and is_of_class and not claims.is_too_small(claim, cache)
         is_wanted = copy is not None and (copy.path, copy.sha256) == (path, facts.sha256)
         if not is_wanted and (fits or inspected.is_edited):
             copy = None
-        node = copy.node if copy is not None else _find_node(observed, obj)
+        node = copy.node if copy is not None else _find_node(observed, claim)
         is_refused = any(map(triggers.is_refused, _list_fetch_pods(observed, name)))
-        found.append(CopyClaim(obj, node, copy, fits, name in observed.claims.mounted, is_refused))
+        found.append(CopyClaim(claim, node, copy, fits, name in observed.claims.mounted, is_refused))
     return sorted(found, key=lambda each: each.age)
 
 
@@ -145,9 +141,9 @@ def _list_fetch_pods(observed: ObservedModel, claim: str) -> list[Obj]:
     ]
 
 
-def _find_node(observed: ObservedModel, claim: Obj) -> str:
+def _find_node(observed: ObservedModel, claim: PersistentVolumeClaim) -> str:
     """Return the node of the pods that fetch to a claim or mount it, else that which it states; empty: none yet."""
-    name = claim["metadata"]["name"]
+    name = claim.metadata.name
     for pod in _list_fetch_pods(observed, name):
         if node := pod.get("spec", {}).get("nodeName"):
             return str(node)
@@ -191,7 +187,7 @@ def sort_claims(inspected: InspectedModel, surveyed: Sequence[CopyClaim], demand
     observed = inspected.observed.copies
     ready = list_ready(surveyed, observed.gone_nodes)
     in_use = _list_in_use(ready, demand)
-    victims = [each for each in ready if claims.uid(each.obj) in observed.victims and each.name not in in_use]
+    victims = [each for each in ready if each.claim.metadata.uid in observed.victims and each.name not in in_use]
     ready = [each for each in ready if each not in victims]
     there = {each.node for each in ready}
     others = [

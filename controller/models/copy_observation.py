@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from controller.models.claims import list_claims
 from controller.models.copy_eviction import count_bytes, find_victims
 from controller.models.jobs import Reservation
 from controller.models.served import Served, read_companions, runtime_of
@@ -27,6 +28,7 @@ from crds.model import Model
 from devices.vendors import Vendors
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
+from kube.kinds import PersistentVolumeClaim
 from kube.resources import (
     DEPLOYMENTS,
     INFERENCE_SERVICES,
@@ -117,7 +119,7 @@ def observe_copies(
         binds_immediately: the result of `read_binding`.
     """
     nodes = {copy.node for copy in model.status.copies}
-    claims = snapshot.children(PVCS, model.metadata.namespace, model.metadata.uid)
+    claims = list_claims(snapshot, model)
     pod_nodes = dict(_find_pod_nodes(snapshot, claims))
     stated = {*map(stated_node, claims), *_list_fetch_nodes(snapshot, model), *pod_nodes.values()}
     unused = {copy.node for copy in model.status.copies if copy.unused_since}
@@ -171,8 +173,8 @@ def _observe_consumer(
 
 def _list_other_nodes(snapshot: Snapshot, model: Model, pods: Iterable[Obj]) -> frozenset[str]:
     """Return the nodes of pods that stay and mount no claim of the Model, or only one that is being deleted."""
-    children = snapshot.children(PVCS, model.metadata.namespace, model.metadata.uid)
-    claims = {each["metadata"]["name"] for each in children if "deletionTimestamp" not in each["metadata"]}
+    there = list_claims(snapshot, model)
+    claims = {claim.metadata.name for claim in there if claim.metadata.deletion_timestamp is None}
     nodes = {
         str((pod.get("spec") or {}).get("nodeName") or "")
         for pod in pods
@@ -183,10 +185,10 @@ def _list_other_nodes(snapshot: Snapshot, model: Model, pods: Iterable[Obj]) -> 
     return frozenset(node for node in nodes if node and not _is_gone(snapshot.store, node))
 
 
-def _find_pod_nodes(snapshot: Snapshot, claims: Iterable[Obj]) -> Iterator[tuple[str, str]]:
+def _find_pod_nodes(snapshot: Snapshot, claims: Iterable[PersistentVolumeClaim]) -> Iterator[tuple[str, str]]:
     """Yield the names of the claims that pods mount, with the node of such a pod."""
     for claim in claims:
-        namespace, name = claim["metadata"]["namespace"], claim["metadata"]["name"]
+        namespace, name = claim.metadata.namespace, claim.metadata.name
         for pod in snapshot.store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, name)):
             if node := (pod.get("spec") or {}).get("nodeName"):
                 yield name, node
@@ -200,10 +202,10 @@ def _list_fetch_nodes(snapshot: Snapshot, model: Model) -> Iterator[str]:
             yield pod.get("spec", {}).get("nodeName") or ""
 
 
-def stated_node(claim: Obj) -> str:
+def stated_node(claim: PersistentVolumeClaim) -> str:
     """Return the node that a claim states, which its volume is made on; empty if it states none."""
-    annotations = claim["metadata"].get("annotations") or {}
-    return str(annotations.get(NODE) or annotations.get(_SELECTED_NODE) or "")
+    annotations = claim.metadata.annotations
+    return annotations.get(NODE) or annotations.get(_SELECTED_NODE) or ""
 
 
 def _is_gone(store: Store, node: str) -> bool:
@@ -224,8 +226,8 @@ async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool
     if cache.scope != "node" or cache.storage_class_name is None:
         return False
     namespace = model.metadata.namespace
-    claims = snapshot.children(PVCS, namespace, model.metadata.uid)
-    is_known = any(claim["spec"].get("storageClassName") == cache.storage_class_name for claim in claims)
+    claims = list_claims(snapshot, model)
+    is_known = any(claim.spec.storage_class_name == cache.storage_class_name for claim in claims)
     consumers = snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(namespace, model.metadata.name))
     if is_known or not consumers:
         return False

@@ -21,7 +21,6 @@ from controller.models.copy_claims import (
     CopyClaim,
     CopyDemand,
     SortedClaims,
-    annotations,
     count_demand,
     list_ready,
     sort_claims,
@@ -34,7 +33,7 @@ from controller.models.decision import DONE, InspectedModel, ModelDecision
 from controller.models.jobs import JobProgress, Placement, Reservation, Work
 from controller.models.served import weights_path
 from controller.models.volume import ModelFacts
-from controller.reconcile.plan import Patch, ref
+from controller.reconcile.plan import Patch, ref_to
 from crds.cache import NodeCopy, NodeShortage
 from crds.meta import GROUP
 from crds.model import Model
@@ -84,7 +83,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     report = CopyReport(inspected, path, demand, obstacle, copies, going)
     offered = {copy.claim for copy in model.status.copies}
     released = [each for each in (*plan.found.evicted, *plan.found.deleted) if not each.is_mounted]
-    is_offered = any(claims.uid(each.obj) in offered for each in released)
+    is_offered = any(each.claim.metadata.uid in offered for each in released)
     waits = (obstacle.again_seconds if obstacle else None, *(each.final_seconds for each in consumers))
     return ModelDecision(
         phase=report.phase(),
@@ -96,7 +95,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
         create=create,
         patch=tuple(_mark_evicted(each) for each in found.evicted if not each.is_evicted),
         # A claim is deleted when the status does not offer it to services any more.
-        delete=tuple(ref(PVCS, each.obj) for each in released if claims.uid(each.obj) not in offered),
+        delete=tuple(ref_to(PVCS, each.claim.metadata) for each in released if each.claim.metadata.uid not in offered),
         again_seconds=0.0
         if is_offered or (is_news and demand.number)
         else min((each for each in waits if each is not None), default=None),
@@ -114,7 +113,7 @@ class _CopyPlan(NamedTuple):
     def without_outdated(self) -> "_CopyPlan":
         """Return the plan without the claim that has no node yet if its Job would ask for something else now."""
         wanted, found = digest_placement(*self._place_anywhere()), self.found
-        outdated = [each for each in found.unplaced if annotations(each.obj).get(PLACEMENT) != wanted]
+        outdated = [each for each in found.unplaced if each.claim.metadata.annotations.get(PLACEMENT) != wanted]
         unplaced = [each for each in found.unplaced if each not in outdated]
         return self._replace(found=found._replace(unplaced=unplaced, deleted=[*found.deleted, *outdated]))
 
@@ -143,7 +142,7 @@ class _CopyPlan(NamedTuple):
     ) -> Work:
         model, facts, settings = self.inspected.model, self.inspected.facts, self.inspected.settings
         return volume.fetching(
-            *(model, facts, claim.obj, placement, settings), reservation=reservation, holds_devices=holds_devices
+            model, facts, claim.claim, placement, settings, reservation=reservation, holds_devices=holds_devices
         )
 
     def _place_anywhere(self) -> tuple[Placement, Reservation]:
@@ -175,7 +174,7 @@ class _CopyPlan(NamedTuple):
         marks = [{NODE: node} for node in nodes]
         if lacking > len(nodes) and not found.unplaced:
             marks.append({PLACEMENT: digest_placement(*self._place_anywhere())})
-        used = {*(each["metadata"]["name"] for each in observed.claims), *observed.leaving}
+        used = {*(each.metadata.name for each in observed.claims), *observed.leaving}
         used |= {copy.name for copy in model.status.copies}
         for mark in marks:
             name = _free_name(model, self.path, used)
@@ -191,17 +190,17 @@ class _CopyPlan(NamedTuple):
             NodeCopy(
                 node=each.node,
                 name=each.name,
-                claim=claims.uid(each.obj),
+                claim=each.claim.metadata.uid,
                 path=self.path,
                 sha256=self.inspected.facts.sha256,
-                size_bytes=claims.requested_bytes(each.obj),
+                size_bytes=claims.requested_bytes(each.claim),
             )
             for each in done
         ]
         for each in (*found.ready, *found.earlier):
             if (copy := each.copy) is not None:
                 since = "" if each.name in found.in_use else copy.unused_since or now
-                size_bytes = claims.requested_bytes(each.obj)
+                size_bytes = claims.requested_bytes(each.claim)
                 copies.append(msgspec.structs.replace(copy, unused_since=since, size_bytes=size_bytes))
         return sorted(copies, key=lambda each: (each.node, each.name))
 
@@ -235,7 +234,7 @@ def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | N
     is_news = known is None or known.job != fetch.progress.job
     if (outcome.state, outcome.reason) != ("Broken", NO_SPACE) or fetch.progress.create is not None or not is_news:
         return known
-    requested, weights = claims.requested_bytes(fetch.claim.obj), inspected.facts.size_bytes
+    requested, weights = claims.requested_bytes(fetch.claim.claim), inspected.facts.size_bytes
     if weights is None or requested < weights:
         return known  # the volume itself may be too small, and copies of others would go for nothing
     needed = min(requested, int(parse_quantity(volume.sufficient_size(inspected.facts)) or 0))
@@ -246,7 +245,7 @@ def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | N
 def _mark_evicted(claim: CopyClaim) -> Patch:
     """Return the patch after which a claim is not taken for a copy again when the status has lost it."""
     operations = (
-        {"op": "test", "path": "/metadata/uid", "value": claims.uid(claim.obj)},
+        {"op": "test", "path": "/metadata/uid", "value": claim.claim.metadata.uid},
         {"op": "add", "path": f"/metadata/annotations/{EVICTED.replace('/', '~1')}", "value": "true"},
     )
-    return Patch(ref(PVCS, claim.obj), operations)
+    return Patch(ref_to(PVCS, claim.claim.metadata), operations)

@@ -29,6 +29,7 @@ from crds.model import Model
 from crds.size import MIB
 from crds.weights_header import GGUF, Layout, WeightsFormat
 from kube.client import Obj
+from kube.kinds import PersistentVolumeClaim
 from kube.resources import MODELS, PVCS, Resource
 
 MODELS_PATH: Final = "/models"
@@ -140,7 +141,7 @@ def _patterns(model: Model) -> list[str]:
 def fetching(
     model: Model,
     facts: ModelFacts,
-    claim: Obj,
+    claim: PersistentVolumeClaim,
     placement: Placement,
     settings: PodSettings,
     *,
@@ -152,7 +153,7 @@ def fetching(
     With a `reservation` the claim is for one node: it is replaced if it has none and the placement changes. One with
     devices is another work, of a Job that another one replaces when the volume has a node.
     """
-    secret, uid = _secret(model), claim["metadata"]["uid"]
+    secret, uid = _secret(model), claim.metadata.uid
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     revision = ("--revision", facts.revision) if facts.revision else ()
     # Which files of a repository are fetched may differ from one version to the next.
@@ -181,8 +182,8 @@ def fetching(
         token_secret=None if scheme_of(model.spec.source) == "oci" else secret,
         secret_variables=_secret_variables(model),
         login_secret=secret if scheme_of(model.spec.source) == "oci" else None,
-        claim=claim["metadata"]["name"],
-        storage_class=claim["spec"].get("storageClassName") or "",
+        claim=claim.metadata.name,
+        storage_class=claim.spec.storage_class_name or "",
         placement=placement,
         reservation=reservation or Reservation(),
     )
@@ -240,10 +241,10 @@ def sufficient_size(facts: ModelFacts) -> str:
     return f"{-(-(facts.size_bytes or 0) * 11 // (10 * MIB)) + SPARE_MIB}Mi"
 
 
-def is_settling(claim: Obj, now: datetime) -> bool:
+def is_settling(claim: PersistentVolumeClaim, now: datetime) -> bool:
     """Return whether a claim may be bound soon: the scheduler backs off from a pod that is created before that."""
-    age = (now - datetime.fromisoformat(claim["metadata"]["creationTimestamp"])).total_seconds()
-    return claim.get("status", {}).get("phase") != "Bound" and 0 <= age < SETTLING_SECONDS
+    age = (now - datetime.fromisoformat(claim.metadata.creation_timestamp)).total_seconds()
+    return not claim.is_bound and 0 <= age < SETTLING_SECONDS
 
 
 def _mirrors(model: Model) -> tuple[str, ...]:

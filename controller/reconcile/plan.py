@@ -196,6 +196,11 @@ def ref(resource: Resource, obj: Obj) -> Ref:
     return Ref(resource, metadata.get("namespace", ""), metadata["name"], metadata["uid"])
 
 
+def ref_to(resource: Resource, metadata: ObjectMeta) -> Ref:
+    """Return the reference to an object with this metadata."""
+    return Ref(resource, metadata.namespace, metadata.name, metadata.uid)
+
+
 def prune(observed: Iterable[tuple[Resource, Obj]], desired: Iterable[tuple[Resource, Obj]]) -> tuple[Ref, ...]:
     """Return the observed children that are no longer desired and not being deleted yet."""
     wanted = {(resource, obj["metadata"]["name"]) for resource, obj in desired}

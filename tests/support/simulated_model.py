@@ -20,6 +20,7 @@ from crds.inferenceservice import InferenceService, InferenceServiceSpec
 from crds.meta import Condition, ObjectMeta
 from crds.model import Model, ModelSpec
 from kube.client import Obj
+from kube.kinds import PersistentVolumeClaim
 from kube.resources import JOBS, METAL_PROCESSES, PVCS
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -67,7 +68,7 @@ class SimulatedModel:
             processes=list(self.processes.values()),
             hosts=lambda: self.hosts,
             claims=ObservedClaims(
-                claims=list(self.claims.values()),
+                claims=[msgspec.convert(claim, PersistentVolumeClaim) for claim in self.claims.values()],
                 leaving=frozenset(self.leaving),
                 mounted=frozenset(self.mounted),
                 expandable=frozenset(self.expandable),

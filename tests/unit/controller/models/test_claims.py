@@ -255,7 +255,7 @@ def test_claim_that_a_pod_or_a_deployment_mounts_is_found(user: tuple[Resource, 
         owned("b", deletionTimestamp="x"),
     ]
     observed = observe_claims(snapshot_of(user, *((PVCS, each) for each in claims)), simulated.model, frozenset())
-    assert [each["metadata"]["name"] for each in observed.claims] == ["tiny-cache", "tiny-cache-2"]
+    assert [claim.metadata.name for claim in observed.claims] == ["tiny-cache", "tiny-cache-2"]
     assert observed.mounted == (frozenset({"tiny-cache"}) if is_mounted else frozenset())
 
 

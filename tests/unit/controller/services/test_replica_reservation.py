@@ -11,8 +11,10 @@ from controller.models.volume import ModelFacts, fetching
 from controller.pod_settings import PodSettings
 from controller.services.pods.replica_reservation import reserve_replica
 from controller.tenant_limits import TenantLimits
+from crds.meta import ObjectMeta
 from crds.model import Model
 from kube.client import Obj
+from kube.kinds import PersistentVolumeClaim
 from tests.support.api_objects import GIB, NOW, as_model, as_service, model, service
 
 SETTINGS = PodSettings("pomona:test")
@@ -75,7 +77,7 @@ def test_service_whose_spec_is_refused_gets_no_copy(spec: Obj) -> None:
 
 def test_job_requests_what_is_reserved_and_what_it_needs_itself() -> None:
     of_model = as_model(model(cache=NODE_CACHE))
-    claim = {"metadata": {"name": "tiny-cache-1", "uid": "claim"}, "spec": {}}
+    claim = PersistentVolumeClaim(metadata=ObjectMeta(name="tiny-cache-1", uid="claim"))
     requests = {"nvidia.com/gpu": "2", "memory": "3Gi", "cpu": "10m"}
     facts = ModelFacts.of_status(of_model)
     work = fetching(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation(requests))
