@@ -35,7 +35,7 @@ class DensityService:
         self._measured_hashes: set[str] = set()
         """Models whose measurements have changed since the last answer; a thread may compute one meanwhile."""
         self._has_new_corrections = False
-        view.subscribe_measurements(self._measured_hashes.add)
+        view.measured.subscribe(self._measured_hashes.add)
         view.measured.corrections.subscribe(self._take_corrections)
 
     def take_snapshot(self) -> DensitySnapshot:

@@ -27,19 +27,16 @@ from controller.leader_queue import LeaderQueue, build_queue
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
 from controller.placement.board import Board
-from controller.placement.cell_registry import CellRegistry
+from controller.placement.cluster_view import ClusterView
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
-from controller.placement.nodes import declare_nodes
 from controller.pools.reconciler import pool_reconciler
 from controller.preflight.preflight_webhook import PreflightWebhook
 from controller.reconcile.executor import Executor
 from controller.reconcile.feed import OURS, Feed
-from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.kopf_feed import Watched, load
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.paced_call import PacedCall
-from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler, lead_alone
 from controller.reconcile.precedence import AdmissionPrecedence
 from controller.reconcile.triggers import Trigger
@@ -73,7 +70,6 @@ from kube.resources import (
     Resource,
     object_key,
 )
-from kube.store import Store
 from kube.transport import CONNECTIONS
 
 LEASE: Final = "pomona-controller"
@@ -194,18 +190,16 @@ class Controller:
         """Set only while this replica leads: a standby would collect keys for ever."""
         self._withheld: set[str | None] = set(options.namespaces)
         """Namespaces of which the store has not all objects: nothing of them is reconciled."""
-        self.store = Store()
+        leases = LeaseReader()
+        view = ClusterView(options.pods.vendors, (), is_alive=leases.bindable)
+        self.store = view.store
         self._feeds = [Feed(client, self.store, namespace) for namespace in options.namespaces or (None,)]
-        declare_indexes(self.store)
-        declare_partial_objects(self.store)
-        leases, vendors = LeaseReader(), options.pods.vendors
-        declare_nodes(self.store, vendors)
-        self._registry = None if options.namespaces else CellRegistry(self.store, vendors, leases.bindable)
+        self._registry = None if options.namespaces else view.registry
         enqueue_service = functools.partial(self._enqueue, INFERENCE_SERVICES)
         report_service = functools.partial(self._enqueue_report, INFERENCE_SERVICES)
         self._board = Board(enqueue_service, metrics.queue.count_start, report_service, metrics.queue.set_depths)
         self._devices = DeviceFeed(self.store, options.namespaces)
-        self._measured = measured = PerformanceSource(self.store, enqueue_service)
+        self._measured = measured = PerformanceSource(self.store, view.measured, enqueue_service)
         self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._node_kinds)
         queue = self._make_queue(options, measured)
         reconcilers, self._leader_tasks = registrations(

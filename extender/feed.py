@@ -69,7 +69,7 @@ class ExtenderFeed:
         self._ignored: dict[str, tuple[tuple[str, str], ...]] = {}
         """Annotations that could not be read, by node: each is logged once."""
         view.store.subscribe(self._take_change)
-        view.subscribe_measurements(lambda _model_hash: table.forget_speeds())
+        view.measured.subscribe(lambda _model_hash: table.forget_speeds())
 
     async def run(self, client: Client) -> None:
         """Follow the cluster for ever."""

@@ -6,16 +6,21 @@ key also has the namespace, and it counts in that namespace alone. A key without
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
+import structlog
 
 from crds.meta import CONTROLLER_NAMESPACE, GROUP, LABEL_MANAGED_BY, MANAGED_BY
 from fitness.correction_table import CorrectionTable, MeasuredRatio
 from fitness.corrections import SpeedRatio
 from fitness.performance import MeasuredPerformance
 from kube.client import Obj
+from kube.resources import CONFIG_MAPS, Resource
+from kube.store import Store
+
+log = structlog.get_logger()
 
 LABEL_BENCHMARK: Final = f"{GROUP}/benchmark"
 LABEL_MODEL_HASH: Final = f"{GROUP}/model-hash"
@@ -27,6 +32,7 @@ MOST_BYTES: Final = 900_000
 MOST_HOST_CLASSES: Final = 16
 """Device classes of hosts of which a namespace has a measurement of one model."""
 _MOST_RECORD_BYTES: Final = 16_384
+_MOST_MESSAGE: Final = 500
 _PREFIX: Final = "bench-"
 _SEPARATOR: Final = "_"
 """Neither a device class nor a namespace has one."""
@@ -207,8 +213,18 @@ class PerformanceTable:
 
     def __init__(self) -> None:
         self._models: dict[str, ModelRecords] = {}
+        self._listeners: list[Callable[[str], None]] = []
         self.corrections = CorrectionTable()
         """Corrections of the estimates of other models."""
+
+    def subscribe(self, listener: Callable[[str], None]) -> None:
+        """Call `listener(model_hash)` after each change of the measurements of a model."""
+        self._listeners.append(listener)
+
+    def report_change(self, model_hash: str) -> None:
+        """Call the listeners for a model."""
+        for listener in self._listeners:
+            listener(model_hash)
 
     def update(self, config_map: Obj) -> tuple[DamagedRecord, ...]:
         """Take a ConfigMap as it is now, and return what is damaged in it."""
@@ -261,6 +277,28 @@ class PerformanceTable:
 
 
 _NO_RECORDS: Final = ModelRecords()
+
+
+def follow_measurements(store: Store) -> PerformanceTable:
+    """Return a table that is kept equal to the measurements of a store; damaged ones are logged."""
+    table = PerformanceTable()
+
+    def take_change(resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        versions = [obj for obj in (old, new) if obj is not None]
+        if resource != CONFIG_MAPS or versions[0]["metadata"].get("namespace") != CONTROLLER_NAMESPACE:
+            return
+        if new is None:
+            table.remove(versions[0]["metadata"]["name"])
+        else:
+            for damaged in table.update(new):
+                log.warning("measurement_damaged", problem=str(damaged)[:_MOST_MESSAGE])
+        for model_hash in {find_model_hash(obj) for obj in versions}:
+            table.report_change(model_hash)
+
+    for obj in store.list(CONFIG_MAPS):
+        take_change(CONFIG_MAPS, None, obj)
+    store.subscribe(take_change)
+    return table
 
 
 def _list_ratios(records: Mapping[RecordKey, MeasuredPerformance]) -> tuple[MeasuredRatio, ...]:

@@ -28,7 +28,7 @@ class FlexInferExport:
     def __init__(self, measured: PerformanceSource) -> None:
         self._measured = measured
         self._changed = asyncio.Event()
-        measured.subscribe(self._changed.set)
+        measured.table.subscribe(lambda _model_hash: self._changed.set())
 
     async def run(self, leading: Leading) -> None:
         """Write the export for ever, when it differs from what this leader wrote last."""

@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-import structlog
-
 from controller.placement.cell_registry import CellRegistry
 from controller.placement.foreign_pods import FOREIGN, TAKES_ROOM
 from controller.placement.machines import ViewedMachine, build_host, build_node
@@ -28,7 +26,7 @@ from crds.metalhost import MetalHost
 from crds.nodefitness import NodeFitness, NodeFitnessStatus
 from devices.vendors import Vendors
 from fitness.fact_freshness import FactFreshness
-from fitness.performance_store import SELECTOR, PerformanceTable, find_model_hash
+from fitness.performance_store import SELECTOR, follow_measurements
 from fitness.stated_hardware import describe_node
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
@@ -48,13 +46,10 @@ from kube.resources import (
 from kube.store import Store
 from kube.watch import reflect
 
-log = structlog.get_logger()
-
 OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 _LIVE: Final = "status.phase!=Succeeded,status.phase!=Failed"
 _SOME_LACK: Final = frozenset({RESOURCE_SLICES, RESOURCE_CLAIMS})
 """Kinds that some clusters do not have."""
-_MOST_MESSAGE: Final = 500
 
 
 class ViewedKind(NamedTuple):
@@ -101,7 +96,7 @@ class ClusterView:
         self.vendors = vendors
         self.kinds = kinds
         self.store = Store()
-        self.measured = PerformanceTable()
+        self.measured = follow_measurements(self.store)
         self.freshness = FactFreshness(clock, read_time)
         self._clock = clock
         self._is_alive = is_alive or self._is_ready
@@ -112,7 +107,6 @@ class ClusterView:
         """Names of nodes and hosts whose reports have changed since their machines were built."""
         self._stale: frozenset[str] = frozenset()
         """Nodes whose machines were built as stale."""
-        self._listeners: list[Callable[[str], None]] = []
         declare_indexes(self.store)
         declare_partial_objects(self.store)
         parts = {kind.resource: kind.keep_part for kind in kinds if kind.keep_part is not None}
@@ -193,10 +187,6 @@ class ClusterView:
             foreign.replace(PODS, listed.items)
         return refusals
 
-    def subscribe_measurements(self, listener: Callable[[str], None]) -> None:
-        """Call `listener(model_hash)` after each change of the measurements of a model."""
-        self._listeners.append(listener)
-
     @property
     def revision(self) -> object:
         """A key that is equal as long as nothing has changed."""
@@ -246,14 +236,3 @@ class ClusterView:
         if resource == NODE_FITNESSES:
             status = (new or {}).get("status") or {}
             self.freshness.note(obj["metadata"]["name"], status.get("observedAt"))
-        elif resource == CONFIG_MAPS and obj["metadata"].get("namespace") == CONTROLLER_NAMESPACE:
-            self._take_measurements(obj, is_gone=new is None)
-
-    def _take_measurements(self, config_map: Obj, *, is_gone: bool) -> None:
-        if is_gone:
-            self.measured.remove(config_map["metadata"]["name"])
-        else:
-            for problem in self.measured.update(config_map):
-                log.warning("measurement_ignored", problem=str(problem)[:_MOST_MESSAGE])
-        for listener in self._listeners:
-            listener(find_model_hash(config_map))

@@ -4,7 +4,7 @@ A service asks for the speed of its model on the hardware of its replicas, and i
 that model changes. What is damaged in a ConfigMap is logged once for each version of it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 import structlog
@@ -15,9 +15,8 @@ from crds.inferenceservice import ServicePerformance
 from crds.meta import CONTROLLER_NAMESPACE
 from crds.rate import format_rate
 from fitness.performance import MeasuredPerformance
-from fitness.performance_store import SELECTOR, PerformanceTable, find_model_hash
-from kube.client import Obj
-from kube.resources import CONFIG_MAPS, ObjectKey, Resource
+from fitness.performance_store import SELECTOR, PerformanceTable
+from kube.resources import CONFIG_MAPS, ObjectKey
 from kube.store import Store
 
 log = structlog.get_logger()
@@ -53,12 +52,13 @@ class PerformanceSource:
     """The stored measurements.
 
     Args:
-        store: the watch cache, whose ConfigMaps are followed from now on.
+        store: the watch cache.
+        table: the measurements of the store.
         enqueue: called with each service that a change concerns.
     """
 
-    def __init__(self, store: Store, enqueue: Callable[[ObjectKey], None]) -> None:
-        self.table = PerformanceTable()
+    def __init__(self, store: Store, table: PerformanceTable, enqueue: Callable[[ObjectKey], None]) -> None:
+        self.table = table
         self.kind = OptionalKind(CONFIG_MAPS, SELECTOR, (CONTROLLER_NAMESPACE,))
         """The ConfigMaps, which a controller of some namespaces may not read."""
         self.writer = RecordWriter(store, self.kind)
@@ -66,10 +66,7 @@ class PerformanceSource:
         self._hashes: dict[ObjectKey, str] = {}
         self._services: dict[str, set[ObjectKey]] = {}
         self._problems: Mapping[ObjectKey, BenchmarkProblem] = {}
-        self._listeners: list[Callable[[], None]] = []
-        for each in store.list(CONFIG_MAPS):
-            self._take_change(CONFIG_MAPS, None, each)
-        store.subscribe(self._take_change)
+        table.subscribe(self._take_change)
 
     def find(self, key: ObjectKey, pair: MeasuredPair | None) -> KnownSpeed:
         """Return the speed that a service shows, and follow that of its model from now on.
@@ -96,10 +93,6 @@ class PerformanceSource:
         record, device_class = min(found, key=lambda each: each[0].tokens_per_second)
         return describe_performance(record, pair.model_hash, device_class)
 
-    def subscribe(self, listener: Callable[[], None]) -> None:
-        """Call `listener` after each change of a measurement."""
-        self._listeners.append(listener)
-
     def forget(self, key: ObjectKey) -> None:
         """Follow nothing for a service that is gone."""
         self._follow(key, "")
@@ -117,26 +110,9 @@ class PerformanceSource:
             self._hashes[key] = model_hash
             self._services.setdefault(model_hash, set()).add(key)
 
-    def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        if resource != CONFIG_MAPS:
-            return
-        obj = new or old
-        if obj is None or obj["metadata"].get("namespace") != CONTROLLER_NAMESPACE:
-            return
-        if new is None:
-            self.table.remove(obj["metadata"]["name"])
-        else:
-            for each in self.table.update(new):
-                log.warning("measurement_damaged", problem=str(each))
-        for key in _list_concerned(self._services, (old, new)):
+    def _take_change(self, model_hash: str) -> None:
+        for key in sorted(self._services.get(model_hash, ())):
             self._enqueue(key)
-        for listener in self._listeners:
-            listener()
-
-
-def _list_concerned(services: dict[str, set[ObjectKey]], versions: Iterable[Obj | None]) -> set[ObjectKey]:
-    hashes = {find_model_hash(each) for each in versions if each is not None}
-    return {key for each in hashes for key in services.get(each, ())}
 
 
 def describe_performance(record: MeasuredPerformance, model_hash: str, device_class: str) -> ServicePerformance:

@@ -20,7 +20,7 @@ from controller.reconcile.plan import Leading
 from controller.services.endpoints import Endpoint
 from controller.services.performance_source import MeasuredPair, PerformanceSource
 from fitness.performance import MeasuredPerformance, hash_model
-from fitness.performance_store import build_config_map, encode_record
+from fitness.performance_store import build_config_map, encode_record, follow_measurements
 from fitness.serving_devices import describe_devices
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, Invalid, Unreachable
@@ -81,7 +81,7 @@ class World(Client):
         """ConfigMaps that no watch has brought yet."""
         self.refused: set[str] = set()
         """Names of Jobs that may not be deleted, and namespaces in which none may be created."""
-        self.measured = PerformanceSource(self.store, self.enqueued.append)
+        self.measured = PerformanceSource(self.store, follow_measurements(self.store), self.enqueued.append)
         self.measured.kind.exists = True
         self.runner = BenchmarkRunner(
             self.store,

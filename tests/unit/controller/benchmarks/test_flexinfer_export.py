@@ -9,7 +9,7 @@ from controller.benchmarks.flexinfer_export import FlexInferExport
 from controller.reconcile.plan import Leading
 from controller.services.performance_source import PerformanceSource
 from fitness.performance import MeasuredPerformance
-from fitness.performance_store import RecordKey, build_config_map, put_record
+from fitness.performance_store import RecordKey, build_config_map, follow_measurements, put_record
 from kube.client import Client, Obj
 from kube.errors import Unreachable
 from kube.resources import CONFIG_MAPS, Resource
@@ -50,7 +50,7 @@ def test_change_of_what_counts_for_all_is_written_once() -> None:
         known.put(CONFIG_MAPS, {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}})
 
     async def main() -> None:
-        export = FlexInferExport(PerformanceSource(known, lambda _key: None))
+        export = FlexInferExport(PerformanceSource(known, follow_measurements(known), lambda _key: None))
         async with running(export.run(Leading(api, known, recorder, lambda _resource, _key: None))):
             await asyncio.sleep(1)
             assert [each["data"] for each in api.written] == [{}]

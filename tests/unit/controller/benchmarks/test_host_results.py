@@ -24,7 +24,7 @@ from controller.services.performance_source import PerformanceSource
 from crds.metalprocess import MetalProcess
 from crds.rate import MOST_REPORTED
 from fitness.performance import MeasuredPerformance, hash_model
-from fitness.performance_store import MOST_HOST_CLASSES, RecordKey, decode_records, name_config_map
+from fitness.performance_store import MOST_HOST_CLASSES, RecordKey, decode_records, follow_measurements, name_config_map
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Unreachable
 from kube.resources import CONFIG_MAPS, METAL_HOSTS, METAL_PROCESSES, MODELS, Resource
@@ -142,7 +142,7 @@ class World(Client):
 
     def __init__(self) -> None:
         self.store = store((MODELS, model()), (METAL_HOSTS, STUDIO))
-        self.measured = PerformanceSource(self.store, lambda _key: None)
+        self.measured = PerformanceSource(self.store, follow_measurements(self.store), lambda _key: None)
         self.measured.kind.exists = True
         self.results = HostResults(self.store, self.measured)
         self.writes = 0

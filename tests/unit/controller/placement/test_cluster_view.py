@@ -89,4 +89,4 @@ def test_damaged_measurement_is_named() -> None:
     with structlog.testing.capture_logs() as logged:
         build_view([(CONFIG_MAPS, config_map)])
     (event,) = logged
-    assert (event["event"], "nvidia-l4x1" in event["problem"]) == ("measurement_ignored", True)
+    assert (event["event"], "nvidia-l4x1" in event["problem"]) == ("measurement_damaged", True)

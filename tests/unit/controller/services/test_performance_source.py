@@ -12,7 +12,7 @@ from controller.services.speed_report import SpeedReport
 from crds.rate import format_rate
 from devices.vendors import VENDORS
 from fitness.performance import MeasuredPerformance
-from fitness.performance_store import RecordKey, build_config_map, put_record
+from fitness.performance_store import RecordKey, build_config_map, follow_measurements, put_record
 from kube.client import Obj
 from kube.resources import CONFIG_MAPS, METAL_HOSTS, MODELS, NODE_FITNESSES, NODES, ObjectKey
 from kube.store import Store
@@ -48,7 +48,7 @@ class Watched:
     def __init__(self, *there: Obj) -> None:
         self.enqueued: list[ObjectKey] = []
         self.store: Store = store(*((CONFIG_MAPS, each) for each in there))
-        self.source = PerformanceSource(self.store, self.enqueued.append)
+        self.source = PerformanceSource(self.store, follow_measurements(self.store), self.enqueued.append)
 
     def put(self, obj: Obj) -> None:
         metadata = {**obj["metadata"], "resourceVersion": str(100 + self.store.revision)}
