@@ -21,7 +21,7 @@ from controller.placement.units import MEMORY, Cell
 from controller.reconcile.indexes import OWNER_INDEX, controller_of, namespaced
 from controller.reconcile.plan import decode_stored
 from crds.metalhost import MetalHost
-from crds.nodefitness import STALE_SECONDS, NodeFitness, NodeFitnessStatus
+from crds.nodefitness import NodeFitness, NodeFitnessStatus
 from devices.vendors import Vendors
 from fitness.serving_devices import ServingDevices
 from fitness.stated_hardware import describe_host, describe_node
@@ -57,6 +57,7 @@ class CellRegistry:
         bindable: returns whether a host, by its name, is alive.
         foreign: all pods that are not ours; none are counted before it has listed them (`ForeignPods.synced`).
         clock: a monotonic clock in seconds.
+        is_stale: returns whether the agent of a node is silent.
         has_plain_nodes: nodes without an accelerator have a cell as well, in no pool. The queue knows none of these.
     """
 
@@ -68,6 +69,7 @@ class CellRegistry:
         foreign: ForeignPods | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
+        is_stale: Callable[[str], bool] = lambda _node: False,
         has_plain_nodes: bool = False,
     ) -> None:
         self._store = store
@@ -75,12 +77,13 @@ class CellRegistry:
         self._vendors = vendors
         self._bindable = bindable
         self._clock = clock
+        self._is_stale = is_stale
         self.foreign = foreign if foreign is not None else ForeignPods()
         self.devices = DeviceRegistry(vendors)
         self.classes = DeviceClasses()
         self._costs = CellCosts()
-        self._utilized: dict[str, tuple[str, float]] = {}
-        """Nodes whose utilization counts: their heartbeat, and when it was seen first on the clock of the registry."""
+        self._utilized: dict[str, bool] = {}
+        """Nodes whose utilization counts, and whether their agents were silent when their cells were built."""
         self._pools = read_pools(store, vendors)
         self._ours: TakenRoom[ObjectKey] = TakenRoom()
         self._benchmarks: Mapping[str, str] = {}
@@ -277,14 +280,9 @@ class CellRegistry:
         for cell_id in [cell_id for cell_id, each in self._suspicions.items() if each.until <= now]:
             del self._suspicions[cell_id]
             self._mark(cell_id)
-        for cell_id, (_, seen) in self._utilized.items():
-            # A cell that shows none any more is not built at each look while its agent stays silent.
-            if (
-                now - seen > STALE_SECONDS
-                and (cell := self._cells.get(cell_id))
-                and cell.utilization_percent is not None
-            ):
-                self._mark(cell_id)
+        for node, was_stale in self._utilized.items():
+            if self._is_stale(node) != was_stale:
+                self._mark(f"node/{node}")
         for host, was_alive in self._hosts.items():
             if self._bindable(host) != was_alive:
                 self._mark(f"host/{host}")
@@ -346,7 +344,7 @@ class CellRegistry:
 
     def _forget_cell(self, cell_id: str) -> None:
         self.classes.put(cell_id, "", None)
-        self._utilized.pop(cell_id, None)
+        self._utilized.pop(cell_id.removeprefix("node/"), None)
         if self._costs.put(cell_id, None):
             self._mark_all()
 
@@ -364,14 +362,12 @@ class CellRegistry:
     def _find_utilization(self, name: str, facts: NodeFacts, fitness: NodeFitnessStatus | None) -> int | None:
         """Return the utilization of devices that pods share, from a heartbeat that is not stale."""
         percents = [each.utilization_percent for each in fitness.devices] if fitness is not None else []
-        stated = [each for each in percents if each is not None]
-        if facts.share is None or fitness is None or not stated:
-            self._utilized.pop(f"node/{name}", None)
+        stated = [percent for percent in percents if percent is not None]
+        if facts.share is None or not stated:
+            self._utilized.pop(name, None)
             return None
-        beat, last = fitness.observed_at or "", self._utilized.get(f"node/{name}")
-        if last is None or last[0] != beat:
-            last = self._utilized[f"node/{name}"] = (beat, self._clock())
-        return sum(stated) // len(stated) if self._clock() - last[1] <= STALE_SECONDS else None
+        self._utilized[name] = is_stale = self._is_stale(name)
+        return None if is_stale else sum(stated) // len(stated)
 
     def _build_host(self, name: str) -> Cell | None:
         found = self._store.get(METAL_HOSTS, name)

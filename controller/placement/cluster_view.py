@@ -120,7 +120,12 @@ class ClusterView:
     def registry(self) -> CellRegistry:
         """The cells of nodes and hosts. A reader that asks for none pays for none."""
         return CellRegistry(
-            self.store, self.vendors, self._is_alive, clock=self._clock, has_plain_nodes=bool(self.kinds)
+            self.store,
+            self.vendors,
+            self._is_alive,
+            clock=self._clock,
+            is_stale=self.freshness.is_stale,
+            has_plain_nodes=bool(self.kinds),
         )
 
     @property

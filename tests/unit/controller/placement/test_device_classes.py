@@ -11,7 +11,6 @@ from controller.placement.cell_registry import CellRegistry
 from controller.placement.device_classes import DeviceClasses
 from controller.placement.units import Cell
 from crds.meta import COST
-from crds.nodefitness import STALE_SECONDS
 from devices.vendors import VENDORS
 from fitness.serving_devices import ServingDevices
 from kube.client import Obj
@@ -135,32 +134,33 @@ def test_heartbeat_of_a_node_agent_changes_no_cell_and_wakes_nobody() -> None:
 
 
 def test_utilization_counts_on_shared_devices_while_its_heartbeat_is_fresh() -> None:
-    clock = [0.0]
+    silent = set[str]()
     known = store(
         (NODES, node("shared", {**L4, **SHARED})),
         (NODE_FITNESSES, fitness("shared", "t0", 1, devices=[device(80), device(40)])),
         (NODES, node("own", L4)),
         (NODE_FITNESSES, fitness("own", "t0", 1, devices=[device(80)])),
     )
-    registry = CellRegistry(known, VENDORS, lambda _host: True, clock=lambda: clock[0])
+    registry = CellRegistry(known, VENDORS, lambda _host: True, is_stale=silent.__contains__)
     assert find(registry, "node/shared").utilization_percent == 60
     assert find(registry, "node/own").utilization_percent is None, "nobody else gets a device of its own"
-    clock[0] = STALE_SECONDS + 1
+    silent.add("shared")
     assert find(registry, "node/shared").utilization_percent is None
+    silent.clear()
     known.put(NODE_FITNESSES, fitness("shared", "t1", 2, devices=[device(20), device(20)]))
     assert find(registry, "node/shared").utilization_percent == 20
 
 
 def test_silent_node_agent_is_noticed_once_and_wakes_nobody_for_ever() -> None:
-    clock = [0.0]
+    silent, calls = set[str](), list[int]()
     known = store(
         (NODES, node("shared", {**L4, **SHARED})),
         (NODE_FITNESSES, fitness("shared", "t0", 1, devices=[device(80)])),
     )
-    registry, calls = CellRegistry(known, VENDORS, lambda _host: True, clock=lambda: clock[0]), list[int]()
+    registry = CellRegistry(known, VENDORS, lambda _host: True, is_stale=silent.__contains__)
     assert find(registry, "node/shared").utilization_percent == 80
     registry.subscribe(lambda: calls.append(1))
-    clock[0] = STALE_SECONDS + 1
+    silent.add("shared")
     for _ in range(5):
         assert find(registry, "node/shared").utilization_percent is None
     assert calls == [1]
