@@ -34,7 +34,7 @@ from controller.pools.reconciler import pool_reconciler
 from controller.preflight.preflight_webhook import PreflightWebhook
 from controller.reconcile.executor import Executor
 from controller.reconcile.feed import OURS, Feed
-from controller.reconcile.kopf_feed import Watched, load
+from controller.reconcile.kopf_feed import load
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.paced_call import PacedCall
 from controller.reconcile.plan import LeaderTask, Leading, Reconciler, lead_alone
@@ -71,6 +71,7 @@ from kube.resources import (
     object_key,
 )
 from kube.transport import CONNECTIONS
+from kube.watch import Selection
 
 LEASE: Final = "pomona-controller"
 WORKERS: Final = 8
@@ -371,7 +372,7 @@ class Controller:
                     for watched in kinds:
                         tasks.create_task(self._load_kinds(feed, watched, listing))
 
-    async def _load_kinds(self, feed: Feed, watched: Sequence[Watched], listing: asyncio.Semaphore) -> None:
+    async def _load_kinds(self, feed: Feed, watched: Sequence[Selection], listing: asyncio.Semaphore) -> None:
         for each in watched:
             for failures in itertools.count(1):
                 try:

@@ -5,12 +5,12 @@ scheduled, so that the thousands of services that change meanwhile cost nothing.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import structlog
 
-from controller.placement.cluster_view import MEASUREMENTS, ClusterView, ViewedKind
+from controller.placement.cluster_view import MEASUREMENTS, ClusterView
 from controller.reconcile.plan import decode_stored
 from crds.inferenceservice import InferenceService
 from crds.model import Model
@@ -28,6 +28,7 @@ from extender.subject import (
 from extender.wire import PodFacts
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, MODELS, NODE_FITNESSES, NODES, Resource
+from kube.watch import Selection
 
 log = structlog.get_logger()
 
@@ -35,8 +36,12 @@ AGING_SECONDS: Final = 10.0
 """Pause between two looks for facts that have become stale."""
 
 
-def list_kinds(vendors: Vendors, annotation_prefix: str) -> Sequence[ViewedKind]:
-    """Return the kinds that the extender may list; of nodes only what they are scored by is kept."""
+KINDS: Final = (MEASUREMENTS, *map(Selection, (NODES, NODE_FITNESSES, INFERENCE_SERVICES, MODELS)))
+"""The kinds that the extender may list."""
+
+
+def open_view(vendors: Vendors, annotation_prefix: str, **clocks: Any) -> ClusterView:
+    """Return an empty view of what the extender reads; of nodes only what they are scored by is kept."""
     labels = frozenset(label for vendor in vendors.values() for label in _list_labels(vendor))
     annotations = frozenset({f"{annotation_prefix}/gpu.util", f"{annotation_prefix}/cost"})
 
@@ -47,8 +52,7 @@ def list_kinds(vendors: Vendors, annotation_prefix: str) -> Sequence[ViewedKind]
         kept["annotations"] = _select(metadata.get("annotations") or {}, annotations)
         return {"metadata": kept}
 
-    nodes = ViewedKind(NODES, keep_part=keep_part)
-    return nodes, MEASUREMENTS, *map(ViewedKind, (NODE_FITNESSES, INFERENCE_SERVICES, MODELS))
+    return ClusterView(vendors, KINDS, parts={NODES: keep_part}, **clocks)
 
 
 class ExtenderFeed:
@@ -56,7 +60,7 @@ class ExtenderFeed:
 
     Args:
         table: gets nodes; its measurements are those of the view.
-        view: the cluster, by `list_kinds`.
+        view: the cluster, by `open_view`.
         annotation_prefix: prefix of the annotations with utilization and cost of nodes.
     """
 

@@ -7,12 +7,11 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from controller.placement.cluster_view import ClusterView
 from devices.limits import raise_descriptor_limit
 from devices.vendors import VENDORS, Vendors
 from extender.answers import Answers
 from extender.extender_metrics import ExtenderMetrics
-from extender.feed import ExtenderFeed, list_kinds
+from extender.feed import ExtenderFeed, open_view
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.score import ScoreWeights
 from extender.server import ExtenderServer, listen_to_scheduler
@@ -47,7 +46,7 @@ class ExtenderOptions(NamedTuple):
 async def run(client: Client, options: ExtenderOptions, estimate_speed: EstimateSpeed) -> None:
     """Answer schedulers until cancelled; before the lists are in, every node passes. Raises OSError: no port."""
     raise_descriptor_limit()
-    view = ClusterView(options.vendors, list_kinds(options.vendors, options.annotation_prefix))
+    view = open_view(options.vendors, options.annotation_prefix)
     table = SpeedTable(options.vendors, options.weights, estimate_speed, view.measured)
     feed = ExtenderFeed(table, view, options.annotation_prefix)
     metrics = ExtenderMetrics(table)

@@ -6,15 +6,14 @@ A relist reports the objects that vanished, and no answer of the server ends a r
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from http import HTTPStatus
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import structlog
 
 from kube.backoff import backoff_seconds
-from kube.client import Client, Obj, ObjectList, Read, WatchEvent
+from kube.client import Client, Obj, Read, WatchEvent
 from kube.errors import ApiError, Gone, Unreachable
 from kube.resources import Resource
 from kube.store import Snapshot
@@ -59,6 +58,18 @@ class WatchCache(Protocol):
         """Remove an object that was deleted, or that the selectors select no more."""
 
 
+class Selection(NamedTuple):
+    """The objects of a resource that a store has, as the server selects them."""
+
+    resource: Resource
+    namespace: str | None = None
+    """None: those of all namespaces."""
+    label_selector: str = ""
+    field_selector: str = ""
+    read: Read | None = None
+    """Decodes what the store needs of each object, with its metadata; None: the whole object."""
+
+
 async def reflect(
     client: Client,
     store: WatchCache,
@@ -70,6 +81,14 @@ async def reflect(
     synced: asyncio.Event | None = None,
     read: Read | None = None,
 ) -> None:
+    """Reflect a `Selection` of these fields for ever, as `reflect_selection` does."""
+    selection = Selection(resource, namespace, label_selector, field_selector, read)
+    await reflect_selection(client, store, selection, synced)
+
+
+async def reflect_selection(
+    client: Client, store: WatchCache, selection: Selection, synced: asyncio.Event | None = None
+) -> None:
     """Reflect for ever; every failure is logged and tried again with back-off.
 
     Use one reflection per resource (and namespace) of a store: each removes the objects that it does not select.
@@ -77,23 +96,27 @@ async def reflect(
     Args:
         client: the API server.
         store: the store to keep equal.
-        resource: the resource to reflect.
-        namespace: the only namespace; None for all.
-        label_selector: server-side filter.
-        field_selector: server-side filter.
+        selection: the objects to reflect.
         synced: set after the first complete list.
-        read: decodes what the store needs of each object, with its metadata; None: the whole object.
     """
-    selected = _Selection(resource, namespace, label_selector, field_selector, read)
+    resource, namespace, label_selector, field_selector, read = selection
     version, failures = "", 0
     while True:
         events, retry_after_seconds = 0, 0.0
         try:
             if not version:
-                version = await _list(client, store, selected)
+                version = await load(client, store, selection)
                 if synced:
                     synced.set()
-            async for event in selected.watch(client, version):
+            events_of = client.watch(
+                resource,
+                namespace,
+                resource_version=version,
+                label_selector=label_selector,
+                field_selector=field_selector,
+                read=read,
+            )
+            async for event in events_of:
                 version = _apply_event(store, resource, event)
                 events += 1
         except Unreachable as error:
@@ -117,43 +140,20 @@ async def reflect(
             await asyncio.sleep(max(pause_seconds, retry_after_seconds))
 
 
-@dataclass(frozen=True, slots=True)
-class _Selection:
-    """The objects to reflect."""
-
-    resource: Resource
-    namespace: str | None
-    label_selector: str
-    field_selector: str
-    read: Read | None
-
-    def list(self, client: Client, store: WatchCache) -> Awaitable[ObjectList]:
-        return client.list(
-            self.resource,
-            self.namespace,
-            label_selector=self.label_selector,
-            field_selector=self.field_selector,
-            read=self.read,
-            part=functools.partial(store.keep_part, self.resource) if self.read is None else None,
-        )
-
-    def watch(self, client: Client, version: str) -> AsyncIterator[WatchEvent]:
-        return client.watch(
-            self.resource,
-            self.namespace,
-            resource_version=version,
-            label_selector=self.label_selector,
-            field_selector=self.field_selector,
-            read=self.read,
-        )
-
-
-async def _list(client: Client, store: WatchCache, selected: _Selection) -> str:
-    """List into the store; return the resourceVersion to watch from."""
-    before = store.snapshot(selected.resource, selected.namespace)
-    found = await selected.list(client, store)
-    store.replace(selected.resource, found.items, namespace=selected.namespace, before=before)
-    return found.resource_version
+async def load(client: Client, store: WatchCache, selection: Selection) -> str:
+    """Make a store equal to the server once; return the resourceVersion to watch from. Raises as `Client`."""
+    resource, namespace, label_selector, field_selector, read = selection
+    before = store.snapshot(resource, namespace)
+    listed = await client.list(
+        resource,
+        namespace,
+        label_selector=label_selector,
+        field_selector=field_selector,
+        read=read,
+        part=functools.partial(store.keep_part, resource) if read is None else None,
+    )
+    store.replace(resource, listed.items, namespace=namespace, before=before)
+    return listed.resource_version
 
 
 def _is_transient(error: ApiError) -> bool:

@@ -11,13 +11,12 @@ import sys
 import msgspec
 import uvloop
 
-from controller.placement.cluster_view import ClusterView
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from devices.vendors import VENDORS
 from extender.answers import Answers
 from extender.extender_metrics import ExtenderMetrics
-from extender.feed import ExtenderFeed, list_kinds
+from extender.feed import ExtenderFeed, open_view
 from extender.run import keep_lists_out_of_collection
 from extender.score import ScoreWeights
 from extender.server import ExtenderServer, listen_to_scheduler
@@ -72,7 +71,7 @@ def put_node(feed: ExtenderFeed, number: int, version: int) -> None:
 
 async def main(nodes: int, services: int) -> None:
     """Serve until standard input ends."""
-    view = ClusterView(VENDORS, list_kinds(VENDORS, PREFIX))
+    view = open_view(VENDORS, PREFIX)
     table = SpeedTable(VENDORS, ScoreWeights(), estimate_tokens_per_second, view.measured)
     feed = ExtenderFeed(table, view, PREFIX)
     fill(feed, nodes, services)

@@ -31,10 +31,9 @@ class ManifestPlan(NamedTuple):
 
 async def read_queue(cluster: "Cluster", settings: "QueueSettings") -> "QueueReading":
     """Read all by which the queue is decided, as far as the user may. Raises ApiError, Unreachable."""
-    from controller.placement.cluster_copy import QUEUE_KINDS, QueueReading  # noqa: PLC0415 - not needed for --help
-    from controller.placement.cluster_view import ClusterView  # noqa: PLC0415 - same
+    from controller.placement.cluster_copy import QueueReading, open_queue_view  # noqa: PLC0415 - not needed for --help
 
-    view = ClusterView(settings.pods.vendors, QUEUE_KINDS)
+    view = open_queue_view(settings.pods.vendors)
     return QueueReading(view, await view.read_once(cluster.client), settings)
 
 

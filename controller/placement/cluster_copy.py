@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.placement.bound_volumes import BoundVolumes
-from controller.placement.cluster_view import MACHINE_KINDS, OUR_PODS, OURS, ClusterView, ViewedKind
+from controller.placement.cluster_view import MACHINE_KINDS, OURS, ClusterView
 from controller.placement.device_feed import selects_devices
 from controller.placement.observed_units import observe_units
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
@@ -23,6 +23,7 @@ from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, owner_key
 from crds.placement import ClassSpeed
+from devices.vendors import Vendors
 from kube.client import Client, Obj
 from kube.errors import Forbidden
 from kube.resources import (
@@ -40,13 +41,12 @@ from kube.resources import (
     ObjectKey,
     Resource,
 )
+from kube.watch import Selection
 
-QUEUE_KINDS: Final[Sequence[ViewedKind]] = (
-    *(kind for kind in MACHINE_KINDS if kind != OUR_PODS),
-    # As a whole: the controller keeps no rules of a pod that has a node, and its successor has the same.
-    OUR_PODS._replace(keep_part=lambda pod: pod),
-    *map(ViewedKind, (ACCELERATOR_POOLS, RESOURCE_SLICES, RESOURCE_CLAIMS)),
-    *(ViewedKind(resource, label_selector=OURS) for resource in (DEPLOYMENTS, PVCS, JOBS, ENDPOINT_SLICES)),
+_QUEUE_KINDS: Final[Sequence[Selection]] = (
+    *MACHINE_KINDS,
+    *map(Selection, (ACCELERATOR_POOLS, RESOURCE_SLICES, RESOURCE_CLAIMS)),
+    *(Selection(resource, label_selector=OURS) for resource in (DEPLOYMENTS, PVCS, JOBS, ENDPOINT_SLICES)),
 )
 """All by which the queue is decided."""
 _SPEED_FACTS: Final = frozenset({NODE_FITNESSES, CONFIG_MAPS})
@@ -69,7 +69,7 @@ class QueueReading(NamedTuple):
     """The cluster as a user has read it."""
 
     view: ClusterView
-    """The objects of `QUEUE_KINDS`."""
+    """A view by `open_queue_view`."""
     refusals: Mapping[Resource, Forbidden]
     """Errors of the kinds that the user may not read."""
     settings: QueueSettings
@@ -84,6 +84,12 @@ class RightsMissing(Exception):  # noqa: N818 - it names what is missing
         """One for each kind."""
 
 
+def open_queue_view(vendors: Vendors) -> ClusterView:
+    """Return an empty view of all by which the queue is decided."""
+    # Pods as a whole: the controller keeps no rules of a pod that has a node, and its successor has the same.
+    return ClusterView(vendors, _QUEUE_KINDS, parts={PODS: lambda pod: pod})
+
+
 class ClusterCopy:
     """The copy.
 
@@ -94,7 +100,7 @@ class ClusterCopy:
 
     def __init__(self, settings: QueueSettings = QueueSettings(), view: ClusterView | None = None) -> None:  # noqa: B008
         self.settings = settings
-        self.view = view or ClusterView(settings.pods.vendors, QUEUE_KINDS)
+        self.view = view or open_queue_view(settings.pods.vendors)
         self.store, self.registry, self.measured = self.view.store, self.view.registry, self.view.measured
         self.volumes = BoundVolumes(self.store, self.registry)
         self.unread_speeds: tuple[Forbidden, ...] = ()

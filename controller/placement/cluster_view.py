@@ -10,10 +10,9 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Final
 
 from controller.placement.cell_registry import CellRegistry
-from controller.placement.foreign_pods import FOREIGN, TAKES_ROOM
 from controller.placement.machines import ViewedMachine, build_host, build_node
 from controller.placement.nodes import declare_nodes
 from controller.placement.units import Cell
@@ -44,7 +43,7 @@ from kube.resources import (
     Resource,
 )
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, load, reflect_selection
 
 OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 _LIVE: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -52,21 +51,10 @@ _SOME_LACK: Final = frozenset({RESOURCE_SLICES, RESOURCE_CLAIMS})
 """Kinds that some clusters do not have."""
 
 
-class ViewedKind(NamedTuple):
-    """The objects of a kind that a view has, as the server selects them."""
-
-    resource: Resource
-    namespace: str | None = None
-    label_selector: str = ""
-    field_selector: str = ""
-    keep_part: Callable[[Obj], Obj] | None = None
-    """Returns the part of an object that is kept; None: that which the controller keeps."""
-
-
-MEASUREMENTS: Final = ViewedKind(CONFIG_MAPS, CONTROLLER_NAMESPACE, SELECTOR)
-OUR_PODS: Final = ViewedKind(PODS, None, OURS, _LIVE)
-MACHINE_KINDS: Final[Sequence[ViewedKind]] = (
-    *map(ViewedKind, (NODE_FITNESSES, NODES, METAL_HOSTS, MODELS, INFERENCE_SERVICES, METAL_PROCESSES)),
+MEASUREMENTS: Final = Selection(CONFIG_MAPS, CONTROLLER_NAMESPACE, SELECTOR)
+OUR_PODS: Final = Selection(PODS, None, OURS, _LIVE)
+MACHINE_KINDS: Final[Sequence[Selection]] = (
+    *map(Selection, (NODE_FITNESSES, NODES, METAL_HOSTS, MODELS, INFERENCE_SERVICES, METAL_PROCESSES)),
     MEASUREMENTS,
     OUR_PODS,
 )
@@ -82,16 +70,18 @@ class ClusterView:
         clock: seconds that never go back.
         read_time: the time of day.
         is_alive: returns whether a host, by its name, is alive; None: its condition Ready says it.
+        parts: returns, for a kind, the part of an object that is kept in place of that which the controller keeps.
     """
 
     def __init__(
         self,
         vendors: Vendors,
-        kinds: Sequence[ViewedKind] = MACHINE_KINDS,
+        kinds: Sequence[Selection] = MACHINE_KINDS,
         clock: Callable[[], float] = time.monotonic,
         read_time: Callable[[], datetime] = lambda: datetime.now(UTC),
         *,
         is_alive: Callable[[str], bool] | None = None,
+        parts: Mapping[Resource, Callable[[Obj], Obj]] = {},
     ) -> None:
         self.vendors = vendors
         self.kinds = kinds
@@ -109,7 +99,6 @@ class ClusterView:
         """Nodes whose machines were built as stale."""
         declare_indexes(self.store)
         declare_partial_objects(self.store)
-        parts = {kind.resource: kind.keep_part for kind in kinds if kind.keep_part is not None}
         if NODES not in parts:
             declare_nodes(self.store, vendors)
         for resource, keep_part in parts.items():
@@ -147,17 +136,7 @@ class ClusterView:
         """Follow the cluster for ever."""
         async with asyncio.TaskGroup() as tasks:
             for kind in self.kinds:
-                tasks.create_task(
-                    reflect(
-                        client,
-                        self.store,
-                        kind.resource,
-                        kind.namespace,
-                        label_selector=kind.label_selector,
-                        field_selector=kind.field_selector,
-                        synced=self._listed[kind.resource],
-                    )
-                )
+                tasks.create_task(reflect_selection(client, self.store, kind, self._listed[kind.resource]))
             if PODS in self._listed:
                 tasks.create_task(self.registry.foreign.follow(client))
 
@@ -170,26 +149,15 @@ class ClusterView:
         """
         refusals = dict[Resource, Forbidden]()
         for kind in self.kinds:
-            part = functools.partial(self.store.keep_part, kind.resource)
             try:
-                listed = await client.list(
-                    kind.resource,
-                    kind.namespace,
-                    label_selector=kind.label_selector,
-                    field_selector=kind.field_selector,
-                    part=part,
-                )
+                await load(client, self.store, kind)
             except Forbidden as error:
                 refusals[kind.resource] = error
             except NotFound:
                 if kind.resource not in _SOME_LACK:
                     raise
-            else:
-                self.store.replace(kind.resource, listed.items, namespace=kind.namespace)
         if PODS in self._listed and PODS not in refusals:
-            foreign = self.registry.foreign
-            listed = await client.list(PODS, label_selector=FOREIGN, field_selector=TAKES_ROOM, read=foreign.read)
-            foreign.replace(PODS, listed.items)
+            await self.registry.foreign.read_once(client)
         return refusals
 
     @property

@@ -19,7 +19,7 @@ from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
 from kube.resources import PODS, Resource
 from kube.store import Snapshot
-from kube.watch import reflect
+from kube.watch import Selection, load, reflect_selection
 
 FOREIGN: Final = f"{LABEL_MANAGED_BY}!={MANAGED_BY}"
 TAKES_ROOM: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
@@ -87,15 +87,16 @@ class ForeignPods:
 
     async def follow(self, client: Client) -> None:
         """Follow the pods for ever."""
-        await reflect(
-            client,
-            self,
-            PODS,
-            label_selector=FOREIGN,
-            field_selector=TAKES_ROOM,
-            synced=self.synced,
-            read=self.read,
-        )
+        await reflect_selection(client, self, self.selection, self.synced)
+
+    async def read_once(self, client: Client) -> None:
+        """Take the pods as they are now. Raises as `Client`."""
+        await load(client, self, self.selection)
+
+    @property
+    def selection(self) -> Selection:
+        """The pods that are bound and not ours, as far as they are read."""
+        return Selection(PODS, None, FOREIGN, TAKES_ROOM, self.read)
 
     def snapshot(self, _resource: Resource, _namespace: str | None = None) -> Snapshot:
         """Return nothing: there is no second source, so nothing changes during a list."""

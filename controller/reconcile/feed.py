@@ -11,7 +11,7 @@ from typing import Final
 
 import structlog
 
-from controller.reconcile.kopf_feed import Watched, follow, load
+from controller.reconcile.kopf_feed import follow, load
 from crds.meta import HOSTS_NAMESPACE, LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client
 from kube.credentials import Credentials
@@ -35,7 +35,7 @@ from kube.resources import (
     SERVICES,
 )
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect_selection
 
 REFUSED_SECONDS: Final = 60.0
 """Pause before a namespace that refused is asked again."""
@@ -43,14 +43,12 @@ RETRY_SECONDS: Final = 5.0
 """Pause before a namespace is asked again that could not be asked."""
 
 OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
-WRITTEN_BY_USERS: Final = (Watched(MODELS), Watched(INFERENCE_SERVICES))
+WRITTEN_BY_USERS: Final = (Selection(MODELS), Selection(INFERENCE_SERVICES))
 """Followed by kopf."""
-REPORTED_IN_NAMESPACES: Final = (
-    *(Watched(resource, OURS) for resource in (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES)),
-    *(Watched(resource, OURS) for resource in (POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)),
-)
+_CHILDREN: Final = (DEPLOYMENTS, SERVICES, JOBS, PODS, PVCS, ENDPOINT_SLICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES)
+REPORTED_IN_NAMESPACES: Final = tuple(Selection(resource, label_selector=OURS) for resource in _CHILDREN)
 REPORTED: Final = (
-    *(Watched(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES, ACCELERATOR_POOLS)),
+    *(Selection(resource) for resource in (METAL_HOSTS, METAL_PROCESSES, NODES, ACCELERATOR_POOLS)),
     *REPORTED_IN_NAMESPACES,
 )
 """Followed by `kube.watch`: agents and the cluster report them again and again, and an event costs kopf 1 ms of CPU."""
@@ -72,7 +70,7 @@ class Feed:
         self._store = store
         self.namespace = namespace
         self._reported = REPORTED if namespace is None else REPORTED_IN_NAMESPACES
-        self.watched: tuple[Watched, ...] = (*WRITTEN_BY_USERS, *self._reported)
+        self.watched: tuple[Selection, ...] = (*WRITTEN_BY_USERS, *self._reported)
         self.settled = asyncio.Event()
         """Set once the store has all objects of the scope, or the namespace has refused."""
 
@@ -87,7 +85,7 @@ class Feed:
         if self.namespace is not None:
             await self._wait_until_readable(self.namespace)
         complete = [asyncio.Event() for _ in (WRITTEN_BY_USERS, *self._reported)]
-        start = functools.partial(reflect, self._client, self._store)
+        start = functools.partial(reflect_selection, self._client, self._store)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
                 follow(
@@ -100,11 +98,11 @@ class Feed:
                     on_restart=on_restart,
                 )
             )
-            for (resource, selector), synced in zip(self._reported, complete[1:], strict=True):
-                tasks.create_task(start(resource, self.namespace, label_selector=selector, synced=synced))
+            for selection, synced in zip(self._reported, complete[1:], strict=True):
+                tasks.create_task(start(selection._replace(namespace=self.namespace), synced))
             if self.namespace is None:
                 for resource in (ROLES, ROLE_BINDINGS):
-                    tasks.create_task(start(resource, HOSTS_NAMESPACE, label_selector=OURS))
+                    tasks.create_task(start(Selection(resource, HOSTS_NAMESPACE, OURS)))
             for each in complete:
                 await each.wait()
             on_complete(self.namespace)

@@ -11,7 +11,6 @@ its events to our loop. The separate thread also lets us continue when kopf exit
 
 import asyncio
 import contextlib
-import functools
 import logging
 import socket
 import sys
@@ -20,19 +19,21 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 from weakref import WeakSet
 
 import aiohttp
 import structlog
 import uvloop
 
+from kube import watch
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import ApiError, Unreachable
 from kube.resources import Resource
 from kube.store import Store
+from kube.watch import Selection
 
 
 @contextlib.contextmanager
@@ -86,17 +87,10 @@ class _Connections:
         return self.session is not None and self.session.closed
 
 
-class Watched(NamedTuple):
-    """One resource to watch, filtered by the server."""
-
-    resource: Resource
-    label_selector: str = ""
-
-
 async def follow(
     client: Client,
     store: Store,
-    watched: Collection[Watched],
+    watched: Collection[Selection],
     credentials: Callable[[], Credentials],
     synced: asyncio.Event,
     *,
@@ -133,19 +127,16 @@ async def follow(
             on_restart()
 
 
-async def load(client: Client, store: Store, watched: Iterable[Watched], namespace: str | None = None) -> None:
+async def load(client: Client, store: Store, watched: Iterable[Selection], namespace: str | None = None) -> None:
     """Make the store equal to the current state of the server, in one namespace or in all. Raises as `Client`."""
-    for resource, label_selector in watched:
-        before = store.snapshot(resource, namespace)
-        part = functools.partial(store.keep_part, resource)
-        found = await client.list(resource, namespace, label_selector=label_selector, part=part)
-        store.replace(resource, found.items, namespace=namespace, before=before)
+    for selection in watched:
+        await watch.load(client, store, selection._replace(namespace=namespace))
 
 
 async def _keep_swept(
     client: Client,
     store: Store,
-    watched: Iterable[Watched],
+    watched: Iterable[Selection],
     relisted: asyncio.Event,
     namespace: str | None = None,
 ) -> None:
@@ -157,7 +148,7 @@ async def _keep_swept(
         await asyncio.sleep(SETTLING_SECONDS)
         relisted.clear()
         try:
-            for resource, label_selector in watched:
+            for resource, _, label_selector, *_ in watched:
                 if ghosts := await store.sweep(client, resource, namespace=namespace, label_selector=label_selector):
                     log.info("store_swept", resource=str(resource), ghosts=ghosts)
         except (ApiError, Unreachable) as error:
@@ -167,7 +158,7 @@ async def _keep_swept(
 
 async def _run_kopf(
     store: Store,
-    watched: Collection[Watched],
+    watched: Collection[Selection],
     credentials: Callable[[], Credentials],
     relisted: asyncio.Event,
     namespace: str | None,
@@ -249,7 +240,7 @@ def _put(store: Store, resource: Resource, event: kopf.RawEvent, relisted: async
 
 
 async def _operate(
-    watched: Collection[Watched],
+    watched: Collection[Selection],
     credentials: Callable[[], Credentials],
     deliver: Callable[[Resource, kopf.RawEvent], None],
     connections: _Connections,
@@ -283,7 +274,7 @@ async def _until_closed(sockets: WeakSet[socket.socket]) -> None:
 
 
 def _registry(
-    watched: Iterable[Watched],
+    watched: Iterable[Selection],
     credentials: Credentials,
     deliver: Callable[[Resource, kopf.RawEvent], None],
     connections: _Connections,
@@ -302,8 +293,8 @@ def _registry(
         connections.session = _session(credentials, connections)
         return kopf.AiohttpSession(server=credentials.server, aiohttp_session=connections.session)
 
-    for resource, _selector in watched:
-        _subscribe(registry, resource, deliver)
+    for selection in watched:
+        _subscribe(registry, selection.resource, deliver)
     return registry
 
 
@@ -344,7 +335,7 @@ def _session(credentials: Credentials, connections: _Connections) -> aiohttp.Cli
     )
 
 
-def _settings(watched: Iterable[Watched]) -> kopf.OperatorSettings:
+def _settings(watched: Iterable[Selection]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.process.ultimate_exiting_timeout = None  # after such a time-out kopf ends our process with SIGKILL
     settings.posting.enabled = False
@@ -355,7 +346,7 @@ def _settings(watched: Iterable[Watched]) -> kopf.OperatorSettings:
     settings.networking.error_backoffs = RETRY_SECONDS
     settings.persistence.diffbase_storage = _NoDiffs()
     settings.persistence.progress_storage = _NoProgress()
-    for resource, label_selector in watched:
+    for resource, _, label_selector, *_ in watched:
         if label_selector:
             settings.watching.label_selectors[resource.group, resource.version, resource.plural] = label_selector
     return settings

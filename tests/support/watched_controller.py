@@ -4,19 +4,18 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
-from controller.reconcile.kopf_feed import Watched
 from controller.run import Item
 from kube.client import Client
 from kube.credentials import Credentials
 from kube.queue import WorkQueue
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect_selection
 
 
 async def follow_by_watches(
     client: Client,
     store: Store,
-    watched: Collection[Watched],
+    watched: Collection[Selection],
     _credentials: Callable[[], Credentials],
     synced: asyncio.Event,
     *,
@@ -26,8 +25,8 @@ async def follow_by_watches(
     """Do what the feed of kopf does, through the transport of the client, where faults can be injected."""
     complete = [asyncio.Event() for _ in watched]
     async with asyncio.TaskGroup() as tasks:
-        for (resource, selector), each in zip(watched, complete, strict=True):
-            tasks.create_task(reflect(client, store, resource, namespace, label_selector=selector, synced=each))
+        for selection, listed in zip(watched, complete, strict=True):
+            tasks.create_task(reflect_selection(client, store, selection._replace(namespace=namespace), listed))
         for each in complete:
             await each.wait()
         synced.set()

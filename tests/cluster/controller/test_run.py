@@ -12,13 +12,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from controller.reconcile.kopf_feed import Watched, follow
+from controller.reconcile.kopf_feed import follow
 from kube import credentials
 from kube.client import Client, Obj, connect
 from kube.credentials import Credentials
 from kube.errors import NotFound
 from kube.resources import LEASES, MODELS, SERVICES, Resource
 from kube.store import Store
+from kube.watch import Selection
 from tests.controlplane import members
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -38,7 +39,7 @@ async def make(client: Client, resource: Resource, namespace: str, name: str, **
 @contextlib.asynccontextmanager
 async def following(client: Client, store: Store, login: Credentials) -> AsyncIterator[asyncio.Event]:
     synced = asyncio.Event()
-    watched = (Watched(MODELS), Watched(SERVICES, SELECTOR))
+    watched = (Selection(MODELS), Selection(SERVICES, label_selector=SELECTOR))
     task = asyncio.create_task(follow(client, store, watched, lambda: login, synced))
     yield synced
     assert not task.done()

@@ -8,13 +8,12 @@ import msgspec
 import pytest
 import structlog
 
-from controller.placement.cluster_view import ClusterView
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE
 from crds.model import Model
 from crds.nodefitness import STALE_SECONDS
 from devices.vendors import VENDORS
-from extender.feed import ExtenderFeed, list_kinds
+from extender.feed import ExtenderFeed, open_view
 from extender.score import ScoreWeights
 from extender.speed_table import ScoreBoard, SpeedTable
 from fitness.performance import hash_model
@@ -50,7 +49,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def feed(clock: Clock) -> ExtenderFeed:
-    view = ClusterView(VENDORS, list_kinds(VENDORS, PREFIX), clock, lambda: MORNING)
+    view = open_view(VENDORS, PREFIX, clock=clock, read_time=lambda: MORNING)
     table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None, view.measured)
     feed = ExtenderFeed(table, view, PREFIX)
     put_node(feed, "slow", L4_LABELS)

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from controller.placement.cluster_copy import QUEUE_KINDS
+from controller.placement.cluster_copy import open_queue_view
 from controller.placement.cluster_view import ClusterView
 from devices.vendors import VENDORS
 from fitness.performance_store import build_config_map
@@ -38,7 +38,7 @@ class Server:
 async def read(
     refused: Collection[Resource] = (), unknown: Collection[Resource] = ()
 ) -> tuple[ClusterView, list[Resource]]:
-    view = ClusterView(VENDORS, QUEUE_KINDS)
+    view = open_queue_view(VENDORS)
     return view, list(await view.read_once(cast("Client", Server(refused, unknown))))
 
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from controller.reconcile.kopf_feed import SETTLING_SECONDS, SWEEP_SECONDS, Watched, _keep_swept, _put, load
+from controller.reconcile.kopf_feed import SETTLING_SECONDS, SWEEP_SECONDS, _keep_swept, _put, load
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Unreachable
 from kube.resources import MODELS, Resource
 from kube.store import Store
+from kube.watch import Selection
 from tests.support import virtual_time
 from tests.support.api_objects import model
 
@@ -36,7 +37,7 @@ def sweep_for(seconds: float, client: Client, happens: Callable[[Store, asyncio.
     async def main() -> Store:
         store, relisted = Store(), asyncio.Event()
         store.put(MODELS, GHOST)
-        task = asyncio.create_task(_keep_swept(client, store, [Watched(MODELS)], relisted))
+        task = asyncio.create_task(_keep_swept(client, store, [Selection(MODELS)], relisted))
         await asyncio.sleep(SWEEP_SECONDS / 2)
         assert store.list(MODELS), "nothing asks for a sweep"
         happens(store, relisted)
@@ -99,6 +100,6 @@ async def test_listed_objects_are_reduced_once_and_in_time(sweeps: bool) -> None
         return {"metadata": obj["metadata"]}
 
     store.reduce(MODELS, reduce)
-    await (store.sweep(OnePage(), MODELS) if sweeps else load(OnePage(), store, [Watched(MODELS)]))
+    await (store.sweep(OnePage(), MODELS) if sweeps else load(OnePage(), store, [Selection(MODELS)]))
     assert store.list(MODELS) == [{"metadata": model()["metadata"]}]
     assert len(reduced) == 1

@@ -12,13 +12,14 @@ import pytest
 from aiohttp import web
 
 from controller.reconcile import kopf_feed
-from controller.reconcile.kopf_feed import Watched, follow
+from controller.reconcile.kopf_feed import follow
 from kube import credentials
 from kube.client import Client
 from kube.credentials import Credentials, StaticToken
 from kube.resources import JOBS, MODELS, PODS, Resource
 from kube.store import Store
 from kube.transport import AiohttpTransport
+from kube.watch import Selection
 from tests.support.eventually import eventually
 from tests.unit.kube.test_credentials import write
 
@@ -129,7 +130,7 @@ async def test_a_refused_watch_after_an_outage_ends_no_watch_for_good() -> None:
     async with server.running() as url:
         login = Credentials(url, StaticToken("token"))
         transport = AiohttpTransport(login)
-        watched = [Watched(each) for each in WATCHED]
+        watched = [Selection(each) for each in WATCHED]
         following = asyncio.create_task(
             follow(Client(transport), Store(), watched, lambda: login, synced=asyncio.Event())
         )
@@ -162,7 +163,7 @@ async def test_user_id_without_a_name_is_watched_for(monkeypatch: pytest.MonkeyP
         login = Credentials(url, StaticToken("token"))
         transport = AiohttpTransport(login)
         following = asyncio.create_task(
-            follow(Client(transport), Store(), [Watched(MODELS)], lambda: login, synced=asyncio.Event())
+            follow(Client(transport), Store(), [Selection(MODELS)], lambda: login, synced=asyncio.Event())
         )
         await eventually(lambda: server.open == {MODELS.plural}, timeout=10)
         following.cancel()
@@ -178,7 +179,7 @@ async def test_refused_token_is_not_sent_again_and_again_and_a_new_one_is_follow
     async with server.running() as url:
         config = write(tmp_path / "config", {"token": "token"}, server=url)
         transport = AiohttpTransport(credentials.load(config))
-        watched = [Watched(each) for each in WATCHED]
+        watched = [Selection(each) for each in WATCHED]
         following = asyncio.create_task(
             follow(Client(transport), Store(), watched, lambda: credentials.load(config), synced=asyncio.Event())
         )
