@@ -42,8 +42,8 @@ from console.density_service import DensityService
 from console.density_simulation import ModelNotFound, simulate_model
 from console.density_snapshot import DensitySnapshot, Visibility
 from console.fit_table import FitTable
-from console.llmfit_rows import describe_system, list_llmfit_models
-from console.machine_facts import describe_machine
+from console.llmfit_answers import list_llmfit_models
+from fitness.llmfit_rows import describe_system
 
 
 class NothingFoundError(Exception):
@@ -149,10 +149,10 @@ async def _answer_models(context: DensityContext, asked: AskedRequest) -> dict[s
 
 async def _answer_system(context: DensityContext, asked: AskedRequest) -> dict[str, Any]:
     node = read_text(asked.query, "node")
-    machine = context.service.take_snapshot().machines.get(node)
-    if machine is None:
+    snapshot = context.service.take_snapshot()
+    if node not in snapshot.machines:
         raise NothingFoundError("no node and no host has this name: GET /api/v1/density/nodes lists them")
-    return {"node": {"name": node, "os": "linux"}, "system": describe_system(describe_machine(machine))}
+    return {"node": {"name": node, "os": "linux"}, "system": describe_system(snapshot.describe_machine(node))}
 
 
 _DENSITY: Final = "/api/v1/density"

@@ -4,8 +4,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from console.machine_facts import MachineFacts
 from fitness.fit import FitLevel
+from fitness.machine_facts import MachineFacts
 from fitness.speed import RunMode, SpeedMethod
 
 

@@ -12,7 +12,6 @@ from prometheus_client.registry import Collector
 from console.density_queries import count_fitting
 from console.density_snapshot import DensitySnapshot
 from console.fit_table import FitTable, compute_score
-from console.machine_facts import describe_machine
 from fitness.fit import FIT_LEVELS
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -67,7 +66,7 @@ class DensityCollector(Collector):
         facts = {}
         for name in snapshot.names:
             machine = snapshot.machines[name]
-            shown = describe_machine(machine)
+            shown = snapshot.describe_machine(name)
             score, count = fits.get(name, (0.0, 0))
             facts[name] = {
                 "score": score,

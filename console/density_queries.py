@@ -28,7 +28,6 @@ from console.density_answers import (
 from console.density_models import KnownModel, UseCase
 from console.density_snapshot import DensitySnapshot, MachineProfile, Visibility
 from console.fit_table import RANKS, FitTable, PlaceFit, RankedFit
-from console.machine_facts import describe_machine
 from crds.size import GIB
 from devices.vendors import Vendors
 from fitness.fit import FitLevel
@@ -86,7 +85,7 @@ def list_nodes(
                 last_seen=machine.last_seen,
                 stale=machine.is_stale,
                 unavailable=machine.exclusion,
-                system=describe_machine(machine),
+                system=snapshot.describe_machine(name),
                 model_fit_count=counts[id(profile)] if profile is not None else 0,
                 runtimes=list_engines(snapshot, name, vendors, visible),
                 installed_models=list_installed(snapshot, name, visible),
@@ -118,7 +117,7 @@ def describe_node(
         last_seen=machine.last_seen,
         stale=machine.is_stale,
         unavailable=machine.exclusion,
-        system=describe_machine(machine),
+        system=snapshot.describe_machine(name),
         model_fits=_describe_fits(snapshot, table, profile, page.cut(fitting)),
         total=len(fitting),
         next_offset=page.find_next(len(fitting)),

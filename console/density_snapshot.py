@@ -12,10 +12,13 @@ from controller.placement.units import MEMORY
 from controller.reconcile.plan import decode_stored
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_SERVICE
+from crds.metalhost import MetalHostStatus
 from crds.metalprocess import MetalProcess
 from crds.model import Model
+from crds.nodefitness import NodeDevice
 from crds.serving import ServingOptions
 from devices.vendors import Vendors
+from fitness.machine_facts import MachineFacts, describe_host_machine, describe_node_machine
 from fitness.serving_devices import ServingDevices
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, NODES, PODS
@@ -85,6 +88,16 @@ class DensitySnapshot:
     def with_models(self, models: tuple[KnownModel, ...]) -> "DensitySnapshot":
         """Return the same nodes, hosts, services and replicas with other models to ask about."""
         return DensitySnapshot(self.machines, models, self.services, self.placed, self.stored)
+
+    def describe_machine(self, name: str) -> MachineFacts:
+        """Return the hardware of a node or host."""
+        machine = self.machines[name]
+        report, hardware = machine.report, machine.hardware
+        if isinstance(report, MetalHostStatus):
+            return describe_host_machine(report, machine.free_memory)
+        # Labels state one device for all of them.
+        labelled = [NodeDevice(id="", product=hardware.product, memory_bytes=size) for size in hardware.memory_bytes]
+        return describe_node_machine(hardware.vendor, report, report.devices or labelled, machine.free_memory)
 
     @functools.cached_property
     def profiles(self) -> tuple[MachineProfile, ...]:

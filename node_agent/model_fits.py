@@ -11,19 +11,13 @@ from crds.serving import ServingOptions
 from devices.node_hardware import NodeHardware
 from fitness.catalog_entries import CatalogEntry, load_catalog
 from fitness.fit import FIT_LEVELS, Fit, FitLevel, assess_fit
+from fitness.llmfit_rows import build_row
 from fitness.serving_devices import ServingDevices, describe_devices, describe_processor
 
 CONTEXT_LENGTH: Final = 8192
 """Context of the rows, as by llmfit."""
 MOST_ROWS: Final = 1000
 LONGEST_SEARCH: Final = 256
-_GIB: Final = 2**30
-_GIGA: Final = 10**9
-_RUN_MODES: Final[Mapping[str, tuple[str, str]]] = {
-    "accelerator": ("gpu", "GPU"),
-    "cpu": ("cpu_only", "CPU"),
-}
-"""Name and label of each run mode in llmfit's words."""
 
 
 class FitQuery(NamedTuple):
@@ -67,7 +61,7 @@ def list_fits(hardware: NodeHardware, bandwidth: int | None, query: FitQuery) ->
             continue
         fit = _assess_entry(entry, devices)
         if fit and (rank := FIT_LEVELS.index(fit.level)) <= worst:
-            found.append((rank, -_count_parameters(entry), _build_row(name, entry, devices.vendor, fit)))
+            found.append((rank, -entry.parameter_count, _build_row(name, entry, devices.vendor, fit)))
     return [row for _, _, row in sorted(found, key=lambda each: each[:2])]
 
 
@@ -112,32 +106,6 @@ def _assess_entry(entry: CatalogEntry, devices: ServingDevices) -> Fit | None:
 
 def _build_row(name: str, entry: CatalogEntry, vendor: str, fit: Fit) -> dict[str, Any]:
     source = entry.find_source(vendor) or entry.sources[0]
-    mode, mode_label = _RUN_MODES[fit.run_mode]
-    speed = fit.speed
-    return {
-        "name": name,
-        "title": entry.title,
-        "source": source.source,
-        "parameter_count": entry.parameters,
-        "params_b": _count_parameters(entry),
-        "is_moe": bool(entry.active),
-        "effective_context_length": CONTEXT_LENGTH,
-        "fit_level": fit.level,
-        "fit_label": fit.level.replace("_", " ").capitalize(),
-        "run_mode": mode,
-        "run_mode_label": mode_label,
-        "runtime": source.runtime.replace(".", ""),
-        "runtime_label": source.runtime,
-        "memory_required_gb": round(fit.needed_bytes / _GIB, 2),
-        "memory_available_gb": round(fit.available_bytes / _GIB, 2),
-        "utilization_pct": round(100 * fit.utilization, 1),
-        "estimated_tps": round(speed.generation.expected, 1) if speed else None,
-        "prefill_tps": round(speed.prompt.expected, 1) if speed and speed.prompt else None,
-        "measured_tps": None,
-        "estimate_confidence": "estimated" if speed else "unsupported",
-        "notes": [each for each in (fit.shortfall, speed.basis if speed else "") if each],
-    }
-
-
-def _count_parameters(entry: CatalogEntry) -> float:
-    return entry.parameter_count / _GIGA
+    names = {"name": name, "title": entry.title, "source": source.source}
+    is_moe = bool(entry.active)
+    return build_row(fit, source.runtime, CONTEXT_LENGTH, entry.parameter_count, is_moe=is_moe, **names)

@@ -182,7 +182,7 @@ def explain_unknown(name: str) -> str:
 def build_report(snapshot: "DensitySnapshot", table: "FitTable", query: "DensityQuery", limit: int) -> Obj:
     """Return the report in the keys of Sympozium's `llmfit-cluster-fit.sh`."""
     from console.density_queries import Page  # noqa: PLC0415 - not needed for --help
-    from console.llmfit_rows import list_llmfit_models  # noqa: PLC0415 - same
+    from console.llmfit_answers import list_llmfit_models  # noqa: PLC0415 - same
 
     ranked, results = list[Obj](), list[Obj]()
     for name in snapshot.names:

@@ -30,7 +30,7 @@ from console.density_service import DensityService
 from console.density_simulation import ModelNotFound, SimulationRefused, simulate_model
 from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot
 from console.fit_table import RANKS, FitTable
-from console.llmfit_rows import list_llmfit_models
+from console.llmfit_answers import list_llmfit_models
 from controller.placement.machines import list_replicas, take_room
 from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY
 from devices.vendors import VENDORS, Vendor

@@ -20,9 +20,9 @@ from gateway.http.whole_answers import AnswerServer
 from node_agent.metrics import NodeMetrics
 from node_agent.rest import (
     ApiKeyFile,
+    _describe_system,
     build_metrics_server,
     build_rest_server,
-    describe_system,
     serve,
 )
 
@@ -65,12 +65,12 @@ def recorded(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "hardware"), [("two-l4", TWO_L4), ("cpu", CPU)])
 def test_system_is_what_llmfit_answers_on_the_same_hardware(name: str, hardware: NodeHardware) -> None:
-    assert describe_system(hardware) == recorded(name)
+    assert _describe_system(hardware) == recorded(name)
 
 
 def test_unknown_size_is_null() -> None:
     unknown = TWO_L4._replace(devices=(NodeDevice(id="GPU-1"), L4), memory_bytes=None)
-    system = describe_system(unknown)
+    system = _describe_system(unknown)
     assert system["total_ram_gb"] is None
     assert [each["vram_gb"] for each in system["gpus"]] == [22.49, None]
     assert [each["free_vram_gb"] for each in system["gpus"]] == [21.49, None]

@@ -6,11 +6,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from controller.placement.machines import ViewedMachine
 from crds.metalhost import MetalHostStatus
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from crds.size import GIB
-from fitness.stated_hardware import DeviceHardware
+from devices.node_hardware import NodeHardware
 
 _BACKENDS: Final = {"nvidia": "CUDA", "amd": "ROCm", "intel": "SYCL", "intel-gaudi": "Gaudi", "metal": "Metal"}
 _X86: Final = frozenset({"x86_64", "amd64", "i686", ""})
@@ -48,21 +47,18 @@ class MachineFacts(Struct, frozen=True, rename="camel"):
     gpus: list[MachineDevice]
 
 
-def describe_machine(machine: ViewedMachine) -> MachineFacts:
-    """Return the hardware of a node or host."""
-    if isinstance(machine.report, MetalHostStatus):
-        return _describe_host(machine.report, machine.free_memory)
-    return _describe_node(machine.hardware, machine.report, machine.free_memory)
+def describe_node_machine(
+    vendor: str, stated: NodeFitnessStatus | NodeHardware, devices: Sequence[NodeDevice], free_bytes: int | None
+) -> MachineFacts:
+    """Return the hardware of a node.
 
-
-def _describe_node(hardware: DeviceHardware, stated: NodeFitnessStatus, free_bytes: int | None) -> MachineFacts:
-    devices: Sequence[NodeDevice] = stated.devices
-    if not devices and hardware.memory_bytes:
-        # Labels state one device for all of them.
-        devices = [NodeDevice(id="", product=hardware.product, memory_bytes=each) for each in hardware.memory_bytes]
-    groups = [
-        _describe_group(hardware.vendor, list(alike)) for _, alike in groupby(sorted(devices, key=_alike), key=_alike)
-    ]
+    Args:
+        vendor: vendor of its devices.
+        stated: what its agent reads of it.
+        devices: its devices.
+        free_bytes: its memory that is free.
+    """
+    groups = [_describe_group(vendor, list(alike)) for _, alike in groupby(sorted(devices, key=_alike), key=_alike)]
     groups.sort(key=lambda each: -(each.vram_gb or 0))
     first = groups[0] if groups else None
     processor = "CPU (x86)" if stated.architecture in _X86 else "CPU (ARM)"
@@ -81,7 +77,8 @@ def _describe_node(hardware: DeviceHardware, stated: NodeFitnessStatus, free_byt
     )
 
 
-def _describe_host(status: MetalHostStatus, free_bytes: int | None) -> MachineFacts:
+def describe_host_machine(status: MetalHostStatus, free_bytes: int | None) -> MachineFacts:
+    """Return the hardware of a host; `free_bytes` is the free part of its budget."""
     bandwidth = status.memory_bandwidth_bytes_per_second
     device = MachineDevice(
         name=status.chip,

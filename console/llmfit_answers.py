@@ -1,0 +1,71 @@
+"""The rows of `llmfit serve`, for its clients: each model on its best node, or on one node."""
+
+from typing import Any, NamedTuple
+
+from console.density_models import KnownModel
+from console.density_queries import DensityQuery, Page, flag_matches
+from console.density_snapshot import DensitySnapshot, MachineProfile, Visibility
+from console.fit_table import RANKS, FitTable, PlaceFit
+from fitness.llmfit_rows import build_row, describe_system
+
+
+class _BestPlace(NamedTuple):
+    rank: tuple[int, float]
+    node: str
+    profile: MachineProfile
+
+
+def list_llmfit_models(
+    snapshot: DensitySnapshot, table: FitTable, visible: Visibility, query: DensityQuery, page: Page, *, node: str = ""
+) -> dict[str, Any]:
+    """Return the answer of /api/v1/models, the best fit first.
+
+    Args:
+        snapshot: the cluster.
+        table: the fits.
+        visible: what the caller may see.
+        query: the models and the least level.
+        page: the part that is answered.
+        node: the only node or host; empty: the best one for each model.
+    """
+    flags, worst = flag_matches(snapshot, visible, query), RANKS[query.min_fit]
+    best = dict[int, _BestPlace]()
+    for profile in snapshot.profiles:
+        if node and node not in profile.names:
+            continue
+        for each in table.rank_models(snapshot.models, profile):
+            if each.level > worst or not flags[each.position]:
+                continue
+            found = _BestPlace((each.level, each.slowness), node or profile.names[0], profile)
+            known = best.get(each.position)
+            if known is None or (found.rank, found.node) < (known.rank, known.node):
+                best[each.position] = found
+    ordered = sorted(best.items(), key=lambda each: (each[1].rank, snapshot.models[each[0]].full_name))
+    shown = page.cut(ordered)
+    return {
+        "node": {"name": node or "cluster", "os": "linux"},
+        "system": describe_system(snapshot.describe_machine(node)) if node in snapshot.machines else None,
+        "total_models": len(ordered),
+        "returned_models": len(shown),
+        "filters": {
+            "limit": page.limit,
+            "min_fit": query.min_fit,
+            "search": None if query.text == "*" else query.text,
+            "use_case": query.use_case,
+            "top_only": False,
+            "max_context": table.options.context_length,
+        },
+        "models": [
+            _build_row(snapshot.models[position], place, name, table.options.context_length)
+            for position, (_, name, profile) in shown
+            if (place := table.find_place(snapshot.models[position], profile)) is not None
+        ],
+    }
+
+
+def _build_row(model: KnownModel, place: PlaceFit, node: str, context_length: int) -> dict[str, Any]:
+    """Return a model on a node."""
+    names = {"name": model.full_name, "node_name": node, "title": model.title, "source": model.source}
+    is_moe = model.active_share is not None
+    row = build_row(place.fit, place.runtime, context_length, model.parameters, is_moe=is_moe, **names)
+    return {**row, "score": place.score, "best_quant": model.quantization or None}
