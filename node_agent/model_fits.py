@@ -108,4 +108,5 @@ def _build_row(name: str, entry: CatalogEntry, vendor: str, fit: Fit) -> dict[st
     source = entry.find_source(vendor) or entry.sources[0]
     names = {"name": name, "title": entry.title, "source": source.source}
     is_moe = bool(entry.active)
-    return build_row(fit, source.runtime, CONTEXT_LENGTH, entry.parameter_count, is_moe=is_moe, **names)
+    row = build_row(fit, source.runtime, CONTEXT_LENGTH, entry.parameter_count, is_moe=is_moe, **names)
+    return {**row, "parameter_count": entry.parameters}
