@@ -1,13 +1,17 @@
-"""launchd as the service manager: it runs the calls that the ladder decides, and waits between them."""
+"""launchd as the service manager, by calls of launchctl.
+
+launchctl answers before its work is done, and with errors for what is as it should be: bootout ends with 36 while it
+unloads, with 3 when nothing was loaded, and bootstrap with 5 or 37 while the old job still ends. `load` and `unload`
+are never used: they report errors with exit code 0.
+"""
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
-from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, explain_code
-from launchd.launchctl_ladder import Climb, ClimbFailed, Goal, GoalReached, begin_climb, next_step
+from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, WRONG_SESSION, explain_code
 from launchd.print_output import JobState, read_job_state
 from launchd.property_list import read_plist, render_plist
 from launchd.service_definition import LABEL, ServiceDefinition
@@ -24,6 +28,25 @@ from launchd.service_manager import (
 
 DAEMONS: Final = Path("/Library/LaunchDaemons")
 SYSTEM_DOMAIN: Final = "system"
+_EX_CONFIG: Final = 78
+_STILL_LOADED: Final = 0
+_BOOTSTRAP_TRIES: Final = 6
+_BOOTSTRAP_PAUSE_SECONDS: Final = 1.0
+_GONE_TRIES: Final = 140
+_GONE_PAUSE_SECONDS: Final = 0.5
+"""The agent has 60 s to end."""
+_VERIFY_TRIES: Final = 20
+_VERIFY_PAUSE_SECONDS: Final = 1.0
+
+
+class _CallError(ServiceError):
+    """A call of launchctl that ended with an exit code that no one expects."""
+
+    def __init__(self, verb: str, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.has_no_domain = code in NO_DOMAIN or (verb == "bootstrap" and code in WRONG_SESSION)
+        """The domain does not exist now, or not in this session: another one may."""
 
 
 class Launchd(ServiceManager):
@@ -54,21 +77,21 @@ class Launchd(ServiceManager):
         content = render_plist(definition)
         if is_written(self.definition_path, content) and self.read_state().phase == "running":
             return
-        # Each domain may have it: LOAD takes the first, and an install over ssh found only the last.
-        self._climb(Goal.UNLOAD, self._domains)
+        # Each domain may have it: it is loaded into the first, and an install over ssh found only the last.
+        self._unload_everywhere()
         # Not before: after an interruption in between, the next call would take the old job for this one.
         write_definition(self.definition_path, content)
-        self._climb(Goal.LOAD, self._domains)
+        self._try_domains(self._load, self._domains)
 
     def uninstall(self) -> None:
         """Unload the job from each domain, and remove the plist. Raises ServiceError."""
-        self._climb(Goal.UNLOAD, self._domains)
+        self._unload_everywhere()
         remove_definition(self.definition_path)
 
     def restart(self) -> None:
         """End the agent and start it again; load the job if it is not loaded. Raises ServiceError."""
         domain, _ = self._find_job()
-        self._climb(Goal.RESTART, (domain,) if domain else self._domains)
+        self._try_domains(self._kick, (domain,) if domain else self._domains)
 
     def read_state(self) -> ServiceState:
         """Return launchd's view of the job. Raises ServiceError."""
@@ -98,14 +121,110 @@ class Launchd(ServiceManager):
         running = (each for each in found if each[1].is_running)
         return next(running, found[0] if found else (None, JobState()))
 
-    def _climb(self, goal: Goal, domains: tuple[str, ...]) -> None:
-        step: Climb | GoalReached | ClimbFailed = begin_climb(goal, LABEL, self.definition_path, domains)
-        while isinstance(step, Climb):
-            if step.pause_seconds:
-                self._pause(step.pause_seconds)
-            step = next_step(step, *run_command([self._program, *step.arguments]))
-        if isinstance(step, ClimbFailed):
-            raise ServiceError(step.message)
+    def _try_domains(self, act: Callable[[str], None], domains: tuple[str, ...]) -> None:
+        """Call `act` with the first domain that exists: gui/UID does only after a login at the screen."""
+        for domain in domains[:-1]:
+            try:
+                return act(domain)
+            except _CallError as error:
+                if not error.has_no_domain:
+                    raise
+        return act(domains[-1])
+
+    def _load(self, domain: str) -> None:
+        """Load and start the job, in the place of one that is loaded there."""
+        job = f"{domain}/{LABEL}"
+        # A label that was disabled once cannot be bootstrapped, not even after a restart of the Mac.
+        self._call("enable", job)
+        self._unload(domain)
+        plist = str(self.definition_path)
+        self._call("bootstrap", domain, plist, again={5, 37}, tries=_BOOTSTRAP_TRIES, pause=_BOOTSTRAP_PAUSE_SECONDS)
+        # 37: RunAtLoad has started it already.
+        self._call("kickstart", job, passed={0, 37})
+        self._verify(job)
+
+    def _kick(self, domain: str) -> None:
+        """End the job and start it again; load it if it is not loaded."""
+        job = f"{domain}/{LABEL}"
+        try:
+            self._call("kickstart", "-k", job, passed={0, 37})
+        except _CallError as error:
+            if error.code != NOT_LOADED:
+                raise
+            return self._load(domain)
+        return self._verify(job)
+
+    def _unload_everywhere(self) -> None:
+        for domain in self._domains:
+            try:
+                self._unload(domain)
+            except _CallError as error:
+                if error.code not in NO_DOMAIN:
+                    raise
+
+    def _unload(self, domain: str) -> None:
+        """Unload the job, if it is loaded, and wait until it has ended."""
+        job = f"{domain}/{LABEL}"
+        # 3 and 113: was not loaded; 36: goes on in the background.
+        self._call("bootout", job, passed={0, 3, 36, NOT_LOADED})
+        try:
+            self._call(
+                "print", job, passed={NOT_LOADED}, again={_STILL_LOADED}, tries=_GONE_TRIES, pause=_GONE_PAUSE_SECONDS
+            )
+        except _CallError as error:
+            if error.code != _STILL_LOADED:
+                raise
+            seconds = _GONE_TRIES * _GONE_PAUSE_SECONDS
+            raise ServiceError(f"{LABEL} is still loaded after {seconds:.0f} s: try again later") from error
+
+    def _verify(self, job: str) -> None:
+        """Wait until the job runs as the same process at two looks: one that crashes at once is never the same."""
+        seen_pid, state = None, JobState()
+        for tries in range(_VERIFY_TRIES):
+            if tries:
+                self._pause(_VERIFY_PAUSE_SECONDS)
+            state = read_job_state(self._call("print", job))
+            if state.is_running and state.pid == seen_pid:
+                return
+            # launchd does not start a job again that ended with 0, as an agent does whose error no restart mends.
+            if tries and state.state == "not running" and state.last_exit == "0":
+                break
+            seen_pid = state.pid if state.is_running else None
+        # The agent itself never ends with 78 under launchd: launchd has it when it cannot start a program.
+        is_startable = not (state.last_exit or "").startswith(f"{_EX_CONFIG}:")
+        remedy = (
+            "see `pomona agent logs`"
+            if is_startable
+            else "launchd cannot start it: the program, the home folder or the folder of the log is missing or closed "
+            "for its user; mend that, and install it anew"
+        )
+        raise ServiceError(
+            f"{LABEL} is loaded but does not stay running (state: {state.state}, last exit: "
+            f"{state.last_exit or 'unknown'}): {remedy}"
+        )
+
+    def _call(
+        self,
+        verb: str,
+        *words: str,
+        passed: Collection[int] = (0,),
+        again: Collection[int] = (),
+        tries: int = 1,
+        pause: float = 0.0,
+    ) -> str:
+        """Call launchctl, again after a pause as long as its code is in `again`; return what it printed.
+
+        Raises _CallError: its last code is not in `passed`.
+        """
+        for number in range(tries):
+            if number:
+                self._pause(pause)
+            code, output = run_command([self._program, verb, *words])
+            if code in passed:
+                return output
+            if code not in again:
+                break
+        raise _CallError(verb, code, f"launchctl {' '.join((verb, *words))}: {explain_code(code, output)}")
 
 
 def system_launchd() -> Launchd:

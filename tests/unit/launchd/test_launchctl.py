@@ -1,4 +1,4 @@
-"""launchctl: its printed state as recorded, the decision after each exit code, and whole climbs on a stand-in."""
+"""launchctl: its printed state as recorded, what follows each exit code, and whole installations on a stand-in."""
 
 import os
 import plistlib
@@ -10,16 +10,13 @@ import pytest
 
 from launchd.launchctl import Launchd
 from launchd.launchctl_codes import CODES, explain_code
-from launchd.launchctl_ladder import RULES, Climb, ClimbFailed, Goal, GoalReached, Rung, begin_climb, next_step
 from launchd.print_output import JobState, read_job_state
 from launchd.service_definition import LABEL, ServiceDefinition
 from launchd.service_manager import CommandResult, ServiceError, is_written, run_command, write_definition
 from tests.support.launchctl_stand_in import LaunchctlStandIn
 
 FIXTURES = Path(__file__).parent / "fixtures"
-PLIST = Path("/Library/LaunchDaemons/dev.pomona.agent.plist")
 GUI, USER = "gui/501", "user/501"
-RUNNING = "x = {\n\tstate = running\n\tpid = 7\n}"
 
 
 @pytest.mark.parametrize(
@@ -60,105 +57,106 @@ def test_recorded_errors_have_a_remedy() -> None:
             assert text in explain_code(int(code), text)
 
 
-def climb(goal: Goal = Goal.LOAD, rung: Rung | None = None, domains: tuple[str, ...] = ("system",)) -> Climb:
-    begun = begin_climb(goal, LABEL, PLIST, domains)
-    return begun if rung is None else Climb(goal, LABEL, PLIST, domains, rung)
+class Scripted:
+    """launchctl that answers the calls of each verb with these results, the last one again and again; else with 0."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **results: list[int | CommandResult]) -> None:
+        self.calls: list[str] = []
+        self._results = results
+        monkeypatch.setattr("launchd.launchctl.run_command", self._answer)
+
+    def _answer(self, argv: Sequence[str]) -> CommandResult:
+        self.calls.append(" ".join(argv[1:]))
+        results = self._results.get(argv[1], [0])
+        result = results.pop(0) if len(results) > 1 else results[0]
+        return CommandResult(result, "said so") if isinstance(result, int) else result
+
+
+def build(tmp_path: Path, *domains: str) -> Launchd:
+    return Launchd(domains or ("system",), tmp_path, pause=lambda _: None)
+
+
+def printed(state: str, last_exit: str = "0", pid: int | None = None) -> CommandResult:
+    process = f"\tpid = {pid}\n" if pid else ""
+    return CommandResult(0, f"x = {{\n\tstate = {state}\n{process}\tlast exit code = {last_exit}\n}}")
+
+
+GONE = 113
+RUNS = printed("running", pid=7)
+
+
+def test_exit_codes_for_what_is_as_it_should_be_are_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bootout in (0, 3, 36, 113):
+        script = Scripted(
+            monkeypatch, bootout=[bootout], print=[RUNS, GONE, RUNS], bootstrap=[5, 37, 0], kickstart=[37]
+        )
+        build(tmp_path)._load("system")
+        verbs = [call.split()[0] for call in script.calls]
+        assert verbs == ["enable", "bootout", *["print"] * 2, *["bootstrap"] * 3, "kickstart", *["print"] * 2]
+
+
+@pytest.mark.parametrize(("verb", "code"), [("bootstrap", 119), ("bootstrap", 122), ("enable", 1)])
+def test_other_code_is_an_error_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, code: int
+) -> None:
+    results: dict[str, list[int | CommandResult]] = {"print": [GONE], verb: [code]}
+    Scripted(monkeypatch, **results)
+    with pytest.raises(ServiceError, match="said so") as raised:
+        build(tmp_path)._load("system")
+    assert CODES[code].remedy in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("rung", "code", "following"),
+    ("results", "message"),
     [
-        (Rung.ENABLE, 0, Rung.BOOTOUT),
-        (Rung.BOOTOUT, 0, Rung.AWAIT_GONE),
-        (Rung.BOOTOUT, 3, Rung.AWAIT_GONE),
-        (Rung.BOOTOUT, 36, Rung.AWAIT_GONE),
-        (Rung.BOOTOUT, 113, Rung.AWAIT_GONE),
-        (Rung.AWAIT_GONE, 0, Rung.AWAIT_GONE),
-        (Rung.AWAIT_GONE, 113, Rung.BOOTSTRAP),
-        (Rung.BOOTSTRAP, 5, Rung.BOOTSTRAP),
-        (Rung.BOOTSTRAP, 37, Rung.BOOTSTRAP),
-        (Rung.BOOTSTRAP, 0, Rung.KICKSTART),
-        (Rung.KICKSTART, 37, Rung.VERIFY),
-        (Rung.RESTART, 0, Rung.VERIFY),
-        (Rung.RESTART, 113, Rung.ENABLE),
+        ({"print": [RUNS]}, "is still loaded after 70 s"),
+        ({"print": [GONE], "bootstrap": [5]}, "launchctl ended with 5"),
+        ({"print": [GONE, printed("spawn scheduled", "75")]}, "see `pomona agent logs`"),
+        ({"print": [GONE, printed("spawn scheduled", "78: EX_CONFIG")]}, "the folder of the log is missing"),
+        ({"print": [GONE, *(printed("running", pid=number) for number in range(1, 22))]}, "does not stay running"),
     ],
 )
-def test_next_call_follows_from_the_exit_code(rung: Rung, code: int, following: Rung) -> None:
-    step = next_step(climb(Goal.RESTART if rung is Rung.RESTART else Goal.LOAD, rung), code, "")
-    assert isinstance(step, Climb)
-    assert step.rung is following
+def test_no_call_is_repeated_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: dict[str, list[int | CommandResult]], message: str
+) -> None:
+    Scripted(monkeypatch, **results)
+    with pytest.raises(ServiceError, match=message):
+        build(tmp_path)._load("system")
 
 
-@pytest.mark.parametrize(("rung", "code"), [(Rung.BOOTSTRAP, 119), (Rung.BOOTSTRAP, 122), (Rung.ENABLE, 1)])
-def test_other_code_ends_the_climb_with_its_remedy(rung: Rung, code: int) -> None:
-    step = next_step(climb(rung=rung), code, "said so")
-    assert isinstance(step, ClimbFailed)
-    assert CODES[code].remedy in step.message
-    assert "said so" in step.message
+def test_job_that_ended_for_good_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted(monkeypatch, print=[printed("not running", "0")])
+    with pytest.raises(ServiceError, match="does not stay running"):
+        build(tmp_path)._verify("system/x")
+    assert len(script.calls) == 2, "the first look may be before the start"
 
 
-@pytest.mark.parametrize("rung", [Rung.AWAIT_GONE, Rung.BOOTSTRAP, Rung.VERIFY])
-def test_no_call_is_repeated_for_ever(rung: Rung) -> None:
-    code = 5 if rung is Rung.BOOTSTRAP else 0
-    step: Climb | GoalReached | ClimbFailed = climb(rung=rung)
-    for _ in range(RULES[rung].tries):
-        assert isinstance(step, Climb)
-        step = next_step(step, code, "x = {\n\tstate = spawn scheduled\n\tlast exit code = 75\n}")
-    assert isinstance(step, ClimbFailed)
+def test_job_that_is_not_loaded_is_loaded_by_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Scripted(monkeypatch, print=[GONE, GONE, RUNS], kickstart=[GONE, 0])
+    build(tmp_path).restart()
+    assert "bootstrap" in [call.split()[0] for call in script.calls]
 
 
-def test_job_that_ended_for_good_is_not_waited_for() -> None:
-    ended = "x = {\n\tstate = not running\n\tlast exit code = 0\n}"
-    step = next_step(climb(rung=Rung.VERIFY), 0, ended)
-    assert isinstance(step, Climb), "the first look may be before the start"
-    assert isinstance(next_step(step, 0, ended), ClimbFailed)
-    assert isinstance(next_step(step, 0, ended.replace("= 0", "= 75")), Climb), "launchd starts it again"
+@pytest.mark.parametrize(("code", "tries"), [(125, 1), (134, 1), (5, 6)])
+def test_domain_of_the_screen_is_left_for_that_of_any_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, tries: int
+) -> None:
+    """A job may still be ending: what is not clear is tried six times."""
+    script = Scripted(monkeypatch, bootstrap=[*[code] * tries, 0], print=[GONE, GONE, RUNS])
+    manager = build(tmp_path, GUI, USER)
+    manager._try_domains(manager._load, (GUI, USER))
+    domains = [call.split()[1] for call in script.calls if call.startswith("bootstrap")]
+    assert domains == [*[GUI] * tries, USER]
+    Scripted(monkeypatch, bootstrap=[code], print=[GONE])
+    with pytest.raises(ServiceError, match=f"launchctl ended with {code}"):
+        manager._try_domains(manager._load, (USER,))
 
 
-def test_program_that_launchd_cannot_start_is_told_from_one_that_ends() -> None:
-    messages = []
-    for last_exit in ("78: EX_CONFIG", "1"):
-        step: Climb | GoalReached | ClimbFailed = climb(rung=Rung.VERIFY)
-        while isinstance(step, Climb):
-            step = next_step(step, 0, f"x = {{\n\tstate = spawn scheduled\n\tlast exit code = {last_exit}\n}}")
-        assert isinstance(step, ClimbFailed)
-        messages.append(step.message)
-    assert "the program, the home folder or the folder of the log is missing" in messages[0]
-    assert "see `pomona agent logs`" in messages[1]
-
-
-def test_process_that_changes_between_two_looks_is_not_stable() -> None:
-    step = next_step(climb(rung=Rung.VERIFY), 0, RUNNING)
-    assert isinstance(step, Climb)
-    changed = next_step(step, 0, RUNNING.replace("7", "8"))
-    assert isinstance(changed, Climb)
-    assert next_step(changed, 0, RUNNING.replace("7", "8")) == GoalReached("system")
-
-
-def test_domain_of_the_screen_is_left_for_that_of_any_login() -> None:
-    step = next_step(climb(rung=Rung.BOOTSTRAP, domains=(GUI, USER)), 125, "")
-    assert isinstance(step, Climb)
-    assert (step.rung, step.arguments) == (Rung.ENABLE, ("enable", f"{USER}/{LABEL}"))
-    assert isinstance(next_step(climb(rung=Rung.BOOTSTRAP, domains=(USER,)), 125, ""), ClimbFailed)
-
-
-def test_session_without_a_screen_is_left_also_if_its_code_is_another() -> None:
-    begun = climb(rung=Rung.BOOTSTRAP, domains=(GUI, USER))
-    assert next_step(begun, 134, "") == begin_climb(Goal.LOAD, LABEL, PLIST, (USER,))
-    steps = list[object]([begun])
-    while isinstance(last := steps[-1], Climb) and last.domains[0] == GUI:
-        steps.append(next_step(last, 5, "Bootstrap failed: 5: Input/output error"))
-    assert len(steps) == 7, "the job may still be ending: it is tried six times"
-    assert steps[-1] == begin_climb(Goal.LOAD, LABEL, PLIST, (USER,))
-    assert isinstance(next_step(climb(rung=Rung.BOOTSTRAP, domains=(USER,)), 134, ""), ClimbFailed)
-
-
-def test_job_is_unloaded_from_both_domains() -> None:
-    step = next_step(climb(Goal.UNLOAD, domains=(GUI, USER)), 113, "")
-    assert isinstance(step, Climb)
-    assert step.arguments == ("bootout", f"{USER}/{LABEL}")
-    for code in (112, 113, 125):
-        assert next_step(step, code, "") == GoalReached(USER)
+@pytest.mark.parametrize("code", [112, 113, 125])
+def test_job_is_unloaded_from_both_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    script = Scripted(monkeypatch, bootout=[code], print=[GONE])
+    build(tmp_path, GUI, USER).uninstall()
+    assert [call for call in script.calls if "bootout" in call] == [f"bootout {each}/{LABEL}" for each in (GUI, USER)]
 
 
 @pytest.fixture
