@@ -11,7 +11,6 @@ import msgspec
 from msgspec import Meta
 
 from crds.cache import Sha256
-from crds.inspection import InspectionReport
 from crds.meta import (
     Amount,
     ApiStruct,
@@ -74,38 +73,26 @@ class FurtherArtifact(ApiStruct, frozen=True):
 class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     """Everything that a host needs to serve one replica; the fields of `ServingOptions` are part of it."""
 
-    inspect: Annotated[
-        bool,
-        described(
-            "True: the host reads the header of the artifact, reports status.inspection and ends. Such a process "
-            "belongs to a Model, is created with hostName, reserves no memory, has no endpoint and gets no Secret. "
-            "Default: false, the process serves."
-        ),
-    ] = False
     service_name: Annotated[
         LabelName,
         described(
-            "Name of the InferenceService that this process belongs to. Requests use this name as the model name. "
-            "Required unless inspect is true."
+            "Name of the InferenceService that this process belongs to. Requests use this name as the model name."
         ),
-    ] = ""
+    ]
     model_name: Annotated[Name, described("Name of the Model that is served.")]
     runtime: Annotated[
         str,
         Meta(max_length=64),
-        described(
-            "Engine that serves the model, such as llama.cpp. A host without this engine rejects the process. Required "
-            "unless inspect is true."
-        ),
-    ] = ""
+        described("Engine that serves the model, such as llama.cpp. A host without this engine rejects the process."),
+    ]
     artifact: Annotated[Artifact, described("The exact weights.")]
     memory_bytes: Annotated[
         int, Meta(ge=1, le=1 << 60), described("Memory that is reserved on the host, in bytes.", format="int64")
     ]
     token_secret: Annotated[
         SecretName,
-        described("Name of the Secret with the service's bearer token. Required unless inspect is true."),
-    ] = ""
+        described("Name of the Secret with the service's bearer token."),
+    ]
     further_artifacts: Annotated[
         list[FurtherArtifact],
         Meta(max_length=10),
@@ -191,9 +178,7 @@ class MetalProcessStatus(ApiStruct, frozen=True):
             "its host has memory again, or its owner does not need the host. Stopped: the engine was stopped on "
             "request. Failed: the process is tried again with back-off. Rejected: this host cannot run the process; a "
             "replacement is created for another host. If only memory was missing, this host tries the process again "
-            "when enough memory is free. Of an inspection: Pending: it waits for its turn. Fetching: the header is "
-            "being read. Stopped: status.inspection has the result. Failed: another attempt may succeed. Rejected: the "
-            "artifact cannot be inspected."
+            "when enough memory is free."
         ),
     ] = "Pending"
     reason: Annotated[
@@ -246,10 +231,6 @@ class MetalProcessStatus(ApiStruct, frozen=True):
             "not measured."
         ),
     ] = None
-    inspection: Annotated[
-        InspectionReport | None,
-        described("Result of an inspection. The controller judges it before it becomes the status of the Model."),
-    ] = None
     conditions: Annotated[
         Conditions,
         described(
@@ -265,7 +246,9 @@ def with_edits(spec: MetalProcessSpec, edited: MetalProcessSpec) -> MetalProcess
     return msgspec.structs.replace(spec, **{name: getattr(edited, name) for name in MUTABLE_FIELDS})
 
 
-_UNEDITED: Final = MetalProcessSpec(model_name="", artifact=Artifact(source=""), memory_bytes=1)
+_UNEDITED: Final = MetalProcessSpec(
+    service_name="", model_name="", runtime="", artifact=Artifact(source=""), memory_bytes=1, token_secret=""
+)
 
 
 def without_edits(spec: MetalProcessSpec) -> MetalProcessSpec:
@@ -286,13 +269,6 @@ FIXED_RULE = rule(
     ),
     "a MetalProcess is fixed once written: edit its InferenceService, which replaces it",
 )
-INSPECT_RULE = rule(
-    "self.inspect ? has(self.hostName) && !has(self.serviceName) && !has(self.tokenSecret) && "
-    "!has(self.sourceSecret) && !has(self.furtherArtifacts) : has(self.serviceName) && has(self.tokenSecret) && "
-    "has(self.runtime)",
-    "a process that serves needs serviceName, runtime and tokenSecret; one with inspect has a hostName, and neither a "
-    "service nor Secrets",
-)
 HOST_RULE = rule(
     "!has(oldSelf.hostName) || (has(self.hostName) && self.hostName == oldSelf.hostName)",
     "spec.hostName is fixed once bound: a move is a new MetalProcess",
@@ -309,7 +285,6 @@ class MetalProcess(ApiStruct, frozen=True):
             "Everything that a host needs to serve one replica. The spec is immutable, except that hostName is "
             "set once, and that priority, protected and drainSeconds follow the InferenceService.",
             FIXED_RULE,
-            INSPECT_RULE,
             HOST_RULE,
         ),
     ]

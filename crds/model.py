@@ -268,14 +268,6 @@ class ModelStatus(ApiStruct, frozen=True):
             "Dimensions that decide how much memory serving takes. Absent if the artifact does not state all of them."
         ),
     ] = None
-    inspected_by: Annotated[
-        str,
-        Meta(max_length=63),
-        described(
-            "MetalHost that inspected the artifact; absent if a Job did. Before pods serve the Model, a Job inspects "
-            "it again: what a host reports is believed for hosts only."
-        ),
-    ] = ""
     cached: Annotated[CachedWeights | None, described("Verified weights on the volume for pods.")] = None
     copies: Annotated[
         list[NodeCopy],

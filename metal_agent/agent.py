@@ -40,7 +40,6 @@ from metal_agent.cluster.events import HoldAction, HoldEvents
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
 from metal_agent.cluster.host_lease import keep_host_lease
 from metal_agent.cluster.host_tokens import HostTokens
-from metal_agent.cluster.inspections import Inspections, is_inspection
 from metal_agent.cluster.process_status import ProcessReporter
 from metal_agent.cluster.reachability import ReachabilityListener
 from metal_agent.control.agent_control import serve_control
@@ -146,7 +145,6 @@ class Agent:
             pause_inputs=PauseInputs(options.owner_policy),
         )
         self._host.daemons.subscribe(lambda _runtime: self._enqueue_report())
-        self._inspections = Inspections(client, self._store, self._host.context.weights, self._queue.add)
         self._add_reporters(EventRecorder(client, "pomona.dev/metal-agent", options.name))
 
     def _add_reporters(self, recorder: EventRecorder) -> None:
@@ -179,7 +177,6 @@ class Agent:
         self._store.subscribe(self._object_changed)
         selector = f"metadata.name={self._name}"
         async with asyncio.TaskGroup() as group:
-            self._inspections.start(group)
             await self._recover(group)
             self._lifetime.recovered.set()
             awake = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
@@ -366,12 +363,10 @@ class Agent:
                 return await self._configure_proxy()
             case ("slice", namespace, name):
                 return await self._publish(ObjectKey(namespace, name))
-            case ("process" | "inspection" | "host" | "events", *_) if not self._renewed_once.is_set():
+            case ("process" | "host" | "events", *_) if not self._renewed_once.is_set():
                 pass  # another agent may have this name; the key is enqueued again once this agent has the Lease
             case ("process", uid):
                 await self._report_process(uid)
-            case ("inspection", uid):
-                await self._inspections.report(uid)
             case ("host",):
                 await self._report_host()
                 return _REPORT_SECONDS
@@ -387,9 +382,7 @@ class Agent:
         """Run the assignments of the API once the list is complete; return the seconds until the next call, if any."""
         if not (self._synced.is_set() and self._renewed_once.is_set()) or self._lifetime.stop.is_set():
             return None
-        bound = self._store.list(METAL_PROCESSES)
-        self._inspections.assign(filter(is_inspection, bound))
-        processes = [each for each in bound if not is_inspection(each)]
+        processes = self._store.list(METAL_PROCESSES)
         now = time.monotonic()
         self._claims_end = self._claims_end or now + handover.CLAIM_SECONDS
         open_seconds = self._claims_end - now

@@ -11,10 +11,8 @@ from artifacts import inspect
 from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
-from artifacts.retry import Patience
 from artifacts.source import DEFAULT_ENDPOINT, Source, parse
 from artifacts.weights_store import HeldWeights, WeightsStore
-from crds.inspection import InspectionReport
 from crds.metalprocess import Artifact, MetalProcessSpec
 from crds.weights_header import GGUF, Layout
 
@@ -149,28 +147,6 @@ class HostWeights:
         access = SourceAccess(file_root=self._file_root)
         found = await inspect.inspect(source, access, sha256=artifact.sha256 or None)
         return found.layout
-
-    async def inspect(self, artifact: Artifact) -> InspectionReport:
-        """Inspect a public source, or the first of its mirrors that can be reached. Raises ArtifactError."""
-        source = parse(artifact.source, artifact.files)
-        if source.scheme == "file":
-            raise ArtifactError("SourceForbidden", f"{source.display}: a host reports no file of its own")
-
-        def access(_server: Source, patience: Patience) -> SourceAccess:
-            return SourceAccess(endpoint=self._endpoint, allowed_networks=self._allowed_networks, patience=patience)
-
-        found = await inspect.inspect_with_mirrors(source, artifact.mirrors, access, sha256=artifact.sha256 or None)
-        return InspectionReport(
-            revision=found.revision,
-            sha256=found.sha256,
-            file=found.file,
-            size_bytes=found.size_bytes,
-            format=found.format,
-            total_parameters=found.total_parameters,
-            active_parameters=found.active_parameters,
-            gguf=found.gguf,
-            layout=found.layout,
-        )
 
 
 def _least_layout(facts: inspect.HeaderFacts) -> Layout:

@@ -60,7 +60,7 @@ def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: 
         now: the time.
     """
     spec, found = process.spec, process.status.performance
-    if found is None or spec.inspect or spec.mode != "chat" or spec.further_artifacts:
+    if found is None or spec.mode != "chat" or spec.further_artifacts:
         return "it has no measurement of a model alone"
     if spec.host_name != host.metadata.name:
         return "it is bound to another host"

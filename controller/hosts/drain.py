@@ -38,7 +38,7 @@ def drained_condition(
 
     Args:
         host: the host.
-        bound: the processes that are bound to it, without inspections, which end by themselves.
+        bound: the processes that are bound to it.
         siblings: by uid of a service, its processes that are not bound to this host.
         has_room: returns whether any host has room for a process that waits for one.
         now: the wall clock.

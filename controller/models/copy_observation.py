@@ -87,10 +87,6 @@ class ObservedCopies(msgspec.Struct, frozen=True, kw_only=True):
     binds_immediately: bool = False
     """True if the StorageClass makes a volume before a pod has a node."""
 
-    def without_consumers(self) -> "ObservedCopies":
-        """Return what remains if no service ran in pods."""
-        return msgspec.structs.replace(self, consumers=())
-
 
 def reserve_nothing(_service: InferenceService, _served: Served) -> Reservation:
     """Return an empty reservation."""

@@ -12,7 +12,7 @@ import msgspec
 from controller.models import jobs, refresh, source_secret
 from controller.models.jobs import JobOutcome, JobProgress
 from controller.models.observation import ObservedModel
-from controller.models.served import own_claim
+from controller.models.served import METAL, own_claim
 from controller.models.source_secret import SecretVerdict
 from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
@@ -96,9 +96,9 @@ def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: s
     """Return reason and message of an unfinished work, with the way out if the user has one."""
     namespace, outcome = model.metadata.namespace, progress.outcome
     if outcome.reason == jobs.NO_IMAGE:
-        return outcome.reason, outcome.message
-    if outcome.state == "Failed" and outcome.host:
-        return outcome.reason, f"{outcome.message.rstrip('.')}; edit the Model; it is retried automatically"
+        is_for_hosts = model.spec.hardware.accelerator == METAL
+        more = "; hosts serve one public GGUF file without it if spec.memoryBytes and spec.sha256 are stated"
+        return outcome.reason, f"{outcome.message}{more if is_for_hosts else ''}"
     if outcome.state == "Failed":
         way_out = f"edit the Model, or retry with: kubectl -n {namespace} delete job {progress.job}"
         return outcome.reason, f"{outcome.message.rstrip('.')}; {way_out}"
@@ -111,8 +111,6 @@ def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: s
     if (claim := own_claim(model)) is not None and "persistentvolumeclaim" in outcome.message.lower():
         message = f"PersistentVolumeClaim {claim} of spec.source cannot be mounted: {outcome.message.rstrip('.')}"
         return "ClaimNotReady", f"{message}; see: kubectl -n {namespace} describe pvc {claim}"
-    if outcome.host:
-        return doing, f"host {outcome.host} {what}"
     if outcome.reason:
         return outcome.reason, f"Job {progress.job} is waiting: {outcome.message}"
     return doing, f"Job {progress.job} {what}"

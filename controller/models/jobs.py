@@ -3,12 +3,11 @@
 The controller never opens a source itself: a hostile header, a slow mirror or 40 GB of weights need a separate process
 with limits. A Job is one attempt and is never changed. Its name contains a digest of work and attempt, so creating
 the same Job again finds the existing one. Its result is the termination message of its container. The number of the
-attempt is stored on the Job, so that a restarted controller continues with the same attempt. A host can do the work of
-an inspection in place of a Job: see `host_inspection.py`.
+attempt is stored on the Job, so that a restarted controller continues with the same attempt.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -24,7 +23,7 @@ from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMe
 from crds.quantity import parse_quantity
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Obj
-from kube.resources import JOBS, MODELS, Resource
+from kube.resources import JOBS, MODELS
 
 ANNOTATION_WORK: Final = f"{GROUP}/work"
 """Digest of the work of a Job; equal for all attempts."""
@@ -142,27 +141,6 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         digest = hashlib.sha256(f"{self.digest()}\0{attempt}".encode()).hexdigest()
         return f"{self.owner.name}-{self.verb}-{digest[:8]}"
 
-    @property
-    def resource(self) -> Resource:
-        """The kind of the attempts."""
-        return JOBS
-
-    @property
-    def retried(self) -> Collection[str]:
-        """The states after which another attempt is made."""
-        return ("Broken",)
-
-    def find_obstacle(self) -> str:
-        """Return the reason why no attempt can be created, with the way out; empty if one can."""
-        if self.image:
-            return ""
-        return "the controller has no image for the Job that this needs: start `pomona controller` with --image"
-
-    def build(self, attempt: int, previous: Obj | None) -> Obj:
-        """Return the object of an attempt, which follows `previous`."""
-        del previous
-        return _build(self, attempt)
-
     def read(self, attempt: Obj, pods: Sequence[Obj], now: datetime) -> "JobOutcome":
         """Return the outcome of an attempt so far; `pods` are those of the Job."""
         outcome = read(attempt, pods, now)
@@ -183,7 +161,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     def mark(self, attempt: int) -> dict[str, str]:
         """Return the annotations of the Job of an attempt."""
         placed = self._digest_placement()
-        return mark_attempt(self, attempt) | ({ANNOTATION_PLACED: placed} if placed else {})
+        marks = {ANNOTATION_WORK: self.digest(), ANNOTATION_ATTEMPT: str(attempt)}
+        return marks | ({ANNOTATION_PLACED: placed} if placed else {})
 
     def _digest_placement(self) -> str:
         """Return the value of ANNOTATION_PLACED; empty for a pod that any node may run and that tolerates nothing.
@@ -211,11 +190,6 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
             f"{namespace}; after another --image, make another Job: kubectl -n {namespace} delete job {job}"
         )
 
-    def wait_seconds(self, attempt: Obj, now: datetime) -> float | None:
-        """Return the time after which an attempt that goes on is looked at again; None if each change is an event."""
-        del now
-        return LOST_SECONDS if _ended(attempt) else None
-
 
 class JobResult(InspectionReport, frozen=True):
     """The content of `--result` of `pomona inspect` and `pomona fetch`, on success and on failure."""
@@ -236,8 +210,6 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_seconds: float = 0.0
     """The pause that the source's server asks for."""
     answer: InspectionReport = InspectionReport()
-    host: str = ""
-    """The host that made the attempt; empty: a Job did."""
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,8 +218,6 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
     outcome: JobOutcome
     job: str = ""
     """Name of the current attempt, if there is one; all others are deleted."""
-    resource: Resource = JOBS
-    """The kind of the attempt."""
     create: Obj | None = None
     again_seconds: float | None = None
 
@@ -261,26 +231,26 @@ class _Ended(NamedTuple):
     when: datetime
 
 
-def proceed(work: Work, attempts: Sequence[Obj], pods: ObservedPods, now: datetime) -> JobProgress:
+def proceed(work: Work, jobs: Sequence[Obj], pods: ObservedPods, now: datetime) -> JobProgress:
     """Start the work, wait for it, or retry it after a back-off, for ever."""
-    current = find_current(work, attempts)
+    current = _find_current(work, jobs)
     if current is None:
-        return _start(work, 0, None, JobOutcome(state="Going"))
+        return _start(work, 0, JobOutcome(state="Going"))
     attempt = _attempt(current)
     outcome = _read_refusal(work.read(current, pods.find(current), now), pods.refusals.get(current["metadata"]["uid"]))
-    progress = JobProgress(outcome=outcome, job=work.name(attempt), resource=work.resource)
-    if outcome.state not in work.retried or outcome.ended is None:
-        again = work.wait_seconds(current, now) if outcome.state == "Going" else None
-        if outcome.state == "Going" and again is None and work.resource == JOBS:
-            again = wait_for_pod(current, pods.find(current), now)
+    progress = JobProgress(outcome=outcome, job=work.name(attempt))
+    if outcome.state == "Going":
+        again = LOST_SECONDS if has_ended(current) else wait_for_pod(current, pods.find(current), now)
         return msgspec.structs.replace(progress, again_seconds=again)
+    if outcome.state != "Broken" or outcome.ended is None:
+        return progress
     # Attempts are counted from 0. The pause is exact, because this decision is repeated until the pause is over.
     seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
     pause = timedelta(seconds=max(seconds, outcome.retry_after_seconds))
     if now < outcome.ended + pause:
         wait = (outcome.ended + pause - now).total_seconds()
         return msgspec.structs.replace(progress, again_seconds=wait)
-    return _start(work, attempt + 1, current, outcome)
+    return _start(work, attempt + 1, outcome)
 
 
 def _read_refusal(outcome: JobOutcome, words: str | None) -> JobOutcome:
@@ -290,24 +260,22 @@ def _read_refusal(outcome: JobOutcome, words: str | None) -> JobOutcome:
     return msgspec.structs.replace(outcome, reason=FAILED_CREATE, message=words)
 
 
-def _start(work: Work, attempt: int, previous: Obj | None, outcome: JobOutcome) -> JobProgress:
-    if obstacle := work.find_obstacle():
-        return JobProgress(outcome=JobOutcome(state="Failed", reason=NO_IMAGE, message=obstacle))
-    create = work.build(attempt, previous)
-    if outcome.state == "Going":
-        outcome = msgspec.structs.replace(outcome, host=create["spec"].get("hostName", ""))
-    return JobProgress(outcome=outcome, job=work.name(attempt), resource=work.resource, create=create)
+def _start(work: Work, attempt: int, outcome: JobOutcome) -> JobProgress:
+    if not work.image:
+        message = "the controller has no image for the Job that this needs: start `pomona controller` with --image"
+        return JobProgress(outcome=JobOutcome(state="Failed", reason=NO_IMAGE, message=message))
+    return JobProgress(outcome=outcome, job=work.name(attempt), create=build_job(work, attempt))
 
 
-def find_current(work: Work, attempts: Iterable[Obj]) -> Obj | None:
-    """Return the last attempt of a work, or None."""
+def _find_current(work: Work, jobs: Iterable[Obj]) -> Obj | None:
+    """Return the Job of the last attempt, or None."""
     digest = work.digest()
-    return max((each for each in attempts if _is_of(each, digest)), key=_attempt, default=None)
+    return max((job for job in jobs if _is_of(job, digest)), key=_attempt, default=None)
 
 
 def last(work: Work, jobs: Iterable[Obj]) -> str:
     """Return the name of the last Job of a finished work, which is kept as a record; empty if there is none."""
-    current = find_current(work, jobs)
+    current = _find_current(work, jobs)
     return "" if current is None else current["metadata"]["name"]
 
 
@@ -411,7 +379,8 @@ def _attempt(job: Obj) -> int:
     return int(job["metadata"]["annotations"][ANNOTATION_ATTEMPT])
 
 
-def _build(work: Work, attempt: int) -> Obj:
+def build_job(work: Work, attempt: int) -> Obj:
+    """Return the Job of an attempt."""
     labels = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_MODEL: work.owner.name}
     pod: Obj = {
         "restartPolicy": "Never",
@@ -451,11 +420,6 @@ def _build(work: Work, attempt: int) -> Obj:
     _, job = child(JOBS, work.name(attempt), MODELS, work.owner, {LABEL_MODEL: work.owner.name}, spec=spec)
     job["metadata"]["annotations"] = work.mark(attempt)
     return job
-
-
-def mark_attempt(work: Work, attempt: int) -> dict[str, str]:
-    """Return the annotations by which an attempt is recognized."""
-    return {ANNOTATION_WORK: work.digest(), ANNOTATION_ATTEMPT: str(attempt)}
 
 
 def _container(work: Work) -> Obj:

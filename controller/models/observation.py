@@ -8,7 +8,6 @@ import msgspec
 
 from controller.models.claims import ObservedClaims, observe_claims
 from controller.models.copy_observation import ObservedCopies, Reserve, observe_copies, reserve_nothing
-from controller.models.inspecting_hosts import InspectingHost, list_inspecting_hosts
 from controller.models.job_pods import NO_PODS, ObservedPods
 from controller.models.served import METAL, accelerator_of
 from controller.models.source_secret import SecretVerdict
@@ -22,7 +21,7 @@ from crds.model import Model
 from devices.vendors import Vendors
 from fitness.performance_store import LABEL_BENCHMARK
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, JOBS, METAL_PROCESSES, MODELS, PODS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, PODS, ObjectKey
 from kube.store import Store
 
 
@@ -43,10 +42,6 @@ class ObservedModel(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Sequence[Obj] = ()
     pods: ObservedPods = NO_PODS
     """Those of the Jobs."""
-    processes: Sequence[Obj] = ()
-    """MetalProcesses with which hosts inspect the Model."""
-    hosts: Callable[[], Mapping[str, InspectingHost]] = dict
-    """Returns the hosts that are given to the namespace: few decisions need them, and there may be many."""
     claims: ObservedClaims = ObservedClaims()
     secret: SecretVerdict | None = None
     """Verdict on the Secret of the source; None if it was not read, or the source has none."""
@@ -88,8 +83,6 @@ def observe_model(
             {uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
             inputs.refusals,
         ),
-        processes=snapshot.children(METAL_PROCESSES, key.namespace, model.metadata.uid),
-        hosts=functools.partial(list_inspecting_hosts, snapshot.store, key.namespace),
         claims=observe_claims(snapshot, model, inputs.expandable),
         consumer=consumer,
         undecided=functools.partial(_find_undecided, snapshot, key),

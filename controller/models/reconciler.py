@@ -1,8 +1,8 @@
 """The Model reconciler: inspect the artifact, then put verified weights on a volume where pods need them.
 
 Two works, each a Job (see `jobs.py`, `volume.py`): `inspect` for every Model that the cluster can reach, `fetch` only
-when a service that runs as pods refers to it. What only hosts serve is inspected by a host (`host_inspection.py`). The
-results are kept in the status, so that nothing is lost with a deleted Job or a stopped controller.
+when a service that runs as pods refers to it. The results are kept in the status, so that nothing is lost with a
+deleted Job or a stopped controller.
 """
 
 from datetime import datetime
@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from artifacts.source import Source, SourceError, parse
-from controller.models import claims, copy_eviction, host_inspection, jobs, refresh, source_secret, volume
+from controller.models import claims, copy_eviction, jobs, refresh, source_secret, volume
 from controller.models.cache_decision import decide_weights
 from controller.models.claims import read_expandable
 from controller.models.copy_observation import (
@@ -34,7 +34,6 @@ from controller.models.decision import (
     refused_secret,
 )
 from controller.models.discovery import describe_parameters, label_model
-from controller.models.inspecting_hosts import inspecting_facts, models_of_host
 from controller.models.job_pods import read_refusals
 from controller.models.jobs import JobProgress
 from controller.models.observation import (
@@ -46,6 +45,7 @@ from controller.models.observation import (
     observe_model,
     read_placement,
 )
+from controller.models.served import METAL
 from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find, transitions
@@ -54,7 +54,7 @@ from controller.reconcile.triggers import Trigger, all_but_status, everything, e
 from crds.model import Model
 from crds.size import size_text
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, JOBS, METAL_HOSTS, METAL_PROCESSES, MODELS, NODES, PODS, PVCS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, ObjectKey
 from kube.store import Store
 
 
@@ -87,8 +87,7 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
         decide=decide,
         observe=observe,
         triggers=(
-            *(owned(resource, MODELS) for resource in (JOBS, PVCS, METAL_PROCESSES)),
-            Trigger(METAL_HOSTS, models_of_host, inspecting_facts, finds_by_status=True),
+            *(owned(resource, MODELS) for resource in (JOBS, PVCS)),
             Trigger(PODS, model_of_pod, everything),
             Trigger(INFERENCE_SERVICES, models_of_service, read_placement),
             Trigger(MODELS, models_served_beside, all_but_status),
@@ -113,7 +112,7 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         way_out = "edit spec.source" + (" or spec.files" if model.spec.files else "")
         ready = model_condition(model, READY, true=False, reason=error.reason, message=f"{error.message}; {way_out}")
         return ModelDecision(phase="Failed", conditions=[ready])
-    if source.scheme in {"file", "ollama"}:
+    if source.scheme in {"file", "ollama"} or _needs_no_job(model, source, observed, settings):
         return _decide_hosts_only(model, source)
     refused = refused_secret(observed)
     if refused and not _is_inspected(model):
@@ -126,8 +125,6 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             cached=model.status.cached,
             copies=model.status.copies,
         )
-    if _is_inspected(model) and model.status.inspected_by and observed.consumer is not None:
-        return _decide_for_pods(model, observed, settings, now)
     if _is_inspected(model):
         facts, inspected = _inspected_facts(model, observed, settings)
         known = InspectedModel(model, observed, settings, now, facts, inspected)
@@ -135,7 +132,7 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             return decide_weights(known)
 
         def look(last_checked: str) -> JobProgress:
-            return host_inspection.inspect(model, observed, settings, now, last_checked=last_checked)
+            return _inspect(model, observed, settings, now, last_checked)
 
         check = refresh.check_source(model, facts, look, now)
         made = decide_weights(known._replace(facts=check.facts))
@@ -145,9 +142,9 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             works=[*made.works, check.progress],
             last_checked=check.last_checked,
         )
-    progress = host_inspection.inspect(model, observed, settings, now)
+    progress = _inspect(model, observed, settings, now)
     if progress.outcome.state == "Succeeded":
-        facts = ModelFacts.of_answer(model, progress.outcome.answer, progress.outcome.host)
+        facts = ModelFacts.of_answer(model, progress.outcome.answer)
         return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
     reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
     cached = find(model.status.conditions, CACHED)
@@ -166,21 +163,13 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
     )
 
 
-def _decide_for_pods(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> ModelDecision:
-    """Inspect by a Job what a host has inspected; until that has ended hosts serve it, and no pod."""
-    progress = host_inspection.inspect(model, observed, settings, now)
-    if progress.outcome.state == "Succeeded":
-        facts = ModelFacts.of_answer(model, progress.outcome.answer)
-        return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
-    by_hosts = msgspec.structs.replace(observed, consumer=None, copies=observed.copies.without_consumers())
-    made = decide_weights(InspectedModel(model, by_hosts, settings, now, ModelFacts.of_status(model), progress))
-    reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header for pods")
-    cached = model_condition(model, CACHED, true=False, reason=reason, message=message)
-    return msgspec.structs.replace(
-        made,
-        phase="Failed" if progress.outcome.state == "Failed" else "Downloading",
-        conditions=[*(each for each in made.conditions if each["type"] != CACHED), cached],
-    )
+def _inspect(
+    model: Model, observed: ObservedModel, settings: PodSettings, now: datetime, last_checked: str = ""
+) -> JobProgress:
+    """Read the artifact's header by a Job; `last_checked` is that of `volume.inspection`."""
+    placement = volume.place_inspection(model, observed.consumer, observed.undecided, settings)
+    work = volume.inspection(model, settings, placement=placement, last_checked=last_checked)
+    return jobs.proceed(work, observed.jobs, observed.pods, now)
 
 
 def _kept_facts(model: Model) -> ModelFacts | None:
@@ -195,6 +184,18 @@ def _inspected_facts(model: Model, observed: ObservedModel, settings: PodSetting
     return ModelFacts.of_status(model), JobProgress(outcome=DONE, job=kept)
 
 
+def _needs_no_job(model: Model, source: Source, observed: ObservedModel, settings: PodSettings) -> bool:
+    """Return whether hosts serve a public source without an inspection, since there is no image for a Job.
+
+    Unless the source is pinned, replicas that start at different times would serve different weights.
+    """
+    spec = model.spec
+    is_pinned = source.is_gguf and (spec.sha256 is not None or source.is_pinned)
+    is_for_hosts = spec.hardware.accelerator == METAL and observed.consumer is None
+    is_known = spec.memory_bytes is not None and spec.source_secret_ref is None
+    return not settings.image and is_pinned and is_for_hosts and is_known
+
+
 def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
     ready = "only a host that has the file can read it: the host's agent inspects it, and rejects it if it does not fit"
     cached = (
@@ -204,6 +205,9 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
     if source.scheme == "ollama":
         ready = "the Ollama that serves it, in a pod or on a host, pulls and inspects it"
         cached = "it is on no volume: the Ollama of each pod pulls it into a folder of its own"
+    elif source.scheme != "file":
+        ready = "the source is public and pinned, and spec.memoryBytes is stated: each host fetches and inspects it"
+        cached = "not needed: no InferenceService that runs in pods uses this Model"
     return ModelDecision(
         phase="Ready",
         conditions=[
@@ -216,10 +220,8 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
 
 def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settings: PodSettings) -> Plan:
     """Return the plan: create the attempts that are needed, delete the others, and write the status."""
-    kept = {(work.resource, work.job) for work in decision.works}
-    kept |= {(JOBS, job["metadata"]["name"]) for job in decision.undecided}
-    attempts = [*((JOBS, job) for job in observed.jobs), *((METAL_PROCESSES, each) for each in observed.processes)]
-    past = [(resource, each) for resource, each in attempts if (resource, each["metadata"]["name"]) not in kept]
+    kept = {work.job for work in decision.works} | {job["metadata"]["name"] for job in decision.undecided}
+    past = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept]
     status: Obj = {
         "observedGeneration": model.metadata.generation,
         "phase": decision.phase,
@@ -245,7 +247,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
     if refused_secret(observed):
         waits.append(source_secret.READ_AGAIN_SECONDS)
     return Plan(
-        create=(*decision.create, *((each.resource, each.create) for each in decision.works if each.create)),
+        create=(*decision.create, *((JOBS, work.create) for work in decision.works if work.create)),
         patch=(*decision.patch, *claims.share_claims(observed.claims)),
         delete=(*prune(past, ()), *decision.delete),
         status=status,

@@ -89,7 +89,7 @@ def check_source(
     progress = inspect(model.status.last_checked)
     outcome = progress.outcome
     if outcome.state == "Succeeded":
-        found = ModelFacts.of_answer(model, outcome.answer, outcome.host)
+        found = ModelFacts.of_answer(model, outcome.answer)
         reason, message = UP_TO_DATE, f"the source has revision {facts.revision}"
         if found.revision != facts.revision:
             reason, message = "RevisionChanged", f"the source has revision {found.revision}, after {facts.revision}"
@@ -99,7 +99,7 @@ def check_source(
         return SourceCheck(facts, progress, model.status.last_checked, [last] if last else [])
     way_out = "the last revision stays in use, and the source is checked again"
     failed = _condition(model, true=False, reason=outcome.reason, message=f"{outcome.message.rstrip('.')}; {way_out}")
-    if outcome.state == "Failed" and not outcome.host:  # the next host may reach what this one does not
+    if outcome.state == "Failed":
         return SourceCheck(facts, waits, rfc3339(now), [failed])
     return SourceCheck(facts, progress, model.status.last_checked, [failed])
 

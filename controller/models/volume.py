@@ -56,14 +56,10 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     active_parameters: int | None = None
     gguf: GGUF | None = None
     layout: Layout | None = None
-    inspected_by: str = ""
 
     @classmethod
-    def of_answer(cls, model: Model, answer: InspectionReport, host: str = "") -> "ModelFacts":
-        """Return the result of an inspection, with the checksum that the user states if it found none.
-
-        `host` is the host that made it; empty: a Job did.
-        """
+    def of_answer(cls, model: Model, answer: InspectionReport) -> "ModelFacts":
+        """Return the result of an inspection, with the checksum that the user states if it found none."""
         return cls(
             revision=answer.revision,
             sha256=answer.sha256 or model.spec.sha256 or "",
@@ -74,7 +70,6 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
             active_parameters=answer.active_parameters,
             gguf=answer.gguf,
             layout=answer.layout,
-            inspected_by=host,
         )
 
     def after_fetch(self, answer: InspectionReport) -> "ModelFacts":
@@ -86,7 +81,7 @@ class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     def of_same_weights(self, model: Model) -> "ModelFacts":
         """Return the facts with those of the status, if these were read from the weights that are on the volume."""
         status = model.status
-        if status.inspected_by or status.revision != self.revision:
+        if status.revision != self.revision:
             return self
         return msgspec.structs.replace(self, gguf=status.gguf, layout=status.layout)
 

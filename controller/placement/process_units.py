@@ -39,7 +39,7 @@ def build_process_replica(
     """Return a process as a unit; None if it holds no room and waits for none. `obj` is the process as it is stored."""
     spec, metadata = process.spec, process.metadata
     host, is_deleted = spec.host_name, metadata.deletion_timestamp is not None
-    if spec.inspect or is_over(obj):
+    if is_over(obj):
         return None
     state: UnitState = "ending" if is_deleted else "waiting" if host is None else "running"
     key = object_key(obj)

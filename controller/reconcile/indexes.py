@@ -45,14 +45,9 @@ SERVICE_INDEX: Final = "service"
 MODEL_INDEX: Final = "model"
 """From namespace/name of a Model to the InferenceServices that serve it, as main Model or companion."""
 HOST_INDEX: Final = "host"
-"""From a host's name to the MetalProcesses that it serves, and to its EndpointSlices.
-
-Inspections are not among them: they take no memory, and a host gets no Secret and no endpoint by one.
-"""
+"""From a host's name to the MetalProcesses that it serves, and to its EndpointSlices."""
 WAITING_INDEX: Final = "waiting"
 """From namespace/name of an InferenceService to its MetalProcesses that wait for a host."""
-INSPECTOR_INDEX: Final = "inspector"
-"""From a host's name to the MetalProcesses that inspect on it."""
 CLAIM_INDEX: Final = "claim"
 """From namespace/name of a PersistentVolumeClaim to the pods that mount it and have not ended, and the Deployments."""
 NODE_INDEX: Final = "node"
@@ -151,18 +146,12 @@ def _models(obj: Obj) -> list[str]:
 
 def _host_of_process(obj: Obj) -> list[str]:
     host = obj["spec"].get("hostName")
-    return [host] if host and not obj["spec"].get("inspect") else []
+    return [host] if host else []
 
 
 def _service_of_waiting_process(obj: Obj) -> list[str]:
     spec = obj["spec"]
-    service, is_waiting = spec.get("serviceName"), not spec.get("inspect") and not spec.get("hostName")
-    return [namespaced(obj["metadata"]["namespace"], service)] if service and is_waiting else []
-
-
-def _inspector(obj: Obj) -> list[str]:
-    host = obj["spec"].get("hostName")
-    return [host] if host and obj["spec"].get("inspect") else []
+    return [] if spec.get("hostName") else [namespaced(obj["metadata"]["namespace"], spec["serviceName"])]
 
 
 def _host_of_slice(obj: Obj) -> list[str]:
@@ -271,7 +260,6 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         OWNER_INDEX: _owners,
         HOST_INDEX: _host_of_process,
         WAITING_INDEX: _service_of_waiting_process,
-        INSPECTOR_INDEX: _inspector,
     },
     ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
     INFERENCE_SERVICES: {
@@ -281,7 +269,6 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         POOL_INDEX: stated_pools,
     },
     MODELS: {
-        REASON_INDEX: _reasons,
         NODE_INDEX: _stated_nodes("copies"),
         SHORTAGE_INDEX: _stated_nodes("shortages"),
     },

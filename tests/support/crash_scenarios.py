@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any, Final
 
 from kube.resources import INFERENCE_SERVICES, MODELS
-from tests.support.crash_world import DEVICES, GIB, JOB_RESULTS, CrashWorld, State
+from tests.support.crash_world import DEVICES, GIB, CrashWorld, State
 
 Scenario = Callable[[CrashWorld], Awaitable[None]]
 
@@ -250,32 +250,6 @@ def _without(state: State, name: str) -> State:
     return {**state, "inferenceservices": services}
 
 
-async def inspect_on_a_host(world: CrashWorld) -> None:
-    """A host inspects a Model and serves it; after an edit another does, since the first one dies meanwhile."""
-    report = JOB_RESULTS["inspect"] | {"format": "gguf"}
-    first = await world.host(1, lease_seconds=LEASE_SECONDS, inspects=report)
-    model = {"source": "http://models.example/tiny.gguf", "hardware": METAL, "memoryBytes": GIB}
-    await world.make(MODELS, "tiny", **model)
-    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
-    await world.checkpoint("inspected", partial(_is_inspected_by, host="NAMESPACE-1"))
-    await world.delete(INFERENCE_SERVICES, "chat")
-    await world.checkpoint("service deleted", is_collected)
-    await world.host(2, inspects=report)
-    first.inspects = {}
-    await world.edit("tiny", MODELS, domains=["code"])
-    await world.checkpoint("asked", lambda state: len(state["metalprocesses"]) == 1)
-    first.silent = True
-    await world.make(INFERENCE_SERVICES, "chat", modelRef="tiny", hardware=METAL)
-    await world.checkpoint("on the second", partial(_is_inspected_by, host="NAMESPACE-2"))
-    await world.delete(INFERENCE_SERVICES, "chat")
-    await world.checkpoint("deleted", is_collected)
-
-
-def _is_inspected_by(state: State, host: str) -> bool:
-    is_by_host = state["models"]["tiny"]["status"].get("inspectedBy") == host
-    return is_by_host and not state["jobs"] and ready(state, processes=1)
-
-
 def _is_pending(state: State, name: str) -> bool:
     status: dict[str, Any] = state["inferenceservices"][name]["status"]
     return status.get("phase") == "WaitingForGPU" and "NoHostFits" in str(status["conditions"])
@@ -293,6 +267,5 @@ SCENARIOS: Final[Mapping[str, Scenario]] = {
         drain_hosts,
         wait_for_room,
         queue_for_devices,
-        inspect_on_a_host,
     )
 }

@@ -156,9 +156,7 @@ class CrashWorld:
             await assert_unchanged()
         assert self.double_bookings == [], self.double_bookings
 
-    async def host(
-        self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40, inspects: Obj | None = None
-    ) -> FakeMetalAgent:
+    async def host(self, number: int = 1, gib: int = 8, *, lease_seconds: int = 40) -> FakeMetalAgent:
         """Start a host, which runs until the world ends; return when processes may be bound to it."""
         name = f"{self.namespace}-{number}"
         agent = FakeMetalAgent(
@@ -167,7 +165,6 @@ class CrashWorld:
             gib * GIB,
             lease_seconds=lease_seconds,
             look_seconds=LOOK_SECONDS,
-            inspects=inspects,
         )
         await self._hosts.enter_async_context(agent.running())
 

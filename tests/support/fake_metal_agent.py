@@ -35,7 +35,6 @@ class FakeMetalAgent:
     Attributes:
         silent: while set, the host neither renews nor reports, as if its link were cut; its engine still answers.
         refuses: while set, the host rejects every process that is bound to it.
-        inspects: the report of each inspection; None or empty: the host never answers one.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class FakeMetalAgent:
         *,
         lease_seconds: int = LEASE_SECONDS,
         look_seconds: float = LOOK_SECONDS,
-        inspects: Obj | None = None,
         runtimes: Collection[str] = ("llama.cpp",),
     ) -> None:
         self.client = client
@@ -56,7 +54,6 @@ class FakeMetalAgent:
         self._look_seconds = look_seconds
         self.silent = False
         self.refuses = False
-        self.inspects = inspects
         self._runtimes = runtimes
         self.most_reserved_bytes = 0
         self._port = 0
@@ -107,11 +104,6 @@ class FakeMetalAgent:
 
     async def _tend(self, process: Obj) -> None:
         """Withdraw the endpoint of a deleted process and report it as Stopped; serve or refuse any other process."""
-        if process["spec"]["inspect"]:
-            if self.inspects:
-                report: Obj = {"phase": "Stopped", "inspection": self.inspects}
-                await apply_status(self.client, METAL_PROCESSES, process, report, FIELD_MANAGER)
-            return
         if "deletionTimestamp" in process["metadata"]:
             name = slice_name(process["spec"]["serviceName"], self.name)
             with contextlib.suppress(ApiError):
@@ -128,8 +120,7 @@ class FakeMetalAgent:
 
     async def _report(self, processes: Collection[Obj]) -> None:
         """Report reserved and available memory; stopped and refused processes reserve nothing."""
-        served = [each for each in processes if not each["spec"]["inspect"]]
-        held = [each for each in served if each.get("status", {}).get("phase") not in {"Stopped", "Rejected"}]
+        held = [each for each in processes if each.get("status", {}).get("phase") not in {"Stopped", "Rejected"}]
         reserved = sum(each["spec"]["memoryBytes"] for each in held)
         self.most_reserved_bytes = max(self.most_reserved_bytes, reserved)
         status = status_of_host(self._address, self.budget_bytes, self.budget_bytes - reserved, held, self._runtimes)

@@ -42,7 +42,7 @@ DEFAULTS: dict[Resource, dict[str, Any]] = {
         "drainSeconds": 600,
         "placement": {"minFit": "marginal"},
     },
-    METAL_PROCESSES: _SERVING | {"inspect": False, "protected": False, "drainSeconds": 600},
+    METAL_PROCESSES: _SERVING | {"protected": False, "drainSeconds": 600},
 }
 """Default values that are added to each of `SPECS`."""
 NULLS: list[dict[str, Any]] = [
@@ -319,27 +319,7 @@ REFUSED_MANIFESTS = {
         "an engine takes one draft and one projector: remove the others",
     ),
     "process without a service": RefusedManifest(
-        METAL_PROCESSES, {"serviceName": None}, "a process that serves needs serviceName, runtime and tokenSecret"
-    ),
-    "inspection with a service": RefusedManifest(
-        METAL_PROCESSES,
-        {"inspect": True, "hostName": "studio-1", "tokenSecret": None},
-        "one with inspect has a hostName, and neither a service nor Secrets",
-    ),
-    "inspection with a token": RefusedManifest(
-        METAL_PROCESSES,
-        {"inspect": True, "hostName": "studio-1", "serviceName": None},
-        "one with inspect has a hostName, and neither a service nor Secrets",
-    ),
-    "inspection with a Secret of its source": RefusedManifest(
-        METAL_PROCESSES,
-        {"inspect": True, "hostName": "a", "serviceName": None, "tokenSecret": None, "sourceSecret": "hub"},
-        "one with inspect has a hostName, and neither a service nor Secrets",
-    ),
-    "inspection without a host": RefusedManifest(
-        METAL_PROCESSES,
-        {"inspect": True, "serviceName": None, "tokenSecret": None},
-        "one with inspect has a hostName, and neither a service nor Secrets",
+        METAL_PROCESSES, {"serviceName": None}, "spec.serviceName: Required value"
     ),
     "process with an unknown part": RefusedManifest(
         METAL_PROCESSES,

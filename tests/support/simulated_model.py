@@ -1,4 +1,4 @@
-"""A Model in a simulated cluster: each plan is executed in memory, and a test ends the Jobs and answers as hosts."""
+"""A Model in a simulated cluster: each plan is executed in memory, and a test ends the Jobs."""
 
 import json
 from datetime import UTC, datetime
@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from controller.models.claims import ObservedClaims
-from controller.models.inspecting_hosts import InspectingHost
 from controller.models.job_pods import ObservedPods
 from controller.models.observation import ObservedModel
 from controller.models.reconciler import desired
@@ -21,7 +20,7 @@ from crds.meta import Condition, ObjectMeta
 from crds.model import Model, ModelSpec
 from kube.client import Obj
 from kube.kinds import PersistentVolumeClaim
-from kube.resources import JOBS, METAL_PROCESSES, PVCS
+from kube.resources import JOBS, PVCS
 
 START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 HTTP = "http://models.example/tiny.gguf"
@@ -46,8 +45,6 @@ class SimulatedModel:
         self.pods: dict[str, list[Obj]] = {}
         self.refusals: dict[str, str] = {}
         """The API server's words about the pod of a Job, by the uid of the Job."""
-        self.hosts: dict[str, InspectingHost] = {}
-        self.processes: dict[str, Obj] = {}
         self.claims: dict[str, Obj] = {}
         self.mounted: set[str] = set()
         self.leaving: set[str] = set()
@@ -65,8 +62,6 @@ class SimulatedModel:
         observed = ObservedModel(
             jobs=list(self.jobs.values()),
             pods=ObservedPods(self.pods, self.refusals),
-            processes=list(self.processes.values()),
-            hosts=lambda: self.hosts,
             claims=ObservedClaims(
                 claims=[msgspec.convert(claim, PersistentVolumeClaim) for claim in self.claims.values()],
                 leaving=frozenset(self.leaving),
@@ -92,10 +87,6 @@ class SimulatedModel:
             if resource == JOBS:
                 assert stored["metadata"]["name"] not in self.jobs
                 self.jobs[stored["metadata"]["name"]] = stored
-            elif resource == METAL_PROCESSES:
-                assert stored["metadata"]["name"] not in self.processes
-                stored["metadata"]["creationTimestamp"] = self.now.isoformat()
-                self.processes[stored["metadata"]["name"]] = stored
             else:
                 assert resource == PVCS
                 self._add_claim(stored)
@@ -105,7 +96,7 @@ class SimulatedModel:
                     assert operation["path"] == "/spec/resources/requests/storage"
                     self.claims[patch.ref.name]["spec"]["resources"]["requests"]["storage"] = operation["value"]
         for ref in plan.delete:
-            children = {JOBS: self.jobs, METAL_PROCESSES: self.processes, PVCS: self.claims}[ref.resource]
+            children = {JOBS: self.jobs, PVCS: self.claims}[ref.resource]
             assert children[ref.name]["metadata"]["uid"] == ref.uid
             assert ref.name not in self.mounted, "pods serve from it"
             del children[ref.name]
@@ -168,17 +159,6 @@ class SimulatedModel:
     def mark(self, verb: str, kind: str, **said: str) -> None:
         condition = {"type": kind, "status": "True", "lastTransitionTime": self.now.isoformat(), **said}
         self.job(verb)["status"] = {"conditions": [condition]}
-
-    @property
-    def inspection(self) -> Obj:
-        """The MetalProcess of the last attempt of a host."""
-        return max(self.processes.values(), key=lambda each: each["metadata"]["creationTimestamp"])
-
-    def report(self, **status: Any) -> None:
-        """Report about the last attempt of a host, as its agent does."""
-        process = self.inspection
-        process["status"] = status
-        process["metadata"]["managedFields"] = [{"subresource": "status", "time": self.now.isoformat()}]
 
     def lose_claim(self) -> None:
         self.claims.clear()

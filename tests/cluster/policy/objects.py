@@ -26,18 +26,6 @@ def build_process(namespace: str, name: str, host: str | None) -> Obj:
     return {"metadata": {"namespace": namespace, "name": name}, "spec": spec | ({"hostName": host} if host else {})}
 
 
-def build_inspection(namespace: str, name: str, host: str) -> Obj:
-    """Return a MetalProcess with which a host inspects Model `tiny`."""
-    spec = {
-        "inspect": True,
-        "modelName": "tiny",
-        "artifact": {"source": "http://models.example/tiny.gguf"},
-        "memoryBytes": 1,
-        "hostName": host,
-    }
-    return {"metadata": {"namespace": namespace, "name": name}, "spec": spec}
-
-
 def build_slice(process: Obj, **changes: Any) -> Written:
     """Return the slice of a process, with which its host publishes it; `changes` replace parts of it."""
     made = slice_of_process(process, ADDRESSES[process["spec"]["hostName"]], 18000)

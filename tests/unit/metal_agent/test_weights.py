@@ -17,7 +17,7 @@ from crds.metalprocess import Artifact, FurtherArtifact, MetalProcessSpec
 from crds.serving import Role
 from metal_agent.memory.admission import find_understated_memory
 from metal_agent.weights import HostWeights, PinnedWeights
-from tests.support.file_server import ALLOWED_NETWORKS, COMMIT, FileServer
+from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
 
 CODE: list[tuple[str, dict[str, Any]]] = [
@@ -224,33 +224,3 @@ class TestMirrors:
         mirrors = [f"{server.url}/copy.gguf"]
         error = await _refuse(weights, Artifact(source=f"{server.url}/tiny.gguf", mirrors=mirrors))
         assert (error.reason, server.seen("copy.gguf")) == ("SourceInvalid", [])
-
-
-async def test_public_source_is_inspected_as_by_a_job(weights: HostWeights, server: FileServer) -> None:
-    repository = server.root / "org" / "repo"
-    repository.mkdir(parents=True)
-    tiny_gguf.write(repository / "tiny.gguf")
-    found = await weights.inspect(Artifact(source="hf://org/repo", files=["*.gguf"]))
-    assert (found.revision, found.file, found.format) == (COMMIT, "tiny.gguf", "gguf")
-    assert found.size_bytes == (repository / "tiny.gguf").stat().st_size
-    assert found.gguf is not None
-    assert found.gguf.architecture == "llama"
-    assert found.layout is not None
-    assert weights.store.stored() == [], "nothing is downloaded"
-
-
-async def test_revision_of_a_mirror_is_not_reported(weights: HostWeights, server: FileServer) -> None:
-    tiny_gguf.write(server.root / "tiny.gguf")
-    digest = hashlib.sha256((server.root / "tiny.gguf").read_bytes()).hexdigest()
-    mirror = f"{server.url}/tiny.gguf"
-    found = await weights.inspect(Artifact(source=f"{server.url}/gone/tiny.gguf", sha256=digest, mirrors=[mirror]))
-    assert (found.revision, found.sha256, found.file) == ("", digest, "tiny.gguf")
-
-
-async def test_host_reports_no_file_of_its_own_and_none_of_its_network(tmp_path: Path, server: FileServer) -> None:
-    tiny_gguf.write(server.root / "tiny.gguf")
-    weights = HostWeights(tmp_path / "weights", tmp_path)
-    for source in (f"file://{server.root}/tiny.gguf", f"{server.url}/tiny.gguf"):
-        with pytest.raises(ArtifactError) as caught:
-            await weights.inspect(Artifact(source=source))
-        assert caught.value.reason in {"SourceForbidden", "SourceRefused"}

@@ -43,7 +43,6 @@ def test_host_that_is_not_drained_has_no_such_condition() -> None:
         (),
         (process("chat-1-0", host="studio-1", phase="Stopped"),),
         (process("chat-1-0", host="studio-1", phase="Rejected"),),
-        (process("x-1-0", host="studio-1", phase="Fetching", inspect=True),),
         (process("chat-1-0", host="studio-2", phase="Ready"), process("chat-1-1")),
     ],
 )

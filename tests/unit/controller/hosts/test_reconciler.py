@@ -19,7 +19,6 @@ from controller.hosts.reachability import AskAgent, ReachabilityProber
 from controller.hosts.reconciler import HostInputs
 from controller.hosts.secrets import HostSecrets, NeededSecret, fit_tokens, keep_previous_tokens, list_needed_secrets
 from controller.models import source_secret
-from controller.placement.capacity import stored_capacities
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Snapshot
 from controller.services.tokens import KnownTokens, token_secret
@@ -29,7 +28,6 @@ from kube.errors import Forbidden, NotFound
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, METAL_PROCESSES, ROLES, SECRETS, ObjectKey, Resource
 from tests.support.api_objects import (
     NOW,
-    as_host,
     as_service,
     host,
     planned_condition,
@@ -158,22 +156,6 @@ def test_host_is_granted_its_address_and_what_is_bound_to_it() -> None:
     }
     assert planned_condition(done, "AddressAccepted")["status"] == "True"
     assert done.events == ()
-
-
-def test_inspection_gives_a_host_neither_grants_nor_secrets_and_takes_no_memory() -> None:
-    inspection = process("tiny-inspect-1", host="studio-1", inspect=True)
-    for field in ("serviceName", "tokenSecret", "runtime"):
-        del inspection["spec"][field]
-    observed = host("studio-1", address="10.77.0.21")
-    known = store((METAL_HOSTS, observed), (METAL_PROCESSES, inspection))
-    inputs = HostInputs("Alive", {}, None, FREE)
-    done = reconciler.decide_host(Snapshot(known, NOW, inputs), KEY)
-    assert granted(done) == {"metalhosts/address": ["10.77.0.21"]}
-    secret = planned_secret(done)
-    assert secret is not None
-    assert secret["data"] == {}
-    (capacity,) = stored_capacities(known, [as_host(observed)])
-    assert capacity.free_bytes == observed["status"]["availableBytes"]
 
 
 def test_refused_address_is_reported_and_not_granted() -> None:

@@ -306,6 +306,14 @@ def test_transient_failure_is_retried_for_ever_with_a_growing_pause() -> None:
     assert pauses[-1] == LAST_RETRY_SECONDS
 
 
+def test_next_attempt_waits_as_long_as_the_server_of_the_weights_asks() -> None:
+    simulated = SimulatedModel()
+    simulated.settle()
+    said = {"reason": "SourceUnreachable", "message": "HTTP 429", "retryable": True, "retryAfterSeconds": 3000}
+    simulated.end("inspect", 1, said)
+    assert simulated.settle().again_seconds == pytest.approx(3000, abs=1)
+
+
 def test_lost_result_of_a_job_is_fetched_by_another_job() -> None:
     simulated = SimulatedModel()
     simulated.settle()

@@ -293,12 +293,6 @@ def test_priority_that_this_version_does_not_know_is_that_of_most() -> None:
     assert observe(queue(queue_pod("one"), priority="urgent"))["one"].priority == "normal"
 
 
-def test_inspection_is_no_unit() -> None:
-    inspecting = process("tiny-1", host="mac-1", inspect=True)
-    inspecting["metadata"]["ownerReferences"][0] |= {"kind": "Model", "name": "tiny", "uid": "uid-tiny"}
-    assert observe(store((METAL_PROCESSES, inspecting))) == {}
-
-
 def test_host_that_displaces_a_process_is_avoided_and_its_process_replaced() -> None:
     displaced = process("chat-1-0", host="mac-1", phase="Ready", conditions=[condition("DisruptionTarget", "True")])
     known = store(

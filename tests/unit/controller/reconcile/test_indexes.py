@@ -13,7 +13,6 @@ from controller.reconcile.indexes import (
     GATE_INDEX,
     HOST_INDEX,
     INDEXES,
-    INSPECTOR_INDEX,
     KUEUE_INDEX,
     MODEL_INDEX,
     NODE_INDEX,
@@ -62,10 +61,8 @@ def inspected(name: str, reason: str, node: str) -> Obj:
     return found
 
 
-def bound(name: str, host: str, kind: str) -> Obj:
-    found = process(name, host=None if host == "three" else host)
-    found["spec"] |= {"inspect": True} if kind == "two" else {}
-    return found
+def bound(name: str, host: str, _kind: str) -> Obj:
+    return process(name, host=None if host == "three" else host)
 
 
 def attempt(name: str, owner: str, label: str) -> Obj:
@@ -129,9 +126,7 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
         if index in {NODE_INDEX, SHORTAGE_INDEX}:
             field = "copies" if index == NODE_INDEX else "shortages"
             return any(each["node"] == value for each in obj["status"].get(field, ()))
-        assert index in {HOST_INDEX, WAITING_INDEX, INSPECTOR_INDEX}
-        if spec.get("inspect", False) != (index == INSPECTOR_INDEX):
-            return False
+        assert index in {HOST_INDEX, WAITING_INDEX}
         host = spec.get("hostName") if resource == METAL_PROCESSES else metadata["name"].partition(".")[2]
         waits_for = f"{namespace}/{spec.get('serviceName')}" if host is None else None
         return bool((waits_for if index == WAITING_INDEX else host) == value)

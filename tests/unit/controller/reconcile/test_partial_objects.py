@@ -143,7 +143,7 @@ def test_a_copy_of_a_service_that_kubectl_put_into_it_is_not_kept() -> None:
 def test_part_of_a_job_tells_whether_it_lacks_a_pull_secret(stated: tuple[str, ...]) -> None:
     metadata = ObjectMeta(name="tiny", namespace="team", uid="uid-tiny")
     work = jobs.Work(owner=metadata, verb="inspect", identity=("x",), arguments=(), image="pomona:test")
-    created = msgspec.structs.replace(work, image_pull_secrets=stated).build(0, None)
+    created = jobs.build_job(msgspec.structs.replace(work, image_pull_secrets=stated), 0)
     created["metadata"] |= {"uid": "j", "resourceVersion": "1", "creationTimestamp": NOW.isoformat()}
     known = Store()
     declare_partial_objects(known)
@@ -169,7 +169,7 @@ def test_outcome_of_a_part_of_a_job_is_that_of_the_whole_job() -> None:
         claim="tiny-cache-1",
         reservation=jobs.Reservation(affinity=elsewhere),
     )
-    created = work.build(0, None)
+    created = jobs.build_job(work, 0)
     ended = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "took too long"}
     ended["lastTransitionTime"] = NOW.isoformat()
     created["metadata"] |= {"uid": "j", "resourceVersion": "1"}
