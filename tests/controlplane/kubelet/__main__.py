@@ -91,7 +91,6 @@ async def run(options: argparse.Namespace) -> None:
         host = Host(
             api=NodeAPI(transport),
             address=options.address,
-            allocatable=capacity,
             network=PodNetwork(options.pod_subnet),
             root=options.root.resolve(),
             logs=logs.LogFolder(options.root.resolve() / "logs"),

@@ -106,7 +106,7 @@ def restarts(policy: str, exit_code: int, *, init: bool = False) -> bool:
 def unsupported(pod: Obj) -> str | None:
     """Return a message about the first unsupported field of a pod's spec, or None."""
     spec = pod["spec"]
-    for name in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"):
+    for name in ("hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace", "readinessGates", "hostname"):
         if spec.get(name):
             return f"spec.{name} is not supported by the process kubelet"
     for volume in spec.get("volumes", []):
@@ -128,7 +128,7 @@ def unsupported(pod: Obj) -> str | None:
 
 def hostname(pod: Obj) -> str:
     """Return the pod's host name, cut to the kernel's limit."""
-    name: str = pod["spec"].get("hostname") or pod["metadata"]["name"]
+    name: str = pod["metadata"]["name"]
     return name[:HOSTNAME_LENGTH].rstrip("-.")
 
 
@@ -164,22 +164,19 @@ def phase(state: PodState) -> Phase:
     return "Running" if initialized(state) and started else "Pending"
 
 
-def conditions(pod: Obj, state: PodState) -> list[tuple[str, bool, str]]:
+def conditions(state: PodState) -> list[tuple[str, bool, str]]:
     """Return (type, status, reason) of the conditions that a kubelet owns."""
     final = phase(state)
     done = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}.get(final, "")
     sidecars = [item for item in state.init if item.sidecar]
     unready = [item.name for item in (*sidecars, *state.containers) if not item.ready]
     ready = final == "Running" and not unready
-    given = {item["type"]: item["status"] for item in pod.get("status", {}).get("conditions", [])}
-    gates = [gate["conditionType"] for gate in pod["spec"].get("readinessGates", [])]
-    open_gates = all(given.get(gate) == "True" for gate in gates)
     not_ready = done or ("" if ready else "ContainersNotReady")
     return [
         ("PodReadyToStartContainers", state.pod_ip is not None and not state.finished, done if state.finished else ""),
         ("Initialized", initialized(state), "" if initialized(state) else done or "ContainersNotInitialized"),
         ("ContainersReady", ready, not_ready),
-        ("Ready", ready and open_gates, not_ready or ("" if open_gates else "ReadinessGatesNotReady")),
+        ("Ready", ready, not_ready),
     ]
 
 
@@ -215,7 +212,7 @@ def status(pod: Obj, state: PodState, *, host_ip: str, previous: Iterable[Obj], 
         "startTime": rfc3339(state.started_at),
         "hostIP": host_ip,
         "hostIPs": [{"ip": host_ip}],
-        "conditions": merge_conditions(previous, conditions(pod, state), generation=generation, now=now),
+        "conditions": merge_conditions(previous, conditions(state), generation=generation, now=now),
         "initContainerStatuses": [container_status(item) for item in state.init],
         "containerStatuses": [container_status(item) for item in state.containers],
     }

@@ -116,7 +116,6 @@ class Pod:
     folder: Path
     volumes: dict[str, Path]
     addresses: dict[str, str]
-    allocatable: dict[str, str]
     lookup: Lookup
     logs: logs.LogFolder
     backoff: Backoff
@@ -306,9 +305,7 @@ class Supervisor:
         pod, container, metadata = self._pod, self._container, self._pod.spec["metadata"]
         hostname = pods.hostname(pod.spec)
         base = {**images.DEFAULT_ENVIRONMENT, **image.environment, "HOSTNAME": hostname}
-        variables = await environment.resolve(
-            container, pod.spec, base, addresses=pod.addresses, allocatable=pod.allocatable, lookup=pod.lookup
-        )
+        variables = await environment.resolve(container, pod.spec, base, addresses=pod.addresses, lookup=pod.lookup)
         folder = pod.folder / "containers" / container["name"]
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "termination").write_bytes(b"")

@@ -47,7 +47,6 @@ class Host:
 
     api: NodeAPI
     address: str
-    allocatable: dict[str, str]
     network: PodNetwork
     root: Path
     logs: LogFolder
@@ -80,13 +79,12 @@ class Worker:
         began = datetime.fromisoformat(started) if started else datetime.now(UTC)
         self._state = PodState(started_at=began, init=(), containers=())
         folder = host.folder(self._uid)
-        self._volumes = PodVolumes(pod, folder / "volumes", host.api, self._lookup, host.allocatable)
+        self._volumes = PodVolumes(pod, folder / "volumes", host.api, self._lookup)
         self._shared = Pod(
             spec=pod,
             folder=folder,
             volumes=self._volumes.paths,
             addresses={"status.hostIP": host.address},
-            allocatable=host.allocatable,
             lookup=self._lookup,
             logs=host.logs,
             backoff=host.backoff,

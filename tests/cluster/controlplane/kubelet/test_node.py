@@ -7,7 +7,7 @@ import aiohttp
 import pytest_asyncio
 
 from kube.client import Client
-from kube.resources import LEASES, NODES, PODS
+from kube.resources import PODS
 from tests.cluster.controlplane.kubelet.conftest import Pods, conditions
 from tests.cluster.nodes import joined
 from tests.controlplane.plane import ControlPlane
@@ -26,25 +26,6 @@ async def mortal(plane: ControlPlane, tmp_path: Path, watched: list[Process]) ->
     """The kubelet of a separate node, which a test may kill."""
     async with joined(plane, MORTAL, tmp_path, watched, arguments=("--backoff-base=0.5",)) as kubelet:
         yield kubelet
-
-
-async def test_a_node_reports_its_labels_resources_and_health(client: Client, quick_node: str) -> None:
-    node = await client.get(NODES, quick_node)
-    labels = node["metadata"]["labels"]
-    assert (labels["team"], labels["kubernetes.io/hostname"]) == ("a", quick_node)
-    assert node["status"]["allocatable"]["memory"] == "32Gi"
-    assert conditions(node["status"])["Ready"] == "True"
-
-
-async def test_a_node_renews_its_lease(client: Client, quick_node: str) -> None:
-    first = await client.get(LEASES, quick_node, "kube-node-lease")
-    assert (first["spec"]["holderIdentity"], first["spec"]["leaseDurationSeconds"]) == (quick_node, 40)
-
-    async def renewed() -> bool:
-        lease = await client.get(LEASES, quick_node, "kube-node-lease")
-        return bool(lease["spec"]["renewTime"] > first["spec"]["renewTime"])
-
-    await eventually(renewed)
 
 
 async def answers(address: str) -> bool:

@@ -37,23 +37,6 @@ def order(folder: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-async def test_sidecar_runs_beside_what_comes_after_it(pods: Pods, tmp_path: Path) -> None:
-    # The init container and the main container would wait for ever for a sidecar that ends before they run.
-    sees = "until grep -q one /shared/order; do sleep 0.05; done; "
-    second = {"name": "two", "image": "pomona-test", "command": ["sh", "-c", sees + "echo two >> /shared/order"]}
-    steps = [sidecar("one"), second | MOUNT]
-    name = await pods.run(
-        "echo main >> /shared/order",
-        main=MOUNT,
-        initContainers=steps,
-        terminationGracePeriodSeconds=30,
-        **shared(tmp_path),
-    )
-    assert (await pods.ended(name))["exitCode"] == 0
-    assert order(tmp_path) == ["one", "two", "main", "one stopped"]
-    assert (await pods.status(name))["phase"] == "Succeeded"
-
-
 async def test_startup_probe_of_a_sidecar_delays_what_comes_after_it(pods: Pods, tmp_path: Path) -> None:
     steps = [sidecar("one", startupProbe=FLAG), sidecar("two")]
     name = await pods.run("sleep 1000", main=MOUNT, initContainers=steps, **shared(tmp_path))
@@ -67,25 +50,6 @@ async def test_startup_probe_of_a_sidecar_delays_what_comes_after_it(pods: Pods,
     assert status["phase"] == "Running"
     # A container without a probe is ready before its shell has written.
     await eventually(lambda: order(tmp_path) == ["one", "two"])
-
-
-async def test_sidecar_is_restarted_in_a_pod_that_never_restarts(pods: Pods, tmp_path: Path) -> None:
-    before = "echo run >> /shared/order; [ $(grep -c run /shared/order) -gt 2 ] || exit 0"
-    name = await pods.run("sleep 1000", main=MOUNT, initContainers=[sidecar("one", before=before)], **shared(tmp_path))
-    status = await pods.until(name, lambda status: status["initContainerStatuses"][0]["restartCount"] == 2)
-    assert status["containerStatuses"][0]["restartCount"] == 0
-
-
-async def test_readiness_of_a_sidecar_counts_for_its_pod(pods: Pods, tmp_path: Path) -> None:
-    probe = {**FLAG, "failureThreshold": 1}
-    steps = [sidecar("one", readinessProbe=probe)]
-    name = await pods.run("sleep 1000", main=MOUNT, initContainers=steps, **shared(tmp_path))
-    status = await pods.until(name, lambda status: status["containerStatuses"][0]["ready"])
-    assert (status["phase"], conditions(status)["Ready"]) == ("Running", "False")
-    (tmp_path / "flag").touch()
-    await pods.until(name, lambda status: conditions(status)["Ready"] == "True")
-    (tmp_path / "flag").unlink()
-    await pods.until(name, lambda status: conditions(status)["Ready"] == "False")
 
 
 async def test_sidecars_stop_after_the_main_container_in_reverse_order(

@@ -35,7 +35,7 @@ def volumes(folder: Path, *sources: dict[str, Any], objects: Any = None) -> PodV
         "metadata": {"name": "p", "namespace": "n", "labels": {"app": "web"}},
         "spec": {"volumes": [{"name": f"v{number}", **source} for number, source in enumerate(sources)]},
     }
-    return PodVolumes(pod, folder, cast("NodeAPI", Tokens()), lookup, {})
+    return PodVolumes(pod, folder, cast("NodeAPI", Tokens()), lookup)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -119,13 +119,3 @@ async def test_an_empty_dir_is_empty_and_everyone_may_write_to_it(tmp_path: Path
     await setup.refresh()
     assert files(setup.paths["v0"]) == {}
     assert setup.paths["v0"].stat().st_mode & 0o777 == 0o777
-
-
-async def test_host_path_types(tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    await volumes(tmp_path, {"hostPath": {"path": str(made), "type": "DirectoryOrCreate"}}).refresh()
-    assert made.is_dir()
-    with pytest.raises(VolumeError, match="type check failed"):
-        await volumes(tmp_path, {"hostPath": {"path": str(made), "type": "File"}}).refresh()
-    with pytest.raises(VolumeError, match="nowhere"):
-        await volumes(tmp_path, {"hostPath": {"path": str(tmp_path / "nowhere")}}).refresh()
