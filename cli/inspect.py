@@ -114,7 +114,7 @@ async def inspect_source(
         "sizeBytes": found.size_bytes,
         "tensorBytes": found.tensor_bytes,
         "revision": found.revision,
-        "sha256": found.sha256,
+        "sha256": found.sha256 or "",
         **outcome.describe_headers(found),
     }
 

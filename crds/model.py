@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from crds.cache import CachedWeights, CacheOptions, NodeCopy, NodeShortage, Sha256
 from crds.meta import (
+    LARGEST_AMOUNT,
     Accelerator,
     Amount,
     ApiStruct,
@@ -206,7 +207,56 @@ Revision = Annotated[str, Meta(max_length=256)]
 """An HTTP server decides the length of its ETag; a longer ETag is refused when it is read."""
 
 
-class ModelStatus(ApiStruct, frozen=True):
+_Fact = Annotated[int, Meta(ge=0, le=LARGEST_AMOUNT)]
+"""A number that follows from a header, whose server can write anything: facts with another one are refused whole."""
+
+
+class ModelFacts(ApiStruct, frozen=True):
+    """The facts of weights that are known without downloading them: the result of an inspection."""
+
+    revision: Annotated[
+        Revision,
+        described(
+            "Exact revision that was inspected: a commit for hf://, the manifest's digest for oci://, an ETag or date "
+            "for http(s)://."
+        ),
+    ] = ""
+    sha256: Annotated[Sha256, described("SHA-256 of the file, once it is known.")] = ""
+    file: Annotated[
+        LongText, described("Name of the file, or of the first part of a split model. Absent for a folder.")
+    ] = ""
+    size_bytes: Annotated[_Fact | None, described("Size of all files in bytes.", format="int64")] = None
+    gguf: Annotated[
+        GGUF | None, described("Facts from the artifact's header, or from the config.json of a folder.")
+    ] = None
+    format: Annotated[
+        WeightsFormat | None,
+        described(
+            "Format of the weights, as the inspection found it: gguf, safetensors, mlx (safetensors that MLX wrote), "
+            "or ollama. Engines are chosen by it."
+        ),
+    ] = None
+    total_parameters: Annotated[
+        _Fact | None,
+        described("Number of parameters. Absent if it does not follow exactly from the headers.", format="int64"),
+    ] = None
+    active_parameters: Annotated[
+        _Fact | None,
+        described(
+            "Number of parameters that a token uses, of a model with experts. Absent for other models, and if it does "
+            "not follow exactly from the headers.",
+            format="int64",
+        ),
+    ] = None
+    layout: Annotated[
+        Layout | None,
+        described(
+            "Dimensions that decide how much memory serving takes. Absent if the artifact does not state all of them."
+        ),
+    ] = None
+
+
+class ModelStatus(ModelFacts, frozen=True):
     """Observed state of a Model, as the controller reports it."""
 
     observed_generation: Annotated[
@@ -220,54 +270,14 @@ class ModelStatus(ApiStruct, frozen=True):
             "does that (file:// and ollama:// sources). Failed: the conditions show the cause."
         ),
     ] = "Pending"
-    revision: Annotated[
-        Revision,
-        described(
-            "Exact revision that was inspected: a commit for hf://, the manifest's digest for oci://, an ETag or date "
-            "for http(s)://."
-        ),
-    ] = ""
     last_checked: Annotated[
         Time,
         described("When the source was last checked with spec.refreshPolicy OnChange."),
     ] = ""
-    sha256: Annotated[Sha256, described("SHA-256 of the file, once it is known.")] = ""
-    file: Annotated[
-        LongText, described("Name of the file, or of the first part of a split model. Absent for a folder.")
-    ] = ""
-    size_bytes: Annotated[Amount | None, described("Size of all files in bytes.", format="int64")] = None
     size: Annotated[ShortText, described("sizeBytes in readable form, for example 4.4 GiB.")] = ""
     parameters: Annotated[
         ShortText, described("Parameters in readable form, for example 8.0B, or 30.5B of which 3.3B are active.")
     ] = ""
-    gguf: Annotated[
-        GGUF | None, described("Facts from the artifact's header, or from the config.json of a folder.")
-    ] = None
-    format: Annotated[
-        WeightsFormat | None,
-        described(
-            "Format of the weights, as the inspection found it: gguf, safetensors, mlx (safetensors that MLX wrote), "
-            "or ollama. Engines are chosen by it."
-        ),
-    ] = None
-    total_parameters: Annotated[
-        Amount | None,
-        described("Number of parameters. Absent if it does not follow exactly from the headers.", format="int64"),
-    ] = None
-    active_parameters: Annotated[
-        Amount | None,
-        described(
-            "Number of parameters that a token uses, of a model with experts. Absent for other models, and if it does "
-            "not follow exactly from the headers.",
-            format="int64",
-        ),
-    ] = None
-    layout: Annotated[
-        Layout | None,
-        described(
-            "Dimensions that decide how much memory serving takes. Absent if the artifact does not state all of them."
-        ),
-    ] = None
     cached: Annotated[CachedWeights | None, described("Verified weights on the volume for pods.")] = None
     copies: Annotated[
         list[NodeCopy],

@@ -4,6 +4,7 @@ A cluster chooses between pods and hosts; here there is one host. So every servi
 Fields about pods are reported and ignored, and never prevent serving: the file is the same as for the cluster.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -14,16 +15,15 @@ from msgspec import structs
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
 from artifacts.source import SourceError, is_of_hub, parse, scheme_of
-from controller.models.jobs import JobResult
 from controller.models.served import read_companions
-from controller.models.volume import ModelFacts
+from controller.models.volume import take_answer
 from controller.services import preconditions
 from controller.services.metal_processes import desired_spec
 from controller.services.preconditions import ServiceProblem
 from controller.services.rollout import process_prefix
 from crds.inferenceservice import InferenceService, InferenceServiceSpec, wanted_replicas
 from crds.meta import Condition
-from crds.model import Model, ModelStatus
+from crds.model import Model, ModelFacts, ModelStatus
 from crds.pods import ServiceHardware
 from kube.resources import ObjectKey
 from metal_agent.assignments import STANDALONE, Assignment
@@ -131,7 +131,8 @@ def with_inspection(model: Model, found: Inspection, problem: str = "") -> Model
 
     `problem` is the reason why the facts are those of the stored weights, and the source was not asked.
     """
-    facts = ModelFacts.of_answer(model, msgspec.convert(found, JobResult, from_attributes=True))
+    known = dataclasses.replace(found, sha256=found.sha256 or "")
+    facts = take_answer(model, msgspec.convert(known, ModelFacts, from_attributes=True))
     if scheme_of(model.spec.source) == "file":
         # A cluster cannot read the file and so has no revision; with one, the process would have another name here.
         facts = structs.replace(facts, revision="")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from console.density_models import KnownModel
     from controller.placement.cluster_copy import ClusterCopy
     from controller.services.planned_models import ModelHeaders
-    from crds.inspection import InspectionReport
+    from crds.model import ModelFacts
 
 _SECONDS: Final = 60.0
 """Time for all headers of a plan."""
@@ -32,10 +32,10 @@ async def read_headers(
 
     from cli.inspect import inspect_source  # noqa: PLC0415 - same
     from controller.services.planned_models import is_header_missing  # noqa: PLC0415 - same
-    from crds.inspection import InspectionReport  # noqa: PLC0415 - same
+    from crds.model import ModelFacts  # noqa: PLC0415 - same
     from kube.resources import ObjectKey, object_key  # noqa: PLC0415 - same
 
-    found, problems = dict[ObjectKey, InspectionReport](), list[str]()
+    found, problems = dict[ObjectKey, ModelFacts](), list[str]()
     ends = asyncio.get_running_loop().time() + _SECONDS
     for manifest in (each for each in manifests if each["kind"] == "Model" and is_header_missing(copied, each)):
         key, spec = object_key(manifest), manifest["spec"]
@@ -50,7 +50,7 @@ async def read_headers(
                     is_mounted=False,
                     mirrors=(),
                 )
-            found[key] = msgspec.convert(facts, InspectionReport)
+            found[key] = msgspec.convert(facts, ModelFacts)
         except (ArtifactError, TimeoutError, msgspec.ValidationError) as error:
             why = f"all headers together took more than {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error
             line = f"Model {key}: its header cannot be read here: {getattr(why, 'message', why)}"
@@ -62,9 +62,9 @@ async def read_headers(
     return found, problems
 
 
-def find_catalog_header(source: str) -> "InspectionReport | None":
+def find_catalog_header(source: str) -> "ModelFacts | None":
     """Return what the catalog says about the header of a source; None: it does not know it."""
-    from crds.inspection import InspectionReport  # noqa: PLC0415 - not needed for --help
+    from crds.model import ModelFacts  # noqa: PLC0415 - not needed for --help
     from crds.weights_header import GGUF  # noqa: PLC0415 - same
     from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - same
 
@@ -73,7 +73,7 @@ def find_catalog_header(source: str) -> "InspectionReport | None":
             layout = entry.find_layout(listed) if listed.source == source else None
             if layout is not None:
                 share = entry.active_share
-                return InspectionReport(
+                return ModelFacts(
                     layout=layout,
                     size_bytes=layout.tensor_bytes,
                     gguf=GGUF(quantization=listed.weights_quantization),
@@ -83,14 +83,14 @@ def find_catalog_header(source: str) -> "InspectionReport | None":
     return None
 
 
-def build_header(model: "KnownModel", accelerator: str | None) -> "InspectionReport | None":
+def build_header(model: "KnownModel", accelerator: str | None) -> "ModelFacts | None":
     """Return what the header of a model would say; None: its layout is not known on any accelerator.
 
     Args:
         model: the model.
         accelerator: the accelerator whose engine loads it; None: any.
     """
-    from crds.inspection import InspectionReport  # noqa: PLC0415 - not needed for --help
+    from crds.model import ModelFacts  # noqa: PLC0415 - not needed for --help
     from crds.weights_header import GGUF  # noqa: PLC0415 - same
 
     known = model.workloads.get(accelerator or "")
@@ -100,7 +100,7 @@ def build_header(model: "KnownModel", accelerator: str | None) -> "InspectionRep
         return None
     layout = found.layout
     share = model.active_share
-    return InspectionReport(
+    return ModelFacts(
         layout=layout,
         size_bytes=layout.tensor_bytes,
         gguf=GGUF(quantization=found.quantization or model.quantization),

@@ -25,10 +25,10 @@ from controller.models.decision import (
 from controller.models.jobs import JobOutcome, JobProgress
 from controller.models.node_copies import decide_copies
 from controller.models.served import image_of, is_mounted_image, own_claim, weights_path
-from controller.models.volume import MODELS_PATH, ModelFacts
+from controller.models.volume import MODELS_PATH
 from controller.tenant_limits import TenantLimits, is_image_allowed
 from crds.cache import CachedWeights
-from crds.model import Model
+from crds.model import Model, ModelFacts
 from kube.client import Obj
 
 
@@ -71,13 +71,13 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
         work = volume.fetching(model, facts, volumes.target, placement, inspected.settings)
         if model.status.cached == there:
             fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
-            return cache._replace(facts=facts.of_same_weights(model)).held(there, fetched)
+            return cache._replace(facts=volume.keep_fetched(facts, model)).held(there, fetched)
         if is_needed and (refused := refused_secret(observed)):
             return cache.waiting("Downloading", refused.reason, refused.message)
         if is_needed and not volume.is_settling(volumes.target, now):
             fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
             if fetched.outcome.state == "Succeeded":
-                return cache._replace(facts=facts.after_fetch(fetched.outcome.answer)).held(there, fetched)
+                return cache._replace(facts=volume.take_fetched(facts, fetched.outcome.answer)).held(there, fetched)
             what = "fetches the weights to the volume"
             phase = "Failed" if fetched.outcome.state == "Failed" else "Downloading"
             return cache.waiting(phase, *explain_progress(model, fetched, doing="Fetching", what=what), fetched)

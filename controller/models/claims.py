@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.models.served import claim_name
-from controller.models.volume import WEIGHTS, ModelFacts, new_claim, sufficient_size
+from controller.models.volume import WEIGHTS, new_claim, sufficient_size
 from controller.reconcile.indexes import CLAIM_INDEX, OF_MODEL_INDEX, controller_of, namespaced
 from controller.reconcile.plan import Patch, Ref, Snapshot, decode_stored, ref_to
 from crds.cache import CachedWeights, CacheOptions
 from crds.meta import OwnerReference
-from crds.model import Model
+from crds.model import Model, ModelFacts
 from crds.quantity import parse_quantity, quantity_bytes
 from crds.size import size_text
 from kube.client import Client, Obj

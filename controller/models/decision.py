@@ -14,12 +14,11 @@ from controller.models.jobs import JobOutcome, JobProgress
 from controller.models.observation import ObservedModel
 from controller.models.served import METAL, own_claim
 from controller.models.source_secret import SecretVerdict
-from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition
 from controller.reconcile.plan import Patch, Ref
 from crds.cache import CachedWeights, NodeCopy, NodeShortage
-from crds.model import Model
+from crds.model import Model, ModelFacts
 from crds.size import size_text
 from crds.weights_header import GGUF
 from kube.client import Obj

@@ -18,8 +18,8 @@ from artifacts.repositories.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
 from controller.models.job_pods import DEADLINE_EXCEEDED, FAILED_CREATE, ObservedPods, wait_for_pod
 from controller.reconcile.plan import child
-from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
+from crds.model import ModelFacts
 from crds.quantity import parse_quantity
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Obj
@@ -191,7 +191,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class JobResult(InspectionReport, frozen=True):
+class JobResult(ModelFacts, frozen=True):
     """The content of `--result` of `pomona inspect` and `pomona fetch`, on success and on failure."""
 
     reason: str = ""
@@ -209,7 +209,7 @@ class JobOutcome(msgspec.Struct, frozen=True, kw_only=True):
     ended: datetime | None = None
     retry_after_seconds: float = 0.0
     """The pause that the source's server asks for."""
-    answer: InspectionReport = InspectionReport()
+    answer: ModelFacts = ModelFacts()
 
 
 class JobProgress(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,11 +32,10 @@ from controller.models.copy_status import CopyReport, find_obstacle
 from controller.models.decision import DONE, InspectedModel, ModelDecision
 from controller.models.jobs import JobProgress, Placement, Reservation, Work
 from controller.models.served import weights_path
-from controller.models.volume import ModelFacts
 from controller.reconcile.plan import Patch, ref_to
 from crds.cache import NodeCopy, NodeShortage
 from crds.meta import GROUP
-from crds.model import Model
+from crds.model import Model, ModelFacts
 from crds.quantity import parse_quantity
 from kube.client import Obj
 from kube.resources import PVCS, Resource
@@ -73,7 +72,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     demand = count_demand(consumers, list_ready(surveyed, observed.copies.gone_nodes), surveyed)
     found = sort_claims(inspected, surveyed, demand)
     # The replicas of an inspection that the status does not have yet cannot be measured.
-    is_news = facts != ModelFacts.of_status(model)
+    is_news = facts != volume.read_facts(model)
     plan = _CopyPlan(inspected, path, demand, found).without_outdated()
     obstacle = find_obstacle(inspected) if demand.number > len(found.ready) else None
     fetches = [] if obstacle else plan.fetch()
@@ -219,9 +218,9 @@ def _free_name(model: Model, path: str, used: Collection[str]) -> str:
 def _update_facts(inspected: InspectedModel, found: SortedClaims, fetches: Iterable[_Fetch]) -> ModelFacts:
     """Return the facts, with those of the header that arrived."""
     if found.ready:
-        return inspected.facts.of_same_weights(inspected.model)
+        return volume.keep_fetched(inspected.facts, inspected.model)
     answer = next((each.progress.outcome.answer for each in fetches if each.is_done), None)
-    return inspected.facts.after_fetch(answer) if answer is not None else inspected.facts
+    return volume.take_fetched(inspected.facts, answer) if answer is not None else inspected.facts
 
 
 def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | None:

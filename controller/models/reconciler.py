@@ -46,12 +46,11 @@ from controller.models.observation import (
     read_placement,
 )
 from controller.models.served import METAL
-from controller.models.volume import ModelFacts
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find, transitions
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, prune
 from controller.reconcile.triggers import Trigger, all_but_status, everything, existence, owned
-from crds.model import Model
+from crds.model import Model, ModelFacts
 from crds.size import size_text
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, ObjectKey
@@ -144,7 +143,7 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         )
     progress = _inspect(model, observed, settings, now)
     if progress.outcome.state == "Succeeded":
-        facts = ModelFacts.of_answer(model, progress.outcome.answer)
+        facts = volume.take_answer(model, progress.outcome.answer)
         return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
     reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
     cached = find(model.status.conditions, CACHED)
@@ -174,14 +173,14 @@ def _inspect(
 
 def _kept_facts(model: Model) -> ModelFacts | None:
     """Return the facts of the weights on the volume, which stay known until an inspection shows others."""
-    return ModelFacts.of_status(model) if model.status.cached is not None or model.status.copies else None
+    return volume.read_facts(model) if model.status.cached is not None or model.status.copies else None
 
 
 def _inspected_facts(model: Model, observed: ObservedModel, settings: PodSettings) -> tuple[ModelFacts, JobProgress]:
     """Return the facts of an inspected Model, with the Job that is kept of its inspection."""
     # An edit takes the answer of a Job that is kept. That of a source which moves may be out of date by then.
     kept = "" if refresh.is_watched(model) else jobs.last(volume.inspection(model, settings), observed.jobs)
-    return ModelFacts.of_status(model), JobProgress(outcome=DONE, job=kept)
+    return volume.read_facts(model), JobProgress(outcome=DONE, job=kept)
 
 
 def _needs_no_job(model: Model, source: Source, observed: ObservedModel, settings: PodSettings) -> bool:

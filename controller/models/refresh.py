@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 from artifacts.source import SourceError, parse
 from controller.models.jobs import JobOutcome, JobProgress
-from controller.models.volume import ModelFacts
+from controller.models.volume import take_answer
 from controller.reconcile.conditions import condition, find
-from crds.model import Model
+from crds.model import Model, ModelFacts
 from kube.client import Obj
 from kube.time import rfc3339
 
@@ -89,7 +89,7 @@ def check_source(
     progress = inspect(model.status.last_checked)
     outcome = progress.outcome
     if outcome.state == "Succeeded":
-        found = ModelFacts.of_answer(model, outcome.answer)
+        found = take_answer(model, outcome.answer)
         reason, message = UP_TO_DATE, f"the source has revision {facts.revision}"
         if found.revision != facts.revision:
             reason, message = "RevisionChanged", f"the source has revision {found.revision}, after {facts.revision}"

@@ -23,11 +23,9 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.plan import child
 from controller.tenant_limits import allowed_tolerations
 from crds.inferenceservice import InferenceService
-from crds.inspection import InspectionReport
 from crds.meta import GROUP, LABEL_MODEL, Toleration
-from crds.model import Model
+from crds.model import Model, ModelFacts
 from crds.size import MIB
-from crds.weights_header import GGUF, Layout, WeightsFormat
 from kube.client import Obj
 from kube.kinds import PersistentVolumeClaim
 from kube.resources import MODELS, PVCS, Resource
@@ -44,51 +42,28 @@ SETTLING_SECONDS: Final = 2.0
 """A volume that binds by itself does so within this time; any other waits for its first pod."""
 
 
-class ModelFacts(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The result of an inspection: the fields of `ModelStatus` with these names."""
+def read_facts(model: Model) -> ModelFacts:
+    """Return the facts in the status of a Model."""
+    return msgspec.convert(model.status, ModelFacts, from_attributes=True)
 
-    revision: str = ""
-    sha256: str = ""
-    file: str = ""
-    size_bytes: int | None = None
-    format: WeightsFormat | None = None
-    total_parameters: int | None = None
-    active_parameters: int | None = None
-    gguf: GGUF | None = None
-    layout: Layout | None = None
 
-    @classmethod
-    def of_answer(cls, model: Model, answer: InspectionReport) -> "ModelFacts":
-        """Return the result of an inspection, with the checksum that the user states if it found none."""
-        return cls(
-            revision=answer.revision,
-            sha256=answer.sha256 or model.spec.sha256 or "",
-            file=answer.file,
-            size_bytes=answer.size_bytes,
-            format=answer.format,
-            total_parameters=answer.total_parameters,
-            active_parameters=answer.active_parameters,
-            gguf=answer.gguf,
-            layout=answer.layout,
-        )
+def take_answer(model: Model, answer: ModelFacts) -> ModelFacts:
+    """Return the result of an inspection, with the checksum that the user states if it found none."""
+    facts = msgspec.convert(answer, ModelFacts, from_attributes=True)
+    return msgspec.structs.replace(facts, sha256=facts.sha256 or model.spec.sha256 or "")
 
-    def after_fetch(self, answer: InspectionReport) -> "ModelFacts":
-        """Return the facts with those of the header that arrived."""
-        return msgspec.structs.replace(
-            self, gguf=answer.gguf, layout=answer.layout, format=answer.format or self.format
-        )
 
-    def of_same_weights(self, model: Model) -> "ModelFacts":
-        """Return the facts with those of the status, if these were read from the weights that are on the volume."""
-        status = model.status
-        if status.revision != self.revision:
-            return self
-        return msgspec.structs.replace(self, gguf=status.gguf, layout=status.layout)
+def take_fetched(facts: ModelFacts, answer: ModelFacts) -> ModelFacts:
+    """Return the facts with those of the header that arrived."""
+    return msgspec.structs.replace(facts, gguf=answer.gguf, layout=answer.layout, format=answer.format or facts.format)
 
-    @classmethod
-    def of_status(cls, model: Model) -> "ModelFacts":
-        """Return the facts in the status."""
-        return msgspec.convert(model.status, cls, from_attributes=True)
+
+def keep_fetched(facts: ModelFacts, model: Model) -> ModelFacts:
+    """Return the facts with those of the status, if these were read from the weights that are on the volume."""
+    status = model.status
+    if status.revision != facts.revision:
+        return facts
+    return msgspec.structs.replace(facts, gguf=status.gguf, layout=status.layout)
 
 
 def inspection(

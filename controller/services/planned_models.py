@@ -13,16 +13,15 @@ import msgspec
 from controller.models.decision import CACHED, READY, inspected_message, model_condition
 from controller.models.observation import ObservedModel
 from controller.models.reconciler import desired
-from controller.models.volume import ModelFacts
+from controller.models.volume import read_facts, take_answer
 from controller.placement.cluster_copy import ClusterCopy
 from controller.reconcile.plan import Snapshot, readable
-from crds.inspection import InspectionReport
-from crds.model import Model
+from crds.model import Model, ModelFacts
 from kube.client import Obj
 from kube.resources import MODELS, ObjectKey, object_key
 from kube.time import rfc3339
 
-ModelHeaders = Mapping[ObjectKey, InspectionReport]
+ModelHeaders = Mapping[ObjectKey, ModelFacts]
 """Facts that were read in the headers of Models."""
 
 
@@ -77,16 +76,14 @@ def assume_inspection(
     return note
 
 
-def _find_facts(
-    copy: ClusterCopy, model: Model, earlier: Obj | None, header: InspectionReport | None
-) -> _KnownFacts | None:
+def _find_facts(copy: ClusterCopy, model: Model, earlier: Obj | None, header: ModelFacts | None) -> _KnownFacts | None:
     name = model.metadata.name
     if header is not None:
-        return _KnownFacts(ModelFacts.of_answer(model, header), f"Model {name} is as its header says")
+        return _KnownFacts(take_answer(model, header), f"Model {name} is as its header says")
     alike = _find_alike(copy, model, earlier)
     if alike is not None:
         other = f"{alike.metadata.namespace}/{alike.metadata.name}"
-        return _KnownFacts(ModelFacts.of_status(alike), f"Model {name} is like {other}, which has the same source")
+        return _KnownFacts(read_facts(alike), f"Model {name} is like {other}, which has the same source")
     if model.spec.stated_bytes is not None:
         return _KnownFacts(ModelFacts(), f"Model {name} takes the memory that its spec.memoryBytes states")
     return None

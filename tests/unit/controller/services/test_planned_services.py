@@ -16,9 +16,8 @@ from controller.services.planned_models import is_header_missing
 from controller.services.planned_services import PlannedService, plan_services
 from controller.services.reconciler import build_view
 from crds.inferenceservice import InferenceService
-from crds.inspection import InspectionReport
 from crds.meta import API_VERSION, ENQUEUED_AT, POD_TEMPLATE, without_defaults
-from crds.model import Model
+from crds.model import Model, ModelFacts
 from crds.placement import MOST_CLASSES
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import build_config_map, encode_record
@@ -357,7 +356,7 @@ def test_model_whose_header_was_read_is_planned_with_its_service() -> None:
     assert is_header_missing(copy, new)
     layout = {**model()["status"]["layout"], "tensorBytes": 30 * GIB}
     facts = {"file": "large.gguf", "sizeBytes": 30 * GIB, "format": "gguf", "layout": layout}
-    header = msgspec.convert(facts, InspectionReport)
+    header = msgspec.convert(facts, ModelFacts)
     (planned,) = plan_services(copy, [manifest(modelRef="large"), new], NOW, {ObjectKey(NAMESPACE, "large"): header})
     assert planned.problem is None
     assert planned.notes[0] == "Model large is as its header says"

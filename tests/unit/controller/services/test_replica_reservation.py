@@ -7,7 +7,7 @@ import pytest
 from controller.models.job_pods import NO_PODS
 from controller.models.jobs import Placement, Reservation, proceed
 from controller.models.served import Served, runtime_of
-from controller.models.volume import ModelFacts, fetching
+from controller.models.volume import fetching, read_facts
 from controller.pod_settings import PodSettings
 from controller.services.pods.replica_reservation import reserve_replica
 from controller.tenant_limits import TenantLimits
@@ -79,7 +79,7 @@ def test_job_requests_what_is_reserved_and_what_it_needs_itself() -> None:
     of_model = as_model(model(cache=NODE_CACHE))
     claim = PersistentVolumeClaim(metadata=ObjectMeta(name="tiny-cache-1", uid="claim"))
     requests = {"nvidia.com/gpu": "2", "memory": "3Gi", "cpu": "10m"}
-    facts = ModelFacts.of_status(of_model)
+    facts = read_facts(of_model)
     work = fetching(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation(requests))
     job = proceed(work, [], NO_PODS, NOW).create
     assert job is not None
