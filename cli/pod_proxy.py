@@ -2,7 +2,6 @@
 
 import functools
 import math
-import re
 import time
 from pathlib import Path
 from typing import Final
@@ -17,8 +16,6 @@ from gateway.proxy.pod import HANG_SECONDS, PodProxyError, PodProxyOptions, Prep
 
 _PROGRESS_SECONDS: Final = 10.0
 _MESSAGE_BYTES: Final = 2048
-
-_METRIC_PREFIX: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 
 _port: Final = click.IntRange(1, 65535)
 
@@ -49,19 +46,6 @@ class _UrlPath(click.ParamType[str]):
         return path
 
 
-class _MetricPrefixes(click.ParamType[tuple[str, ...]]):
-    """Prefixes of names of metrics, with commas between."""
-
-    name = "PREFIX,..."
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Refuse what begins no name, such as nothing, which would begin every name."""
-        prefixes = tuple(str(value).split(","))
-        if not all(_METRIC_PREFIX.fullmatch(each) for each in prefixes):
-            self.fail(f"{value!r} has no prefixes of metrics: give some such as vllm:,process_", param, ctx)
-        return prefixes
-
-
 @click.command("pod-proxy")
 @click.option("--service", required=True, type=_ServiceName(), help="The service, whose name clients give as model.")
 @click.option("--address", default="0.0.0.0", show_default=True, help="Address to listen at.")
@@ -80,16 +64,8 @@ class _MetricPrefixes(click.ParamType[tuple[str, ...]]):
     help="Path that the engine answers between two steps of its work: without an answer, it hangs. Default: none.",
 )
 @click.option(
-    "--engine-metrics-path",
-    type=_UrlPath(),
-    help="Path of the engine's own metrics, which GET /metrics adds to those of the proxy. Default: it has none.",
+    "--engine", metavar="RUNTIME", help="The engine, by which its errors and metrics are understood. Default: unknown."
 )
-@click.option(
-    "--engine-metrics-prefixes",
-    type=_MetricPrefixes(),
-    help="With --engine-metrics-path: prefixes of the metrics that are added, such as vllm:,process_.",
-)
-@click.option("--engine", metavar="RUNTIME", help="The engine, by which its errors are understood. Default: unknown.")
 @click.option("--engine-model", metavar="NAME", help="The engine's name for the model. Default: any name.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests that the engine works on at once. Default: all.")
 @click.option(
@@ -129,8 +105,6 @@ def command(
     engine_port: int,
     health_path: str,
     pulse_path: str | None,
-    engine_metrics_path: str | None,
-    engine_metrics_prefixes: tuple[str, ...] | None,
     engine: str | None,
     engine_model: str | None,
     concurrency: int | None,
@@ -167,8 +141,6 @@ def command(
         drain_seconds=drain_seconds,
         hang_seconds=hang_seconds,
         loading_seconds=loading_seconds,
-        engine_metrics_path=engine_metrics_path,
-        engine_metrics_prefixes=engine_metrics_prefixes or (),
     )
     preparation = _plan_preparation(options, source, context_length, allowed_networks) if prepare else None
     _run(options, preparation, termination_log)
@@ -203,7 +175,7 @@ async def _prepare_ollama(
 ) -> None:
     # The clients that this imports take memory, which a proxy without preparation saves.
     from runtimes.daemon import DaemonError  # noqa: PLC0415
-    from runtimes.ollama_prepare import PodModel, prepare_model  # noqa: PLC0415
+    from runtimes.ollama_client import PodModel, prepare_model  # noqa: PLC0415
 
     try:
         await prepare_model(

@@ -22,6 +22,7 @@ from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
 from gateway.proxy.control import restore_stop_signals, set_up_process
 from gateway.proxy.engine_metrics import EngineScraper, MetricsSource
 from gateway.proxy.listeners import Listeners
+from runtimes.registry import find_runtime
 
 Prepare = Callable[[], Awaitable[None]]
 """Makes the engine able to serve, such as by a download, before the first request. May raise PodProxyError."""
@@ -69,17 +70,13 @@ class PodProxyOptions(NamedTuple):
     model: str | None = None
     """The engine's name for the model; None: it takes any name."""
     engine: str | None = None
-    """The engine's name, by which its errors are understood; None: it is not known."""
+    """The engine's name, by which its errors and metrics are understood; None: it is not known."""
     concurrency: int | None = None
     """The requests that the engine works on at once; None: no limit."""
     drain_seconds: float = 30.0
     hang_seconds: float = HANG_SECONDS
     loading_seconds: float = math.inf
     """The time after which an engine that loads, and is not healthy yet, hangs."""
-    engine_metrics_path: str | None = None
-    """The path of the engine's own metrics; None: it has none."""
-    engine_metrics_prefixes: tuple[str, ...] = ()
-    """The prefixes of the names of its metrics; others are not passed on."""
 
     @property
     def engine_url(self) -> str:
@@ -89,8 +86,9 @@ class PodProxyOptions(NamedTuple):
     @property
     def metrics_source(self) -> MetricsSource | None:
         """The place of the engine's own metrics; None: it has none."""
-        path = self.engine_metrics_path
-        return MetricsSource(self.engine_url, path, self.engine_metrics_prefixes) if path else None
+        pod = find_runtime(self.engine).pod
+        metrics = pod.metrics if pod else None
+        return MetricsSource(self.engine_url, metrics.path, metrics.prefixes) if metrics else None
 
 
 async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None) -> None:

@@ -131,9 +131,6 @@ class ProxyContainer(NamedTuple):
         # Without a device, one step of a long prompt may take longer than an engine that hangs is waited for.
         if serving.on_device and self.pulse_path:
             arguments += ["--pulse-path", self.pulse_path]
-        if engine.metrics:
-            arguments += ["--engine-metrics-path", engine.metrics.path]
-            arguments += ["--engine-metrics-prefixes", ",".join(engine.metrics.prefixes)]
         if name := engine.served_name(serving):
             arguments += ["--engine-model", name]
         if engine.has_slots:

@@ -3,6 +3,7 @@
 The module is that of docs/add-an-engine.md.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from fitness.memory import Workload, estimate_pod, refuse_device_count
 from fitness.serving_devices import describe_devices
 from fitness.speed import estimate_speed
 from gateway.proxy.config import Backend, ServiceListener
+from gateway.proxy.engine_metrics import MetricsSource
 from gateway.proxy.errors import RequestError, translate_engine_error
+from gateway.proxy.pod import PodProxyOptions
 from gateway.proxy.request_schemas import check_engines
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, MODELS
@@ -61,8 +64,6 @@ def decide(**spec: object) -> tuple[tuple[str, str, str], list[Obj]]:
 def test_new_engine_serves_in_pods() -> None:
     _, (deployment,) = decide(hardware={"accelerator": "nvidia", "count": 2}, extraArgs=["--speed", "9"])
     (container,) = deployment["spec"]["template"]["spec"]["initContainers"]
-    proxy = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
-    assert proxy[proxy.index("--engine-metrics-prefixes") + 1] == "quick_"
     assert (container["name"], container["image"]) == ("quick", "registry.example/quick:1")
     assert container["args"][2:] == ["--devices", "2", "--speed", "9"]
     assert container["resources"]["limits"] == {VENDORS["nvidia"].resource: "2"}
@@ -103,6 +104,12 @@ def test_answers_of_a_new_engine_are_judged_by_its_rows() -> None:
     check_engines(read(**answer(array(maxItems=9))).schema_demand, service)
     with pytest.raises(RequestError, match="quick ends by a bound above 9"):
         check_engines(read(**answer(array(maxItems=10))).schema_demand, service)
+
+
+def test_metrics_of_a_new_engine_are_passed_on() -> None:
+    options = PodProxyOptions("team/chat", "", 8080, Path("token"), 8000, "/health", engine="quick")
+    assert options.metrics_source == MetricsSource("http://127.0.0.1:8000", "/metrics", ("quick_",))
+    assert options._replace(engine="generic").metrics_source is None
 
 
 def test_administrator_and_reader_of_the_documents_know_a_new_engine() -> None:

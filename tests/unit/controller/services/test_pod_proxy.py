@@ -189,15 +189,6 @@ def test_container_of_the_user_is_behind_the_proxy_as_it_is_stated() -> None:
     assert not {"--prepare", "--engine-model", "--concurrency"} & given.keys()
 
 
-def test_proxy_knows_the_metrics_of_an_engine_that_has_some() -> None:
-    prefixes = {"vllm": "vllm:,http_,process_,python_", "sglang": "sglang:", "tgi": "tgi_"}
-    for runtime, own in prefixes.items():
-        given = arguments(pod(runtime, accelerator="cpu" if runtime == "vllm" else "nvidia"))
-        assert (given["--engine-metrics-path"], given["--engine-metrics-prefixes"]) == ("/metrics", own)
-    for runtime in ("ollama", "generic"):
-        assert not {"--engine-metrics-path", "--engine-metrics-prefixes"} & arguments(pod(runtime)).keys()
-
-
 def test_pomona_takes_the_arguments_of_the_proxy(tmp_path: Path) -> None:
     log = tmp_path / "termination"
     for runtime in ("ollama", "generic", "vllm"):
@@ -207,21 +198,6 @@ def test_pomona_takes_the_arguments_of_the_proxy(tmp_path: Path) -> None:
         assert result.exit_code == 1, result.output
         assert log.read_text() == "cannot read --token-file /nonexistent/token: No such file or directory"
         log.unlink()
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (("--engine-metrics-prefixes=",), "'' has no prefixes of metrics: give some such as vllm:,process_"),
-        (("--engine-metrics-prefixes=vllm:,",), "'vllm:,' has no prefixes of metrics"),
-        (("--engine-metrics-prefixes=a b",), "'a b' has no prefixes of metrics"),
-    ],
-)
-def test_metrics_of_an_engine_without_prefixes_are_refused(options: tuple[str, ...], says: str) -> None:
-    place = ("--service=team/chat", "--token-file=token", "--engine-port=8000", "--health-path=/health")
-    result = CliRunner().invoke(main, ["pod-proxy", *place, "--engine-metrics-path=/metrics", *options])
-    assert result.exit_code == 2
-    assert says in result.output.replace("\n", " ")
 
 
 OLLAMA = chat_service(runtime="ollama")

@@ -34,7 +34,7 @@ class Engine:
         self.healthy.set()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path == "/own/metrics":
+        if request.path == "/metrics":
             return web.Response(text="vllm:num_requests_waiting 3.0\nALERTS 1\nhttp_requests_total 7.0\n")
         if request.path == "/healthz":
             await self.healthy.wait()
@@ -127,7 +127,7 @@ async def test_request_reaches_the_engine_with_the_token_only(run: Run, http: ai
 
 async def test_metrics_are_those_of_the_proxy_and_of_the_engine(run: Run, http: aiohttp.ClientSession) -> None:
     async with fake_engine(Engine()) as backend:
-        proxy = await run(backend, "--engine-metrics-path=/own/metrics", "--engine-metrics-prefixes=vllm:,http_")
+        proxy = await run(backend, "--engine=vllm")
         await proxy.until_health(200)
         assert await proxy.status("/metrics") == 401
         for query, has_engine in (("", True), ("?engine=true", True), ("?x=y&engine=false", False)):
