@@ -207,3 +207,18 @@ def _decode_identity(name: str) -> Obj:
 def _set_items(owned: FieldSet) -> Sequence[Any]:
     """Return the items of a set."""
     return [msgspec.json.decode(name[2:]) for name in owned if name.startswith("v:")]
+
+
+def skip_small_changes(
+    wanted: Mapping[str, Any], written: Mapping[str, Any], steps: Mapping[str, int]
+) -> dict[str, Any]:
+    """Return `wanted` with the written value of each field that has changed by less than its step.
+
+    A value that moves around the border of two steps is not written each time, as it would be if it were rounded.
+    """
+    kept = {}
+    for field, step in steps.items():
+        now, before = wanted.get(field), written.get(field)
+        if isinstance(now, int) and isinstance(before, int) and abs(now - before) < step:
+            kept[field] = before
+    return {**wanted, **kept}

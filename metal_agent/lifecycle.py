@@ -34,7 +34,7 @@ from metal_agent.process_events import (
     Suspected,
     Trusted,
 )
-from runtimes.engine_log import find_cause
+from runtimes.engine_errors import find_cause
 
 Phase = Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"]
 

@@ -1,7 +1,7 @@
 """Ollama: in pods, and as the daemon of a host's owner, which `runtimes/ollama_client.py` calls.
 
 In a pod it cannot check a key, so Pomona's proxy runs in front of it, and brings the model
-(`runtimes/ollama_prepare.py`). All its settings are variables; an Ollama that its owner runs on a host has other ones,
+(`runtimes/ollama_client.py`). All its settings are variables; an Ollama that its owner runs on a host has other ones,
 and is never started by Pomona.
 """
 

@@ -21,7 +21,7 @@ from crds.meta import FLAPPING, HOST_PAUSED, MEMORY_PRESSURE, PROXY_CONTAINER
 from crds.metalprocess import MetalProcess
 from crds.size import size_text
 from kube.client import Obj
-from runtimes.engine_log import find_cause
+from runtimes.engine_errors import find_cause
 from runtimes.registry import RUNTIMES
 
 _BROKEN: Final = frozenset(

@@ -1,24 +1,87 @@
 """The probe of AMD GPUs: the kernel's files, which any container may read, and rocm-smi where they state no memory."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from crds.nodefitness import NodeDevice
-from devices.node.amd_topology import TopologyNode, read_topology
 from devices.node.checked_values import (
     clean_text,
     parse_celsius,
+    parse_number,
     parse_percent,
     parse_rest_bytes,
     parse_size_bytes,
     subtract_used,
 )
-from devices.node.drm_cards import DrmCard, list_cards, read_driver_version, read_temperature_celsius
+from devices.node.kernel_files import (
+    DrmCard,
+    list_cards,
+    list_folder,
+    parse_properties,
+    read_driver_version,
+    read_limited,
+    read_temperature_celsius,
+)
 from devices.node.vendor_reading import VendorReading
 from devices.node.vendor_tool import find_tool, quote_output, run_tool
 from devices.products import find_product
+
+_XGMI: Final = 11
+"""Type of a link of Infinity Fabric; 2 is PCI Express."""
+
+
+class TopologyNode(NamedTuple):
+    """One GPU, or one partition of it."""
+
+    number: int
+    address: str
+    """Its PCI address, which partitions of one GPU share."""
+    target: str
+    """For example gfx942."""
+    linked: tuple[int, ...]
+    """Numbers of the nodes that it reaches by Infinity Fabric."""
+
+
+def read_topology(sys: Path) -> tuple[TopologyNode, ...]:
+    """Return the GPUs of the topology; none if the compute driver is not loaded."""
+    return tuple(_read_nodes(sys / "class/kfd/kfd/topology/nodes"))
+
+
+def format_target(version: int) -> str:
+    """Return the compiler target of a version: 90402 is gfx942, and 90010 gfx90a. Empty if it is none."""
+    major, minor, stepping = version // 10_000, version // 100 % 100, version % 100
+    is_target = 0 < major < 100 and minor < 16 and stepping < 16  # noqa: PLR2004 - hexadecimal digits
+    return f"gfx{major}{minor:x}{stepping:x}" if is_target else ""
+
+
+def format_address(domain: int, location: int) -> str:
+    """Return the PCI address of a location: eight bits of bus, five of device and three of function."""
+    return f"{domain & 0xFFFF:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
+
+
+def _read_nodes(folder: Path) -> Iterator[TopologyNode]:
+    for node in list_folder(folder, r"[0-9]+"):
+        facts = parse_properties(read_limited(node / "properties"), " ")
+        target = format_target(_number(facts, "gfx_target_version"))
+        if not target:
+            continue  # a processor
+        links = (
+            parse_properties(read_limited(each / "properties"), " ")
+            for each in list_folder(node / "io_links", r"[0-9]+")
+        )
+        yield TopologyNode(
+            number=int(node.name),
+            address=format_address(_number(facts, "domain"), _number(facts, "location_id")),
+            target=target,
+            linked=tuple(_number(each, "node_to") for each in links if _number(each, "type") == _XGMI),
+        )
+
+
+def _number(facts: dict[str, str], name: str) -> int:
+    return max(parse_number(facts.get(name, "")) or 0, 0)
+
 
 _VENDOR_ID: Final = "1002"
 _LEAST_BYTES: Final = 2 << 30

@@ -9,8 +9,13 @@ from typing import Final
 from crds.nodefitness import NodeDevice
 from crds.size import MIB
 from devices.node.checked_values import clean_text, parse_celsius, parse_mib, parse_percent, parse_rest_bytes
-from devices.node.drm_cards import read_driver_version, read_temperature_celsius
-from devices.node.kernel_files import list_folder, parse_properties, read_limited
+from devices.node.kernel_files import (
+    list_folder,
+    parse_properties,
+    read_driver_version,
+    read_limited,
+    read_temperature_celsius,
+)
 from devices.node.vendor_reading import VendorReading
 from devices.node.vendor_tool import find_tool, quote_output, run_tool
 from devices.products import find_product

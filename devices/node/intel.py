@@ -9,8 +9,14 @@ from typing import Final
 
 from crds.nodefitness import NodeDevice
 from devices.node.checked_values import clean_text, parse_size_bytes
-from devices.node.drm_cards import DrmCard, list_cards, read_driver_version, read_temperature_celsius
-from devices.node.kernel_files import list_folder, read_limited
+from devices.node.kernel_files import (
+    DrmCard,
+    list_cards,
+    list_folder,
+    read_driver_version,
+    read_limited,
+    read_temperature_celsius,
+)
 from devices.node.vendor_reading import VendorReading
 
 _VENDOR_ID: Final = "8086"

@@ -13,7 +13,7 @@ from crds.nodefitness import MOST_DEVICES, NodeDevice
 from crds.size import MIB
 from devices.node.checked_values import clean_text, parse_mib, parse_number
 from devices.node.intel import INTEL_CARDS
-from devices.node.nvidia_parsers import format_architecture
+from devices.node.nvidia import format_architecture
 from devices.node.vendor_reading import VENDOR_NAMES, NodeVendor, VendorReading
 from devices.products import find_product
 from devices.vendors import VENDORS

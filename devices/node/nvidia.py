@@ -4,24 +4,204 @@ Its table for scripts (`--query-gpu`) is the one output whose fields are named; 
 outputs for people, and are asked for only where a GPU is partitioned, or once for a set of GPUs.
 """
 
-from collections.abc import Sequence
-from typing import Final
+import csv
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
-from devices.node.checked_values import clean_text
-from devices.node.nvidia_parsers import (
-    FIELDS,
-    NvidiaGpu,
-    Partition,
-    PartitionMemory,
-    find_refused_field,
-    list_devices,
-    parse_gpus,
-    parse_links,
-    parse_partition_memory,
-    parse_partitions,
+from msgspec.structs import replace
+
+from crds.nodefitness import NodeDevice
+from crds.size import MIB
+from devices.node.checked_values import (
+    clean_text,
+    parse_celsius,
+    parse_mib,
+    parse_number,
+    parse_percent,
+    parse_rest_bytes,
 )
 from devices.node.vendor_reading import VendorReading
 from devices.node.vendor_tool import find_tool, quote_output, run_tool
+
+FIELDS: Final = (
+    *("index", "uuid", "pci.bus_id", "name", "memory.total", "memory.free", "utilization.gpu", "temperature.gpu"),
+    *("driver_version", "compute_cap", "mig.mode.current", "addressing_mode"),
+)
+"""Fields that are asked for; versions before 510 know no `compute_cap`, and those before 530 no `addressing_mode`."""
+_REFUSED: Final = re.compile(r'Field "([a-z0-9_.]{1,64})" is not a valid field to query')
+_COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_LISTED_GPU: Final = re.compile(r"GPU [0-9]+: .*\(UUID: (\S+)\)")
+_LISTED_PARTITION: Final = re.compile(r"\s*MIG (\S+)\s+Device\s+([0-9]{1,3}): \(UUID: (\S+)\)")
+_MOST_LINKS: Final = 32
+_MOST_GPUS: Final = 1024
+
+
+class NvidiaGpu(NamedTuple):
+    """One GPU as nvidia-smi states it."""
+
+    number: int
+    """Index by which nvidia-smi counts it."""
+    bus_id: str
+    """For example 00000000:83:00.0."""
+    device: NodeDevice
+    driver: str
+    is_partitioned: bool
+    """True if MIG is on, with which nothing runs on the GPU but on its partitions."""
+    shares_memory: bool
+    """True if the GPU has no memory of its own and computes in that of the machine, as in a GB10."""
+
+
+class Partition(NamedTuple):
+    """One MIG partition of a GPU."""
+
+    number: int
+    """Index in its GPU."""
+    profile: str
+    """For example 1g.10gb."""
+    id: str
+
+
+class PartitionMemory(NamedTuple):
+    """The memory of a partition, which depends on the product as well as on the profile."""
+
+    memory_bytes: int | None
+    free_bytes: int | None
+
+
+def find_refused_field(text: str) -> str | None:
+    """Return the field that this version of nvidia-smi does not know; it refuses the whole query then."""
+    found = _REFUSED.search(text)
+    return found[1] if found else None
+
+
+def parse_gpus(text: str, fields: Sequence[str]) -> Iterator[NvidiaGpu]:
+    """Read the answer to a query of these fields; a line that is no GPU is ignored."""
+    for cells in csv.reader(text.splitlines(), skipinitialspace=True):
+        if len(cells) == len(fields) and (gpu := _parse_gpu(dict(zip(fields, cells, strict=True)))):
+            yield gpu
+
+
+def parse_partitions(text: str) -> dict[str, list[Partition]]:
+    """Read the partitions in the output of `nvidia-smi -L`, by the UUID of their GPU."""
+    found: dict[str, list[Partition]] = {}
+    gpu = ""
+    for line in text.splitlines():
+        if listed := _LISTED_GPU.match(line):
+            gpu = clean_text(listed[1])
+        elif gpu and (listed := _LISTED_PARTITION.match(line)):
+            partition = Partition(int(listed[2]), clean_text(listed[1]), clean_text(listed[3]))
+            found.setdefault(gpu, []).append(partition)
+    return found
+
+
+def parse_partition_memory(text: str) -> dict[tuple[str, int], PartitionMemory]:
+    """Read the memory of partitions in the output of `nvidia-smi -q`, by bus id of the GPU and index in it."""
+    found: dict[tuple[str, int], PartitionMemory] = {}
+    for section in re.split(r"^(?=GPU \S)", text, flags=re.MULTILINE):
+        bus_id = re.match(r"GPU (\S{1,32})", section)
+        # The header of each partition and of what follows the last one is indented by four.
+        for block in re.split(r"^ {4}(?=\S)", section, flags=re.MULTILINE) if bus_id else ():
+            index = re.search(r"\A *MIG Device\s+Index +: ([0-9]{1,3})$", block, re.MULTILINE)
+            memory = re.search(r"^ +Shared FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
+            memory = memory or re.search(r"^ +FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
+            if bus_id and index and memory:
+                found[bus_id[1], int(index[1])] = _parse_memory(memory[1])
+    return found
+
+
+def parse_links(text: str) -> dict[int, list[int]]:
+    """Read which GPUs reach which others by NVLink in the output of `nvidia-smi topo -m`, by index."""
+    lines = [_COLOR.sub("", line).split("\t") for line in text.splitlines()]
+    header = next((cells for cells in lines if len(cells) > 1 and cells[1].strip() == "GPU0"), None)
+    links: dict[int, list[int]] = {}
+    for cells in lines if header else ():
+        source = _parse_gpu_name(cells[0])
+        if source is None or header is None or cells is header:
+            continue
+        targets = [
+            target
+            for name, link in zip(header[1:], cells[1:], strict=False)
+            if re.fullmatch(r"NV[0-9]+", link.strip()) and (target := _parse_gpu_name(name)) is not None
+        ]
+        links[source] = targets[:_MOST_LINKS]
+    return links
+
+
+def list_devices(
+    gpus: Sequence[NvidiaGpu],
+    partitions: Mapping[str, Sequence[Partition]],
+    memory: Mapping[tuple[str, int], PartitionMemory],
+    links: Mapping[int, Sequence[int]],
+) -> tuple[NodeDevice, ...]:
+    """Return the devices on which something can run: a GPU, or its partitions if MIG is on."""
+    ids = {gpu.number: gpu.device.id for gpu in gpus}
+    devices: list[NodeDevice] = []
+    for gpu in gpus:
+        if gpu.is_partitioned:
+            devices += (_build_partition(gpu, each, memory) for each in partitions.get(gpu.device.id, ()))
+            continue
+        reached = [ids[each] for each in links.get(gpu.number, ()) if each in ids and each != gpu.number]
+        devices.append(replace(gpu.device, links=reached[:_MOST_LINKS]))
+    return tuple(devices)
+
+
+def format_architecture(capability: str) -> str:
+    """Return a compute capability as the name of an architecture: 9.0 is sm_90."""
+    found = re.fullmatch(r"\s*([0-9]{1,2})\.([0-9])\s*", capability, re.ASCII)
+    return f"sm_{int(found[1])}{found[2]}" if found else ""
+
+
+def _build_partition(
+    gpu: NvidiaGpu, partition: Partition, memory: Mapping[tuple[str, int], PartitionMemory]
+) -> NodeDevice:
+    # A GPU with MIG states no utilization, and its temperature is that of all partitions.
+    own = memory.get((gpu.bus_id, partition.number), PartitionMemory(None, None))
+    return replace(
+        gpu.device,
+        id=partition.id,
+        partition=partition.profile,
+        memory_bytes=own.memory_bytes,
+        free_bytes=own.free_bytes,
+        utilization_percent=None,
+    )
+
+
+def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
+    number, bus_id = parse_number(cells.get("index", "")), clean_text(cells.get("pci.bus_id", ""))
+    device_id = clean_text(cells.get("uuid", "")) or bus_id
+    name = clean_text(cells.get("name", ""))
+    if number is None or not 0 <= number < _MOST_GPUS or not device_id or not name:
+        return None
+    memory_bytes = parse_mib(cells.get("memory.total", ""))
+    device = NodeDevice(
+        id=device_id,
+        product=name,
+        architecture=format_architecture(cells.get("compute_cap", "")),
+        memory_bytes=memory_bytes,
+        free_bytes=parse_rest_bytes(cells.get("memory.free", ""), MIB),
+        utilization_percent=parse_percent(cells.get("utilization.gpu", "")),
+        temperature_celsius=parse_celsius(cells.get("temperature.gpu", "")),
+    )
+    return NvidiaGpu(
+        number,
+        bus_id,
+        device,
+        driver=clean_text(cells.get("driver_version", "")),
+        is_partitioned=cells.get("mig.mode.current", "").strip() == "Enabled",
+        shares_memory=memory_bytes is None and cells.get("addressing_mode", "").strip() == "ATS",
+    )
+
+
+def _parse_memory(block: str) -> PartitionMemory:
+    values = dict(re.findall(r"^ +(Total|Free) +: (.{1,32})$", block, re.MULTILINE))
+    return PartitionMemory(parse_mib(values.get("Total", "")), parse_rest_bytes(values.get("Free", ""), MIB))
+
+
+def _parse_gpu_name(text: str) -> int | None:
+    found = re.fullmatch(r"GPU([0-9]{1,3})", text.strip())
+    return int(found[1]) if found else None
+
 
 _refused_fields: Final[set[str]] = set()
 """Fields that the tool of this node does not know: a newer driver is asked for them after a restart of the agent."""

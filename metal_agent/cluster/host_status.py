@@ -14,9 +14,9 @@ from devices.facts import HostFacts
 from devices.host import HostState
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
+from kube.comparison import skip_small_changes
 from kube.errors import Conflict, NotFound
 from kube.resources import METAL_HOSTS
-from kube.small_changes import skip_small_changes
 from kube.time import rfc3339
 from metal_agent.assignments import Assignment
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER

@@ -10,9 +10,9 @@ import pytest
 from aiohttp import web
 
 from examples.tiny import build_model
-from runtimes import ollama_prepare
+from runtimes import ollama_client
 from runtimes.daemon import SILENT, DaemonError
-from runtimes.ollama_prepare import PodModel, is_permanent, prepare_model
+from runtimes.ollama_client import PodModel, is_permanent, prepare_model
 from tests.support.ollama.library import Library, serve_library
 from tests.support.ollama.server import NO_LIBRARY, OllamaServer
 from tests.support.stub_server import serve_stub
@@ -24,7 +24,7 @@ NAME = "pomona/chat:0123456789-9876543210"
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_START_SECONDS", "_FIRST_PAUSE_SECONDS", "_LONGEST_PAUSE_SECONDS"):
-        monkeypatch.setattr(ollama_prepare, name, 0.01)
+        monkeypatch.setattr(ollama_client, name, 0.01)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kube.small_changes import skip_small_changes
+from kube.comparison import skip_small_changes
 
 GIB = 2**30
 

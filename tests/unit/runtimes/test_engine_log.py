@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtimes.engine_log import find_cause
+from runtimes.engine_errors import find_cause
 
 LLAMA = """\
 0.00.024.827 I srv          init: loading model

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from crds.nodefitness import NodeDevice
-from devices.node.amd import parse_rocm_smi, read_amd
-from devices.node.amd_topology import format_address, format_target, read_topology
+from devices.node.amd import format_address, format_target, parse_rocm_smi, read_amd, read_topology
 from devices.node.vendor_reading import VendorReading
 from tests.unit.devices.node.stand_ins import ToolFolder, recorded, write_tree
 

@@ -8,15 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crds.nodefitness import NodeDevice
-from devices.node.amd import list_amd_devices, parse_rocm_smi
-from devices.node.amd_topology import read_topology
+from devices.node.amd import list_amd_devices, parse_rocm_smi, read_topology
 from devices.node.checked_values import clean_text
-from devices.node.drm_cards import list_cards
 from devices.node.gaudi import parse_hl_smi, read_gaudi
 from devices.node.intel import read_intel
-from devices.node.kernel_files import list_pci_devices
+from devices.node.kernel_files import list_cards, list_pci_devices
 from devices.node.labels import read_labels
-from devices.node.nvidia_parsers import (
+from devices.node.nvidia import (
     FIELDS,
     find_refused_field,
     list_devices,

@@ -4,8 +4,14 @@ import pytest
 
 from crds.nodefitness import NodeDevice
 from crds.size import MIB
-from devices.node.nvidia import read_nvidia
-from devices.node.nvidia_parsers import FIELDS, format_architecture, parse_gpus, parse_links, parse_partition_memory
+from devices.node.nvidia import (
+    FIELDS,
+    format_architecture,
+    parse_gpus,
+    parse_links,
+    parse_partition_memory,
+    read_nvidia,
+)
 from devices.node.vendor_reading import VendorReading
 from tests.unit.devices.node.stand_ins import ToolFolder, recorded
 
