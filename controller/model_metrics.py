@@ -6,20 +6,16 @@ work with ours then. Labels are names in objects that the API server has checked
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from controller.reconcile.conditions import has_condition
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.services.traffic import TokenSource
 from crds.meta import LABEL_SERVICE, METRIC_PREFIX, PROXY_CONTAINER
-from crds.nodefitness import STALE_SECONDS
-from crds.size import GIB
 from kube.client import Obj
 from kube.resources import (
     INFERENCE_SERVICES,
@@ -81,58 +77,6 @@ class OwnedSeries:
             self._gauge.remove(*labels)
 
 
-class DensityMetrics(Collector):
-    """The gauges of the density API that follow from the reports of node agents alone, under the names that it has.
-
-    Args:
-        registry: the registry of the controller.
-        read_now: seconds since 1970, by the clock of this process.
-    """
-
-    def __init__(self, registry: CollectorRegistry, read_now: Callable[[], float]) -> None:
-        self._read_now = read_now
-        self._series = {
-            name: OwnedSeries(Gauge(f"pomona_density_node_{name}", text, ("node",), registry=registry), max)
-            for name, text in _DENSITY_GAUGES.items()
-        }
-        self._seen_at: dict[str, float] = {}
-        """When this process saw the last report of each node first."""
-        registry.register(self)
-
-    def put(self, owner: _Owner, fitness: Obj | None, seen_at: float | None) -> None:
-        """Take the last report of a node agent, and when it was seen first; without one, the node has no series."""
-        node, status = owner[1].name, (fitness or {}).get("status") or {}
-        devices = status.get("devices") or ()
-        largest = max((device.get("memoryBytes") or 0 for device in devices), default=0)
-        sizes = {"ram_total_gb": status.get("memoryBytes"), "gpu_vram_gb": largest}
-        gauges = {name: round(size / GIB, 2) for name, size in sizes.items() if size} | {"gpu_count": len(devices)}
-        for name, series in self._series.items():
-            values: dict[_Labels, float] = {}
-            if name in gauges and seen_at is not None:
-                values[node,] = gauges[name]
-            series.put(owner, values)
-        if seen_at is None:
-            self._seen_at.pop(node, None)
-        else:
-            self._seen_at[node] = seen_at
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield which nodes are stale now."""
-        stale = GaugeMetricFamily(
-            "pomona_density_node_stale", "1 if the facts of the node are stale.", labels=("node",)
-        )
-        for node, seen_at in list(self._seen_at.items()):  # the metrics are read in another thread
-            stale.add_metric((node,), self._read_now() - seen_at > STALE_SECONDS)
-        yield stale
-
-
-_DENSITY_GAUGES: Final = {
-    "ram_total_gb": "Memory of the node in GiB.",
-    "gpu_vram_gb": "Memory of the largest device in GiB.",
-    "gpu_count": "Devices.",
-}
-
-
 class ModelMetrics:
     """The metrics of services, engines and node agents. Each event of the store takes a few microseconds.
 
@@ -185,7 +129,6 @@ class ModelMetrics:
         self._observed = OwnedSeries(
             gauge("pomona_node_observed_timestamp_seconds", "Time of the last report of a node agent.", "node"), max
         )
-        self._density = DensityMetrics(registry, read_now)
         self._store: Store | None = None
 
     def follow_store(self, store: Store) -> None:
@@ -215,7 +158,6 @@ class ModelMetrics:
                 seen_at = self._time_report(old, new)
                 reported: dict[_Labels, float] = {} if seen_at is None else {(owner[1].name,): seen_at}
                 self._observed.put(owner, reported)
-                self._density.put(owner, new, seen_at)
         else:
             self._ready.put(owner, _read_readiness(new))
             if old is None and self._store is not None:

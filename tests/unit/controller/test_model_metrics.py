@@ -12,7 +12,7 @@ from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, NODE_FITNESSES, PODS, ObjectKey
 from kube.store import Store
 from tests.support import api_objects
-from tests.support.api_objects import GIB, process, service
+from tests.support.api_objects import process, service
 
 CHAT = ObjectKey("team", "chat")
 
@@ -132,25 +132,6 @@ def test_report_of_a_node_agent_has_its_time(followed: Followed) -> None:
     assert followed.series("pomona_node_observed_timestamp_seconds") == {}
 
 
-def test_hardware_of_a_node_is_there_while_its_agent_is_known_and_stale_when_it_is_silent(followed: Followed) -> None:
-    def show() -> dict[str, float]:
-        names = ("ram_total_gb", "gpu_vram_gb", "gpu_count", "stale")
-        found = {name: followed.series(f"pomona_density_node_{name}") for name in names}
-        return {name: values["gpu-1",] for name, values in found.items() if values}
-
-    devices = [{"id": "0", "memoryBytes": 24 * GIB}, {"id": "1", "memoryBytes": 80 * GIB}]
-    status = {"observedAt": "1970-01-01T02:46:40Z", "memoryBytes": 512 * GIB, "devices": devices}
-    metadata = {"name": "gpu-1", "uid": "u"}
-    followed.put(NODE_FITNESSES, {"metadata": metadata, "status": status})
-    assert show() == {"ram_total_gb": 512, "gpu_vram_gb": 80, "gpu_count": 2, "stale": 0}
-    followed.now += 151
-    assert show()["stale"] == 1
-    followed.put(NODE_FITNESSES, {"metadata": metadata, "status": {"observedAt": "1970-01-01T02:49:11Z"}})
-    assert show() == {"gpu_count": 0, "stale": 0}, "unknown is not 0"
-    followed.store.remove(NODE_FITNESSES, None, "gpu-1")
-    assert show() == {}
-
-
 @pytest.mark.parametrize("observed_at", ["1970-01-01T00:00:00Z", "2030-01-01T00:00:00Z", "no time"])
 def test_age_of_reports_does_not_follow_the_clock_of_a_node(followed: Followed, observed_at: str) -> None:
     metadata, name = {"name": "gpu-1", "uid": "u"}, "pomona_node_observed_timestamp_seconds"
@@ -186,5 +167,4 @@ def test_prefix_is_that_of_the_names_that_another_project_has() -> None:
         "flexinfer_model_load_seconds",
         "pomona_service_ready",
         "pomona_node_observed_timestamp_seconds",
-        *(f"pomona_density_node_{name}" for name in ("stale", "ram_total_gb", "gpu_vram_gb", "gpu_count")),
     }
