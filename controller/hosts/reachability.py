@@ -156,7 +156,8 @@ async def _read_answer(place: AgentPlace) -> str:
     """Return the body of the agent's response. Raises OSError and, without a response in this form, returns ""."""
     reader, writer = await asyncio.open_connection(place.address, place.port, limit=_ANSWER_BYTES)
     try:
-        writer.write(b"GET / HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")
+        authority = f"[{place.address}]" if ":" in place.address else place.address
+        writer.write(f"GET / HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n".encode())
         response = b""
         while len(response) < _ANSWER_BYTES and (more := await reader.read(_ANSWER_BYTES - len(response))):
             response += more
