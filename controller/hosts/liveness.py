@@ -99,6 +99,11 @@ class HostLiveness:
         known = self._hosts.get(host)
         return known.liveness if known else "Unproven"
 
+    def find_lease(self, host: str) -> Lease | None:
+        """Return the Lease of a host as it was last observed."""
+        known = self._hosts.get(host)
+        return known.lease if known else None
+
     def wait_seconds(self, host: str, now: float) -> float | None:
         """Return the time until the processes of an expired host count as stopped; None: it has not expired."""
         known = self._hosts.get(host)
@@ -151,31 +156,6 @@ class HostLiveness:
         before = {name: self.state(name) for name in {*names, *self._hosts}}
         self._hosts = {name: self._look(name, seen.get(name), now, today, read_expiries) for name in names}
         return {name for name, liveness in before.items() if self.state(name) != liveness}
-
-    def has_answer(self, now: float) -> bool:
-        """Return whether an answer about all hosts is so recent that one about a single host can be judged."""
-        return self._answered is not None and now - self._answered <= OUTAGE_SECONDS
-
-    def observe_host(
-        self,
-        host: str,
-        lease: Lease | None,
-        now: float,
-        today: datetime,
-        read_expiries: Callable[[str], Iterable[str]] = lambda _host: (),
-        *,
-        is_registered: bool,
-    ) -> bool:
-        """Take an answer about one host; returns whether its liveness has changed. The arguments are as of `observe`.
-
-        Call it only while `has_answer`: else the API server may not have been reachable for the host either.
-        """
-        before = self.state(host)
-        if lease is not None or is_registered:
-            self._hosts[host] = self._look(host, lease, now, today, read_expiries)
-        else:
-            self._hosts.pop(host, None)
-        return self.state(host) != before
 
     def _look(
         self,

@@ -7,7 +7,7 @@ hosts renew, was reachable: a silent watch does not show that.
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Final, NamedTuple
@@ -123,7 +123,7 @@ class LeaseReader:
         """Read all Leases now, and enqueue the hosts whose liveness has changed. Raises as `Client`."""
         if self._leading is None:
             return
-        client, store, *_ = self._leading
+        client, store, _recorder, enqueue, _ = self._leading
         async with self._reading:  # an answer that is overtaken by a later one would count as a renewal
             found = await client.list(LEASES, HOSTS_NAMESPACE)
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
@@ -131,31 +131,6 @@ class LeaseReader:
         names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))
         today = datetime.now(UTC)
         changed = self.liveness.observe(names, map(read_lease, found.items), self._clock(), today, self._read_expiries)
-        self._report(self._leading, changed)
-
-    async def read_host(self, host: str) -> None:
-        """Read the Lease of one host now: of many that are lost at once, each is read, and not all for each.
-
-        Raises as `Client`.
-        """
-        if self._leading is None:
-            return
-        if not self.liveness.has_answer(self._clock()):
-            await self.read()
-            return
-        client, store, *_ = self._leading
-        async with self._reading:
-            found = await client.list(LEASES, HOSTS_NAMESPACE, field_selector=f"metadata.name={host}")
-        lease = next(map(read_lease, found.items), None)
-        is_registered = bool(store.get(METAL_HOSTS, host) or store.by_index(ENDPOINT_SLICES, HOST_INDEX, host))
-        has_changed = self.liveness.observe_host(
-            host, lease, self._clock(), datetime.now(UTC), self._read_expiries, is_registered=is_registered
-        )
-        self._report(self._leading, {host} if has_changed else ())
-
-    def _report(self, leading: Leading, changed: Collection[str]) -> None:
-        """Enqueue the hosts whose liveness has changed, and tell the listeners."""
-        store, enqueue = leading.store, leading.enqueue
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.state(host))
             enqueue(METAL_HOSTS, ObjectKey("", host))
@@ -165,6 +140,14 @@ class LeaseReader:
                     enqueue(METAL_PROCESSES, object_key(process))
         for listener in self._listeners if changed else ():
             listener()
+
+    async def follow_renewal(self, host: str) -> None:
+        """Read all Leases now if one host has renewed its Lease since they were read. Raises as `Client`."""
+        if self._leading is not None:
+            selector = f"metadata.name={host}"
+            found = await self._leading.client.list(LEASES, HOSTS_NAMESPACE, field_selector=selector)
+            if found.items and read_lease(found.items[0]) != self.liveness.find_lease(host):
+                await self.read()
 
     def _read_expiries(self, host: str) -> list[str]:
         """Return the expiries that an earlier leader has written into the status of a host."""
@@ -204,7 +187,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
         if not leases.bindable(key.name):
             # The host may have renewed since Leases were read: then its endpoints must not be deleted.
-            await leases.read_host(key.name)
+            await leases.follow_renewal(key.name)
         liveness = leases.liveness.state(key.name)
         distrust = leases.find_distrust(key.name, snapshot.now)
         expiries = leases.liveness.list_expiries(key.name, snapshot.now)
