@@ -26,8 +26,8 @@ from metal_agent.holds import owner_policy, pause_policy
 from metal_agent.holds.hold_gate import HoldableProcess, HoldGate, HostHold
 from metal_agent.holds.owner_policy import NO_POLICY, REASONS, OwnerPolicy, OwnerSample, OwnerSource, SourceState
 from metal_agent.holds.pause_policy import Pause, PauseAction, PauseState, Resume
-from metal_agent.memory.pressure_policy import CancelDisplacement, Displace, Evict, EvictionCandidate
-from metal_agent.memory.pressure_watchdog import memory_stage
+from metal_agent.memory.pressure_policy import CancelDisplacement, Displace, Evict
+from metal_agent.memory.pressure_watchdog import describe_candidate, save_record
 from metal_agent.periodic import run_periodically
 from metal_agent.process_events import Evicted, Held
 
@@ -120,7 +120,7 @@ class PauseWatchdog:
         sample = await asyncio.to_thread(self._inputs.read, self._policy.sources)
         seconds = self._advance_clock()
         self._step_sources(sample, seconds)
-        candidates = [_candidate(uid, runner) for uid, runner in self._runners.items()]
+        candidates = [describe_candidate(runner) for runner in self._runners.values()]
         self.state, actions = pause_policy.step_pause(
             self.state,
             candidates,
@@ -128,7 +128,9 @@ class PauseWatchdog:
             is_held=bool(self._since),
             pauses_critical=self._policy.pauses_critical,
         )
-        await self._write_record()
+        sources = {str(source): since for source, since in self._since.items()}
+        record = PauseRecord(sources, tuple(self.state.displacing), tuple(sorted(self.state.evicted)))
+        self._written = await save_record(self._path, record, self._written)
         for action in actions:
             self._perform(action)
         self._gate.refresh()
@@ -176,7 +178,7 @@ class PauseWatchdog:
     def _is_spared(self, uid: str) -> bool:
         """Return whether the process goes on during a pause: it is protected, and its owner does not pause it."""
         runner = self._runners.get(uid)
-        return runner is not None and not self._policy.pauses_critical and _candidate(uid, runner).is_protected
+        return runner is not None and not self._policy.pauses_critical and describe_candidate(runner).is_protected
 
     def _describe(self) -> str:
         return " and ".join(self._policy.describe(source) for source in self._since) or "the pause is ending"
@@ -202,36 +204,9 @@ class PauseWatchdog:
             if after.holds != before.holds:
                 log.info("owner_hold_changed", source=source, holds=after.holds, why=self._policy.describe(source))
 
-    async def _write_record(self) -> None:
-        wanted = PauseRecord(
-            {str(source): since for source, since in self._since.items()},
-            tuple(self.state.displacing),
-            tuple(sorted(self.state.evicted)),
-        )
-        if wanted == self._written:
-            return
-        try:
-            await asyncio.to_thread(durable.write, self._path, wanted)
-        except OSError as error:
-            # The owner needs the host whether or not this is written; the next sample tries again.
-            log.warning("pause_record_not_written", path=str(self._path), error=str(error))
-        else:
-            self._written = wanted
-
     def _perform(self, action: PauseAction) -> None:
         if isinstance(action, Evict):
             self._gate.evict(action.uid, Evicted(HOST_PAUSED, self._explain(_EVICTED), is_urgent=False))
         log.info("pause_action", action=type(action).__name__, uid=getattr(action, "uid", None))
         note = _NOTES[type(action)]
         self._on_action(action, self._explain(note) if self._since else note)
-
-
-def _candidate(uid: str, runner: HoldableProcess) -> EvictionCandidate:
-    spec = runner.assignment.spec
-    return EvictionCandidate(
-        uid=uid,
-        priority=spec.priority if spec else "normal",
-        stage=memory_stage(runner.state),
-        memory_bytes=0,
-        has_protection=spec is not None and spec.protected,
-    )

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import structlog
@@ -56,6 +56,8 @@ _MESSAGES: Final[dict[type[PressureAction], str]] = {
 }
 
 log = structlog.get_logger()
+
+Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class PressureRecord(msgspec.Struct, frozen=True):
@@ -150,7 +152,7 @@ class PressureWatchdog:
         now = time.monotonic()
         candidates = [self._candidate(uid, runner, idle, now) for uid, runner in self._runners.items()]
         self.state, actions = pressure_policy.step(self.state, reading.level, candidates, now)
-        await self._write_record()
+        self._written = await save_record(self._path, PressureRecord.of(self.state), self._written)
         for action in actions:
             self._perform(action)
         self._gate.refresh()
@@ -201,27 +203,7 @@ class PressureWatchdog:
         idle_seconds = idle.get(uid)
         if idle_seconds is None and uid in idle and runner.state.ready_since is not None:
             idle_seconds = now - runner.state.ready_since
-        spec = runner.assignment.spec
-        return EvictionCandidate(
-            uid=uid,
-            priority=spec.priority if spec else "normal",
-            stage=memory_stage(runner.state),
-            memory_bytes=self._inputs.ledger.reserved.get(uid, 0),
-            idle_seconds=idle_seconds,
-            has_protection=spec is not None and spec.protected,
-        )
-
-    async def _write_record(self) -> None:
-        wanted = PressureRecord.of(self.state)
-        if wanted == self._written:
-            return
-        try:
-            await asyncio.to_thread(durable.write, self._path, wanted)
-        except OSError as error:
-            # To free memory matters more than this record, which the next sample tries to write again.
-            log.warning("pressure_record_not_written", path=str(self._path), error=str(error))
-        else:
-            self._written = wanted
+        return describe_candidate(runner, self._inputs.ledger.reserved.get(uid, 0), idle_seconds)
 
     def _perform(self, action: PressureAction) -> None:
         match action:
@@ -236,6 +218,35 @@ class PressureWatchdog:
             "pressure_action", action=type(action).__name__, uid=getattr(action, "uid", None), pressure=self.level
         )
         self._on_action(action, _MESSAGES[type(action)])
+
+
+async def save_record(path: Path, wanted: Record, written: Record) -> Record:
+    """Write what a watchdog has decided, before it is performed, if that differs; return what is on the disk then.
+
+    On a full disk it is performed all the same, and the next sample tries again.
+    """
+    if wanted != written:
+        try:
+            await asyncio.to_thread(durable.write, path, wanted)
+        except OSError as error:
+            log.warning("watchdog_record_not_written", path=str(path), error=str(error))
+            return written
+    return wanted
+
+
+def describe_candidate(
+    process: HoldableProcess, memory_bytes: int = 0, idle_seconds: float | None = None
+) -> EvictionCandidate:
+    """Return a process as the policies see it."""
+    spec = process.assignment.spec
+    return EvictionCandidate(
+        uid=process.assignment.uid,
+        priority=spec.priority if spec else "normal",
+        stage=memory_stage(process.state),
+        memory_bytes=memory_bytes,
+        idle_seconds=idle_seconds,
+        has_protection=spec is not None and spec.protected,
+    )
 
 
 def memory_stage(state: lifecycle.ProcessState) -> MemoryStage:
