@@ -416,30 +416,6 @@ def test_invariants_hold_for_any_order_of_events(happened: list[ProcessEvent], s
     assert state.phase == "Stopped"
 
 
-@given(st.integers(1, 10_000))
-def test_the_back_off_grows_to_its_cap(failures: int) -> None:
-    assert (
-        1
-        <= life.restart_backoff_seconds(failures)
-        <= life.restart_backoff_seconds(failures + 1)
-        <= life.MAX_BACKOFF_SECONDS
-    )
-
-
-@pytest.mark.parametrize(
-    ("is_urgent", "seconds"),
-    [(True, life.EVICTION_SECONDS), (False, (life.WITHDRAW_SECONDS, None, life.GRACE_SECONDS))],
-)
-def test_eviction_without_hurry_gives_requests_as_long_as_a_removal(
-    is_urgent: bool, seconds: tuple[float, float | None, float]
-) -> None:
-    state, actions = after(*HAPPY, events.Evicted("HostPaused", "the owner needs the host", is_urgent=is_urgent))
-    withdraw, drain, grace = seconds
-    assert actions == (life.Withdraw(withdraw), life.Drain(drain), life.End(grace))
-    state, _ = after(events.Exited(LastExit(code=0)), start=state)
-    assert (state.phase, state.reason, state.awaits_release) == ("Pending", "HostPaused", True)
-
-
 @pytest.mark.parametrize("begun", [events.Removed(), events.Evicted("HostPaused", "the owner", is_urgent=False)])
 def test_urgent_eviction_hastens_an_engine_that_drains(begun: events.ProcessEvent) -> None:
     draining, actions = after(*HAPPY, begun)
