@@ -46,7 +46,7 @@ from metal_agent.control.agent_control import serve_control
 from metal_agent.control.agent_status import AgentStatus, describe_processes
 from metal_agent.exit_codes import forget_exit
 from metal_agent.holds.pause_watchdog import PauseInputs
-from metal_agent.host import HostCallbacks, build_host
+from metal_agent.host import Host, HostCallbacks
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.metrics_listener import serve_metrics
 from metal_agent.native import engine_command
@@ -131,7 +131,7 @@ class Agent:
         )
         self._listener = ReachabilityListener(self._name, address, self._ports.list_spare, self._enqueue_report)
         self._ports.on_assign = self._listener.give_up
-        self._host = build_host(
+        self._host = Host(
             options.folder,
             ledger=ledger,
             runners=self._runners,

@@ -301,7 +301,7 @@ class SharedDaemon:
 
 
 def build_daemons(folder: Path, allowed_networks: Networks = ()) -> "Daemons":
-    """Return all daemons that may run on this host, whether they run or not; see `build_host` for the networks."""
+    """Return all daemons that may run on this host, whether they run or not; see `Host` for the networks."""
     connects = [runtime.daemon for runtime in RUNTIMES.values() if runtime.daemon]
     return Daemons(folder, [connect(allowed_networks) for connect in connects])
 

@@ -1,12 +1,12 @@
-"""Build one host: the supervisor of its processes, and the memory accounting, daemons and weights that they share.
+"""One host: the supervisor of its processes, and the memory accounting, daemons and weights that they share.
 
-The agent, `pomona up` and tests all build their host here. They differ in the exposure of processes, the source of
+The agent, `pomona up` and tests all have one. They differ in the exposure of processes, the source of
 tokens, and the reaction to changes.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -67,33 +67,101 @@ class HostCallbacks:
     """After each step against memory pressure, and of a pause by the owner, with a message for the user."""
 
 
-@dataclass(slots=True)
 class Host:
-    """The parts of one host."""
+    """One host: its supervisor, and the memory accounting, daemons and weights that its processes share.
 
-    runners: dict[str, Runner]
-    """The processes by uid."""
-    ledger: Ledger
-    daemons: Daemons
-    gate: HoldGate
-    watchdog: PressureWatchdog
-    pauses: PauseWatchdog
-    monitor: MemoryMonitor
-    context: RunnerContext
-    proxy: Proxy | None
-    benchmarks: HostBenchmarks
-    supervisor: Supervisor = field(init=False)
+    Args:
+        folder: the state folder; the caller owns it.
+        ledger: the memory budget and its reservations.
+        runners: its processes by uid, empty; the supervisor fills it, and `exposure` reads it.
+        exposure: brings requests to the processes.
+        callbacks: called on changes.
+        session: for requests to engines.
+        secret: returns the token in a Secret by namespace and name; None if unknown.
+        file_root: the folder below which file:// sources are allowed.
+        allowed_networks: private networks that sources may lead to.
+        proxy: the proxy of this host; None if nothing is served.
+        shared_daemons: the daemons to use; None: those of this machine.
+        read_pressure: reads the memory pressure of the host; blocks for a moment.
+        pause_inputs: the owner's policy, and what it depends on.
+
+    Raises OSError when a file in `folder` cannot be read.
+    """
+
+    supervisor: Supervisor
     """Made by `recover`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        ledger: Ledger,
+        runners: dict[str, Runner],
+        exposure: HostExposure,
+        callbacks: HostCallbacks,
+        session: aiohttp.ClientSession,
+        secret: Callable[[str, str], str | None],
+        file_root: Path | None,
+        allowed_networks: Networks = (),
+        proxy: Proxy | None = None,
+        shared_daemons: Daemons | None = None,
+        read_pressure: Callable[[], PressureReading] = pressure.read,
+        pause_inputs: PauseInputs = NO_PAUSES,
+    ) -> None:
+        self._runners, self._proxy = runners, proxy
+        self.gate = gate = HoldGate(runners)
+        inputs = WatchdogInputs(read=read_pressure, idle_seconds=exposure.idle_seconds, ledger=ledger)
+        self.watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.hold_handled)
+        self.pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.hold_handled)
+        self.benchmarks = benchmarks = self._build_benchmarks(folder, exposure, callbacks)
+        self.daemons = shared_daemons or daemons.build_daemons(folder, allowed_networks)
+        peaks = Peaks(folder / "peaks.json")
+        self.monitor = MemoryMonitor(
+            runners,
+            ledger,
+            peaks,
+            read=read_pressure,
+            changed=callbacks.memory_changed,
+            loaded=self.daemons.loaded,
+        )
+        self.context = RunnerContext(
+            folder=folder,
+            records=Records(folder / "processes"),
+            keys=EngineKeys(folder / "keys"),
+            weights=HostWeights(folder / "weights", file_root, allowed_networks),
+            ledger=ledger,
+            session=session,
+            exposure=exposure,
+            secret=secret,
+            changed=benchmarks.note_change,
+            hold=gate.admit_runner,
+            daemons=self.daemons,
+            loads=benchmarks.loads,
+            peaks=peaks,
+            measurements=benchmarks.measurements,
+            measure_memory=self.monitor.measure,
+        )
+
+    def _build_benchmarks(self, folder: Path, exposure: HostExposure, callbacks: HostCallbacks) -> HostBenchmarks:
+        inputs = BenchmarkInputs(
+            loads=LoadQueue(),
+            read_level=lambda: self.watchdog.level,
+            list_holds=self.gate.list_holds,
+            idle_seconds=exposure.idle_seconds,
+            wait_request=exposure.wait_request,
+            changed=callbacks.process_changed,
+        )
+        return HostBenchmarks(self._runners, Measurements(folder / "measurements.json"), inputs)
 
     async def recover(self, group: asyncio.TaskGroup) -> None:
         """Adopt the proxy and the engines that an earlier agent left running; processes run in `group`.
 
         Raises OSError if the running engines cannot be determined: a start without them could run one twice.
         """
-        if self.proxy:
-            self.proxy.adopt()
-        self.supervisor = Supervisor(self.context, self.runners, group)
-        await self.supervisor.recover(self.proxy.pids() if self.proxy else [])
+        if self._proxy:
+            self._proxy.adopt()
+        self.supervisor = Supervisor(self.context, self._runners, group)
+        await self.supervisor.recover(self._proxy.pids() if self._proxy else [])
 
     def start_loops(
         self,
@@ -107,8 +175,8 @@ class Host:
         `keep_awake_command` is the program that keeps the machine awake while it serves; without it, it may sleep. With
         `has_benchmarks` engines are measured while the host is idle.
         """
-        keep_awake = KeepAwake(self.runners, keep_awake_command)
-        loops = [self.proxy.run(), follow_backend_health(self.proxy.client, self.runners)] if self.proxy else []
+        keep_awake = KeepAwake(self._runners, keep_awake_command)
+        loops = [self._proxy.run(), follow_backend_health(self._proxy.client, self._runners)] if self._proxy else []
         loops += [self.benchmarks.run()] if has_benchmarks else []
         watches = (self.watchdog.run(), self.pauses.run(), keep_awake.run(), self.monitor.run())
         return [group.create_task(each) for each in (*loops, *watches)]
@@ -125,100 +193,5 @@ class Host:
         """
         self.supervisor.assign([])
         seen = changes.count
-        while any(runner.state.phase != "Stopped" for runner in self.runners.values()):
+        while any(runner.state.phase != "Stopped" for runner in self._runners.values()):
             seen = await changes.wait_past(seen)
-
-
-def build_host(
-    folder: Path,
-    *,
-    ledger: Ledger,
-    runners: dict[str, Runner],
-    exposure: HostExposure,
-    callbacks: HostCallbacks,
-    session: aiohttp.ClientSession,
-    secret: Callable[[str, str], str | None],
-    file_root: Path | None,
-    allowed_networks: Networks = (),
-    proxy: Proxy | None = None,
-    shared_daemons: Daemons | None = None,
-    read_pressure: Callable[[], PressureReading] = pressure.read,
-    pause_inputs: PauseInputs = NO_PAUSES,
-) -> Host:
-    """Build the host whose state is in `folder`.
-
-    Args:
-        folder: the state folder; the caller owns it.
-        ledger: the memory budget and its reservations.
-        runners: empty; the supervisor fills it, and `exposure` reads it.
-        exposure: brings requests to the processes.
-        callbacks: called on changes.
-        session: for requests to engines.
-        secret: returns the token in a Secret by namespace and name; None if unknown.
-        file_root: the folder below which file:// sources are allowed.
-        allowed_networks: private networks that sources may lead to.
-        proxy: the proxy of this host; None if nothing is served.
-        shared_daemons: the daemons to use; None: those of this machine.
-        read_pressure: reads the memory pressure of the host; blocks for a moment.
-        pause_inputs: the owner's policy, and what it depends on.
-
-    Raises OSError when a file in `folder` cannot be read.
-    """
-    inputs = WatchdogInputs(read=read_pressure, idle_seconds=exposure.idle_seconds, ledger=ledger)
-    gate, watchdog, pauses = _build_watchdogs(folder, runners, callbacks, inputs, pause_inputs)
-    benchmarks = _build_benchmarks(folder, runners, exposure, callbacks, watchdog=watchdog, gate=gate)
-    peaks, shared = Peaks(folder / "peaks.json"), shared_daemons or daemons.build_daemons(folder, allowed_networks)
-    monitor = MemoryMonitor(
-        runners, ledger, peaks, read=read_pressure, changed=callbacks.memory_changed, loaded=shared.loaded
-    )
-    context = RunnerContext(
-        folder=folder,
-        records=Records(folder / "processes"),
-        keys=EngineKeys(folder / "keys"),
-        weights=HostWeights(folder / "weights", file_root, allowed_networks),
-        ledger=ledger,
-        session=session,
-        exposure=exposure,
-        secret=secret,
-        changed=benchmarks.note_change,
-        hold=gate.admit_runner,
-        daemons=shared,
-        loads=benchmarks.loads,
-        peaks=peaks,
-        measurements=benchmarks.measurements,
-        measure_memory=monitor.measure,
-    )
-    return Host(runners, ledger, shared, gate, watchdog, pauses, monitor, context, proxy, benchmarks)
-
-
-def _build_watchdogs(
-    folder: Path,
-    runners: dict[str, Runner],
-    callbacks: HostCallbacks,
-    inputs: WatchdogInputs,
-    pause_inputs: PauseInputs,
-) -> tuple[HoldGate, PressureWatchdog, PauseWatchdog]:
-    gate = HoldGate(runners)
-    watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.hold_handled)
-    pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.hold_handled)
-    return gate, watchdog, pauses
-
-
-def _build_benchmarks(
-    folder: Path,
-    runners: dict[str, Runner],
-    exposure: HostExposure,
-    callbacks: HostCallbacks,
-    *,
-    watchdog: PressureWatchdog,
-    gate: HoldGate,
-) -> HostBenchmarks:
-    inputs = BenchmarkInputs(
-        loads=LoadQueue(),
-        read_level=lambda: watchdog.level,
-        list_holds=gate.list_holds,
-        idle_seconds=exposure.idle_seconds,
-        wait_request=exposure.wait_request,
-        changed=callbacks.process_changed,
-    )
-    return HostBenchmarks(runners, Measurements(folder / "measurements.json"), inputs)

@@ -23,7 +23,7 @@ from gateway.http.control_client import ControlRefusedError, ControlUnreachableE
 from kube.backoff import backoff_seconds
 from kube.resources import ObjectKey
 from metal_agent.change_counter import ChangeCounter
-from metal_agent.host import HostCallbacks, build_host
+from metal_agent.host import Host, HostCallbacks
 from metal_agent.lifecycle import GRACE_SECONDS
 from metal_agent.memory.ledger import Ledger
 from metal_agent.native.process import is_running
@@ -105,7 +105,7 @@ class Machine:
         self._reconfigure = asyncio.Event()
         self._proxy = Proxy(options.folder, self._note_change)
         self.exposure = StandaloneExposure(self._proxy, self.runners, options.port, signals.abort)
-        self._host = build_host(
+        self._host = Host(
             options.folder,
             ledger=ledger,
             runners=self.runners,

@@ -17,7 +17,7 @@ from metal_agent.daemons import Daemons
 from metal_agent.holds.owner_policy import OwnerPolicy, OwnerSample
 from metal_agent.holds.pause_policy import PauseAction
 from metal_agent.holds.pause_watchdog import PauseInputs
-from metal_agent.host import HostCallbacks, build_host
+from metal_agent.host import Host, HostCallbacks
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import PressureAction
 from metal_agent.native.process import identify_process, kill_strays
@@ -117,7 +117,7 @@ class Machine:
 
     async def _run(self, started: asyncio.Event) -> None:
         self.known = Daemons(self.folder, self.daemons())
-        host = build_host(
+        host = Host(
             self.folder,
             ledger=self.ledger,
             runners=self.runners,
