@@ -275,7 +275,7 @@ def command(
     min_run_seconds: float,
     has_benchmarks: bool,
     flexinfer_export: bool,
-    replacement: ReplacementRules | None,
+    replacement: ReplacementRules,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.

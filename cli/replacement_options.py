@@ -29,15 +29,16 @@ _OPTIONS: Final = (
     click.option(
         "--replace-degraded",
         is_flag=True,
-        help="Replace a replica in a pod that is slower than expected for ten checks in a row by one in a better "
-        "place, if one is free: the new one is ready before the old one ends. Without effect with --namespace.",
+        help="Replace a replica in a pod that is slower than expected over ten check intervals, or does not fit its "
+        "device any more, by one in a better place, if one is free: the new one is ready before the old one ends. "
+        "Without effect with --namespace.",
     ),
     click.option(
         "--degrade-threshold",
         type=click.FloatRange(0.05, 0.95),
         default=_DEFAULTS.degrade_threshold,
         show_default=True,
-        help="Share of the expected speed that a slow replica lacks at the least, for --replace-degraded.",
+        help="Share of the expected speed that a slow replica lacks at the least.",
     ),
     click.option(
         "--degrade-check-interval",
@@ -45,20 +46,20 @@ _OPTIONS: Final = (
         callback=_read_check_interval,
         default=f"{_DEFAULTS.check_seconds:.0f}s",
         show_default=True,
-        help="Time from one check of a slow replica to the next, 1s to 10m, for --replace-degraded.",
+        help="A tenth of the time over which the speed of a replica is measured, 1s to 10m.",
     ),
     click.option(
         "--degrade-cool-down",
         type=Duration(),
         default=f"{_DEFAULTS.cool_down_seconds:.0f}s",
         show_default=True,
-        help="Time after a replacement in which its service has no other one, for --replace-degraded.",
+        help="Time after a replacement in which its namespace has no other one, for --replace-degraded.",
     ),
 )
 
 
 def replacement_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command these options; it gets `replacement`, the rules, or None if nothing is replaced."""
+    """Give a command these options; it gets `replacement`, the rules."""
 
     @functools.wraps(command)
     def call(
@@ -69,8 +70,8 @@ def replacement_options(command: Callable[..., None]) -> Callable[..., None]:
         degrade_cool_down: float,
         **options: Any,
     ) -> None:
-        rules = ReplacementRules(degrade_threshold, degrade_check_interval, degrade_cool_down)
-        command(*arguments, replacement=rules if replace_degraded else None, **options)
+        rules = ReplacementRules(degrade_threshold, degrade_check_interval, degrade_cool_down, replace_degraded)
+        command(*arguments, replacement=rules, **options)
 
     decorated: Callable[..., None] = call
     for option in reversed(_OPTIONS):

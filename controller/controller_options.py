@@ -27,8 +27,8 @@ class ControllerOptions(NamedTuple):
     """Measure the speed of models on idle devices."""
     flexinfer_export: bool = False
     """Write measured speeds for programs of FlexInfer, too."""
-    replacement: ReplacementRules | None = None
-    """Rules for the replacement of replicas that are slow; None: none is replaced."""
+    replacement: ReplacementRules = ReplacementRules()
+    """Rules for the replacement of replicas that are slow or do not fit."""
     preflight: BindAddress | None = None
     """Address of the preflight webhook; None: it is off. Only for the whole cluster."""
     preflight_folder: Path = Path("/etc/pomona/preflight")

@@ -126,6 +126,16 @@ class ModelMetrics:
             ),
             max,
         )
+        self._degraded = OwnedSeries(
+            gauge(
+                "pomona_service_degraded",
+                "1 while the condition SpeedDegraded or FitDegraded of a service is True; none else.",
+                "namespace",
+                "service",
+                "condition",
+            ),
+            max,
+        )
         self._observed = OwnedSeries(
             gauge("pomona_node_observed_timestamp_seconds", "Time of the last report of a node agent.", "node"), max
         )
@@ -160,6 +170,7 @@ class ModelMetrics:
                 self._observed.put(owner, reported)
         else:
             self._ready.put(owner, _read_readiness(new))
+            self._degraded.put(owner, _read_degradation(new))
             if old is None and self._store is not None:
                 # A pod may be known before its service, which names the Model.
                 key = owner[1]
@@ -223,6 +234,15 @@ def _read_readiness(service: Obj | None) -> dict[_Labels, float]:
         return {}
     metadata, priority = service["metadata"], service["spec"].get("priority", "normal")
     return {(metadata["namespace"], metadata["name"], priority): float(has_condition(service, "Ready"))}
+
+
+def _read_degradation(service: Obj | None) -> dict[_Labels, float]:
+    """Return the conditions of a service that are True and tell of a replica that is slow or does not fit."""
+    if service is None:
+        return {}
+    metadata = service["metadata"]
+    kinds = (kind for kind in ("SpeedDegraded", "FitDegraded") if has_condition(service, kind))
+    return {(metadata["namespace"], metadata["name"], kind): 1.0 for kind in kinds}
 
 
 def _measure_seconds(begun: str | None, ended: str | None) -> float | None:

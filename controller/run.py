@@ -119,7 +119,7 @@ def registrations(
     tokens = KnownTokens()
     prober = Prober(options.trust, metrics.count_probe, tokens.read_again)
     replacer = None
-    if options.replacement is not None and queue is not None:
+    if queue is not None:
         watch = SpeedWatch(options.replacement, enqueue_service)
         find_speeds = speeds.find_speeds
         replacer = SpeedReplacer(watch, queue.rooms, options.pods, find_speeds, metrics.queue.count_replacement)

@@ -297,8 +297,8 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     replacement: Annotated[
         SpeedReplacement | None,
         described(
-            "The last replacement of a replica whose speed had fallen, if the controller runs with --replace-degraded. "
-            "Absent if there was none."
+            "The last replacement of a replica whose speed or fit had fallen, if the controller runs with "
+            "--replace-degraded. Absent if there was none."
         ),
     ] = None
     tokens_per_second: Annotated[

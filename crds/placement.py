@@ -155,11 +155,14 @@ class PlacementStatus(ApiStruct, frozen=True):
 
 
 class SpeedReplacement(ApiStruct, frozen=True):
-    """The last replacement of a replica whose speed had fallen."""
+    """The last replacement of a replica whose speed or fit had fallen."""
 
     uid: Annotated[str, Meta(max_length=64), described("uid of the pod that ends.")]
     from_place: Annotated[ShortText, described("Its node, as node/NAME.")]
-    observed: Annotated[Rate, described("Speed of a single request that was observed there, in tokens per second.")]
+    observed: Annotated[
+        Rate,
+        described("Speed of a single request that was observed there, in tokens per second. Empty: it did not fit."),
+    ]
     expected: Annotated[Rate, described("Speed that was expected there, in tokens per second.")]
     least_tokens_per_second: Annotated[
         Rate,
@@ -168,9 +171,7 @@ class SpeedReplacement(ApiStruct, frozen=True):
     started_at: Annotated[Time, described("When the new replica was asked for.")]
     ended_at: Annotated[
         Time | None,
-        described(
-            "When it was over. The next replacement of the service begins after a cool-down. Absent while it goes on."
-        ),
+        described("When it was over. The next one in its namespace begins after a cool-down. Absent while it goes on."),
     ] = None
     outcome: Annotated[
         Literal["Moved", "GivenUp"] | None,

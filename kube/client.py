@@ -223,14 +223,6 @@ class Client:
         request = Request("POST", resource.path(namespace, name, subresource), {}, msgspec.json.encode(obj))
         return await self._call(f"create {subresource} of", resource, namespace, name, request)
 
-    async def try_subresource(
-        self, resource: Resource, name: str, namespace: str | None, subresource: str, obj: Mapping[str, Any]
-    ) -> None:
-        """Ask whether `create_subresource` would be accepted, as its errors say; nothing is changed."""
-        query = {"dryRun": "All"}
-        request = Request("POST", resource.path(namespace, name, subresource), query, msgspec.json.encode(obj))
-        await self._call(f"try {subresource} of", resource, namespace, name, request)
-
     async def apply(
         self,
         resource: Resource,

@@ -84,9 +84,10 @@ def _describe_placement(status: Obj) -> Iterable[str]:
     fits = find_condition({"status": status}, "Fits")
     if fits and fits["status"] != "True":
         yield _describe_condition(fits)
-    slow = find_condition({"status": status}, "SpeedDegraded")
-    if slow and slow["status"] == "True":
-        yield _describe_condition(slow)
+    for kind in ("SpeedDegraded", "FitDegraded"):
+        degraded = find_condition({"status": status}, kind)
+        if degraded and degraded["status"] == "True":
+            yield _describe_condition(degraded)
 
 
 def _describe_state(verdict: Verdict) -> str:

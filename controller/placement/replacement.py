@@ -1,8 +1,9 @@
-"""The replacement of a replica whose speed has fallen: whether one begins, how it goes on, and when it is over.
+"""The replacement of a replica whose speed or fit has fallen: whether one begins, how it goes on, and when it is over.
 
-A replica is replaced only by one that is ready before it ends, only where a free place is known to be faster than what
-is observed, and after a cool-down only. A replacement that did not help is the last one: what slows the replica down,
-such as long prompts, has gone along. The state is in the status of the service, so another leader decides alike.
+A replica is replaced only by one that is ready before it ends, only where a free place is known to be better, one in
+the cluster at once, and after a cool-down of its namespace only. A replacement that did not help is the last one: what
+slows the replica down, such as long prompts, has gone along. The state is in the status of the service, so another
+leader decides alike.
 """
 
 import math
@@ -32,10 +33,9 @@ HoldReason = Literal[
     "DidNotHelp",
     "TooManyMoves",
     "NoBetterPlace",
-    "RoomUnknown",
-    "BudgetForbids",
+    "ReplacementOff",
 ]
-"""Why a replica whose speed has fallen stays where it is."""
+"""Why a replica whose speed or fit has fallen stays where it is."""
 
 
 class ReplacementRules(NamedTuple):
@@ -44,26 +44,30 @@ class ReplacementRules(NamedTuple):
     degrade_threshold: float = 0.3
     """Share of the expected speed that is missing at the least."""
     check_seconds: float = 30.0
-    """Time between two checks of a replica that is slow."""
+    """A tenth of the time over which the speed of a replica is read."""
     cool_down_seconds: float = 1800.0
-    """Time after a replacement in which the service has no other one."""
+    """Time after a replacement in which its namespace has no other one."""
+    is_on: bool = False
+    """Replicas are replaced; else their state is reported only."""
 
 
-class SlowReplica(NamedTuple):
-    """A replica that was slow at every check for some time."""
+class DegradedReplica(NamedTuple):
+    """A replica that is slow, or whose device class fits it no more."""
 
     place: str
     """`Cell.id`."""
-    observed: float
-    """Speed of a single request, in tokens/s."""
-    expected: float
     address: str = ""
-    """Address of its pod."""
+    """Address of its pod; empty: any there."""
+    observed: float = 0.0
+    """Speed of a single request, in tokens/s."""
+    expected: float = 0.0
+    misfit: str = ""
+    """Why it fits no more; empty: it is slow."""
 
     @property
     def share(self) -> float:
         """The observed speed in relation to the expected one."""
-        return self.observed / self.expected
+        return self.observed / self.expected if self.expected else 0.0
 
 
 class PresentReplica(NamedTuple):
@@ -123,91 +127,100 @@ def count_surge(replacement: SpeedReplacement | None, replicas: Sequence[Present
     return 0 if ready >= wanted and leaving.is_marked else 1
 
 
-def find_replica(slow: SlowReplica, replicas: Sequence[PresentReplica]) -> PresentReplica | None:
-    """Return a replica that is slow among those that are there; None: it has gone, or its node is known no more."""
-    return next((each for each in replicas if each.place == slow.place and slow.address in each.addresses), None)
+def find_replica(degraded: DegradedReplica, replicas: Sequence[PresentReplica]) -> PresentReplica | None:
+    """Return a replica that is degraded among those that are there; None: it has gone, or its node is known no more."""
+    found = (replica for replica in replicas if replica.place == degraded.place)
+    return next((replica for replica in found if not degraded.address or degraded.address in replica.addresses), None)
 
 
-def pick_slowest(slow: Sequence[SlowReplica]) -> SlowReplica:
-    """Return the replica that is the slowest in relation to what is expected of it."""
-    return min(slow, key=lambda each: (each.share, each.place))
+def pick_worst(degraded: Sequence[DegradedReplica]) -> DegradedReplica:
+    """Return the replica to replace first: one that does not fit, else the slowest in relation to what is expected."""
+    return min(degraded, key=lambda replica: (replica.share, replica.place))
 
 
-def find_cool_down(last: SpeedReplacement, cool_down_seconds: float) -> float:
-    """Return the time after a replacement in which there is no other one, in seconds.
+def find_cool_down(last: SpeedReplacement, cool_down_seconds: float, now: datetime) -> float:
+    """Return the seconds after a replacement in which there is no other one in its namespace yet; none if negative.
 
-    A tenant decides how long a replica takes to be ready: so it has a second place for a tenth of the time at the most.
+    A tenant decides how long a replica takes to be ready: so a namespace has a second place for a tenth of the time at
+    the most.
     """
     started, ended = parse_time(last.started_at), parse_time(last.ended_at or "")
-    lasted = (ended - started).total_seconds() if started is not None and ended is not None else 0.0
-    return max(cool_down_seconds, LEAST_PAUSE * lasted)
+    if ended is None:
+        return 0.0
+    lasted = (ended - started).total_seconds() if started is not None else 0.0
+    return max(cool_down_seconds, LEAST_PAUSE * lasted) - max(0.0, (now - ended).total_seconds())
 
 
 def find_hold(
     last: SpeedReplacement | None,
     facts: ServiceFacts,
-    others: Sequence[str],
+    beside: Sequence[SpeedReplacement],
     now: datetime,
-    cool_down_seconds: float,
+    rules: ReplacementRules,
+    *,
+    is_other_moving: bool = False,
 ) -> ReplacementHold | None:
     """Return why no replica of a service may be replaced now, whatever places are free; None if one may.
 
     Args:
         last: its last replacement.
         facts: the service.
-        others: the services of which a replica is being replaced, and that stand in the way, in words.
+        beside: the last replacements of other services of its namespace.
         now: the wall clock.
-        cool_down_seconds: the cool-down.
+        rules: the administrator's rules.
+        is_other_moving: a replica of another service is being replaced.
     """
+    if not rules.is_on:
+        return ReplacementHold("ReplacementOff", "the controller replaces none: see placement.replacement of the chart")
     if facts.is_protected:
         return ReplacementHold("Protected", "spec.evictionProtection keeps it there: remove it, or delete the pod")
     if facts.obstacle:
         return ReplacementHold("NotMovable", facts.obstacle)
-    ended = parse_time(last.ended_at) if last is not None else None
-    if last is not None and ended is not None:
-        left = find_cool_down(last, cool_down_seconds) - max(0.0, (now - ended).total_seconds())
-        if left > 0:
-            return ReplacementHold(
-                "CoolDown", f"the last replacement ended at {last.ended_at}, and the cool-down holds", left
-            )
-        is_there = any(each.place == last.to_place for each in facts.replicas)
-        if last.outcome == "Moved" and not last.helped and is_there:
-            message = f"its move to {last.to_place} did not help: look for the cause in prompts, clients or the Model"
-            return ReplacementHold("DidNotHelp", message)
-    placed = sum(each.is_ready for each in facts.replicas)
+    past = [replacement for replacement in (last, *beside) if replacement is not None]
+    waits = [(find_cool_down(each, rules.cool_down_seconds, now), each.ended_at) for each in past if each.ended_at]
+    seconds, ended_at = max(waits, default=(0.0, ""))
+    if seconds > 0:
+        message = f"the last replacement in its namespace ended at {ended_at}, and the cool-down holds"
+        return ReplacementHold("CoolDown", message, seconds)
+    places = {replica.place for replica in facts.replicas}
+    if last is not None and last.outcome == "Moved" and not last.helped and last.to_place in places:
+        message = f"its move to {last.to_place} did not help: look for the cause in prompts, clients or the Model"
+        return ReplacementHold("DidNotHelp", message)
+    placed = sum(replica.is_ready for replica in facts.replicas)
     if not facts.is_settled or placed != facts.wanted or len(facts.replicas) != facts.wanted:
         return ReplacementHold("NotReady", "not all replicas are ready, or an edit is rolled out")
-    if others:
-        message = f"waiting for the replacement of replicas of {', '.join(sorted(others))}"
+    if is_other_moving:
+        message = "waiting for the replacement of a replica of another service"
         return ReplacementHold("TooManyMoves", message, PLACE_SECONDS)
     return None
 
 
-def describe_slow(slow: SlowReplica, replica: PresentReplica | None) -> str:
-    """Return what is slow, and how much, for people."""
-    who = f"replica {replica.name} on {slow.place}" if replica is not None else f"a replica on {slow.place}"
-    return f"{who} gives a single request {format_rate(slow.observed)} of {format_rate(slow.expected)} tokens/s"
+def describe_degraded(degraded: DegradedReplica, replica: PresentReplica | None) -> str:
+    """Return what is slow or does not fit, and how much, for people."""
+    who = f"replica {replica.name} on {degraded.place}" if replica is not None else f"a replica on {degraded.place}"
+    if degraded.misfit:
+        return f"{who} does not fit there any more: {degraded.misfit}"
+    return f"{who} gives a single request {format_rate(degraded.observed)} of {format_rate(degraded.expected)} tokens/s"
 
 
-def least_speed(slow: SlowReplica, rules: ReplacementRules) -> float:
-    """Return the speed of a place, in tokens/s, at which it is better than what is observed."""
-    return slow.observed / (1.0 - rules.degrade_threshold)
+def least_speed(degraded: DegradedReplica, rules: ReplacementRules) -> float:
+    """Return the speed of a place, in tokens/s, at which it is better than what is observed; 0: any is."""
+    return degraded.observed / (1.0 - rules.degrade_threshold)
 
 
 def begin_replacement(
-    slow: SlowReplica, leaving: PresentReplica, least: float, target: str, now: datetime
+    degraded: DegradedReplica, leaving: PresentReplica, least: float, target: str, now: datetime
 ) -> SpeedReplacement:
     """Return a replacement that begins now; `target` is what was found to be better, as node/NAME."""
-    observed, expected = format_rate(slow.observed), format_rate(slow.expected)
     return SpeedReplacement(
         uid=leaving.uid,
-        from_place=slow.place,
-        observed=observed,
-        expected=expected,
+        from_place=degraded.place,
+        observed="" if degraded.misfit else format_rate(degraded.observed),
+        expected="" if degraded.misfit else format_rate(degraded.expected),
         least_tokens_per_second=format_rate(least),
         started_at=rfc3339(now),
-        message=f"{describe_slow(slow, leaving)}: a replica for a better place, such as {target}, is being started, "
-        "and this one ends when that is ready",
+        message=f"{describe_degraded(degraded, leaving)}: a replica for a better place, such as {target}, is being "
+        "started, and this one ends when that is ready",
     )
 
 
@@ -259,7 +272,8 @@ def note_help(replacement: SpeedReplacement, healthy: Sequence[str]) -> SpeedRep
 def _end(
     replacement: SpeedReplacement, outcome: Literal["Moved", "GivenUp"], message: str, now: datetime, to_place: str = ""
 ) -> SpeedReplacement:
-    figures = f"{replacement.observed} of {replacement.expected} tokens/s on {replacement.from_place}"
+    place = replacement.from_place
+    figures = f"{replacement.observed} of {replacement.expected} tokens/s on {place}" if replacement.observed else place
     return msgspec.structs.replace(
         replacement, ended_at=rfc3339(now), outcome=outcome, to_place=to_place, message=f"{figures}: {message}"
     )

@@ -75,6 +75,17 @@ def cut_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
     return sort_speeds(sorted(listed, key=lambda each: each.refusal is not None)[:MOST_CLASSES])
 
 
+def describe_refusal(speed: ClassSpeed) -> str:
+    """Return why no replica is placed on a class, or fits there any more, for people."""
+    if speed.shortfall:
+        return speed.shortfall
+    if speed.refusal == "TooSlow":
+        return f"{speed.tokens_per_second} tokens/s are fewer than spec.placement.minTokensPerSecond"
+    if speed.refusal == "SpeedUnknown":
+        return "its speed is unknown, and spec.placement.minTokensPerSecond is stated"
+    return f"the fit is {speed.fit or 'unknown'}, less than spec.placement.minFit"
+
+
 def _describe_class(
     device_class: str, fit: Fit | None, record: MeasuredPerformance | None, demands: PlacementDemands
 ) -> ClassSpeed:

@@ -127,8 +127,6 @@ class ServiceInputs(NamedTuple):
     """True if the cluster has PodMonitors."""
     traffic: Traffic | None = None
     """The traffic of its pods; None before it was read."""
-    watches_speed: bool = False
-    """True if the speed of single requests is watched."""
     facts: ViewFacts = NO_FACTS
     speed: SpeedReport = SpeedReport()
     """All that is known of its speed."""
@@ -186,9 +184,8 @@ class ServiceSources(NamedTuple):
             rotation=step.rotation,
             is_monitored=self.monitors.exists,
             traffic=self.meter.find_traffic(key, service.metadata.uid),
-            watches_speed=speeds.replacer is not None,
             facts=facts,
-            speed=await speeds.report_all(client, snapshot, key, view, vendors=settings.vendors),
+            speed=speeds.report(snapshot, key, view, settings.vendors),
         )
 
     def perform(self, key: ObjectKey, effect: ServiceEffect) -> None:
@@ -350,7 +347,6 @@ def _find_traffic(snapshot: Snapshot, view: ServiceView, inputs: ServiceInputs) 
         pods,
         service.spec.model_ref,
         view.pod_runtime or view.runtime,
-        watches_speed=inputs.watches_speed,
     )
     return _ServiceTraffic(target, shown_of_pods, add_host_traffic(inputs.traffic or shown_of_pods, on_hosts, shown))
 

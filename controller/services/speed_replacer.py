@@ -1,67 +1,62 @@
-"""The replacement of replicas in pods whose speed has fallen: gathers the facts, asks for a better place, and reports.
+"""The replacement of replicas in pods whose speed or fit has fallen: gathers the facts, finds a place, and reports.
 
 All decisions are those of `controller/placement/replacement.py`. The pods follow from `status.replacement`: the
-Deployment gets one more, the queue gives it a better place, and the slow one ends when it is ready.
+Deployment gets one more, the queue gives it a better place, and the degraded one ends when it is ready.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from http import HTTPStatus
 from typing import Final, Literal, NamedTuple
 
 import structlog
 
 from controller.models.served import read_companions
 from controller.placement.candidate_room import CandidateRooms, ProspectiveReplica
-from controller.placement.effects import build_eviction
-from controller.placement.move_turns import MoveTurns
 from controller.placement.pod_units import send_to_better_place
 from controller.placement.pool_table import read_pools
 from controller.placement.replacement import (
-    PLACE_SECONDS,
-    PresentReplica,
+    DegradedReplica,
     ReplacementHold,
     ServiceFacts,
-    SlowReplica,
     begin_replacement,
-    describe_slow,
+    describe_degraded,
     find_hold,
     find_replica,
     go_on,
     is_active,
     least_speed,
     note_help,
-    pick_slowest,
+    pick_worst,
 )
 from controller.pod_settings import PodSettings
-from controller.reconcile.conditions import condition, find
+from controller.reconcile.conditions import condition
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Event, Snapshot
 from controller.services.candidates import check_candidate, state_accelerator
-from controller.services.class_speeds import FindSpeeds
+from controller.services.class_speeds import FindSpeeds, describe_refusal
 from controller.services.device_classes import find_replica_class
 from controller.services.endpoints import Endpoint
 from controller.services.pods.devices import request_devices
 from controller.services.pods.one_node import has_one_node
 from controller.services.pods.queue_gate import is_queued
 from controller.services.pods.surge import list_present_replicas
-from controller.services.speed_watch import SpeedWatch, WatchedSpeeds
+from controller.services.speed_watch import SpeedWatch
 from controller.services.status import ServiceView
 from crds.inferenceservice import InferenceService
 from crds.meta import without_defaults
 from crds.model import Model
 from crds.placement import ClassSpeed, SpeedReplacement
 from crds.rate import format_rate
-from kube.client import Client, Obj
-from kube.errors import ApiError, Conflict, NotFound
+from kube.client import Obj
 from kube.resources import MODELS, PODS, ObjectKey
 
-DEGRADED: Final = "SpeedDegraded"
+SPEED_DEGRADED: Final = "SpeedDegraded"
 """Condition of a service with a replica that is slow for some time."""
+FIT_DEGRADED: Final = "FitDegraded"
+"""Condition of a service with a replica on a device class that fits it no more."""
 _REPLACING: Final = "Replacing"
 _STEP_SECONDS: Final = 1.0
 """Pause after a step: the status is not watched by what it decides."""
-_GONE: Final = ReplacementHold("NotReady", "its pod is about to end", _STEP_SECONDS)
-_REFUSED_BY_BUDGET: Final = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.INTERNAL_SERVER_ERROR})
+_GONE: Final = ReplacementHold("NotReady", "its pod is about to end, or is not one that can be replaced", 30.0)
 
 CountReplacement = Callable[[Literal["Moved", "GivenUp"]], None]
 
@@ -73,15 +68,14 @@ class ReplacementReport(NamedTuple):
 
     replacement: SpeedReplacement | None = None
     """The last one."""
-    condition: Obj | None = None
-    """None: no replica is slow."""
+    conditions: tuple[Obj, ...] = ()
+    """Those of its replicas that are degraded."""
     again_seconds: float | None = None
 
     def add_to(self, status: Obj) -> Obj:
         """Return a status with the replacement."""
         shown = {"replacement": without_defaults(self.replacement)} if self.replacement is not None else {}
-        added = [self.condition] if self.condition is not None else []
-        return {**status, **shown, "conditions": [*status["conditions"], *added]}
+        return {**status, **shown, "conditions": [*status["conditions"], *self.conditions]}
 
     def list_events(self, last: SpeedReplacement | None) -> tuple[Event, ...]:
         """Return the Events by which the replacement has changed since the last status."""
@@ -121,85 +115,103 @@ class SpeedReplacer:
     ) -> None:
         self.watch = watch
         self._rooms, self._settings, self._find_speeds, self._count = rooms, settings, find_speeds, count
-        self._turns = MoveTurns()
+        self._last: dict[ObjectKey, SpeedReplacement | None] = {}
+        """The last replacement of each service."""
+        self._moving: set[ObjectKey] = set()
+        """The services of which a replica is being replaced: those of this leader, and those that it has found."""
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         self.watch.forget(key)
-        self._turns.end(key)
+        self._last.pop(key, None)
+        self._moving.discard(key)
 
     def restart(self) -> None:
         """Forget everything: another replica may have led since."""
         self.watch.restart()
-        self._turns.restart()
+        self._last.clear()
+        self._moving.clear()
 
-    async def report(
-        self,
-        client: Client,
-        snapshot: Snapshot,
-        key: ObjectKey,
-        view: ServiceView,
-        classes: Sequence[ClassSpeed],
+    def report(
+        self, snapshot: Snapshot, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed]
     ) -> ReplacementReport:
-        """Return how the replacement of a service stands, and begin one if that is due. Raises as `Client`."""
+        """Return which replicas of a service are degraded and how a replacement stands, and begin one that is due."""
         service, last = view.service, view.service.status.replacement
         watched = self.watch.follow(key, list_expected(snapshot, view, classes, self._settings))
+        degraded = (*watched.slow, *list_misfits(snapshot, view, classes, self._settings))
         facts = describe_service(snapshot, view, self._settings)
-        if last is not None and is_active(last):
-            return self._go_on(key, service, last, facts, snapshot)
-        ahead = self._turns.list_ahead(key, snapshot.now)
-        self._turns.end(key)
-        last = note_help(last, watched.healthy) if last is not None else None
-        if not watched.slow:
-            return ReplacementReport(last, _keep_condition(service, watched))
-        slow, rules = pick_slowest(watched.slow), self.watch.rules
-        leaving = find_replica(slow, facts.replicas)
-        hold = find_hold(last, facts, ahead, snapshot.now, rules.cool_down_seconds)
-        if hold is not None or leaving is None:
-            if hold is not None and hold.reason == "TooManyMoves":
-                self._turns.wait(key, snapshot.now)
-            return _report_hold(service, last, slow, leaving, hold or _GONE)
-        least = least_speed(slow, rules)
-        found = self._find_better(snapshot, view, slow, least)
-        if isinstance(found, ReplacementHold):
-            return _report_hold(service, last, slow, leaving, found)
-        if (refusal := await self._ask_budgets(client, snapshot, key, leaving)) is not None:
-            return _report_hold(service, last, slow, leaving, refusal)
-        made = begin_replacement(slow, leaving, least, found, snapshot.now)
-        self._turns.begin(key)
-        log.warning("replacement_began", service=str(key), place=slow.place, better=found, message=made.message)
-        return ReplacementReport(made, _describe_active(service, made), _STEP_SECONDS)
+        again_seconds: float | None
+        if last is not None and is_active(last) and not self.watch.rules.is_on:
+            # The pods follow.
+            last, reason, detail, again_seconds = None, "ReplacementOff", "", _STEP_SECONDS
+        elif last is not None and is_active(last):
+            if key not in self._last:
+                # Whoever may write the status could keep all others from theirs: one that came later counts for itself.
+                self._moving.add(key)
+            last, again_seconds = self._go_on(key, last, facts, snapshot)
+            reason, detail = _REPLACING if is_active(last) else "CoolDown", last.message
+        else:
+            last = note_help(last, watched.healthy) if last is not None else None
+            hold = self._begin(snapshot, view, degraded, facts, last) if degraded else None
+            if isinstance(hold, SpeedReplacement):
+                last, reason, detail, again_seconds = hold, _REPLACING, hold.message, _STEP_SECONDS
+                self._moving.add(key)
+            else:
+                reason, detail = (hold.reason, hold.message) if hold is not None else ("", "")
+                again_seconds = hold.again_seconds if hold is not None else None
+        if not is_active(last):
+            self._moving.discard(key)
+        self._last[key] = last
+        return ReplacementReport(
+            last, _list_conditions(service, degraded, facts, last, (reason, detail)), again_seconds
+        )
 
     def _go_on(
-        self, key: ObjectKey, service: InferenceService, last: SpeedReplacement, facts: ServiceFacts, snapshot: Snapshot
-    ) -> ReplacementReport:
-        self._turns.begin(key)
+        self, key: ObjectKey, last: SpeedReplacement, facts: ServiceFacts, snapshot: Snapshot
+    ) -> tuple[SpeedReplacement, float | None]:
+        """Return a replacement that goes on, or has ended now, and after how many seconds to look again."""
         progress = go_on(last, facts, snapshot.now)
         made = progress.replacement
-        if made.ended_at is None:
-            return ReplacementReport(made, _describe_active(service, made), progress.again_seconds)
-        self._turns.end(key)
-        if made.outcome is not None:
-            self._count(made.outcome)
-        log.info(
-            "replacement_ended",
-            service=str(key),
-            outcome=made.outcome,
-            place=made.from_place,
-            to=made.to_place,
-            message=made.message,
-        )
-        if made.outcome == "Moved":
-            return ReplacementReport(made, None, _STEP_SECONDS)
-        generation = service.metadata.generation
-        shown = condition(DEGRADED, true=True, reason="CoolDown", message=made.message, generation=generation)
-        return ReplacementReport(made, shown, _STEP_SECONDS)
+        if made.ended_at is None or made.outcome is None:
+            return made, progress.again_seconds
+        self._count(made.outcome)
+        fields = {"outcome": made.outcome, "place": made.from_place, "to": made.to_place, "message": made.message}
+        log.info("replacement_ended", service=str(key), **fields)
+        return made, _STEP_SECONDS
+
+    def _begin(
+        self,
+        snapshot: Snapshot,
+        view: ServiceView,
+        degraded: Sequence[DegradedReplica],
+        facts: ServiceFacts,
+        last: SpeedReplacement | None,
+    ) -> SpeedReplacement | ReplacementHold:
+        """Return a replacement that begins now, or why none does."""
+        key = ObjectKey(view.service.metadata.namespace, view.service.metadata.name)
+        worst, rules = pick_worst(degraded), self.watch.rules
+        beside = [
+            each
+            for other, each in self._last.items()
+            if each is not None and other.namespace == key.namespace and other != key
+        ]
+        is_other_moving = bool(self._moving - {key})
+        hold = find_hold(last, facts, beside, snapshot.now, rules, is_other_moving=is_other_moving)
+        leaving = find_replica(worst, facts.replicas)
+        if hold is not None or leaving is None:
+            return hold or _GONE
+        least = least_speed(worst, rules)
+        better = self._find_better(snapshot, view, worst, least)
+        if isinstance(better, ReplacementHold):
+            return better
+        made = begin_replacement(worst, leaving, least, better, snapshot.now)
+        log.warning("replacement_began", service=str(key), place=worst.place, better=better, message=made.message)
+        return made
 
     def _find_better(
-        self, snapshot: Snapshot, view: ServiceView, slow: SlowReplica, least: float
+        self, snapshot: Snapshot, view: ServiceView, degraded: DegradedReplica, least: float
     ) -> str | ReplacementHold:
         """Return the best free place that is better, or why none is known."""
-        again_seconds = self.watch.rules.check_seconds
         service, accelerator, store = view.service, view.accelerator, snapshot.store
         table = read_pools(store, self._settings.vendors)
 
@@ -209,42 +221,33 @@ class SpeedReplacer:
         model = read(ObjectKey(service.metadata.namespace, service.spec.model_ref))
         stated = state_accelerator(service, accelerator or "", table, 1)
         companions = read_companions(read, service)
-        checked = check_candidate(*(store, stated, model, companions, self._settings), find_speeds=self._find_speeds)
+        checked = check_candidate(store, stated, model, companions, self._settings, find_speeds=self._find_speeds)
         if checked.prospect is None:
             return ReplacementHold("NotReady", checked.problem.message if checked.problem else "its Model is not known")
         unit, pod = checked.prospect
-        found = self._rooms.find_best(ProspectiveReplica(send_to_better_place(unit, slow.place, least), pod))
-        if found is None:
-            return ReplacementHold("RoomUnknown", "the controller has not looked at the nodes yet", again_seconds)
-        if found.cell is None:
-            wanted = f"no other node with room is known to reach {format_rate(least)} tokens/s"
-            message = f"{wanted}: look for what else uses {slow.place}, or add a node"
-            return ReplacementHold("NoBetterPlace", message, again_seconds)
+        found = self._rooms.find_best(ProspectiveReplica(send_to_better_place(unit, degraded.place, least), pod))
+        if found is None or found.cell is None:
+            better = f"reach {format_rate(least)} tokens/s" if least else "fit it"
+            message = (
+                f"no other node with room is known to {better}: look for what else uses {degraded.place}, or add a node"
+            )
+            return ReplacementHold("NoBetterPlace", message, self.watch.rules.check_seconds)
         return found.cell.id
 
-    async def _ask_budgets(
-        self, client: Client, snapshot: Snapshot, key: ObjectKey, leaving: PresentReplica
-    ) -> ReplacementHold | None:
-        """Return why a PodDisruptionBudget lets the pod not be taken away, or None. Raises as `Client`.
 
-        No replica is missing at any time, but a budget may be there to keep clients connected.
-        """
-        pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
-        pod = next((each for each in pods if each["metadata"]["uid"] == leaving.uid), None)
-        if pod is None:
-            return _GONE
-        name = leaving.name
-        try:
-            await client.try_subresource(PODS, name, key.namespace, "eviction", build_eviction(pod))
-        except (NotFound, Conflict):
-            return _GONE
-        except ApiError as error:
-            if error.status not in _REFUSED_BY_BUDGET:
-                raise
-            return ReplacementHold(
-                "BudgetForbids", f"an eviction of pod {name} is refused: {error.message}", PLACE_SECONDS
-            )
-        return None
+def list_misfits(
+    snapshot: Snapshot, view: ServiceView, classes: Sequence[ClassSpeed], settings: PodSettings
+) -> list[DegradedReplica]:
+    """Return the replicas on device classes that fit them no more, such as after an edit of what they demand."""
+    tight = {speed.device_class: speed for speed in classes if speed.refusal == "TooTight" or speed.fit == "too_tight"}
+    accelerators, found = (view.accelerator or "").split(","), list[DegradedReplica]()
+    places = {("host", pod.host) if pod.host else ("node", pod.node) for pod in view.own_endpoints} if tight else ()
+    for kind, name in sorted(places):
+        device_class = find_replica_class(snapshot, view.service, accelerators, name, settings.vendors)
+        if device_class in tight:
+            misfit = f"{device_class}: {describe_refusal(tight[device_class])}"
+            found.append(DegradedReplica(f"{kind}/{name}", misfit=misfit))
+    return found
 
 
 def list_expected(
@@ -252,7 +255,7 @@ def list_expected(
 ) -> Mapping[Endpoint, float]:
     """Return the speed in tokens/s that is expected of each pod that serves: measured, or the least by an estimate."""
     known = {each.device_class: float(each.low or each.tokens_per_second or 0) for each in classes}
-    accelerators = (view.accelerator or "",)
+    accelerators = (view.accelerator or "").split(",")
     found: dict[Endpoint, float] = {}
     by_node: dict[str, float] = {}
     for each in view.own_endpoints:
@@ -296,28 +299,26 @@ def _find_obstacle(snapshot: Snapshot, view: ServiceView, settings: PodSettings)
     return ""
 
 
-def _report_hold(
+def _list_conditions(
     service: InferenceService,
+    degraded: Sequence[DegradedReplica],
+    facts: ServiceFacts,
     last: SpeedReplacement | None,
-    slow: SlowReplica,
-    replica: PresentReplica | None,
-    hold: ReplacementHold,
-) -> ReplacementReport:
-    message = f"{describe_slow(slow, replica)}; it stays: {hold.message}"
-    generation = service.metadata.generation
-    shown = condition(DEGRADED, true=True, reason=hold.reason, message=message, generation=generation)
-    return ReplacementReport(last, shown, hold.again_seconds)
-
-
-def _describe_active(service: InferenceService, replacement: SpeedReplacement) -> Obj:
-    generation = service.metadata.generation
-    return condition(DEGRADED, true=True, reason=_REPLACING, message=replacement.message, generation=generation)
-
-
-def _keep_condition(service: InferenceService, watched: WatchedSpeeds) -> Obj | None:
-    """Return the condition of an earlier leader, until this one has read the service."""
-    known = find(service.status.conditions, DEGRADED)
-    if known is None or not watched.is_new:
-        return None
-    generation = known.observed_generation or service.metadata.generation
-    return condition(DEGRADED, true=True, reason=known.reason, message=known.message, generation=generation)
+    said: tuple[str, str],
+) -> tuple[Obj, ...]:
+    """Return the conditions of replicas that are slow, and of those that do not fit, with what is done about it."""
+    generation, shown, (reason, detail) = service.metadata.generation, [], said
+    for kind, of_kind in (
+        (SPEED_DEGRADED, [replica for replica in degraded if not replica.misfit]),
+        (FIT_DEGRADED, [replica for replica in degraded if replica.misfit]),
+    ):
+        is_replaced = last is not None and is_active(last) and bool(last.observed) == (kind == SPEED_DEGRADED)
+        if not of_kind and not is_replaced:
+            continue
+        message = detail
+        if of_kind and not is_replaced:
+            worst = pick_worst(of_kind)
+            state = describe_degraded(worst, find_replica(worst, facts.replicas))
+            message = state if reason == _REPLACING else f"{state}; it stays: {detail}"
+        shown.append(condition(kind, true=True, reason=reason, message=message, generation=generation))
+    return tuple(shown)

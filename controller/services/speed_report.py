@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from controller.placement.placement_notes import PlacementNotes
 from controller.reconcile.conditions import condition
 from controller.reconcile.plan import Snapshot
-from controller.services.class_speeds import FindSpeeds, SpeedAssessor, cut_speeds, find_no_speeds
+from controller.services.class_speeds import FindSpeeds, SpeedAssessor, cut_speeds, describe_refusal, find_no_speeds
 from controller.services.device_classes import find_replica_class
 from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
 from controller.services.placement_report import report_placement
@@ -19,7 +19,7 @@ from crds.meta import without_defaults
 from crds.placement import ClassSpeed, PlacementStatus, SpeedBasis
 from devices.vendors import Vendors
 from fitness.performance import hash_model
-from kube.client import Client, Obj
+from kube.client import Obj
 from kube.resources import ObjectKey
 
 FITS: Final = "Fits"
@@ -72,7 +72,7 @@ class SpeedSources(NamedTuple):
         return self.assessor.assess if self.assessor is not None else find_no_speeds
 
     def report(self, snapshot: Snapshot, key: ObjectKey, view: ServiceView, vendors: Vendors) -> SpeedReport:
-        """Return the speed of a service, and follow that of its model from now on."""
+        """Return the speed of a service, follow that of its model from now on, and begin a replacement that is due."""
         if view.chosen is not None:
             classes = view.chosen.speeds
         else:
@@ -81,18 +81,11 @@ class SpeedSources(NamedTuple):
         placement = report_placement(note, view.service.status.placement, classes, view.replicas.nodes)
         if placement is not None and note is not None:
             placement = replace(placement, basis=self._find_basis(key, view, classes, placement.device_class))
-        if self.measured is None:
-            return SpeedReport(classes, placement)
-        return SpeedReport(classes, placement, self.measured.find(key, _find_measured_pair(snapshot, view, vendors)))
-
-    async def report_all(
-        self, client: Client, snapshot: Snapshot, key: ObjectKey, view: ServiceView, *, vendors: Vendors
-    ) -> SpeedReport:
-        """Return the speed of a service, and begin to replace a slow replica if that is due. Raises as `Client`."""
-        found = self.report(snapshot, key, view, vendors)
-        if self.replacer is None:
-            return found
-        return found._replace(replacement=await self.replacer.report(client, snapshot, key, view, found.classes))
+        measured = UNKNOWN_SPEED
+        if self.measured is not None:
+            measured = self.measured.find(key, _find_measured_pair(snapshot, view, vendors))
+        replacement = self.replacer.report(snapshot, key, view, classes) if self.replacer is not None else None
+        return SpeedReport(classes, placement, measured, replacement)
 
     def _find_basis(
         self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str
@@ -136,18 +129,10 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
             f"it is not known what a replica takes of {unknown[0].device_class}: see what the Model's status lacks"
         )
         return condition(FITS, true=None, reason="Unknown", message=message, generation=generation)
-    reasons = [f"{each.device_class}: {each.shortfall or _describe_refusal(each)}" for each in classes]
+    reasons = [f"{each.device_class}: {describe_refusal(each)}" for each in classes]
     message = f"fits on no device class; {'; '.join(reasons)}"
     reason = next((each.refusal for each in classes if each.refusal is not None), None) or "TooTight"
     return condition(FITS, true=False, reason=reason, message=message, generation=generation)
-
-
-def _describe_refusal(speed: ClassSpeed) -> str:
-    if speed.refusal == "TooSlow":
-        return f"{speed.tokens_per_second} tokens/s are fewer than spec.placement.minTokensPerSecond"
-    if speed.refusal == "SpeedUnknown":
-        return "its speed is unknown, and spec.placement.minTokensPerSecond is stated"
-    return f"the fit is {speed.fit or 'unknown'}, less than spec.placement.minFit"
 
 
 def _find_measured_pair(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> MeasuredPair | None:

@@ -1,7 +1,7 @@
-"""The watch over the speed of replicas: which are slow at every check for some time.
+"""The watch over the speed of replicas: which of them are slower than their hardware.
 
-It costs nothing where nothing is slow: the readings of the traffic are compared with what is expected. A service of
-which a replica is slow is read every 30 seconds until ten readings say so, or one does not.
+It costs nothing but a comparison: the traffic meter reads the counters of pods anyway, and tells each few minutes what
+a single request got meanwhile. A replica that answers several requests at once, or none, is not judged.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,73 +9,36 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller.placement.replacement import ReplacementRules, SlowReplica
+from controller.placement.replacement import DegradedReplica, ReplacementRules
 from controller.services.endpoints import Endpoint
 from crds.rate import is_notable_change
 from kube.resources import ObjectKey
 
 CHECKS: Final = 10
-"""Readings in a row, all of them slow, after which the speed has fallen."""
+"""Intervals of a reading: what is slow for a moment is not slow over all of them."""
 FORGET_SECONDS: Final = 600.0
-"""Time without a reading after which a slow one says nothing any more."""
+"""Time without a further reading after which the last one says nothing any more."""
 
 
-class SlowStreak(NamedTuple):
-    """Slow readings of a replica in a row."""
+class SpeedReading(NamedTuple):
+    """The speed of a single request on a replica."""
 
-    checks: int
+    speed: float
+    """In tokens/s, as it is shown."""
     read_at: float
-    """When it was read last, in seconds."""
-    observed: float
-    """The speed as it is shown, in tokens/s."""
-
-    @property
-    def is_sustained(self) -> bool:
-        """Return whether all checks found the replica slow."""
-        return self.checks >= CHECKS
-
-
-def go_on_slow(
-    streak: SlowStreak | None, speed: float | None, expected: float, threshold: float, now: float
-) -> SlowStreak | None:
-    """Return the slow readings of a replica after another one; None: it is not slow.
-
-    Args:
-        streak: the slow readings before.
-        speed: the speed in tokens/s; None: unknown, which says nothing.
-        expected: the speed that is expected.
-        threshold: the share of it that is missing at the least.
-        now: the time.
-    """
-    if speed is None:
-        return streak if streak is not None and now - streak.read_at < FORGET_SECONDS else None
-    if not _is_slow(speed, expected, threshold):
-        return None
-    if streak is None:
-        return SlowStreak(1, now, speed)
-    shown = speed if is_notable_change(streak.observed, speed) else streak.observed
-    return SlowStreak(streak.checks + 1, now, shown)
-
-
-def _is_slow(speed: float, expected: float, threshold: float) -> bool:
-    return speed <= (1 - threshold) * expected
 
 
 class WatchedSpeeds(NamedTuple):
     """The result of the watch for a service."""
 
-    slow: tuple[SlowReplica, ...] = ()
+    slow: tuple[DegradedReplica, ...] = ()
     healthy: tuple[str, ...] = ()
     """`Cell.id` of the places at which the speed was as expected at the last reading."""
-    is_new: bool = False
-    """This leader has not read the service yet."""
 
 
 class _WatchedService(msgspec.Struct):
     expected: Mapping[Endpoint, float]
-    streaks: dict[Endpoint, SlowStreak] = {}
-    healthy: set[Endpoint] = set()
-    is_new: bool = True
+    readings: dict[Endpoint, SpeedReading] = {}
 
 
 class SpeedWatch:
@@ -91,46 +54,32 @@ class SpeedWatch:
         self._on_change = on_change
         self._services: dict[ObjectKey, _WatchedService] = {}
 
+    @property
+    def window_seconds(self) -> float:
+        """The time from one reading to the next."""
+        return CHECKS * self.rules.check_seconds
+
     def follow(self, key: ObjectKey, expected: Mapping[Endpoint, float]) -> WatchedSpeeds:
         """Return the result for a service, and compare its replicas with these speeds from now on."""
         if not expected:
             self.forget(key)
             return WatchedSpeeds()
         service = self._services.setdefault(key, _WatchedService(expected))
-        for each in [*service.streaks.keys(), *service.healthy]:
-            now = expected.get(each)
-            if now == service.expected.get(each):
-                continue
-            service.healthy.discard(each)
-            # Each benchmark of another model corrects what is expected: what is slow by that, too, stays so.
-            streak = service.streaks.get(each)
-            if streak is not None and (now is None or not _is_slow(streak.observed, now, self.rules.degrade_threshold)):
-                del service.streaks[each]
         service.expected = expected
-        return _summarize(service)
+        return self._summarize(service)
 
-    def take(self, key: ObjectKey, speeds: Mapping[Endpoint, float], now: float) -> float | None:
-        """Take a reading of a service; return the time after which it is to be read again, None: as always."""
+    def take(self, key: ObjectKey, speeds: Mapping[Endpoint, float], now: float) -> None:
+        """Take the readings of a service; a replica that has none was not asked alone."""
         service = self._services.get(key)
         if service is None:
-            return None
-        before = _summarize(service)
-        service.is_new = False
-        for endpoint, expected in service.expected.items():
-            speed = speeds.get(endpoint)
-            streak = go_on_slow(service.streaks.get(endpoint), speed, expected, self.rules.degrade_threshold, now)
-            if streak is not None:
-                service.streaks[endpoint] = streak
-            else:
-                service.streaks.pop(endpoint, None)
-            if streak is not None:
-                service.healthy.discard(endpoint)
-            elif speed is not None:
-                service.healthy.add(endpoint)
-        if _summarize(service) != before:
+            return
+        before, last = self._summarize(service), service.readings
+        service.readings = {pod: each for pod, each in last.items() if now - each.read_at < FORGET_SECONDS}
+        for pod, speed in speeds.items():
+            shown = last[pod].speed if pod in last and not is_notable_change(last[pod].speed, speed) else speed
+            service.readings[pod] = SpeedReading(shown, now)
+        if self._summarize(service) != before:
             self._on_change(key)
-        is_open = any(not each.is_sustained for each in service.streaks.values())
-        return self.rules.check_seconds if is_open else None
 
     def forget(self, key: ObjectKey) -> None:
         """Watch a service no more."""
@@ -140,15 +89,14 @@ class SpeedWatch:
         """Forget everything: another replica may have led since."""
         self._services.clear()
 
-
-def _summarize(service: _WatchedService) -> WatchedSpeeds:
-    slow = [
-        SlowReplica(f"node/{endpoint.node}", streak.observed, service.expected[endpoint], endpoint.address)
-        for endpoint, streak in service.streaks.items()
-        if streak.is_sustained
-    ]
-    return WatchedSpeeds(
-        tuple(sorted(slow)),
-        tuple(sorted(f"node/{each.node}" for each in service.healthy)),
-        service.is_new,
-    )
+    def _summarize(self, service: _WatchedService) -> WatchedSpeeds:
+        slow, healthy = [], set[str]()
+        for pod, expected in service.expected.items():
+            reading = service.readings.get(pod)
+            if reading is None:
+                continue
+            if reading.speed <= (1 - self.rules.degrade_threshold) * expected:
+                slow.append(DegradedReplica(f"node/{pod.node}", pod.address, reading.speed, expected))
+            else:
+                healthy.add(f"node/{pod.node}")
+        return WatchedSpeeds(tuple(sorted(slow)), tuple(sorted(healthy)))

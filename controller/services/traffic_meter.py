@@ -21,7 +21,7 @@ from controller.reconcile.plan import Leading
 from controller.services.endpoints import Endpoint
 from controller.services.probe_policy import seconds_to_turn
 from controller.services.readiness_probe import read_token
-from controller.services.speed_watch import CHECKS, SpeedWatch
+from controller.services.speed_watch import SpeedWatch
 from controller.services.stream_speed import STREAM_SERIES, measure_streams
 from controller.services.traffic import (
     MOST_TOKENS_PER_SECOND,
@@ -59,8 +59,6 @@ SHOWN_SECONDS: Final = 60.0
 """Least time between two changes of the traffic that a status shows: each is a write."""
 LEAST_RATE: Final = 0.1
 """Least tokens per second that are shown: less is what the controller's own questions take, and no load."""
-SPEED_SECONDS: Final = 300.0
-"""Pause between two looks at the speed of single requests, unless one is slow."""
 TIMEOUT_SECONDS: Final = 5.0
 MOST_BYTES: Final = 1 << 20
 """The longest answer that is read. vLLM's has about 60 KiB."""
@@ -78,13 +76,6 @@ class TrafficTarget(NamedTuple):
     """Name of the Model, in the metrics."""
     backend: str = ""
     """Name of the engine, in the metrics."""
-    watches_speed: bool = False
-    """True if the speed of single requests is watched."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all series that are read."""
-        return (*TRAFFIC_SERIES, *(STREAM_SERIES if self.watches_speed else ()))
 
 
 class _Reading(NamedTuple):
@@ -125,7 +116,7 @@ class TrafficMeter:
 
     Args:
         show_tokens: takes the tokens per second of each service.
-        watch: takes the speed of single requests, and asks for readings of what is slow; None: nobody does.
+        watch: takes the speed of single requests; None: nobody does.
     """
 
     def __init__(self, show_tokens: ShowTokens = lambda _key, _rates: None, watch: SpeedWatch | None = None) -> None:
@@ -181,8 +172,7 @@ class TrafficMeter:
     def _begin(self, key: ObjectKey, target: TrafficTarget) -> None:
         """Read a service for the first time at a moment that is its own."""
         now = asyncio.get_running_loop().time()
-        first = IDLE_SECONDS if self._watch is None else min(IDLE_SECONDS, self._watch.rules.check_seconds)
-        self._due.add_after(key, seconds_to_turn(target.service_uid, now, self._pace(first)))
+        self._due.add_after(key, seconds_to_turn(target.service_uid, now, self._pace(IDLE_SECONDS)))
 
     def _pace(self, seconds: float) -> float:
         """Return the pause between two readings that should be `seconds`, and is longer with many pods."""
@@ -203,7 +193,7 @@ class TrafficMeter:
         _show(service, measured, leading, key, now)
         service.failures = 0 if len(samples) == _count_pods(service.target) else service.failures + 1
         usual = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
-        if self._watch is not None and service.target.watches_speed:
+        if self._watch is not None:
             usual = min(usual, service.speed_at - now)
         usual = self._pace(max(usual, LEAST_SECONDS))
         return min(usual * 2.0**service.failures, max(usual, FAILING_SECONDS))
@@ -238,19 +228,14 @@ class TrafficMeter:
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float
     ) -> None:
         """Take the speed of single requests since the readings from which it counts, if it is time for that."""
-        if self._watch is None or not service.target.watches_speed or now < service.speed_at:
+        if self._watch is None or now < service.speed_at:
             return
         speeds = measure_streams(service.streams, samples)
-        kept = {
-            each: sample
-            for each, sample in service.streams.items()
-            # Where few tokens were generated since, more are waited for.
-            if each in samples and each not in speeds and now - sample.at < SPEED_SECONDS
-        }
-        service.streams = {**samples, **kept}
-        usual = min(CHECKS * self._watch.rules.check_seconds, SPEED_SECONDS)
-        seconds = self._watch.take(key, speeds, now)
-        service.speed_at = now + (usual if seconds is None else seconds)
+        # Where few tokens were generated since, more are waited for.
+        few = {pod: sample for pod, sample in service.streams.items() if pod in samples and pod not in speeds}
+        service.streams = {**samples, **few}
+        service.speed_at = now + self._watch.window_seconds
+        self._watch.take(key, speeds, now)
 
     async def _read_pods(
         self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, service: _MeteredService
@@ -263,18 +248,16 @@ class TrafficMeter:
                 return {}
             service.token = token
         pods = target.endpoints[:MOST_PODS]
-        found = await asyncio.gather(*(self._read_pod(session, each, target, service.token) for each in pods))
+        found = await asyncio.gather(*(self._read_pod(session, each, service.token) for each in pods))
         if None in found:
             # The token may have been replaced.
             service.token = ""
         return {pod: sample for pod, sample in zip(pods, found, strict=True) if sample is not None}
 
-    async def _read_pod(
-        self, session: aiohttp.ClientSession, endpoint: Endpoint, target: TrafficTarget, token: str
-    ) -> MetricsSample | None:
+    async def _read_pod(self, session: aiohttp.ClientSession, endpoint: Endpoint, token: str) -> MetricsSample | None:
         async with self._slots:
             text = await _read_metrics(session, endpoint, token)
-        values = parse_series(text, target.names) if text is not None else {}
+        values = parse_series(text, (*TRAFFIC_SERIES, *STREAM_SERIES)) if text is not None else {}
         return MetricsSample(asyncio.get_running_loop().time(), values) if REQUESTS in values else None
 
 

@@ -197,7 +197,10 @@ async def test_image_and_options_of_the_documents_kustomization_reach_the_contro
     (container,) = found[CONTROLLER]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/pomona:0.1.0"
     assert container["args"] == [
-        "controller", f"--image={container['image']}", "--monitoring-namespace=monitoring", "--node-cache-size=500Gi"
+        "controller", f"--image={container['image']}", "--monitoring-namespace=monitoring", "--degrade-threshold=0.3",
+        "--degrade-check-interval=30s",
+        "--degrade-cool-down=30m",
+        "--node-cache-size=500Gi"
     ]  # fmt: skip
 
 

@@ -30,6 +30,7 @@ FORGED = f"""\
 pomona_queue_depth{{pool="nvidia"}} 1000000
 {OF_PROXY}{{namespace="victim",service="chat"}} 1000000
 pomona_service_ready{{namespace="victim",service="chat",priority="high"}} 0
+pomona_service_degraded{{namespace="victim",service="chat",condition="SpeedDegraded"}} 1
 leader_election_master_status{{name="pomona-controller"}} 7
 pomona_workqueue_oldest_seconds 1000000
 pomona_objects{{kind="MetalHost",phase="NotReady"}} 1000000

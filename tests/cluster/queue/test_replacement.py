@@ -8,7 +8,7 @@ from aiohttp import web
 
 from crds.meta import CONTROLLER_NAMESPACE
 from kube.client import Client, Obj
-from kube.resources import CONFIG_MAPS, EVENTS, INFERENCE_SERVICES, POD_DISRUPTION_BUDGETS, PODS, Resource
+from kube.resources import CONFIG_MAPS, EVENTS, INFERENCE_SERVICES, PODS, Resource
 from kube.store import Store
 from kube.watch import reflect
 from tests.cluster.queue.conftest import ENGINE_PORT
@@ -64,7 +64,7 @@ async def engine(controller: Process) -> AsyncIterator[CountingEngine]:
 
 @pytest_asyncio.fixture
 async def controller(shared_controller: SharedController) -> Process:
-    """A controller that checks every second, and replaces one replica of a service in an hour."""
+    """A controller that checks every second, and replaces one replica of a namespace in an hour."""
     return await shared_controller.lend(
         *("--min-run=1s", "--metrics-bind-address=0", "--replace-degraded"),
         *("--degrade-check-interval=1s", "--degrade-cool-down=1h"),
@@ -181,25 +181,6 @@ async def test_slow_replica_is_replaced_without_a_moment_without_a_ready_one(
     assert await user.nodes("chat") == ["gpu-b"]
     assert monitor.gaps == []
     assert "replaced by a replica on node/gpu-b" in await wait_for_note(user, "ReplicaMoved")
-
-
-async def test_replica_that_a_budget_keeps_is_shown_as_slow_and_stays(
-    simulated: SimulatedNodes, user: QueueUser, engine: CountingEngine, client: Client
-) -> None:
-    await simulated.add("gpu-a", devices=1)
-    await user.serve("chat")
-    await user.wait_until_on("chat", "gpu-a")
-    selector = {"matchLabels": {"inference.pomona.dev/service": "chat"}}
-    metadata = {"name": "keep", "namespace": user.namespace}
-    await client.create(
-        POD_DISRUPTION_BUDGETS, {"metadata": metadata, "spec": {"minAvailable": 1, "selector": selector}}
-    )
-    await user.wait_until_budget_refuses("keep")
-    await simulated.add("gpu-b", devices=1)
-    uids, engine.speed = await user.uids("chat"), SLOW
-    held = await wait_for_reason(user, "BudgetForbids")
-    assert "disruption budget" in held["message"]
-    assert await user.uids("chat") == uids
 
 
 async def test_one_replica_of_several_is_replaced_and_the_others_stay(

@@ -119,7 +119,12 @@ def test_slow_replicas_are_replaced_only_if_that_is_asked_for(started: list[Cont
     limits = ("--degrade-threshold=0.5", "--degrade-check-interval=10s", "--degrade-cool-down=1h")
     for arguments in ((), limits, ("--replace-degraded",), ("--replace-degraded", *limits)):
         assert start(*arguments).exit_code == 0
-    assert [each.replacement for each in started] == [None, None, ReplacementRules(), ReplacementRules(0.5, 10, 3600)]
+    assert [each.replacement for each in started] == [
+        ReplacementRules(),
+        ReplacementRules(0.5, 10, 3600),
+        ReplacementRules(is_on=True),
+        ReplacementRules(0.5, 10, 3600, is_on=True),
+    ]
 
 
 @pytest.mark.parametrize(

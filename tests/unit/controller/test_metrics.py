@@ -56,7 +56,8 @@ def used() -> ControllerMetrics:
     followed = store()
     metrics.follow_store(followed)
     metrics.models.set_tokens(ObjectKey("team", "chat"), {TokenSource("team", "qwen", "vllm", "gpu-1"): 7})
-    followed.put(INFERENCE_SERVICES, service())
+    degraded = {"type": "SpeedDegraded", "status": "True"}
+    followed.put(INFERENCE_SERVICES, service(status={"conditions": [degraded]}))
     fitness = {"metadata": {"name": "gpu-1", "uid": "u", "resourceVersion": "1"}}
     facts = {"observedAt": "2026-11-21T12:00:00Z", "memoryBytes": GIB, "devices": [{"id": "0", "memoryBytes": GIB}]}
     followed.put(NODE_FITNESSES, fitness | {"status": facts})

@@ -159,6 +159,14 @@ def test_tokens_of_services_that_share_a_model_are_added_up(followed: Followed) 
     assert followed.series(name) == {}
 
 
+def test_degraded_service_has_a_series_for_each_condition_that_is_true(followed: Followed) -> None:
+    conditions = [{"type": "SpeedDegraded", "status": "True"}, {"type": "FitDegraded", "status": "False"}]
+    followed.put(INFERENCE_SERVICES, service("chat", status={"conditions": conditions}))
+    assert followed.series("pomona_service_degraded") == {("team", "chat", "SpeedDegraded"): 1}
+    followed.put(INFERENCE_SERVICES, service("chat", status={"conditions": conditions[1:]}))
+    assert followed.series("pomona_service_degraded") == {}
+
+
 def test_prefix_is_that_of_the_names_that_another_project_has() -> None:
     followed = Followed("flexinfer")
     names = {family.name for family in followed.registry.collect()}
@@ -166,5 +174,6 @@ def test_prefix_is_that_of_the_names_that_another_project_has() -> None:
         "flexinfer_tokens_per_second",
         "flexinfer_model_load_seconds",
         "pomona_service_ready",
+        "pomona_service_degraded",
         "pomona_node_observed_timestamp_seconds",
     }

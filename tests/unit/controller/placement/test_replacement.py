@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.placement.actions import Action, Admit, EvictUnit
-from controller.placement.move_turns import MOST_AT_ONCE, MoveTurns
 from controller.placement.planner import PlanRules, plan
 from controller.placement.pod_units import send_to_better_place
 from controller.placement.pool_limits import PoolQuota, PoolRules
@@ -18,10 +17,10 @@ from controller.placement.replacement import (
     LEAST_PAUSE,
     PLACE_SECONDS,
     START_SECONDS,
+    DegradedReplica,
     PresentReplica,
     ReplacementRules,
     ServiceFacts,
-    SlowReplica,
     begin_replacement,
     count_surge,
     find_hold,
@@ -30,18 +29,17 @@ from controller.placement.replacement import (
     is_active,
     least_speed,
     note_help,
-    pick_slowest,
+    pick_worst,
 )
 from controller.placement.units import Unit
 from crds.meta import Priority
 from crds.placement import SpeedReplacement
-from kube.resources import ObjectKey
 from kube.time import rfc3339
 from tests.support.waiting_units import GPU, gpu_cell, running_unit, waiting_unit
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-RULES = ReplacementRules()
-SLOW = SlowReplica("node/a", 40.0, 140.0)
+RULES = ReplacementRules(is_on=True)
+SLOW = DegradedReplica("node/a", "", 40.0, 140.0)
 COOL = RULES.cool_down_seconds
 
 
@@ -65,7 +63,7 @@ def ended(seconds_ago: float, **fields: Any) -> SpeedReplacement:
 
 
 @pytest.mark.parametrize(
-    ("last", "service", "others", "reason"),
+    ("last", "service", "beside", "reason"),
     [
         (None, facts(replica("a")), [], None),
         (None, facts(replica("a"), is_protected=True), [], "Protected"),
@@ -73,7 +71,8 @@ def ended(seconds_ago: float, **fields: Any) -> SpeedReplacement:
         (None, facts(replica("a"), replica("b", is_ready=False), wanted=2), [], "NotReady"),
         (None, facts(replica("a"), is_settled=False), [], "NotReady"),
         (None, facts(replica("a"), replica("b")), [], "NotReady"),
-        (None, facts(replica("a")), ["team/other"], "TooManyMoves"),
+        (None, facts(replica("a")), [ended(COOL - 1)], "CoolDown"),
+        (None, facts(replica("a")), [ended(COOL), begun()], None),
         (ended(COOL - 1), facts(replica("a")), [], "CoolDown"),
         (ended(-3600), facts(replica("a")), [], "CoolDown"),
         (ended(COOL), facts(replica("a")), [], None),
@@ -83,10 +82,19 @@ def ended(seconds_ago: float, **fields: Any) -> SpeedReplacement:
     ],
 )
 def test_slow_replica_stays_for_these_reasons(
-    last: SpeedReplacement | None, service: ServiceFacts, others: list[str], reason: str | None
+    last: SpeedReplacement | None, service: ServiceFacts, beside: list[SpeedReplacement], reason: str | None
 ) -> None:
-    found = find_hold(last, service, others, NOW, COOL)
+    found = find_hold(last, service, beside, NOW, RULES)
     assert (found.reason if found is not None else None) == reason
+
+
+def test_nothing_is_replaced_beside_another_replacement_or_without_the_option() -> None:
+    for hold, reason in (
+        (find_hold(None, facts(replica("a")), [], NOW, RULES, is_other_moving=True), "TooManyMoves"),
+        (find_hold(None, facts(replica("a")), [], NOW, ReplacementRules()), "ReplacementOff"),
+    ):
+        assert hold is not None
+        assert hold.reason == reason
 
 
 def test_place_is_better_only_if_it_is_faster_than_what_is_observed_by_a_margin() -> None:
@@ -95,62 +103,15 @@ def test_place_is_better_only_if_it_is_faster_than_what_is_observed_by_a_margin(
     assert "replica a on node/a gives a single request 40.0 of 140 tokens/s" in begun().message
 
 
-def test_slowest_replica_in_relation_to_its_hardware_goes_first() -> None:
-    other = SlowReplica("node/b", 20.0, 30.0)
-    assert pick_slowest([other, SLOW]) == SLOW
-
-
-def test_namespace_has_one_replacement_and_the_cluster_a_few() -> None:
-    key, turns = ObjectKey("team", "chat"), MoveTurns()
-    for number in range(MOST_AT_ONCE - 1):
-        turns.begin(ObjectKey(f"n{number}", "x"))
-    assert turns.list_ahead(key, NOW) == []
-    turns.begin(ObjectKey("team", "other"))
-    assert turns.list_ahead(key, NOW) == ["team/other"]
-    turns.end(ObjectKey("team", "other"))
-    turns.begin(ObjectKey("more", "x"))
-    assert turns.list_ahead(key, NOW) == ["services in other namespaces"]
-
-
-def test_namespaces_take_turns_when_a_move_is_over() -> None:
-    turns, ours, theirs = MoveTurns(), ObjectKey("team", "chat"), [ObjectKey(f"n{each}", "x") for each in range(3)]
-    for each in theirs:
-        assert turns.list_ahead(each, NOW) == []
-        turns.begin(each)
-    assert turns.list_ahead(ours, NOW) != []
-    turns.wait(ours, NOW)
-    turns.end(theirs[0])
-    later = NOW + timedelta(seconds=PLACE_SECONDS)
-    again = theirs[0]._replace(name="y")
-    assert turns.list_ahead(again, later) == ["services in other namespaces"], "the one that waits comes first"
-    assert turns.list_ahead(ours, later) == []
-    turns.begin(ours)
-    turns.end(theirs[1])
-    assert turns.list_ahead(again, later) == []
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_service_that_waits_no_more_holds_no_turn(*, ends: bool) -> None:
-    turns, waiting, other = MoveTurns(), ObjectKey("team", "chat"), ObjectKey("n0", "x")
-    turns.begin(other)
-    turns.end(other)
-    for each in range(MOST_AT_ONCE - 1):
-        turns.begin(ObjectKey(f"m{each}", "x"))
-    turns.wait(waiting, NOW)
-    assert turns.list_ahead(other, NOW) != []
-    if ends:
-        turns.end(waiting)
-    assert turns.list_ahead(other, NOW + timedelta(seconds=0 if ends else 3 * PLACE_SECONDS)) == []
-
-
-def test_no_service_of_another_namespace_is_named_to_a_tenant() -> None:
-    turns = MoveTurns()
-    for number in range(MOST_AT_ONCE):
-        turns.begin(ObjectKey(f"secret{number}", "x"))
-    hold = find_hold(None, facts(replica("a")), turns.list_ahead(ObjectKey("team", "chat"), NOW), NOW, COOL)
-    assert hold is not None
-    assert (hold.reason, "secret" in hold.message) == ("TooManyMoves", False)
-    assert "other namespaces" in hold.message
+def test_replica_that_does_not_fit_goes_first_and_then_the_slowest_in_relation_to_its_hardware() -> None:
+    other = DegradedReplica("node/b", "", 20.0, 30.0)
+    misfit = DegradedReplica("node/c", misfit="too little memory")
+    assert pick_worst([other, SLOW]) == SLOW
+    assert pick_worst([other, SLOW, misfit]) == misfit
+    assert least_speed(misfit, RULES) == 0.0
+    made = begin_replacement(misfit, replica("c"), 0.0, "node/d", NOW)
+    assert (made.observed, made.expected) == ("", "")
+    assert made.message.startswith("replica c on node/c does not fit there any more: too little memory")
 
 
 @pytest.mark.parametrize(
@@ -207,7 +168,7 @@ class SimulatedService:
         service = facts(*self.pods, wanted=self.wanted)
         if self.last is not None and is_active(self.last):
             self.last = go_on(self.last, service, self.now).replacement
-        elif self.has_slow and self.pods and find_hold(self.last, service, [], self.now, COOL) is None:
+        elif self.has_slow and self.pods and find_hold(self.last, service, [], self.now, RULES) is None:
             slow = SLOW._replace(place=self.pods[0].place)
             self.last = begin_replacement(slow, self.pods[0], 57.0, "node/better", self.now)
             self.begun_at.append(self.now)
@@ -329,9 +290,9 @@ def test_second_place_is_held_for_a_tenth_of_the_time_at_most() -> None:
         outcome="GivenUp",
     )
     last = NOW + timedelta(seconds=(LEAST_PAUSE - 1) * START_SECONDS)
-    found = find_hold(slow_start, facts(replica("a")), [], last - timedelta(seconds=1), COOL)
+    found = find_hold(slow_start, facts(replica("a")), [], last - timedelta(seconds=1), RULES)
     assert (found.reason if found is not None else None) == "CoolDown"
-    assert find_hold(slow_start, facts(replica("a")), [], last, COOL) is None
+    assert find_hold(slow_start, facts(replica("a")), [], last, RULES) is None
 
 
 def test_slow_replica_is_found_among_others_on_its_node() -> None:
