@@ -5,7 +5,7 @@ follow from its place, which is only reported: after a mere move, the status is 
 """
 
 from datetime import datetime, timedelta
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,8 +13,8 @@ from controller.placement.board import FindStanding
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.queue_report import recall_standing
 from controller.services.replicas import Replicas
+from controller.services.service_view import ServiceInputs
 from controller.services.status import ServiceView, build_events, build_status
-from controller.services.tokens import TokenRotation
 from crds.inferenceservice import InferenceService
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, ObjectKey
@@ -35,19 +35,6 @@ class _DecidedService(NamedTuple):
     """When time alone may change the decision."""
     again_seconds: float
     """Time after which its place is reported again, though nothing tells of a move."""
-
-
-class DecidedInputs(Protocol):
-    """The view of a service, the revision of the store at which it was built, and the state of its token."""
-
-    @property
-    def view(self) -> ServiceView | None: ...  # noqa: D102 - as above
-
-    @property
-    def revision(self) -> int: ...  # noqa: D102 - as above
-
-    @property
-    def rotation(self) -> TokenRotation: ...  # noqa: D102 - as above
 
 
 class MovedServices:
@@ -75,7 +62,7 @@ class MovedServices:
 
     def keep(self, snapshot: Snapshot, key: ObjectKey, plan: Plan) -> None:
         """Keep a service that was decided, if it only waits for all of its replicas."""
-        inputs: DecidedInputs | None = snapshot.inputs
+        inputs: ServiceInputs | None = snapshot.inputs
         if inputs is None or inputs.view is None or inputs.revision != snapshot.store.revision:
             return
         view, now = inputs.view, snapshot.now

@@ -24,7 +24,7 @@ from controller.services.accelerator_choice import choose_accelerators
 from controller.services.class_speeds import SpeedAssessor, cut_speeds
 from controller.services.planned_models import ModelHeaders, assume_inspection, revise
 from controller.services.preconditions import ServiceProblem
-from controller.services.reconciler import ViewFacts, build_view
+from controller.services.service_view import ViewFacts, build_view
 from controller.services.speed_report import SpeedSources
 from controller.services.status import ServiceView
 from crds.inferenceservice import InferenceService

@@ -8,24 +8,15 @@ import functools
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-import msgspec
-
 from controller.models.discovery import label_service
-from controller.models.served import format_of, read_companions, runtime_of
+from controller.models.served import format_of
 from controller.placement.board import FindStanding
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
-from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.reconcile.indexes import (
-    SERVICE_INDEX,
-    namespaced,
-)
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Reconciler, Ref, Snapshot, prune
-from controller.services import preconditions
-from controller.services.accelerator_choice import ChosenAccelerators, RoomSource, choose_accelerators
-from controller.services.checked_replica import CheckedReplica, check_replica
+from controller.services.accelerator_choice import RoomSource, choose_accelerators
 from controller.services.effects import (
     NOTHING_LEFT,
     AwaitRollout,
@@ -37,15 +28,11 @@ from controller.services.effects import (
     StopProbe,
     StopTraffic,
 )
-from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.host_traffic import add_host_traffic, find_host_traffic, take_host_traffic
 from controller.services.kueue_report import (
     NO_REPORT,
-    KueueReport,
-    explain_kueue_wait,
     read_kueue,
 )
-from controller.services.metal_processes import observe_hosts
 from controller.services.moved_services import MovedServices, waits_whole
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
@@ -53,83 +40,34 @@ from controller.services.pods.disruption import build_disruption_budget
 from controller.services.pods.network_policy import build_network_policy
 from controller.services.pods.one_node import has_one_node
 from controller.services.pods.pod_monitor import build_pod_monitor
-from controller.services.pods.pod_replicas import observe_pods
 from controller.services.pods.update_pacer import UpdatePacer
-from controller.services.probe_policy import Question
 from controller.services.queue_report import recall_standing
 from controller.services.readiness_probe import Prober
-from controller.services.replica_counts import keep_label
-from controller.services.replica_memory import ReplicaMemory
-from controller.services.replicas import Replicas, combine_replicas
 from controller.services.service_triggers import OF_PODS, list_triggers
-from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
+from controller.services.service_view import ServiceInputs, ViewFacts, build_view
 from controller.services.speed_replacer import ReplacementReport, report_without_replacer
-from controller.services.speed_report import SpeedReport, SpeedSources
+from controller.services.speed_report import SpeedSources
 from controller.services.status import ServiceView, build_events, build_status
-from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret
+from controller.services.tokens import KnownTokens, TokenStep, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
-from crds.inferenceservice import InferenceService, wanted_replicas
+from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import (
     DEPLOYMENTS,
-    ENDPOINT_SLICES,
     INFERENCE_SERVICES,
-    METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
-    PODS,
     ObjectKey,
     Resource,
 )
-from runtimes.probe import ProbeResult
 
-AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
-"""Remark about a service whose pods an update replaces after those of other services."""
 ROTATION_SECONDS: Final = 1.0
 """Pause between two steps of the replacement of a token."""
 
 
-class ViewFacts(NamedTuple):
-    """Facts about a service that are not in the watch cache, by which its view is built."""
-
-    may_roll_out: bool = True
-    """True if an update of Pomona may replace the pods of this service now."""
-    standing: ServiceStanding | None = None
-    """Place in the queue of the first replica that waits; None: none waits."""
-    kueue: KueueReport = NO_REPORT
-    """Facts about Kueue."""
-    chosen: ChosenAccelerators | None = None
-    """The accelerators of a service that may use several; None: it uses one."""
-    has_claims: bool = True
-    """True if devices can be claimed in the cluster."""
-
-
-NO_FACTS: Final = ViewFacts()
 NO_SPEED_SOURCES: Final = SpeedSources()
-
-
-class ServiceInputs(NamedTuple):
-    """Inputs that are not in the watch cache."""
-
-    question: Question | None
-    """The question that `answer` belongs to."""
-    answer: ProbeResult | None
-    """The last result of the probe; None before the first, or if there is nothing to probe."""
-    new_token: str | None
-    """A new bearer token, if the service has none."""
-    view: ServiceView | None = None
-    """All other inputs, as they were at `revision` of the store."""
-    revision: int = 0
-    rotation: TokenRotation = TokenRotation()
-    is_monitored: bool = False
-    """True if the cluster has PodMonitors."""
-    traffic: Traffic | None = None
-    """The traffic of its pods; None before it was read."""
-    facts: ViewFacts = NO_FACTS
-    speed: SpeedReport = SpeedReport()
-    """All that is known of its speed."""
 
 
 class ServiceSources(NamedTuple):
@@ -176,7 +114,6 @@ class ServiceSources(NamedTuple):
         view = build_view(snapshot, key, service, settings, facts)
         step = await _find_token_step(self.tokens, client, snapshot, key, view)
         return ServiceInputs(
-            question=view.question,
             answer=self.prober.find_answer(key, view.question) if view.question is not None else None,
             new_token=step.new_token,
             view=view,
@@ -266,8 +203,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
         return Plan(effects=NOTHING_LEFT)
-    is_current = inputs.view is not None and inputs.revision == snapshot.store.revision
-    view = inputs.view if inputs.view is not None and is_current else None
+    view = inputs.view if inputs.revision == snapshot.store.revision else None
     view = view or build_view(snapshot, key, service, settings, inputs.facts)
     steps, rotation, replacement = view.replicas.steps, inputs.rotation, inputs.speed.replacement
     traffic = _find_traffic(snapshot, view, inputs)
@@ -308,7 +244,8 @@ def _report_status(
     view: ServiceView, inputs: ServiceInputs, traffic: _ServiceTraffic, replacement: ReplacementReport
 ) -> Obj:
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
-    answer = inputs.answer if inputs.question == view.question else None
+    is_asked = inputs.view is not None and inputs.view.question == view.question
+    answer = inputs.answer if is_asked else None
     status = build_status(view, answer or view.proof) | traffic.total.fields()
     status = inputs.speed.add_to(status, view.service.metadata.generation)
     status = replacement.add_to(status)
@@ -395,92 +332,3 @@ def _list_beside_pods(
 def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None:
     service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
     return None if service is None or service.metadata.deletion_timestamp is not None else service
-
-
-def build_view(
-    snapshot: Snapshot,
-    key: ObjectKey,
-    service: InferenceService,
-    settings: PodSettings = DEFAULT_SETTINGS,
-    facts: ViewFacts = NO_FACTS,
-) -> ServiceView:
-    """Gather all inputs of a decision about this service."""
-    may_roll_out, standing, kueue, chosen, has_claims = facts
-
-    def find(key: ObjectKey) -> Model | None:
-        return snapshot.read(MODELS, key, Model)
-
-    model = find(ObjectKey(key.namespace, service.spec.model_ref))
-    wanted = wanted_replicas(service)
-    companions = read_companions(find, service)
-    pod_runtime = ""
-    if chosen is None:
-        shown = service
-        found = check_replica(
-            snapshot.store, service, model, companions, settings, further=kueue.problem, has_claims=has_claims
-        )
-        blocker = found.checked.problem
-        replicas = _observe_replicas(snapshot, service, found, wanted, settings=settings, may_roll_out=may_roll_out)
-    else:
-        parts = list_parts(snapshot.store, service, chosen, model, companions, settings=settings)
-        found, shown, blocker = summarize_parts(service, chosen, parts)
-        pod_runtime = find_pod_runtime(parts)
-        replicas = observe_several(snapshot, service, parts, wanted, settings=settings, may_roll_out=may_roll_out)
-    checked = found.checked
-    replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
-    slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
-    endpoints = ready_endpoints(slices)
-    addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
-    remarks = preconditions.list_remarks(
-        shown, model, settings.vendors, checked.memory, smallest_device_bytes=found.devices.smallest_bytes
-    )
-    is_known = model is not None and found.accelerator is not None
-    return ServiceView(
-        service=service,
-        accelerator=found.accelerator,
-        chosen=chosen,
-        runtime=runtime_of(shown, model, settings.vendors) if model is not None and is_known else "",
-        pod_runtime=pod_runtime,
-        remarks=(*remarks, AWAITS_UPDATE) if replicas.awaiting and not may_roll_out else remarks,
-        memory=checked.memory if checked.served is not None else ReplicaMemory(),
-        served=checked.served,
-        model_problem=checked.model_problem,
-        blocker=blocker,
-        wanted=wanted,
-        replicas=replicas,
-        endpoints=endpoints,
-        own_endpoints=tuple(each for each in endpoints if each.address in addresses),
-        standing=standing,
-        kueue=kueue.standing if wanted else None,
-    )
-
-
-def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
-    pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
-    children = snapshot.children(METAL_PROCESSES, key.namespace, service.metadata.uid)
-    names = {each["spec"].get("hostName") for each in children}
-    hosts = (snapshot.get(METAL_HOSTS, ObjectKey("", name)) for name in names if name)
-    return replica_addresses(pods, (host for host in hosts if host is not None))
-
-
-def _observe_replicas(
-    snapshot: Snapshot,
-    service: InferenceService,
-    found: CheckedReplica,
-    wanted: int,
-    *,
-    settings: PodSettings,
-    may_roll_out: bool,
-) -> Replicas:
-    """Return replicas in pods and on hosts. Of a service that may not run none is created; existing ones stay."""
-    checked, choice = found.checked, found.choice
-    label = keep_label(snapshot, service, found.accelerator)
-    pods = observe_pods(
-        snapshot, service, checked.served, choice, wanted, settings=settings, may_roll_out=may_roll_out, label=label
-    )
-    if checked.served is None or choice is None:
-        hosts = observe_hosts(snapshot, service, checked.served, wanted, checked.memory.total_bytes)
-        return combine_replicas((pods, hosts))
-    # For each pod that is not ready yet, one earlier replica on a host stays.
-    earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
-    return combine_replicas((pods, msgspec.structs.replace(earlier, ready=(), problem=None)))

@@ -7,7 +7,8 @@ from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import ServiceInputs, ServiceSources, ViewFacts, build_view, decide_service
+from controller.services.reconciler import ServiceSources, decide_service
+from controller.services.service_view import ServiceInputs, ViewFacts, build_view
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
 from kube.client import Obj
@@ -69,8 +70,9 @@ def decide_chat(
     snapshot = Snapshot(known, NOW)
     chat = as_service(snapshot.get(INFERENCE_SERVICES, KEY) or service())
     facts = ViewFacts(**{name: inputs.pop(name) for name in ViewFacts._fields if name in inputs})
-    question = build_view(snapshot, KEY, chat, settings, facts).question
-    found = ServiceInputs(question, answer if question else None, new_token, facts=facts, **inputs)
+    view = build_view(snapshot, KEY, chat, settings, facts)
+    answer = answer if view.question is not None else None
+    found = ServiceInputs(view, known.revision, answer, new_token, facts=facts, **inputs)
     return decide_service(Snapshot(known, NOW, found), KEY, settings)
 
 

@@ -14,7 +14,8 @@ from controller.reconcile.plan import Snapshot
 from controller.services import diagnosis
 from controller.services.metal_processes import list_hosts, observe_hosts
 from controller.services.preconditions import ServiceProblem
-from controller.services.reconciler import ServiceInputs, decide_service
+from controller.services.reconciler import decide_service
+from controller.services.service_view import ServiceInputs
 from crds.metalprocess import MetalProcess
 from devices.vendors import VENDORS
 from kube.client import Obj
@@ -99,7 +100,7 @@ def count_reads(decide: Callable[[Snapshot], object], objects: list[tuple[Resour
 
 
 def decide_chat(snapshot: Snapshot) -> object:
-    inputs = ServiceInputs(question=None, answer=None, new_token=None)
+    inputs = ServiceInputs()
     return decide_service(Snapshot(snapshot.store, NOW, inputs), KEY)
 
 

@@ -10,8 +10,9 @@ from controller.models.observation import models_of_service, models_served_besid
 from controller.models.served import runtime_of
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.reconciler import ServiceInputs, decide_service
+from controller.services.reconciler import decide_service
 from controller.services.service_triggers import services_of_model
+from controller.services.service_view import ServiceInputs
 from crds.meta import Accelerator
 from crds.model import Model
 from devices.vendor_file import parse_vendors
@@ -61,7 +62,7 @@ def decide(accelerator: Accelerator, *found: Obj, served: Obj | None = None, **s
     asked = service(hardware={"accelerator": accelerator}, **spec)
     objects = [(MODELS, each) for each in (served or model(), *found)]
     known = store((INFERENCE_SERVICES, asked), (METAL_HOSTS, host(runtimes=["llama.cpp", "mlx-lm"])), *objects)
-    return decide_service(Snapshot(known, NOW, ServiceInputs(None, None, None)), KEY)
+    return decide_service(Snapshot(known, NOW, ServiceInputs()), KEY)
 
 
 def made(plan: Plan) -> Obj:

@@ -14,7 +14,8 @@ from controller.reconcile.partial_objects import declare_partial_objects
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Snapshot
 from controller.reconcile.stamp import needs_apply
 from controller.services.pods.deployment import build_network_service
-from controller.services.reconciler import ServiceInputs, decide_service
+from controller.services.reconciler import decide_service
+from controller.services.service_view import ServiceInputs
 from crds.meta import ENQUEUED_AT, NOMINATED, QUEUE_GATE, ObjectMeta
 from devices.vendors import VENDORS
 from kube.client import Obj
@@ -42,7 +43,7 @@ def decide(deployment: Obj, *, partial: bool) -> tuple[Plan, Store]:
         declare_partial_objects(known)
     for resource, obj in (*BASE, (DEPLOYMENTS, deployment), (PODS, pod())):
         known.put(resource, deepcopy(obj))
-    inputs = ServiceInputs(question=None, answer=None, new_token=None)
+    inputs = ServiceInputs()
     return decide_service(Snapshot(known, NOW, inputs), KEY, SETTINGS), known
 
 

@@ -4,7 +4,7 @@ import msgspec
 
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.endpoints import Endpoint, ready_endpoints
-from controller.services.reconciler import build_view
+from controller.services.service_view import build_view
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_HOSTS, MODELS, PODS, Resource
 from runtimes.probe import ProbeResult

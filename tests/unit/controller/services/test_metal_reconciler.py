@@ -5,7 +5,8 @@ import re
 import pytest
 
 from controller.reconcile.plan import Snapshot
-from controller.services.reconciler import ServiceInputs, decide_service
+from controller.services.reconciler import decide_service
+from controller.services.service_view import ServiceInputs
 from kube.client import Obj
 from kube.resources import (
     ENDPOINT_SLICES,
@@ -327,5 +328,5 @@ def test_result_of_another_probe_is_ignored() -> None:
         bound_process(),
         (ENDPOINT_SLICES, slice_of("chat", "x")),
     )
-    snapshot = Snapshot(store(*there), NOW, ServiceInputs(None, OK, None))
+    snapshot = Snapshot(store(*there), NOW, ServiceInputs(answer=OK))
     assert planned_condition(decide_service(snapshot, KEY), "Ready")["reason"] == "Probing"

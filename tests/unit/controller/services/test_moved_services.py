@@ -15,7 +15,8 @@ from controller.placement.planner import PlanRules, plan
 from controller.placement.standing import ServiceStanding
 from controller.reconcile.plan import Plan, Reconciler, Snapshot
 from controller.services import reconciler
-from controller.services.reconciler import ServiceInputs, service_reconciler
+from controller.services.reconciler import service_reconciler
+from controller.services.service_view import ServiceInputs, build_view
 from controller.services.status import ServiceView
 from controller.services.tokens import KnownTokens, token_secret
 from kube.client import Client, Obj
@@ -208,7 +209,6 @@ def test_moves_of_a_queue_are_reported_without_decisions(monkeypatch: pytest.Mon
     server = SimulatedServer()
     built: set[str] = set()
     fill(server, in_pods=0, on_hosts=1, waiting=12, hosts=1, per_host=1)
-    build_view = reconciler.build_view
 
     def build(snapshot: Snapshot, key: ObjectKey, *facts: Any) -> ServiceView:
         built.add(key.name)

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from controller.models.served import weights_path
 from controller.pod_settings import PodSettings
 from controller.services.pods.update_pacer import UpdatePacer
-from controller.services.reconciler import AWAITS_UPDATE, service_reconciler
+from controller.services.reconciler import service_reconciler
+from controller.services.service_view import AWAITS_UPDATE
 from crds.meta import LABEL_COPY, LABEL_SERVICE, NOMINATED
 from devices.vendors import VENDORS
 from kube.client import Obj

@@ -14,7 +14,7 @@ from controller.reconcile.plan import Snapshot
 from controller.services.class_speeds import SpeedAssessor
 from controller.services.planned_models import is_header_missing
 from controller.services.planned_services import PlannedService, plan_services
-from controller.services.reconciler import build_view
+from controller.services.service_view import build_view
 from crds.inferenceservice import InferenceService
 from crds.meta import API_VERSION, ENQUEUED_AT, POD_TEMPLATE, without_defaults
 from crds.model import Model, ModelFacts

@@ -19,7 +19,8 @@ from controller.services.effects import (
 )
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import ServiceInputs, ServiceSources, decide_service, service_reconciler
+from controller.services.reconciler import ServiceSources, decide_service, service_reconciler
+from controller.services.service_view import ServiceInputs
 from controller.services.tokens import KnownTokens
 from controller.services.traffic import Traffic
 from controller.services.traffic_meter import TrafficMeter
@@ -453,7 +454,7 @@ async def test_service_beyond_the_limits_keeps_its_pods_and_says_why() -> None:
     there = (chat_service(**spec), (MODELS, model()))
     settings = PodSettings(limits=TenantLimits(("ghcr.io/",)))
     deployed = (DEPLOYMENTS, chat_deployment(*there))
-    key, inputs = KEY, ServiceInputs(None, None, None)
+    key, inputs = KEY, ServiceInputs()
     plan = decide_service(Snapshot(store(*there, deployed), NOW, inputs), key, settings)
     assert ready_outcome(plan) == ("Failed", "False", "ImageNotAllowed")
     assert list_applied(plan, DEPLOYMENTS) == []

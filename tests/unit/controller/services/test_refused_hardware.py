@@ -5,7 +5,8 @@ import pytest
 
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Snapshot
-from controller.services.reconciler import _list_labels, build_view
+from controller.services.reconciler import _list_labels
+from controller.services.service_view import build_view
 from crds.size import GIB, size_text
 from devices.vendors import VENDORS
 from kube.client import Obj

@@ -10,7 +10,7 @@ from controller.placement.candidate_room import BestPlace, CandidateRooms, Prosp
 from controller.placement.replacement import ReplacementRules
 from controller.reconcile.plan import Snapshot
 from controller.services.endpoints import Endpoint
-from controller.services.reconciler import build_view
+from controller.services.service_view import build_view
 from controller.services.speed_replacer import (
     FIT_DEGRADED,
     SPEED_DEGRADED,

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from controller.reconcile.plan import Snapshot
-from controller.services.reconciler import _list_labels, build_view
+from controller.services.reconciler import _list_labels
+from controller.services.service_view import build_view
 from crds.serving import ServingOptions
 from crds.weights_header import Layout
 from fitness.memory import Workload, estimate

@@ -16,7 +16,7 @@ from controller.reconcile.stamp import (
     stamp,
 )
 from controller.services.pods.update_pacer import LIMIT_SECONDS, START_SECONDS, UpdatePacer
-from controller.services.reconciler import AWAITS_UPDATE
+from controller.services.service_view import AWAITS_UPDATE
 from crds.meta import API_VERSION
 from devices.vendors import VENDORS
 from kube.client import Obj

@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.reconciler import ServiceInputs, decide_service, service_reconciler
+from controller.services.reconciler import decide_service, service_reconciler
+from controller.services.service_view import ServiceInputs
 from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret, wanted_rotation
 from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
@@ -363,7 +364,7 @@ async def test_read_that_hangs_or_fails_is_one_for_all_who_wait_for_it() -> None
 
 def decided(obj: Obj, rotation: TokenRotation) -> Plan:
     known = store((INFERENCE_SERVICES, obj), (MODELS, model()))
-    return decide_service(Snapshot(known, NOW, ServiceInputs(None, None, None, rotation=rotation)), KEY)
+    return decide_service(Snapshot(known, NOW, ServiceInputs(rotation=rotation)), KEY)
 
 
 def rotation_of_pods(plan: Plan) -> str | None:

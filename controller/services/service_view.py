@@ -1,0 +1,174 @@
+"""The view of a service: all of the watch cache that decides about it, gathered once; and the inputs beside it."""
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from controller.models.served import read_companions, runtime_of
+from controller.placement.standing import ServiceStanding
+from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
+from controller.reconcile.indexes import (
+    SERVICE_INDEX,
+    namespaced,
+)
+from controller.reconcile.plan import Snapshot
+from controller.services import preconditions
+from controller.services.accelerator_choice import ChosenAccelerators
+from controller.services.checked_replica import CheckedReplica, check_replica
+from controller.services.endpoints import ready_endpoints, replica_addresses
+from controller.services.kueue_report import (
+    NO_REPORT,
+    KueueReport,
+    explain_kueue_wait,
+)
+from controller.services.metal_processes import observe_hosts
+from controller.services.pods.pod_replicas import observe_pods
+from controller.services.replica_counts import keep_label
+from controller.services.replica_memory import ReplicaMemory
+from controller.services.replicas import Replicas, combine_replicas
+from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
+from controller.services.speed_report import SpeedReport
+from controller.services.status import ServiceView
+from controller.services.tokens import TokenRotation
+from controller.services.traffic import Traffic
+from crds.inferenceservice import InferenceService, wanted_replicas
+from crds.model import Model
+from kube.resources import (
+    ENDPOINT_SLICES,
+    METAL_HOSTS,
+    METAL_PROCESSES,
+    MODELS,
+    PODS,
+    ObjectKey,
+)
+from runtimes.probe import ProbeResult
+
+AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
+"""Remark about a service whose pods an update replaces after those of other services."""
+
+
+class ViewFacts(NamedTuple):
+    """Facts about a service that are not in the watch cache, by which its view is built."""
+
+    may_roll_out: bool = True
+    """True if an update of Pomona may replace the pods of this service now."""
+    standing: ServiceStanding | None = None
+    """Place in the queue of the first replica that waits; None: none waits."""
+    kueue: KueueReport = NO_REPORT
+    """Facts about Kueue."""
+    chosen: ChosenAccelerators | None = None
+    """The accelerators of a service that may use several; None: it uses one."""
+    has_claims: bool = True
+    """True if devices can be claimed in the cluster."""
+
+
+NO_FACTS: Final = ViewFacts()
+
+
+class ServiceInputs(NamedTuple):
+    """Inputs that are not in the watch cache."""
+
+    view: ServiceView | None = None
+    """All inputs of the watch cache, as they were at `revision` of the store."""
+    revision: int = 0
+    answer: ProbeResult | None = None
+    """The last answer to the question of `view`; None before the first, or if there is nothing to probe."""
+    new_token: str | None = None
+    """A new bearer token, if the service has none."""
+    rotation: TokenRotation = TokenRotation()
+    is_monitored: bool = False
+    """True if the cluster has PodMonitors."""
+    traffic: Traffic | None = None
+    """The traffic of its pods; None before it was read."""
+    facts: ViewFacts = NO_FACTS
+    speed: SpeedReport = SpeedReport()
+    """All that is known of its speed."""
+
+
+def build_view(
+    snapshot: Snapshot,
+    key: ObjectKey,
+    service: InferenceService,
+    settings: PodSettings = DEFAULT_SETTINGS,
+    facts: ViewFacts = NO_FACTS,
+) -> ServiceView:
+    """Gather all inputs of a decision about this service."""
+    may_roll_out, standing, kueue, chosen, has_claims = facts
+
+    def find(key: ObjectKey) -> Model | None:
+        return snapshot.read(MODELS, key, Model)
+
+    model = find(ObjectKey(key.namespace, service.spec.model_ref))
+    wanted = wanted_replicas(service)
+    companions = read_companions(find, service)
+    pod_runtime = ""
+    if chosen is None:
+        shown = service
+        found = check_replica(
+            snapshot.store, service, model, companions, settings, further=kueue.problem, has_claims=has_claims
+        )
+        blocker = found.checked.problem
+        replicas = _observe_replicas(snapshot, service, found, wanted, settings=settings, may_roll_out=may_roll_out)
+    else:
+        parts = list_parts(snapshot.store, service, chosen, model, companions, settings=settings)
+        found, shown, blocker = summarize_parts(service, chosen, parts)
+        pod_runtime = find_pod_runtime(parts)
+        replicas = observe_several(snapshot, service, parts, wanted, settings=settings, may_roll_out=may_roll_out)
+    checked = found.checked
+    replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
+    slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
+    endpoints = ready_endpoints(slices)
+    addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
+    remarks = preconditions.list_remarks(
+        shown, model, settings.vendors, checked.memory, smallest_device_bytes=found.devices.smallest_bytes
+    )
+    is_known = model is not None and found.accelerator is not None
+    return ServiceView(
+        service=service,
+        accelerator=found.accelerator,
+        chosen=chosen,
+        runtime=runtime_of(shown, model, settings.vendors) if model is not None and is_known else "",
+        pod_runtime=pod_runtime,
+        remarks=(*remarks, AWAITS_UPDATE) if replicas.awaiting and not may_roll_out else remarks,
+        memory=checked.memory if checked.served is not None else ReplicaMemory(),
+        served=checked.served,
+        model_problem=checked.model_problem,
+        blocker=blocker,
+        wanted=wanted,
+        replicas=replicas,
+        endpoints=endpoints,
+        own_endpoints=tuple(each for each in endpoints if each.address in addresses),
+        standing=standing,
+        kueue=kueue.standing if wanted else None,
+    )
+
+
+def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
+    pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
+    children = snapshot.children(METAL_PROCESSES, key.namespace, service.metadata.uid)
+    names = {each["spec"].get("hostName") for each in children}
+    hosts = (snapshot.get(METAL_HOSTS, ObjectKey("", name)) for name in names if name)
+    return replica_addresses(pods, (host for host in hosts if host is not None))
+
+
+def _observe_replicas(
+    snapshot: Snapshot,
+    service: InferenceService,
+    found: CheckedReplica,
+    wanted: int,
+    *,
+    settings: PodSettings,
+    may_roll_out: bool,
+) -> Replicas:
+    """Return replicas in pods and on hosts. Of a service that may not run none is created; existing ones stay."""
+    checked, choice = found.checked, found.choice
+    label = keep_label(snapshot, service, found.accelerator)
+    pods = observe_pods(
+        snapshot, service, checked.served, choice, wanted, settings=settings, may_roll_out=may_roll_out, label=label
+    )
+    if checked.served is None or choice is None:
+        hosts = observe_hosts(snapshot, service, checked.served, wanted, checked.memory.total_bytes)
+        return combine_replicas((pods, hosts))
+    # For each pod that is not ready yet, one earlier replica on a host stays.
+    earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
+    return combine_replicas((pods, msgspec.structs.replace(earlier, ready=(), problem=None)))
