@@ -1,7 +1,7 @@
 """The effect of placing a model: each node and host before and after it."""
 
 from difflib import get_close_matches
-from typing import Final, NamedTuple
+from typing import Final
 
 from console.density_answers import NodeState, SimulateAnswer, SimulatedNode, SimulateRequest
 from console.density_models import QUANTIZATIONS, KnownModel, change_quantization
@@ -26,17 +26,8 @@ class ModelNotFound(SimulationRefused):
     """No model that the caller may see has this name."""
 
 
-class WhatIf(NamedTuple):
-    """A request that was checked."""
-
-    model: str
-    quantization: str | None
-    context: int | None
-    memory_gb: float | None
-
-
-def check_request(request: SimulateRequest) -> WhatIf:
-    """Return a request whose values are possible. Raises SimulationRefused."""
+def check_request(request: SimulateRequest) -> SimulateRequest:
+    """Return a request as it is answered. Raises SimulationRefused: a value is impossible."""
     quantization = request.quantization.upper() if request.quantization else None
     if not request.model.strip():
         raise SimulationRefused("model is empty: give the name of a model, such as qwen3-8b")
@@ -48,7 +39,7 @@ def check_request(request: SimulateRequest) -> WhatIf:
     memory = request.memory_gb or None
     if memory is not None and not 0 < memory <= MOST_MEMORY_GB:
         raise SimulationRefused(f"memoryGb is a number of GiB above 0, at most {MOST_MEMORY_GB}")
-    return WhatIf(request.model.strip(), quantization, context, memory)
+    return SimulateRequest(model=request.model.strip(), quantization=quantization, context=context, memory_gb=memory)
 
 
 def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> KnownModel:

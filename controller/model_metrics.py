@@ -7,7 +7,7 @@ work with ours then. Labels are names in objects that the API server has checked
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge
@@ -16,6 +16,7 @@ from controller.reconcile.conditions import has_condition
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.services.traffic import TokenSource
 from crds.meta import LABEL_SERVICE, METRIC_PREFIX, PROXY_CONTAINER
+from fitness.fact_freshness import FactFreshness
 from kube.client import Obj
 from kube.resources import (
     INFERENCE_SERVICES,
@@ -93,7 +94,6 @@ class ModelMetrics:
         *,
         read_now: Callable[[], float] = time.time,
     ) -> None:
-        self._read_now = read_now
 
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
@@ -139,6 +139,7 @@ class ModelMetrics:
         self._observed = OwnedSeries(
             gauge("pomona_node_observed_timestamp_seconds", "Time of the last report of a node agent.", "node"), max
         )
+        self._freshness = FactFreshness(read_now, lambda: datetime.fromtimestamp(read_now(), UTC))
         self._store: Store | None = None
 
     def follow_store(self, store: Store) -> None:
@@ -165,7 +166,7 @@ class ModelMetrics:
             self._loads.put(owner, _read_process_load(new))
         elif resource == NODE_FITNESSES:
             if _find_report(old) != _find_report(new):
-                seen_at = self._time_report(old, new)
+                seen_at = self._freshness.note(owner[1].name, _find_report(new))
                 reported: dict[_Labels, float] = {} if seen_at is None else {(owner[1].name,): seen_at}
                 self._observed.put(owner, reported)
         else:
@@ -176,16 +177,6 @@ class ModelMetrics:
                 key = owner[1]
                 for pod in self._store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name)):
                     self._loads.put((PODS, object_key(pod)), self._read_pod_load(pod))
-
-    def _time_report(self, old: Obj | None, new: Obj | None) -> float | None:
-        """Return when this process saw a report first; the clock of its node may be wrong, and counts once."""
-        observed_at, seen_at = _find_report(new), self._read_now()
-        if not observed_at:
-            return None
-        if not _find_report(old):
-            stated = _read_time(observed_at)
-            seen_at = min(seen_at, stated) if stated is not None else seen_at
-        return seen_at
 
     def _read_pod_load(self, pod: Obj | None) -> dict[_Labels, float]:
         if pod is None or self._store is None:

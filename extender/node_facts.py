@@ -3,11 +3,10 @@
 Nodes with equal facts have equal scores for every model, so facts are coarse: thousands of nodes are of few kinds.
 """
 
-import math
-import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from controller.placement.cell_costs import read_number
 from crds.meta import GROUP
 from crds.nodefitness import NodeFitnessStatus
 from crds.size import GIB
@@ -15,7 +14,6 @@ from devices.vendors import Vendors
 from fitness.stated_hardware import DeviceHardware, describe_node
 
 DEFAULT_ANNOTATION_PREFIX: Final = GROUP
-_NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 _PERCENT: Final = 100
 _UTILIZATION_STEPS: Final = 20
 
@@ -58,7 +56,8 @@ def read_node(
     hardware = describe_node(labels, fitness, vendors).round_down()
     names = [f"{annotation_prefix}/{name}" for name in ("gpu.util", "cost")]
     stated_util, stated_cost = (annotations.get(name) for name in names)
-    util, cost = _read_number(stated_util, most=1.0), _read_number(stated_cost)
+    util, cost = read_number(stated_util or ""), read_number(stated_cost or "")
+    util = util if util is not None and util <= 1 else None
     ignored = tuple(
         (name, value[:64])
         for name, value, read in zip(names, (stated_util, stated_cost), (util, cost), strict=True)
@@ -72,10 +71,3 @@ def read_node(
         free = tuple(None if each.free_bytes is None else each.free_bytes // GIB for each in fitness.devices)
     steps = None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS
     return NodeReading(ScoringFacts(hardware, steps, cost, free), ignored)
-
-
-def _read_number(text: str | None, most: float = math.inf) -> float | None:
-    """Return a number from 0; None for anything else."""
-    if text is None or not _NUMBER.fullmatch(text) or float(text) > most:
-        return None
-    return float(text)

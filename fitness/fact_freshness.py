@@ -28,16 +28,20 @@ class FactFreshness:
         self._read_time = read_time
         self._reports: dict[str, _Report] = {}
 
-    def note(self, name: str, observed_at: str | None) -> None:
-        """Note the heartbeat of a reporter; None or empty: it is gone, or has none."""
+    def note(self, name: str, observed_at: str | None) -> float | None:
+        """Note the heartbeat of a reporter, and return when it was seen first.
+
+        None or empty: it is gone, or has none.
+        """
         if not observed_at:
             self._reports.pop(name, None)
-            return
-        known = self._reports.get(name)
-        if known is None:
-            self._reports[name] = _Report(observed_at, self._clock() - self._read_age(observed_at))
-        elif known.observed_at != observed_at:
-            self._reports[name] = _Report(observed_at, self._clock())
+            return None
+        report = self._reports.get(name)
+        if report is None:
+            report = self._reports[name] = _Report(observed_at, self._clock() - self._read_age(observed_at))
+        elif report.observed_at != observed_at:
+            report = self._reports[name] = _Report(observed_at, self._clock())
+        return report.seen_at
 
     def is_stale(self, name: str) -> bool:
         """Return whether a reporter is silent; False for one that was never heard."""

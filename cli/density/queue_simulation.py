@@ -4,7 +4,7 @@ The cluster is read once, for the fit as well, with the rights of the user: one 
 the fit alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from cli.queue.planning import ManifestPlan
     from console.density_models import KnownModel
     from controller.placement.cluster_copy import QueueReading
-    from controller.placement.forecast import QueueForecast
     from kube.resources import Resource
     from kube.store import Store
 
@@ -147,6 +146,7 @@ def print_queue(found: SimulatedQueue) -> None:
     """Print the effect on the queue for people."""
     from cli.output import progress_width, terminal_width, wrap_text  # noqa: PLC0415 - not needed for --help
     from cli.queue.fate_table import INCOMPLETE, render_changes  # noqa: PLC0415 - same
+    from cli.queue.plan import explain_services  # noqa: PLC0415 - same
 
     if found.plan is None:
         click.echo(f"the queue is not simulated: {found.problem}", err=True)
@@ -155,20 +155,11 @@ def print_queue(found: SimulatedQueue) -> None:
     print()
     print(render_changes(changes, progress_width()) if changes else "the queue would start no replica")
     for line in (
-        *_explain_services(found.plan),
+        *explain_services(found.plan.services),
         *_describe_remaining(found.plan),
-        *_note_end(found.plan.after, INCOMPLETE),
+        *(() if found.plan.after.is_complete else (INCOMPLETE,)),
     ):
         print("\n".join(wrap_text(line, terminal_width())))
-
-
-def _explain_services(plan: "ManifestPlan") -> list[str]:
-    lines = list[str]()
-    for each in plan.services:
-        if each.problem is not None:
-            lines.append(f"{each.key} gets no replica ({each.problem.reason}): {each.problem.message}")
-        lines += [f"{each.key}: {note}" for note in each.notes]
-    return lines
 
 
 def _describe_remaining(plan: "ManifestPlan") -> list[str]:
@@ -180,10 +171,6 @@ def _describe_remaining(plan: "ManifestPlan") -> list[str]:
         + ", ".join(f"{name}: {size_text(amount) if name == MEMORY else amount}" for name, amount in free.items())
         for cell, free in list_remaining(plan)
     ]
-
-
-def _note_end(after: "QueueForecast", text: str) -> Sequence[str]:
-    return () if after.is_complete else (text,)
 
 
 def build_queue_facts(found: SimulatedQueue) -> Obj:

@@ -89,7 +89,7 @@ def command(
 
     services, changes, after = run_in_cluster(target, read)
     extra: Obj = {"services": [_describe_service(each) for each in services]}
-    print_plan(changes, after, output_format, extra, [line for each in services for line in _explain_service(each)])
+    print_plan(changes, after, output_format, extra, explain_services(services))
     ctx.exit(1 if any(each.problem is not None for each in services) else 0)
 
 
@@ -162,7 +162,11 @@ def _describe_service(service: "PlannedService") -> Obj:
     }
 
 
-def _explain_service(service: "PlannedService") -> list[str]:
-    problem = service.problem
-    refused = [f"{service.key} gets no replica ({problem.reason}): {problem.message}"] if problem is not None else []
-    return [*refused, *(f"{service.key}: {note}" for note in service.notes)]
+def explain_services(services: "Sequence[PlannedService]") -> list[str]:
+    """Return a line for each problem and each note of services."""
+    lines = list[str]()
+    for service in services:
+        if service.problem is not None:
+            lines.append(f"{service.key} gets no replica ({service.problem.reason}): {service.problem.message}")
+        lines += [f"{service.key}: {note}" for note in service.notes]
+    return lines

@@ -14,7 +14,11 @@ _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,12})?")
 
 def read_cost(annotations: Mapping[str, str]) -> float | None:
     """Return the cost that annotations state; None if they state none, or it is no decimal number."""
-    text = annotations.get(COST, "")
+    return read_number(annotations.get(COST, ""))
+
+
+def read_number(text: str) -> float | None:
+    """Return a decimal number from 0; None for anything else."""
     return float(text) if _NUMBER.fullmatch(text) else None
 
 

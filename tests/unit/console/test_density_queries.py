@@ -32,11 +32,11 @@ from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot
 from console.fit_table import RANKS, FitTable
 from console.llmfit_answers import list_llmfit_models
 from controller.placement.machines import list_replicas, take_room
-from crds.meta import CONTROLLER_NAMESPACE, LABEL_MANAGED_BY
+from crds.meta import CONTROLLER_NAMESPACE
 from devices.vendors import VENDORS, Vendor
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import RecordKey, build_config_map, encode_record
-from kube.resources import CONFIG_MAPS, NODE_FITNESSES, NODES, PODS
+from kube.resources import CONFIG_MAPS, NODE_FITNESSES, NODES
 from tests.support.density_worlds import (
     GIB,
     GPU,
@@ -50,7 +50,6 @@ from tests.support.density_worlds import (
     model,
     node,
     pod,
-    process,
     service,
 )
 
@@ -145,24 +144,8 @@ def test_device_that_a_pod_holds_is_subtracted_although_it_looks_empty() -> None
     assert names(ask(partly)) == ["mac", "g1", "g2", "c1"]
 
 
-def test_requests_of_foreign_pods_are_subtracted() -> None:
-    source = build_source([*gpu_node("g1"), model("tiny")])
-    _, built = pod("p", "g1", {GPU: "1"})
-    del built["metadata"]["labels"][LABEL_MANAGED_BY]
-    foreign = source.view.registry.foreign
-    foreign.replace(PODS, [foreign.read(msgspec.Raw(msgspec.json.encode(built)))])
-    assert names(ask(source.take_snapshot())) == []
-
-
 def test_memory_that_a_pod_requests_of_a_processor_is_subtracted() -> None:
     assert names(ask(world(pod("p", "c1", {"memory": "20Gi"}, "chat")))) == ["mac", "g1", "g2"]
-
-
-def test_process_that_its_host_does_not_list_yet_is_subtracted() -> None:
-    snapshot = world(process("chat-1", "mac", 58 * GIB))
-    assert "mac" not in names(ask(snapshot))
-    listed = world(process("chat-1", "mac2", 58 * GIB), host("mac2", 60 * GIB, processes=[{"uid": "mp-chat-1"}]))
-    assert "mac2" in names(ask(listed))
 
 
 def test_memory_that_another_program_uses_is_subtracted() -> None:
