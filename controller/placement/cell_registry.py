@@ -23,6 +23,7 @@ from controller.reconcile.plan import decode_stored
 from crds.metalhost import MetalHost
 from crds.nodefitness import NodeFitness, NodeFitnessStatus
 from devices.vendors import Vendors
+from fitness.performance_store import LABEL_BENCHMARK
 from fitness.serving_devices import ServingDevices
 from fitness.stated_hardware import describe_host, describe_node
 from kube.client import Obj
@@ -58,7 +59,8 @@ class CellRegistry:
         foreign: all pods that are not ours; none are counted before it has listed them (`ForeignPods.synced`).
         clock: a monotonic clock in seconds.
         is_stale: returns whether the agent of a node is silent.
-        has_plain_nodes: nodes without an accelerator have a cell as well, in no pool. The queue knows none of these.
+        is_copy: the registry of a reader, not of the controller. Nodes without an accelerator have a cell, in no pool,
+            and the label of a pod says that it is of a benchmark: nobody but the controller knows which are its own.
     """
 
     def __init__(
@@ -70,10 +72,10 @@ class CellRegistry:
         clock: Callable[[], float] = time.monotonic,
         *,
         is_stale: Callable[[str], bool] = lambda _node: False,
-        has_plain_nodes: bool = False,
+        is_copy: bool = False,
     ) -> None:
         self._store = store
-        self._has_plain_nodes = has_plain_nodes
+        self._is_copy = is_copy
         self._vendors = vendors
         self._bindable = bindable
         self._clock = clock
@@ -210,6 +212,7 @@ class CellRegistry:
         key, node = object_key(pod), find_taken_node(pod)
         owner = controller_of(pod) if self._benchmarks else None
         is_benchmark = owner is not None and self._benchmarks.get(namespaced(key.namespace, owner["uid"])) == node
+        is_benchmark |= self._is_copy and LABEL_BENCHMARK in (pod["metadata"].get("labels") or {})
         if node and not is_benchmark:
             self._mark_nodes(self._ours.hold(key, node, count_requests(pod["spec"])))
         else:
@@ -245,7 +248,7 @@ class CellRegistry:
 
     def _read_node(self, name: str, node: Obj | None) -> None:
         facts = read_node(node, self._vendors, self.devices.find_accelerator(name)) if node is not None else None
-        if facts is not None and (facts.accelerator or self._has_plain_nodes):
+        if facts is not None and (facts.accelerator or self._is_copy):
             self._nodes[name] = facts
         elif self._nodes.pop(name, None) is None:
             return

@@ -15,13 +15,11 @@ from controller.placement.cluster_view import MACHINE_KINDS, OURS, ClusterView
 from controller.placement.device_feed import selects_devices
 from controller.placement.observed_units import observe_units
 from controller.placement.planner import MIN_RUN_SECONDS, PlanRules
-from controller.placement.pod_requests import find_taken_node
 from controller.placement.pod_units import build_requirement
 from controller.placement.pool_table import read_pools
 from controller.placement.queued_service import demand_slices, find_queued_service
 from controller.placement.units import Cell, NodeRequirement, Unit
 from controller.pod_settings import PodSettings
-from controller.reconcile.indexes import ALL_BENCHMARKS, BENCHMARK_INDEX, OWNER_INDEX, owner_key
 from crds.placement import ClassSpeed
 from devices.vendors import Vendors
 from kube.client import Client, Obj
@@ -32,7 +30,6 @@ from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
-    JOBS,
     NODE_FITNESSES,
     PODS,
     PVCS,
@@ -46,11 +43,11 @@ from kube.watch import Selection
 _QUEUE_KINDS: Final[Sequence[Selection]] = (
     *MACHINE_KINDS,
     *map(Selection, (ACCELERATOR_POOLS, RESOURCE_SLICES, RESOURCE_CLAIMS)),
-    *(Selection(resource, label_selector=OURS) for resource in (DEPLOYMENTS, PVCS, JOBS, ENDPOINT_SLICES)),
+    *(Selection(resource, label_selector=OURS) for resource in (DEPLOYMENTS, PVCS, ENDPOINT_SLICES)),
 )
 """All by which the queue is decided."""
 _SPEED_FACTS: Final = frozenset({NODE_FITNESSES, CONFIG_MAPS})
-_DECIDES_NOTHING: Final = frozenset({JOBS, PVCS, ENDPOINT_SLICES, *_SPEED_FACTS})
+_DECIDES_NOTHING: Final = frozenset({PVCS, ENDPOINT_SLICES, *_SPEED_FACTS})
 """Kinds without which a plan is still made: of these, what users may not read counts as absent."""
 UNKNOWN_IMAGE: Final = "pomona"
 """Image of Pomona in the pods of a plan, if that of the controller is not known."""
@@ -183,10 +180,6 @@ async def copy_reading(client: Client, reading: QueueReading) -> ClusterCopy:
     if missing := [refused for kind, refused in refusals.items() if kind not in needless]:
         raise RightsMissing(missing)
     copied.unread_speeds = tuple(refused for kind, refused in refusals.items() if kind in _SPEED_FACTS)
-    # Nobody but the controller knows which of them are its own: a forged one misleads a forecast, and no more.
-    benchmarks = copied.store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
-    pods = {key: copied.store.by_index(PODS, OWNER_INDEX, key) for key in map(owner_key, benchmarks)}
-    copied.registry.set_benchmarks({key: next(filter(None, map(find_taken_node, of)), "") for key, of in pods.items()})
     await copied.read_volumes(client)
     return copied
 

@@ -114,7 +114,7 @@ class ClusterView:
             self._is_alive,
             clock=self._clock,
             is_stale=self.freshness.is_stale,
-            has_plain_nodes=bool(self.kinds),
+            is_copy=bool(self.kinds),
         )
 
     @property

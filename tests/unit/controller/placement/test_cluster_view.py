@@ -9,11 +9,11 @@ import structlog
 from controller.placement.cluster_copy import open_queue_view
 from controller.placement.cluster_view import ClusterView
 from devices.vendors import VENDORS
-from fitness.performance_store import build_config_map
+from fitness.performance_store import LABEL_BENCHMARK, build_config_map
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Forbidden, NotFound
 from kube.resources import CONFIG_MAPS, METAL_HOSTS, MODELS, NODES, PODS, RESOURCE_SLICES, Resource
-from tests.support.density_worlds import GPU, build_view, cpu_node, gpu_node, host
+from tests.support.density_worlds import GPU, build_view, cpu_node, gpu_node, host, pod
 from tests.support.queue_objects import pinned, queue_pod
 
 
@@ -80,6 +80,13 @@ def test_node_without_devices_is_no_cell_of_the_queue() -> None:
 
 def test_pod_that_the_queue_has_pinned_takes_its_devices_before_it_is_bound() -> None:
     view = build_view([*gpu_node("g1", 2), (PODS, pinned(queue_pod("p", gated=False), "g1"))])
+    assert len(view.list_machines()["g1"].free_bytes) == 1
+
+
+def test_pod_of_a_benchmark_takes_nothing_as_it_ends_for_every_unit() -> None:
+    resource, running = pod("bench", "g1", {GPU: "1"})
+    running["metadata"]["labels"][LABEL_BENCHMARK] = "true"
+    view = build_view([*gpu_node("g1", 2), (resource, running), pod("p", "g1", {GPU: "1"}, "chat")])
     assert len(view.list_machines()["g1"].free_bytes) == 1
 
 
