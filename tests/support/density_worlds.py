@@ -144,6 +144,7 @@ def process(name: str, on: str, memory: int, service: str = "chat", namespace: s
             "artifact": {"source": "hf://a/b/c.gguf"},
             "memoryBytes": memory,
             "hostName": on,
+            "tokenSecret": "chat-token",
         },
     }
 
