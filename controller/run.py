@@ -53,7 +53,7 @@ from controller.services.speed_watch import SpeedWatch
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
 from crds.meta import CONTROLLER_NAMESPACE
-from fitness.correction_table import CorrectionGroup
+from fitness.correction_table import ALL_NAMESPACES
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
@@ -235,14 +235,15 @@ class Controller:
             return None
         paced = PacedCall(self._enqueue_services, CLASSES_SECONDS)
         self._registry.classes.subscribe(lambda _accelerator: paced.ask())
-        assessor = SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
+        measured.table.corrections.subscribe(self._enqueue_corrected)
+        return SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
 
-        def enqueue_corrected(groups: Iterable[CorrectionGroup]) -> None:
-            for key in assessor.list_corrected(groups):
+    def _enqueue_corrected(self, namespaces: frozenset[str]) -> None:
+        """Enqueue the services whose estimates follow from measurements of these namespaces."""
+        for service in self.store.list(INFERENCE_SERVICES):
+            key = object_key(service)
+            if ALL_NAMESPACES in namespaces or key.namespace in namespaces:
                 self._enqueue(INFERENCE_SERVICES, key)
-
-        measured.table.corrections.subscribe(enqueue_corrected)
-        return assessor
 
     def _make_preflight(self, measured: PerformanceSource, options: ControllerOptions) -> PreflightWebhook | None:
         """Return the webhook; None: it is off, or nodes and hosts are not this controller's."""

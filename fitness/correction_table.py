@@ -1,24 +1,17 @@
 """The corrections of speed estimates by the stored measurements, as each namespace may use them.
 
 A measurement that was made in a namespace of tenants is a claim of theirs, so it corrects estimates of that namespace
-alone. One that was made in the namespace of the controller, or that counts for all, corrects all. A change touches one
-vendor and engine of one namespace, and what was learned of these is learned again when it is next asked for.
+alone. One that was made in the namespace of the controller, or that counts for all, corrects all. What was learned for
+a namespace is learned again when it is next asked for after a change.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crds.meta import CONTROLLER_NAMESPACE
-from fitness.corrections import NO_CORRECTIONS, Correction, Corrections, SpeedRatio, learn_corrections
+from fitness.corrections import Correction, Corrections, SpeedRatio, learn_corrections
 
-
-class CorrectionGroup(NamedTuple):
-    """Measurements that are learned from together."""
-
-    namespace: str
-    """The only namespace whose estimates they correct; empty: they correct all."""
-    vendor: str
-    runtime: str
+ALL_NAMESPACES: Final = ""
 
 
 class MeasuredRatio(NamedTuple):
@@ -30,63 +23,52 @@ class MeasuredRatio(NamedTuple):
 
 
 class CorrectionTable:
-    """All that was learned, by namespace, vendor and engine."""
+    """All that was learned, by namespace."""
 
     def __init__(self) -> None:
-        self._models: dict[str, Mapping[CorrectionGroup, tuple[SpeedRatio, ...]]] = {}
-        """Measurements of each model hash."""
-        self._ratios: dict[CorrectionGroup, dict[str, tuple[SpeedRatio, ...]]] = {}
-        """The same by group, and there by model hash."""
-        self._learned: dict[tuple[str, str], dict[str, Corrections]] = {}
-        """By vendor and engine, and there by namespace."""
-        self._listeners: list[Callable[[frozenset[CorrectionGroup]], None]] = []
+        self._ratios: dict[str, dict[str, tuple[SpeedRatio, ...]]] = {}
+        """By the only namespace whose estimates they correct, or `ALL_NAMESPACES`, and there by model hash."""
+        self._learned: dict[str, Corrections] = {}
+        self._listeners: list[Callable[[frozenset[str]], None]] = []
 
-    def subscribe(self, listener: Callable[[frozenset[CorrectionGroup]], None]) -> None:
-        """Call `listener` with the groups of which a measurement has changed."""
+    def subscribe(self, listener: Callable[[frozenset[str]], None]) -> None:
+        """Call `listener` with the namespaces whose estimates have changed; `ALL_NAMESPACES`: those of all."""
         self._listeners.append(listener)
 
     def put(self, model_hash: str, ratios: tuple[MeasuredRatio, ...] = ()) -> None:
         """Take the measurements of a model as they are now; none: they are gone."""
-        found: dict[CorrectionGroup, tuple[SpeedRatio, ...]] = {}
+        by_scope: dict[str, tuple[SpeedRatio, ...]] = {}
         for namespace, ratio in ratios:
-            scope = "" if namespace == CONTROLLER_NAMESPACE else namespace
-            group = CorrectionGroup(scope, ratio.vendor, ratio.runtime)
-            found[group] = (*found.get(group, ()), ratio)
-        known = self._models.pop(model_hash, {})
-        if found:
-            self._models[model_hash] = found
-        changed = frozenset(each for each in known.keys() | found.keys() if known.get(each) != found.get(each))
-        for group in changed:
-            self._change_group(group, model_hash, found.get(group))
+            scope = ALL_NAMESPACES if namespace == CONTROLLER_NAMESPACE else namespace
+            by_scope[scope] = (*by_scope.get(scope, ()), ratio)
+        scopes = self._ratios.keys() | by_scope.keys()
+        changed = frozenset(
+            scope for scope in scopes if self._find_ratios(scope).get(model_hash, ()) != by_scope.get(scope, ())
+        )
+        for scope in changed:
+            members = {**self._find_ratios(scope), model_hash: by_scope.get(scope, ())}
+            self._ratios[scope] = {name: stored for name, stored in members.items() if stored}
+            if not self._ratios[scope]:
+                del self._ratios[scope]
+            self._learned.pop(scope, None)
+        if ALL_NAMESPACES in changed:
+            self._learned.clear()
         if changed:
             for listener in self._listeners:
                 listener(changed)
 
-    def _change_group(self, group: CorrectionGroup, model_hash: str, ratios: tuple[SpeedRatio, ...] | None) -> None:
-        members = self._ratios.setdefault(group, {})
-        members.pop(model_hash, None)
-        if ratios:
-            members[model_hash] = ratios
-        if not members:
-            del self._ratios[group]
-        learned = self._learned.get((group.vendor, group.runtime), {})
-        if group.namespace:
-            learned.pop(group.namespace, None)
-        else:
-            learned.clear()
-
     def find(self, namespace: str, vendor: str, device_class: str, runtime: str) -> Correction:
         """Return the correction of estimates of a namespace on a device class."""
-        own = self._ratios.get(CorrectionGroup(namespace, vendor, runtime)) if namespace else None
-        shared = self._ratios.get(CorrectionGroup("", vendor, runtime), {})
-        if not own and not shared:
-            return NO_CORRECTIONS.find(vendor, device_class, runtime)
         # All namespaces without own measurements have what was learned from the shared ones.
-        learned, scope = self._learned.setdefault((vendor, runtime), {}), namespace if own else ""
-        if scope not in learned:
-            members = (*shared.values(), *(own or {}).values())
-            learned[scope] = learn_corrections(ratio for ratios in members for ratio in ratios)
-        return learned[scope].find(vendor, device_class, runtime)
+        scope = namespace if namespace in self._ratios else ALL_NAMESPACES
+        if scope not in self._learned:
+            own = self._find_ratios(scope) if scope != ALL_NAMESPACES else {}
+            members = (*self._find_ratios(ALL_NAMESPACES).values(), *own.values())
+            self._learned[scope] = learn_corrections(ratio for ratios in members for ratio in ratios)
+        return self._learned[scope].find(vendor, device_class, runtime)
+
+    def _find_ratios(self, scope: str) -> Mapping[str, tuple[SpeedRatio, ...]]:
+        return self._ratios.get(scope, {})
 
 
 class ScopedCorrections(NamedTuple):

@@ -15,7 +15,7 @@ from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands, SpeedRefu
 from crds.rate import format_rate
 from devices.device_class import count_devices
 from devices.vendors import Vendors
-from fitness.correction_table import CorrectionGroup, ScopedCorrections
+from fitness.correction_table import ScopedCorrections
 from fitness.corrections import NO_CORRECTIONS, CorrectionSource
 from fitness.fit import FIT_LEVELS, Fit, assess_fit
 from fitness.performance import MeasuredPerformance, hash_model
@@ -132,13 +132,6 @@ def find_no_speeds(
     return ()
 
 
-class _Engine(NamedTuple):
-    """An engine on devices of a vendor."""
-
-    vendor: str
-    runtime: str
-
-
 class _Assessment(NamedTuple):
     """The speeds of a service on one accelerator, and all that they follow from."""
 
@@ -160,10 +153,6 @@ class SpeedAssessor:
     ) -> None:
         self._list_classes, self._measured, self._vendors = list_classes, measured, vendors
         self._known: dict[ObjectKey, dict[str, _Assessment]] = {}
-        self._engines: dict[ObjectKey, dict[str, _Engine]] = {}
-        """Vendor and engine of each service, by accelerator."""
-        self._corrected: dict[_Engine, dict[str, dict[ObjectKey, None]]] = {}
-        """The services of each vendor and engine, by namespace."""
 
     def assess(
         self, key: ObjectKey, service: InferenceService, accelerator: str | None, served: Served | None
@@ -186,7 +175,6 @@ class SpeedAssessor:
         records = self._measured.list_classes(model_hash, key.namespace)
         classes = self._list_classes(accelerator)
         corrections = ScopedCorrections(self._measured.corrections, key.namespace)
-        self._note_engine(key, accelerator, _Engine(accelerator, served.runtime))
         found = tuple(
             corrections.find(each.vendor, count_devices(each.device_class, request.number), served.runtime)
             for each in classes
@@ -201,32 +189,3 @@ class SpeedAssessor:
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         self._known.pop(key, None)
-        for each in self._engines.pop(key, {}).values():
-            self._leave_engine(key, each)
-
-    def list_corrected(self, groups: Iterable[CorrectionGroup]) -> list[ObjectKey]:
-        """Return the services whose estimates follow from any of these groups of measurements."""
-        found = dict[ObjectKey, None]()
-        for each in groups:
-            namespaces = self._corrected.get(_Engine(each.vendor, each.runtime), {})
-            for namespace in (each.namespace,) if each.namespace else namespaces:
-                found.update(namespaces.get(namespace, {}))
-        return list(found)
-
-    def _note_engine(self, key: ObjectKey, accelerator: str, engine: _Engine) -> None:
-        engines = self._engines.setdefault(key, {})
-        last = engines.get(accelerator)
-        if last == engine:
-            return
-        if last is not None:
-            self._leave_engine(key, last)
-        engines[accelerator] = engine
-        self._corrected.setdefault(engine, {}).setdefault(key.namespace, {})[key] = None
-
-    def _leave_engine(self, key: ObjectKey, engine: _Engine) -> None:
-        namespaces = self._corrected[engine]
-        del namespaces[key.namespace][key]
-        if not namespaces[key.namespace]:
-            del namespaces[key.namespace]
-        if not namespaces:
-            del self._corrected[engine]

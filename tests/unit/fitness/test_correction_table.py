@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crds.meta import CONTROLLER_NAMESPACE
-from fitness.correction_table import CorrectionGroup, CorrectionTable, MeasuredRatio, ScopedCorrections
+from fitness.correction_table import CorrectionTable, MeasuredRatio, ScopedCorrections
 from fitness.corrections import NO_CORRECTIONS, SpeedRatio, learn_corrections
 
 NAMESPACES = ("", CONTROLLER_NAMESPACE, "team", "other")
@@ -57,15 +57,14 @@ def test_measurements_of_a_tenant_change_nothing_for_others(factors: list[float]
     assert before == {each: table.find(each, "nvidia", "nvidia-ax1", "vllm") for each in before}
 
 
-def test_change_names_its_groups_and_what_is_equal_changes_nothing() -> None:
-    table, seen = CorrectionTable(), list[frozenset[CorrectionGroup]]()
+def test_change_names_its_namespaces_and_what_is_equal_changes_nothing() -> None:
+    table, seen = CorrectionTable(), list[frozenset[str]]()
     table.subscribe(seen.append)
     table.put("a", (measured("team", 0.5),))
     table.put("a", (measured("team", 0.5),))
     table.put("a", (measured(CONTROLLER_NAMESPACE, 0.5),))
     table.put("a")
-    team, shared = CorrectionGroup("team", "nvidia", "vllm"), CorrectionGroup("", "nvidia", "vllm")
-    assert seen == [{team}, {team, shared}, {shared}]
+    assert seen == [{"team"}, {"team", ""}, {""}]
     assert table.find("team", "nvidia", "nvidia-ax1", "vllm") == NO_CORRECTIONS.find("nvidia", "nvidia-ax1", "vllm")
 
 

@@ -15,7 +15,6 @@ from crds.metalhost import MetalHostStatus
 from crds.model import Model
 from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands
 from devices.vendors import VENDORS
-from fitness.correction_table import CorrectionGroup
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import PerformanceTable, RecordKey, build_config_map, encode_record
 from fitness.serving_devices import ServingDevices, describe_devices, describe_host
@@ -215,13 +214,3 @@ def test_measurements_of_another_tenant_correct_nothing(namespace: str, source: 
     found.assess(KEY, stated, "nvidia", SERVED)
     correct(table, namespace)
     assert [each.source for each in found.assess(KEY, stated, "nvidia", SERVED)] == [source]
-
-
-def test_services_of_an_engine_are_found_by_what_corrects_them() -> None:
-    found, _, _ = assessor(L4)
-    found.assess(KEY, chat(hardware={"accelerator": "nvidia"}), "nvidia", SERVED)
-    own = CorrectionGroup(KEY.namespace, "nvidia", SERVED.runtime)
-    assert found.list_corrected([own, own._replace(namespace="")]) == [KEY]
-    assert found.list_corrected([own._replace(namespace="other"), own._replace(vendor="amd")]) == []
-    found.forget(KEY)
-    assert found.list_corrected([own]) == []
