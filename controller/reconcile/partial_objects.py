@@ -49,10 +49,8 @@ from kube.resources import (
 )
 from kube.store import Store
 
-LOADING_OPTION: Final = "--loading-seconds"
 DRAIN_OPTION: Final = "--drain-seconds"
-KEPT_OPTIONS: Final = (DRAIN_OPTION, LOADING_OPTION)
-"""Options of a pod's proxy whose values its Deployment keeps: another value restarts no pod."""
+"""Option of a pod's proxy whose value its Deployment keeps: an edit of it restarts no pod."""
 GRACE_FIELD: Final = "terminationGracePeriodSeconds"
 """Field of a pod of which the same holds."""
 _MOST_SHARED: Final = 4096
@@ -254,9 +252,9 @@ def _of_container(container: Obj) -> Obj:
     """Return what decides whether a later template restarts a pod."""
     kept = _pick(container, ("name", "resources", "restartPolicy"))
     arguments: list[str] = container.get("args") or []
-    places = [arguments.index(option) for option in KEPT_OPTIONS if option in arguments]
-    if options := [argument for place in places for argument in arguments[place : place + 2]]:
-        kept["args"] = options
+    if DRAIN_OPTION in arguments:
+        place = arguments.index(DRAIN_OPTION)
+        kept["args"] = arguments[place : place + 2]
     return kept
 
 

@@ -126,7 +126,7 @@ def check_host(status: MetalHostStatus, own_version: str) -> list[Finding]:
 
 def _check_condition(name: str, condition: Condition | None) -> Finding:
     if condition is None:
-        fix = "the controller does not run, or is of an earlier version"
+        fix = "the controller does not run"
         return Finding(name, "unknown", "the controller has not said it", fix)
     verdict: dict[str, FindingVerdict] = {"True": "ok", "False": "problem"}
     return Finding(name, verdict.get(condition.status, "unknown"), condition.message)

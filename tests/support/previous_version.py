@@ -43,9 +43,10 @@ class PreviousVersion:
         return Process(f"previous {host.agent.name}", argv, host.agent.log.with_suffix(".previous.log"))
 
     def controller(self, current: Process) -> Process:
-        """Return this version's controller with the options of `current`, not yet started."""
+        """Return this version's controller with its image and the options of `current`, not yet started."""
         own = current.argv[current.argv.index("controller") :]
-        return Process("previous controller", self.command(*own), current.log, SOURCES)
+        argv = self.command(*own, "--image=ghcr.io/pomona-dev/pomona:previous")
+        return Process("previous controller", argv, current.log, SOURCES)
 
     def runs(self, process: psutil.Process) -> bool:
         """Return whether `process` was started by this version; one that has ended meanwhile was not."""

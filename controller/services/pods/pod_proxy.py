@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE
 from controller.models.jobs import CONTAINER_SECURITY, keep_literal
-from controller.reconcile.partial_objects import DRAIN_OPTION, GRACE_FIELD, LOADING_OPTION
+from controller.reconcile.partial_objects import DRAIN_OPTION, GRACE_FIELD
 from controller.services.tokens import TOKEN_KEY
 from crds.meta import PROXY_CONTAINER, ObjectMeta
 from gateway.proxy.paths import ENGINE_LIVENESS
@@ -138,5 +138,5 @@ class ProxyContainer(NamedTuple):
         if engine.store:
             arguments += ["--prepare", self.runtime, "--source", serving.model]
             arguments += ["--context-length", str(options.context_length)]
-        arguments += [DRAIN_OPTION, str(drain_seconds), LOADING_OPTION, str(self.loading_seconds)]
+        arguments += [DRAIN_OPTION, str(drain_seconds), "--loading-seconds", str(self.loading_seconds)]
         return [*arguments, "--termination-log", _TERMINATION_LOG]

@@ -19,7 +19,7 @@ import msgspec
 
 from controller.models.served import Served, cache_path, cached_claim
 from controller.placement.queued_service import read_template_mark
-from controller.reconcile.partial_objects import GRACE_FIELD, KEPT_OPTIONS
+from controller.reconcile.partial_objects import DRAIN_OPTION, GRACE_FIELD
 from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_UPDATE, is_desired, stamp
 from controller.services.pods.queue_gate import has_gate, set_gate
 from crds.cache import NodeCopy
@@ -214,7 +214,7 @@ def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj | None:
     """Return the Deployment with the template that its pods have, or None if that differs in more than may wait.
 
     No pod is restarted for a better estimate of the memory, such as that of a later version, nor for another limit of
-    the time to load or to end. A change of the number of pods, or of the strategy, restarts none either.
+    the time to end. A change of the number of pods, or of the strategy, restarts none either.
     """
     if _has_template(made, observed):
         return made
@@ -232,9 +232,9 @@ def _keep_container(container: Obj, there: Obj, *, keeps_request: bool) -> None:
     """Give a desired container what the one that is there has of all that may wait."""
     if keeps_request and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
         container["resources"]["requests"]["memory"] = requested
-    if container["name"] == PROXY_CONTAINER and (present := there.get("args")):
-        for option in KEPT_OPTIONS:
-            container["args"][container["args"].index(option) + 1] = present[present.index(option) + 1]
+    present = there.get("args") or []
+    if container["name"] == PROXY_CONTAINER and DRAIN_OPTION in present[:-1]:
+        container["args"][container["args"].index(DRAIN_OPTION) + 1] = present[present.index(DRAIN_OPTION) + 1]
 
 
 def _has_template(desired: Obj, observed: Obj) -> bool:

@@ -15,6 +15,7 @@ from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import CHECKOUT, Process
 from tests.support.background import running
 from tests.support.eventually import eventually
+from tests.support.live_processes import is_alive
 from tests.support.previous_version import marked, unpack
 
 pytestmark = pytest.mark.long
@@ -92,6 +93,7 @@ async def test_update_of_controller_agent_and_proxy_breaks_none_of_32_streams(
     token = await cluster.token("by-host")
     streams = [EndlessStream(url, token, TOKENS) for _ in range(STREAMS)]
     before = marked(host.state_folder)
+    (engine,) = await cluster.engines("by-pod")
     async with running(*(each.run() for each in streams)):
         await eventually(lambda: all(each.lines > 0 for each in streams))
         await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "install" / "rbac.yaml")
@@ -107,6 +109,8 @@ async def test_update_of_controller_agent_and_proxy_breaks_none_of_32_streams(
         await eventually(is_updated)
         await asyncio.gather(*(each.flows() for each in streams))
         assert [each.has_ended for each in streams] == [False] * STREAMS, "the update took longer than the answers"
+    # The image of the proxy is another one: the pod is replaced, and the next one is ready before it ends.
+    await eventually(lambda: not is_alive(engine))
     await cluster.ready("by-pod")
     assert (await cluster.ask("by-pod")).status == 200
     assert len(before & marked(host.state_folder)) >= 1, "the engine is the same"

@@ -29,7 +29,6 @@ from tests.support.service_decisions import (
     chat_pod,
     chat_service,
     decide_chat,
-    kept_part,
     list_applied,
 )
 
@@ -119,33 +118,6 @@ def test_weights_that_were_verified_later_are_rolled_out_at_once() -> None:
     verified["status"]["revision"] = "r2"
     (moved,) = list_applied(decide_edited(there, verified, SETTINGS), DEPLOYMENTS)
     assert ANNOTATION_UPDATE not in moved["metadata"]["annotations"]
-
-
-def behind_a_proxy(**changed: str) -> Obj:
-    """Return the Deployment of a running Ollama whose proxy has these arguments."""
-    there = chat_deployment(chat_service(runtime="ollama"), (MODELS, model()))
-    (proxy,) = there["spec"]["template"]["spec"]["containers"]
-    for name, value in changed.items():
-        proxy["args"][proxy["args"].index(f"--{name.replace('_', '-')}") + 1] = value
-    return stamp(there)
-
-
-@pytest.mark.parametrize("replicas", [1, 3])
-def test_pods_keep_the_time_to_load_that_their_proxy_knows(replicas: int) -> None:
-    there = behind_a_proxy(loading_seconds="7200")
-    plan = decide(kept_part(there), SETTINGS, runtime="ollama", replicas=replicas)
-    assert not plan.delete
-    (applied,) = list_applied(plan, DEPLOYMENTS)
-    assert applied["spec"] == there["spec"] | {"replicas": replicas}
-    assert needs_apply(DEPLOYMENTS, applied, kept_part(there)) is (replicas == 3)
-
-
-def test_pods_whose_proxy_differs_in_more_get_the_time_to_load() -> None:
-    there = behind_a_proxy(loading_seconds="7200", context_length="99")
-    (applied,) = list_applied(decide(kept_part(there), SETTINGS, runtime="ollama", may_roll_out=True), DEPLOYMENTS)
-    (proxy,) = applied["spec"]["template"]["spec"]["containers"]
-    assert "7200" not in proxy["args"]
-    assert applied["metadata"]["annotations"][ANNOTATION_UPDATE] == "true"
 
 
 STATED = (MODELS, model(memoryBytes=20 << 30))
