@@ -293,3 +293,36 @@ class MetalProcess(ApiStruct, frozen=True):
     ] = MetalProcessStatus()
     api_version: str = ""
     kind: str = ""
+
+
+class _HostedSpec(ApiStruct, frozen=True):
+    host_name: str | None = None
+    service_name: str = ""
+    memory_bytes: int = 0
+
+
+class _ReportedPhase(ApiStruct, frozen=True):
+    phase: str = ""
+
+
+class HostedProcess(ApiStruct, frozen=True):
+    """The part of a MetalProcess by which its host is judged; all else may have values of a newer version."""
+
+    metadata: ObjectMeta
+    spec: _HostedSpec = _HostedSpec()
+    status: _ReportedPhase = _ReportedPhase()
+
+    @property
+    def holds_memory(self) -> bool:
+        """True unless its engine has ended, or was refused."""
+        return self.status.phase not in HOLDS_NO_MEMORY
+
+    @property
+    def is_deleted(self) -> bool:
+        """True if it is being deleted."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def owner_uid(self) -> str:
+        """The uid of its service; empty if it has none."""
+        return next((owner.uid for owner in self.metadata.owner_references if owner.controller), "")

@@ -11,10 +11,9 @@ from typing import Final
 
 from controller.placement.queue_places import parse_time
 from controller.reconcile.conditions import condition, find
-from controller.reconcile.indexes import controller_of
 from crds.meta import DRAINED
 from crds.metalhost import MetalHost
-from crds.metalprocess import HOLDS_NO_MEMORY
+from crds.metalprocess import HOLDS_NO_MEMORY, HostedProcess
 from crds.size import size_text
 from kube.client import Obj
 
@@ -29,9 +28,9 @@ _MOST_NAMED: Final = 3
 
 def drained_condition(
     host: MetalHost,
-    bound: Iterable[Obj],
-    siblings: Mapping[str, Sequence[Obj]],
-    has_room: Callable[[Obj], bool],
+    bound: Iterable[HostedProcess],
+    siblings: Mapping[str, Sequence[HostedProcess]],
+    has_room: Callable[[HostedProcess], bool],
     now: datetime,
 ) -> Obj | None:
     """Return the condition Drained of a host, or None if it is not drained.
@@ -45,7 +44,7 @@ def drained_condition(
     """
     if not host.spec.drain:
         return None
-    left = list(filter(_is_left, bound))
+    left = [process for process in bound if process.holds_memory]
     last = find(host.status.conditions, DRAINED)
     is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
     blocked = [each for each in left if _is_blocked(each, siblings, has_room, now, is_old=is_old)]
@@ -70,9 +69,9 @@ def drained_condition(
 
 def find_recheck_seconds(
     host: MetalHost,
-    bound: Iterable[Obj],
-    siblings: Mapping[str, Sequence[Obj]],
-    has_room: Callable[[Obj], bool],
+    bound: Iterable[HostedProcess],
+    siblings: Mapping[str, Sequence[HostedProcess]],
+    has_room: Callable[[HostedProcess], bool],
     now: datetime,
 ) -> float | None:
     """Return the seconds until a replacement may have waited too long; None if only a change of a process matters.
@@ -81,7 +80,7 @@ def find_recheck_seconds(
     """
     if not host.spec.drain:
         return None
-    left = list(filter(_is_left, bound))
+    left = [process for process in bound if process.holds_memory]
     last = find(host.status.conditions, DRAINED)
     seconds = [_seconds_left(each, has_room, now) for others in siblings.values() for each in _list_waiting(others)]
     seconds += [WAITING_SECONDS - _age_seconds(last.last_transition_time, now)] if last is not None else []
@@ -94,51 +93,41 @@ def find_recheck_seconds(
 
 def draining_facts(process: Obj) -> object:
     """Return what the condition Drained reads of a process."""
-    metadata = process["metadata"]
+    metadata, phase = process["metadata"], process.get("status", {}).get("phase")
     is_leaving = "deletionTimestamp" in metadata
-    return metadata["uid"], process["spec"].get("hostName"), is_leaving, _is_left(process), _has_failed(process)
+    return metadata["uid"], process["spec"].get("hostName"), is_leaving, phase in HOLDS_NO_MEMORY, phase == "Failed"
 
 
-def _is_left(process: Obj) -> bool:
-    return process.get("status", {}).get("phase") not in HOLDS_NO_MEMORY
-
-
-def _has_failed(process: Obj) -> bool:
-    return bool(process.get("status", {}).get("phase") == "Failed")
-
-
-def _is_failing(process: Obj, siblings: Mapping[str, Sequence[Obj]]) -> bool:
+def _is_failing(process: HostedProcess, siblings: Mapping[str, Sequence[HostedProcess]]) -> bool:
     """Return whether a process of the same service fails on another host."""
-    owner = controller_of(process)
-    return owner is not None and any(map(_has_failed, siblings.get(owner["uid"], ())))
+    return any(sibling.status.phase == "Failed" for sibling in siblings.get(process.owner_uid, ()))
 
 
 def _is_blocked(
-    process: Obj,
-    siblings: Mapping[str, Sequence[Obj]],
-    has_room: Callable[[Obj], bool],
+    process: HostedProcess,
+    siblings: Mapping[str, Sequence[HostedProcess]],
+    has_room: Callable[[HostedProcess], bool],
     now: datetime,
     *,
     is_old: bool,
 ) -> bool:
     """Return whether no host takes the replacement of a process; `is_old` if there was time to create one."""
-    owner = controller_of(process)
-    if owner is None or "deletionTimestamp" in process["metadata"]:
+    if not process.owner_uid or process.is_deleted:
         return False
-    others = siblings.get(owner["uid"], ())
+    others = siblings.get(process.owner_uid, ())
     if not others:
         return is_old  # its service cannot be replaced, such as one whose Model is gone
     return any(_seconds_left(each, has_room, now) <= 0 for each in _list_waiting(others))
 
 
-def _list_waiting(processes: Iterable[Obj]) -> list[Obj]:
+def _list_waiting(processes: Iterable[HostedProcess]) -> list[HostedProcess]:
     """Return the processes that wait for a host."""
-    return [each for each in processes if not each["spec"].get("hostName")]
+    return [process for process in processes if not process.spec.host_name]
 
 
-def _seconds_left(waiting: Obj, has_room: Callable[[Obj], bool], now: datetime) -> float:
+def _seconds_left(waiting: HostedProcess, has_room: Callable[[HostedProcess], bool], now: datetime) -> float:
     """Return the time until a replacement that waits for a host holds up the drain; 0 or less: it does."""
-    age_seconds = _age_seconds(waiting["metadata"]["creationTimestamp"], now)
+    age_seconds = _age_seconds(waiting.metadata.creation_timestamp, now)
     is_due = age_seconds >= WAITING_SECONDS
     return (LATE_SECONDS if is_due and has_room(waiting) else WAITING_SECONDS) - age_seconds
 
@@ -149,15 +138,15 @@ def _age_seconds(since: str, now: datetime) -> float:
     return math.inf if moment is None else (now - moment).total_seconds()
 
 
-def _count(processes: Sequence[Obj]) -> str:
+def _count(processes: Sequence[HostedProcess]) -> str:
     return f"{len(processes)} {'process is' if len(processes) == 1 else 'processes are'}"
 
 
-def _list_names(processes: Sequence[Obj]) -> str:
+def _list_names(processes: Sequence[HostedProcess]) -> str:
     """Name the services of processes and the memory that each needs, in the order of their names."""
     names = sorted(
-        f"{each['metadata']['namespace']}/{each['spec']['serviceName']} ({size_text(each['spec']['memoryBytes'])})"
-        for each in processes
+        f"{process.metadata.namespace}/{process.spec.service_name} ({size_text(process.spec.memory_bytes)})"
+        for process in processes
     )
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(names[:_MOST_NAMED]) + more

@@ -54,7 +54,7 @@ from controller.services.rollout import LEASE_EXPIRED
 from controller.services.tokens import KnownTokens
 from crds.meta import HOSTS_NAMESPACE, STABLE, host_secret_key
 from crds.metalhost import MetalHost
-from crds.metalprocess import MetalProcess
+from crds.metalprocess import HostedProcess, MetalProcess
 from kube.apply import is_applied
 from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
@@ -295,16 +295,17 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     # former host of this name was granted is in force until it is replaced.
     keeps_grants = expired and not _has_former_grants(snapshot, key.name)
     grants = () if keeps_grants else grant_objects(host, decide_grants(host, verdict, bound))
-    siblings = _list_siblings(snapshot, bound) if host.spec.drain else {}
+    hosted = decode_stored(snapshot.store, METAL_PROCESSES, bound, HostedProcess)
+    siblings = _list_siblings(snapshot, hosted) if host.spec.drain else {}
     has_room = functools.partial(fits_some_host, snapshot.store)
-    drained = drained_condition(host, bound, siblings, has_room, snapshot.now)
+    drained = drained_condition(host, hosted, siblings, has_room, snapshot.now)
     reachable = reachable_condition(host, inputs.reachability)
     expiries = host.status.lease_expiries if inputs.expiries is None else list(inputs.expiries)
     stable = stable_condition(host, expiries, inputs.distrust)
     further = [each for each in (drained, stable) if each is not None]
     conditions = [ready, address_condition(host, verdict), reachable, *further]
     again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
-    if (recheck_seconds := find_recheck_seconds(host, bound, siblings, has_room, snapshot.now)) is not None:
+    if (recheck_seconds := find_recheck_seconds(host, hosted, siblings, has_room, snapshot.now)) is not None:
         again_seconds = min(again_seconds, recheck_seconds)
     if inputs.distrust is not None and inputs.distrust.left_seconds is not None:
         again_seconds = min(again_seconds, inputs.distrust.left_seconds)
@@ -329,21 +330,22 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     )
 
 
-def _list_siblings(snapshot: Snapshot, bound: Iterable[Obj]) -> dict[str, list[Obj]]:
-    """Return, by uid of each service that has one of these processes of a host, its processes that are not there."""
-    store, found = snapshot.store, {}
+def _list_siblings(snapshot: Snapshot, bound: Iterable[HostedProcess]) -> dict[str, list[HostedProcess]]:
+    """Return each affected service's processes on other hosts, keyed by service uid."""
+    found: dict[str, list[HostedProcess]] = {}
     for process in bound:
-        owner = controller_of(process)
-        if owner is not None and owner["uid"] not in found:
-            siblings = store.by_index(
-                METAL_PROCESSES, OWNER_INDEX, namespaced(process["metadata"]["namespace"], owner["uid"])
-            )
-            host = process["spec"]["hostName"]
-            found[owner["uid"]] = [each for each in siblings if each["spec"].get("hostName") != host]
+        owner = process.owner_uid
+        if owner and owner not in found:
+            siblings = snapshot.children(METAL_PROCESSES, process.metadata.namespace, owner)
+            found[owner] = [
+                sibling
+                for sibling in decode_stored(snapshot.store, METAL_PROCESSES, siblings, HostedProcess)
+                if sibling.spec.host_name != process.spec.host_name
+            ]
     return found
 
 
-def fits_some_host(store: Store, process: Obj) -> bool:
+def fits_some_host(store: Store, process: HostedProcess) -> bool:
     """Return whether any live host has room for a process that waits for one."""
 
     def compute() -> FreeMemory:
@@ -351,12 +353,14 @@ def fits_some_host(store: Store, process: Obj) -> bool:
         return FreeMemory(capacities)
 
     free = store.summarize((METAL_HOSTS, METAL_PROCESSES), "free memory", compute)
-    service = store.get(INFERENCE_SERVICES, process["spec"]["serviceName"], process["metadata"]["namespace"])
+    namespace = process.metadata.namespace
+    service = store.get(INFERENCE_SERVICES, process.spec.service_name, namespace)
     services = decode_stored(store, INFERENCE_SERVICES, filter(None, (service,)), QueuedServiceObject)
     demands = read_host_demands(services[0].spec) if services else NO_DEMANDS
+    stored = store.get(METAL_PROCESSES, process.metadata.name, namespace)
     return any(
-        free.has_room(require_host(each, demands), each.spec.memory_bytes)
-        for each in decode_stored(store, METAL_PROCESSES, [process], MetalProcess)
+        free.has_room(require_host(waiting, demands), waiting.spec.memory_bytes)
+        for waiting in decode_stored(store, METAL_PROCESSES, filter(None, (stored,)), MetalProcess)
     )
 
 

@@ -5,15 +5,16 @@ processes that are not in that report yet.
 """
 
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from controller.placement.units import HostRequirement
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import HOST_INDEX
+from controller.reconcile.plan import decode_stored
 from crds.meta import ADDRESS_ACCEPTED, MEMORY_PRESSURE, PAUSED, STABLE
 from crds.metalhost import HostTaint, MetalHost
-from crds.metalprocess import HOLDS_NO_MEMORY
+from crds.metalprocess import HostedProcess
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
 from kube.store import Store
@@ -59,18 +60,18 @@ class HostCapacity(NamedTuple):
         return not self.namespaces or namespace in self.namespaces
 
 
-def _host_capacity(host: MetalHost, bound: Iterable[Obj]) -> HostCapacity:
+def _host_capacity(store: Store, host: MetalHost, bound: Sequence[Obj]) -> HostCapacity:
     """Return the capacity that a host has left; a host whose free memory is not known has none.
 
     `availableBytes` already subtracts the processes that the host lists in `status.processes`. All other processes that
-    are bound to the host are subtracted here, also one that is being deleted or is not `readable`: until the host
-    reports it as Stopped or Rejected, it may hold its memory.
+    are bound to the host are subtracted here, also one that is being deleted, or has values of a newer version: until
+    the host reports it as Stopped or Rejected, it may hold its memory.
     """
     listed = {process.uid for process in host.status.processes}
     promised_bytes = sum(
-        process["spec"]["memoryBytes"]
-        for process in bound
-        if process["metadata"]["uid"] not in listed and process.get("status", {}).get("phase") not in HOLDS_NO_MEMORY
+        process.spec.memory_bytes
+        for process in decode_stored(store, METAL_PROCESSES, bound, HostedProcess)
+        if process.metadata.uid not in listed and process.holds_memory
     )
     stated_bytes = host.status.budget_bytes or host.status.available_bytes or 0
     budget_bytes = max(0, min(stated_bytes, MOST_HOST_BYTES))
@@ -112,7 +113,7 @@ def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapa
     for host in hosts:
         name = host.metadata.name
         bound = store.by_index(METAL_PROCESSES, HOST_INDEX, name)
-        compute = functools.partial(_host_capacity, host, bound)
+        compute = functools.partial(_host_capacity, store, host, bound)
         found.append(store.derive(METAL_HOSTS, _stored(store, name), "capacity", compute, bound))
     return found
 

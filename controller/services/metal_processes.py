@@ -31,9 +31,9 @@ from controller.services.rollout import (
 )
 from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, PROCESS_FINALIZER, REBALANCE_AT, ApiStruct, ObjectMeta
+from crds.meta import LABEL_MANAGED_BY, MANAGED_BY, PROCESS_FINALIZER, REBALANCE_AT, ObjectMeta
 from crds.metalhost import MetalHost
-from crds.metalprocess import Artifact, FurtherArtifact, MetalProcess, MetalProcessSpec
+from crds.metalprocess import Artifact, FurtherArtifact, HostedProcess, MetalProcess, MetalProcessSpec
 from crds.model import Model
 from crds.serving import stated_options
 from kube.client import Client, Obj
@@ -227,22 +227,6 @@ def _secret(model: Model) -> str | None:
     return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
 
 
-class _BoundSpec(ApiStruct, frozen=True):
-    host_name: str | None = None
-
-
-class _ReportedStatus(ApiStruct, frozen=True):
-    phase: str = ""
-
-
-class ReleasableProcess(ApiStruct, frozen=True):
-    """The fields of a MetalProcess that decide about its release; others may have values of a newer version."""
-
-    metadata: ObjectMeta
-    spec: _BoundSpec = _BoundSpec()
-    status: _ReportedStatus = _ReportedStatus()
-
-
 def release_reconciler(wait_seconds: Callable[[str], float | None]) -> Reconciler:
     """Return the reconciler of MetalProcesses: it releases each once no host can be running it, and deletes orphans.
 
@@ -275,7 +259,7 @@ def _deleted_processes_of_host(store: Store, host: Obj) -> list[ObjectKey]:
 
 def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
     """Decide about one process, which may be gone. The input is the time for which its host must still be gone."""
-    process = snapshot.read(METAL_PROCESSES, key, ReleasableProcess)
+    process = snapshot.read(METAL_PROCESSES, key, HostedProcess)
     if process is None:
         return Plan()
     if _is_orphan(process.metadata):
@@ -295,7 +279,7 @@ def _is_orphan(metadata: ObjectMeta) -> bool:
     return is_ours and not has_owner and metadata.deletion_timestamp is None
 
 
-def release(process: ReleasableProcess | MetalProcess, *, host_exists: bool, wait_seconds: float | None) -> Plan:
+def release(process: HostedProcess | MetalProcess, *, host_exists: bool, wait_seconds: float | None) -> Plan:
     """Return the plan for one process: remove the finalizer when it is being deleted and no host can be running it.
 
     Args:

@@ -21,7 +21,7 @@ from crds.meta import (
     slice_name,
 )
 from crds.metalhost import MetalHost
-from crds.metalprocess import MetalProcess
+from crds.metalprocess import HostedProcess, MetalProcess
 from crds.model import Model
 from devices.vendors import VENDORS
 from kube.client import Obj
@@ -208,6 +208,10 @@ def as_host(obj: Obj) -> MetalHost:
 
 def as_process(obj: Obj) -> MetalProcess:
     return msgspec.convert(obj, MetalProcess)
+
+
+def as_hosted(*objects: Obj) -> list[HostedProcess]:
+    return msgspec.convert(objects, list[HostedProcess])
 
 
 def store(*objects: tuple[Resource, Obj]) -> Store:

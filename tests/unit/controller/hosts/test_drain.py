@@ -13,7 +13,7 @@ from controller.reconcile.plan import Plan, Snapshot
 from controller.services.tokens import KnownTokens
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
-from tests.support.api_objects import GIB, NOW, as_host, condition, host, planned_condition, process, store
+from tests.support.api_objects import GIB, NOW, as_host, as_hosted, condition, host, planned_condition, process, store
 
 TRIGGERS = [
     each
@@ -170,11 +170,13 @@ def test_drain_that_time_alone_holds_up_is_decided_again_in_time(
     if written is not None:
         last = condition("Drained", "False", "Draining") | {"lastTransitionTime": since(written)}
         observed["status"]["conditions"].append(last)
-    left = [process("chat-1-0", host="studio-1", phase="Ready")]
-    others = [
-        process(f"chat-1-{number}", host=name, creationTimestamp=since(age))
-        for number, (name, age) in enumerate(siblings, 1)
-    ]
+    left = as_hosted(process("chat-1-0", host="studio-1", phase="Ready"))
+    others = as_hosted(
+        *(
+            process(f"chat-1-{number}", host=name, creationTimestamp=since(age))
+            for number, (name, age) in enumerate(siblings, 1)
+        )
+    )
     arguments = as_host(observed), left, {"uid-chat": others}, lambda _waiting: has_room
 
     def reason(later: float) -> str:

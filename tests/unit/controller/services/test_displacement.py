@@ -33,6 +33,7 @@ from tests.support.api_objects import (
     GIB,
     NOW,
     as_host,
+    as_hosted,
     as_model,
     as_service,
     condition,
@@ -229,12 +230,12 @@ class World:
     def drained_reason(self, name: str) -> str:
         """Return the reason of condition Drained."""
         bound = self.bound_to(name)
-        elsewhere = [each for each in self.processes.values() if each not in bound]
+        elsewhere = as_hosted(*(each for each in self.processes.values() if each not in bound))
         observed = host(name) | {"spec": {"drain": True}}
         observed["status"]["conditions"] = [condition("Drained", "False")]
         snapshot = self.snapshot
         has_room = functools.partial(fits_some_host, snapshot.store)
-        found = drained_condition(as_host(observed), bound, {"uid-chat": elsewhere}, has_room, snapshot.now)
+        found = drained_condition(as_host(observed), as_hosted(*bound), {"uid-chat": elsewhere}, has_room, snapshot.now)
         assert found is not None
         return str(found["reason"])
 
