@@ -245,7 +245,7 @@ async def measure(bench: Bench) -> list[Figure]:
         Figure("engine killed once: serving again", again[0], load, load + 2, "s"),
         Figure(f"agent killed 3 times: failed of {requests} requests and a stream", failed, None, 0, ""),
         Figure(f"agent and proxy at rest, {AT_REST} processes", percent, None, 1, "% of a core"),
-        Figure(f"agent resident, {AT_REST} processes", resident_mib, None, 80, "MiB"),
+        Figure(f"agent resident, {AT_REST} processes", resident_mib, None, 64, "MiB"),
     ]
 
 

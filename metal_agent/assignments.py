@@ -6,7 +6,6 @@ and the agent must not fail because of it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import msgspec
 
 from artifacts import durable
 from crds.metalprocess import MetalProcessSpec
+from gateway.proxy.build import BUILD
 from kube.resources import ObjectKey
 
 STANDALONE: Final = "standalone-"
@@ -76,7 +76,7 @@ def explain_unknown_features(spec: MetalProcessSpec) -> str:
     unknown = ", ".join(sorted(set(spec.features) - AGENT_FEATURES))
     if not unknown:
         return ""
-    return f"spec.features has {unknown}, which this agent ({version('pomona')}) does not know: {UPGRADE}"
+    return f"spec.features has {unknown}, which this agent ({BUILD}) does not know: {UPGRADE}"
 
 
 class LastKnown(msgspec.Struct, frozen=True):

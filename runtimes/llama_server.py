@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, get_args
@@ -178,6 +177,8 @@ def _build_of(binary: str, _changed_at_ns: int) -> int | None:
 
 def _wheel_build() -> int:
     """Return llama.cpp's build number, which is the last part of the wheel's own version."""
+    from importlib import metadata  # noqa: PLC0415 - only beside another llama-server
+
     return int(metadata.version("xllamacpp").rpartition(".")[2])
 
 

@@ -11,7 +11,6 @@ import importlib.util
 import re
 import sys
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -75,7 +74,8 @@ def find_command() -> list[str] | None:
 
     None if neither is installed, or only one that runs Python which a model brings (CVE-2026-5843).
     """
-    if importlib.util.find_spec("mlx_lm") and is_safe_version(version("mlx-lm")):
+    package = importlib.util.find_spec("mlx_lm")
+    if package and package.origin and is_safe_version(read_version(Path(package.origin).parents[1])):
         return [*PYTHON, _LAUNCHER]
     binary = find_program("mlx_lm.server")
     if binary is None or not is_safe_version(find_version(Path(binary))):
@@ -108,9 +108,19 @@ def is_safe_version(text: str | None) -> bool:
 def find_version(program: Path) -> str | None:
     """Return the version of the package to which a program of an environment belongs, or None if it is not found."""
     with contextlib.suppress(OSError):
-        for metadata in program.resolve().parent.parent.glob("lib/python*/site-packages/mlx_lm-*.dist-info"):
-            return metadata.name.removeprefix("mlx_lm-").removesuffix(".dist-info")
+        for packages in program.resolve().parent.parent.glob("lib/python*/site-packages"):
+            if found := read_version(packages):
+                return found
     return None
+
+
+def read_version(packages: Path) -> str | None:
+    """Return the version of the package in a folder of packages, or None if it is not found.
+
+    Without importlib.metadata, which takes a MiB of an agent's memory.
+    """
+    versions = (path.name.removeprefix("mlx_lm-") for path in packages.glob("mlx_lm-*.dist-info"))
+    return next((version.removesuffix(".dist-info") for version in versions), None)
 
 
 def build_environment(base: Mapping[str, str]) -> dict[str, str]:

@@ -107,13 +107,13 @@ def _find_outdated(manager: ServiceManager, ours: Path) -> ServiceDefinition | N
 
 
 def _advise_return(previous: AgentStatus | None) -> str:
-    """Return the way back to the version that ran before, for a message; empty if it was this one or is not known."""
-    if previous is None or previous.version == version("pomona"):
+    """Return the way back to the release that ran before, for a message; empty if it was this one or is not known."""
+    release = previous.version.partition("+")[0] if previous else ""
+    if release in {"", version("pomona")}:
         return ""
-    release = previous.version.partition("+")[0]
     return (
-        f"; version {previous.version} ran before: `uv tool install 'pomona=={release}' && pomona agent restart`, "
-        "with your extras, restores it"
+        f"; version {release} ran before: `uv tool install 'pomona=={release}' && pomona agent restart`, with your "
+        "extras, restores it"
     )
 
 

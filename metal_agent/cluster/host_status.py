@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Final
 
 import msgspec
@@ -12,6 +11,7 @@ from crds.metalhost import MOST_WEIGHTS, CoreLevel, HostProcess, MetalHostStatus
 from crds.size import size_text
 from devices.facts import HostFacts
 from devices.host import HostState
+from gateway.proxy.build import BUILD
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.comparison import skip_small_changes
@@ -23,7 +23,7 @@ from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
 from metal_agent.memory.ledger import Ledger
 
 _GIB: Final = 2**30
-_VERSION: Final = metadata.version("pomona")
+_VERSION: Final = BUILD.partition("+")[0]
 """The version that this agent runs: an update replaces the files under it, and is in force after a restart."""
 _STEPS: Final = {"swapUsedBytes": _GIB, "gpuUsedBytes": _GIB, "batteryPercent": 10}
 """Fields of the status that change all the time, and the least change that is written."""

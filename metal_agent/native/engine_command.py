@@ -4,7 +4,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 
 from artifacts.source import parse
@@ -27,6 +26,8 @@ def identify_engine(spec: MetalProcessSpec) -> str:
 
     Empty: nothing is known of it.
     """
+    from importlib import metadata  # noqa: PLC0415 - only for a measurement
+
     launch = RUNTIMES[spec.runtime].launch
     command = launch.command() if launch else None
     if launch is None or not command:

@@ -304,8 +304,8 @@ async def test_host_declared_lost_serves_only_processes_still_assigned_to_it(
     await eventually(stopped_and_never_ready)
 
 
-async def test_agent_takes_less_than_80_mib(bound_process: BoundProcess) -> None:
+async def test_agent_takes_less_than_64_mib(bound_process: BoundProcess) -> None:
     await bound_process.bind()
     await bound_process.ready()
     resident_mib = psutil.Process(bound_process.host.agent.pid).memory_info().rss / 2**20
-    assert resident_mib < 80
+    assert resident_mib < 64

@@ -113,7 +113,7 @@ def test_version_that_does_not_run_fails_with_the_reason_and_the_way_back(
 
 
 def test_same_version_has_no_way_back(service: SimulatedService) -> None:
-    service.version, service.fault = version("pomona"), "permanent error"
+    service.version, service.fault = f"{version('pomona')}+12345678", "permanent error"
     assert "uv tool install" not in run_restart(service).output
 
 

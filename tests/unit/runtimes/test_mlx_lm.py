@@ -1,6 +1,7 @@
 """The command line of mlx_lm.server: pure rendering; tests/hosts/test_mlx_lm.py runs the real server."""
 
 import importlib.util
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,13 @@ def test_version_that_runs_code_of_a_model_is_not_used(
 ) -> None:
     """An environment as pip and Homebrew make it: the program, and the package's metadata below lib."""
     program = tmp_path / "bin" / "mlx_lm.server"
-    (tmp_path / f"lib/python3.11/site-packages/mlx_lm-{found}.dist-info").mkdir(parents=True)
+    packages = tmp_path / "lib/python3.11/site-packages"
+    (packages / f"mlx_lm-{found}.dist-info").mkdir(parents=True)
     program.parent.mkdir()
     program.write_text("#!/opt/mlx/bin/python3.12\n")
     program.chmod(0o755)
-    monkeypatch.setattr(mlx_lm, "version", lambda _package: found)
+    package = ModuleSpec("mlx_lm", None, origin=str(packages / "mlx_lm" / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: package)
     monkeypatch.setattr(mlx_lm, "find_program", lambda _name: str(program))
     assert (mlx_lm.find_command() is not None) is is_used
     assert mlx_lm.RUNTIME.installed() is is_used
