@@ -20,7 +20,7 @@ from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, MODELS, NODES, PODS
 from kube.store import Store
 from kube.time import rfc3339
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.controlplane.plane import ControlPlane
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -48,8 +48,8 @@ async def queue_cluster(*namespaces: str) -> AsyncIterator[tuple[MeasuredCluster
             await cluster.client.create(MODELS, {"metadata": metadata, "spec": spec})
         store = Store()
         async with running(
-            reflect(cluster.client, store, INFERENCE_SERVICES),
-            reflect(cluster.client, store, PODS, label_selector=LABEL_SERVICE),
+            reflect(cluster.client, store, Selection(INFERENCE_SERVICES)),
+            reflect(cluster.client, store, Selection(PODS, label_selector=LABEL_SERVICE)),
         ):
             yield cluster, store
 

@@ -35,7 +35,7 @@ from controller.placement.ledger import LEDGER
 from crds.meta import PRIORITY_RANK, Priority
 from kube.resources import CONFIG_MAPS, PODS
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.controlplane import sandbox
 from tests.controlplane.members import CONTROLLER_NAMESPACE
 from tests.support.background import running
@@ -151,13 +151,11 @@ async def run() -> None:
         nodes = await make_nodes(cluster.client, sizes)
         watch.end("nodes")
         async with running(
-            reflect(cluster.client, watched, PODS),
+            reflect(cluster.client, watched, Selection(PODS)),
             reflect(
                 cluster.client,
                 watched,
-                CONFIG_MAPS,
-                CONTROLLER_NAMESPACE,
-                field_selector=f"metadata.name={LEDGER}",
+                Selection(CONFIG_MAPS, CONTROLLER_NAMESPACE, field_selector=f"metadata.name={LEDGER}"),
             ),
         ):
             await work_in_parallel(

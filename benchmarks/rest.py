@@ -22,7 +22,7 @@ from benchmarks.report import Figure, print_figures
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.controlplane import sandbox
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -135,8 +135,8 @@ async def run() -> None:
         store = Store()
         fleet = HostFleet(cluster.client, store, HOSTS, BUDGET_BYTES)
         async with running(
-            reflect(cluster.client, store, METAL_PROCESSES),
-            reflect(cluster.client, store, INFERENCE_SERVICES),
+            reflect(cluster.client, store, Selection(METAL_PROCESSES)),
+            reflect(cluster.client, store, Selection(INFERENCE_SERVICES)),
             fleet.run(),
         ):
             await create_services(cluster)

@@ -29,7 +29,7 @@ from kube import credentials
 from kube.client import Client, Obj, connect
 from kube.resources import ENDPOINT_SLICES, METAL_PROCESSES, SECRETS, Resource
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from metal_agent.native import engine_command
 from tests.cluster.main_job.cluster import FixedAddressClient
 from tests.controlplane import members, sandbox
@@ -270,7 +270,10 @@ async def run(folder: Path) -> None:
             await client.apply(SECRETS, secret, field_manager="pomona-controller")
             bench = Bench(client, host, model, http)
             async with running(
-                *(reflect(client, bench.store, kind, NAMESPACE) for kind in (METAL_PROCESSES, ENDPOINT_SLICES))
+                *(
+                    reflect(client, bench.store, Selection(kind, NAMESPACE))
+                    for kind in (METAL_PROCESSES, ENDPOINT_SLICES)
+                )
             ):
                 print_figures("supervision", await measure(bench))
         await host.host.close()

@@ -70,25 +70,7 @@ class Selection(NamedTuple):
     """Decodes what the store needs of each object, with its metadata; None: the whole object."""
 
 
-async def reflect(
-    client: Client,
-    store: WatchCache,
-    resource: Resource,
-    namespace: str | None = None,
-    *,
-    label_selector: str = "",
-    field_selector: str = "",
-    synced: asyncio.Event | None = None,
-    read: Read | None = None,
-) -> None:
-    """Reflect a `Selection` of these fields for ever, as `reflect_selection` does."""
-    selection = Selection(resource, namespace, label_selector, field_selector, read)
-    await reflect_selection(client, store, selection, synced)
-
-
-async def reflect_selection(
-    client: Client, store: WatchCache, selection: Selection, synced: asyncio.Event | None = None
-) -> None:
+async def reflect(client: Client, store: WatchCache, selection: Selection, synced: asyncio.Event | None = None) -> None:
     """Reflect for ever; every failure is logged and tried again with back-off.
 
     Use one reflection per resource (and namespace) of a store: each removes the objects that it does not select.

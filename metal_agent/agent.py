@@ -30,7 +30,7 @@ from kube.queue import WorkQueue, run_workers
 from kube.resources import METAL_PROCESSES, SECRETS, ObjectKey, Resource
 from kube.store import Store
 from kube.time import rfc3339
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from metal_agent import assignments
 from metal_agent.agent_lifetime import AgentLifetime, EverythingStopped
 from metal_agent.cluster import host_status
@@ -182,10 +182,12 @@ class Agent:
             awake = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
             loops = self._host.start_loops(group, awake, has_benchmarks=self._options.benchmarks)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
-            group.create_task(reflect(self._client, self._store, SECRETS, HOSTS_NAMESPACE, field_selector=selector))
+            group.create_task(
+                reflect(self._client, self._store, Selection(SECRETS, HOSTS_NAMESPACE, field_selector=selector))
+            )
             assigned = f"spec.hostName={self._name}"
             group.create_task(
-                reflect(self._client, self._store, METAL_PROCESSES, field_selector=assigned, synced=self._synced)
+                reflect(self._client, self._store, Selection(METAL_PROCESSES, field_selector=assigned), self._synced)
             )
             group.create_task(
                 follow_address(self._options, self.connection.server, self._exposed.address, self._address_changed)

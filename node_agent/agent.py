@@ -16,7 +16,7 @@ from devices.node_hardware import NodeHardware
 from kube.client import Client
 from kube.resources import NODES
 from kube.time import rfc3339
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from node_agent.fitness_writer import FitnessWriter, LabelWriter
 from node_agent.last_devices import KnownHardware, keep_last_devices
 from node_agent.metrics import NodeMetrics
@@ -90,10 +90,8 @@ class NodeAgent:
         watch = reflect(
             self._client,
             self._own,
-            NODES,
-            field_selector=f"metadata.name={self._options.node_name}",
-            synced=synced,
-            read=read_node_metadata,
+            Selection(NODES, field_selector=f"metadata.name={self._options.node_name}", read=read_node_metadata),
+            synced,
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(watch)

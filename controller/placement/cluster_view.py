@@ -43,7 +43,7 @@ from kube.resources import (
     Resource,
 )
 from kube.store import Store
-from kube.watch import Selection, load, reflect_selection
+from kube.watch import Selection, load, reflect
 
 OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 _LIVE: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -136,7 +136,7 @@ class ClusterView:
         """Follow the cluster for ever."""
         async with asyncio.TaskGroup() as tasks:
             for kind in self.kinds:
-                tasks.create_task(reflect_selection(client, self.store, kind, self._listed[kind.resource]))
+                tasks.create_task(reflect(client, self.store, kind, self._listed[kind.resource]))
             if PODS in self._listed:
                 tasks.create_task(self.registry.foreign.follow(client))
 

@@ -19,7 +19,7 @@ from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
 from kube.client import Client, Obj
 from kube.resources import PODS, Resource
 from kube.store import Snapshot
-from kube.watch import Selection, load, reflect_selection
+from kube.watch import Selection, load, reflect
 
 FOREIGN: Final = f"{LABEL_MANAGED_BY}!={MANAGED_BY}"
 TAKES_ROOM: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
@@ -87,7 +87,7 @@ class ForeignPods:
 
     async def follow(self, client: Client) -> None:
         """Follow the pods for ever."""
-        await reflect_selection(client, self, self.selection, self.synced)
+        await reflect(client, self, self.selection, self.synced)
 
     async def read_once(self, client: Client) -> None:
         """Take the pods as they are now. Raises as `Client`."""

@@ -35,7 +35,7 @@ from kube.resources import (
     SERVICES,
 )
 from kube.store import Store
-from kube.watch import Selection, reflect_selection
+from kube.watch import Selection, reflect
 
 REFUSED_SECONDS: Final = 60.0
 """Pause before a namespace that refused is asked again."""
@@ -85,7 +85,7 @@ class Feed:
         if self.namespace is not None:
             await self._wait_until_readable(self.namespace)
         complete = [asyncio.Event() for _ in (WRITTEN_BY_USERS, *self._reported)]
-        start = functools.partial(reflect_selection, self._client, self._store)
+        start = functools.partial(reflect, self._client, self._store)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(
                 follow(

@@ -16,7 +16,7 @@ from kube.client import Client
 from kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from kube.resources import Resource
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 
 DISCOVERY_SECONDS: Final = 600.0
 RETRY_SECONDS: Final = 60.0
@@ -80,7 +80,9 @@ class OptionalKind:
         synced = [asyncio.Event() for _ in namespaces]
         selector = self._label_selector
         watches = [
-            asyncio.create_task(reflect(client, store, self.resource, namespace, label_selector=selector, synced=each))
+            asyncio.create_task(
+                reflect(client, store, Selection(self.resource, namespace, label_selector=selector), each)
+            )
             for namespace, each in zip(namespaces, synced, strict=True)
         ]
         try:

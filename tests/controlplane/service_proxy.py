@@ -19,7 +19,7 @@ from kube import credentials
 from kube.client import Obj, connect
 from kube.resources import ENDPOINT_SLICES, SERVICES, ObjectKey, object_key
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.controlplane import cluster_dns
 from tests.controlplane.network import SERVICE_RANGE, Host, Network, ip
 from tests.controlplane.streams import copy
@@ -130,7 +130,7 @@ async def run(kubeconfig: Path) -> None:
     proxy = ServiceProxy(store)
     async with connect(credentials.load(kubeconfig)) as client, asyncio.TaskGroup() as tasks:
         for resource in (SERVICES, ENDPOINT_SLICES):
-            tasks.create_task(reflect(client, store, resource))
+            tasks.create_task(reflect(client, store, Selection(resource)))
         tasks.create_task(cluster_dns.serve(proxy.find_address))
         while True:
             await changed.wait()

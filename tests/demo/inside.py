@@ -20,7 +20,7 @@ from kube import credentials
 from kube.client import Client, Obj, connect
 from kube.resources import ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, SECRETS, Resource
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from standalone.ask import AskError, ChatAnswer, ChatMessage, continue_chat, open_session
 from tests.controlplane import cluster_dns, members, service_proxy
 from tests.controlplane.binaries import Binaries, ensure_binaries
@@ -204,7 +204,7 @@ async def follow(client: Client, store: Store, milestones: Milestones) -> None:
     store.subscribe(changed)
     async with asyncio.TaskGroup() as tasks:
         for resource in (MODELS, INFERENCE_SERVICES, METAL_PROCESSES, ENDPOINT_SLICES):
-            tasks.create_task(reflect(client, store, resource, "default"))
+            tasks.create_task(reflect(client, store, Selection(resource, "default")))
 
 
 def _phase(obj: Obj | None) -> tuple[str, str]:

@@ -42,7 +42,7 @@ from kube.resources import (
 )
 from kube.store import Store
 from kube.transport import Request
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane, NotThereError
 from tests.support.api_faults import WRITES, Crash, FaultyTransport
@@ -328,7 +328,7 @@ class CrashWorld:
         store.subscribe(lambda *_: changed.set())
         store.subscribe(self._book)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(reflect(self.client, store, PODS, self.namespace))
+            tasks.create_task(reflect(self.client, store, Selection(PODS, self.namespace)))
             while True:
                 await changed.wait()
                 changed.clear()

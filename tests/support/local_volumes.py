@@ -14,7 +14,7 @@ from kube.client import Client, Obj
 from kube.errors import ApiError, NotFound
 from kube.resources import PVCS, STORAGE_CLASSES, Resource
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 
 VOLUMES: Final = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
 _SELECTED_NODE: Final = "volume.kubernetes.io/selected-node"
@@ -43,7 +43,7 @@ async def _provision(client: Client, namespace: str, storage_class: str, folder:
     store, changed = Store(), asyncio.Event()
     store.subscribe(lambda *_: changed.set())
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(reflect(client, store, PVCS, namespace))
+        tasks.create_task(reflect(client, store, Selection(PVCS, namespace)))
         while True:
             await changed.wait()
             changed.clear()

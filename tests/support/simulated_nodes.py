@@ -16,7 +16,7 @@ from kube.errors import ApiError, Unreachable
 from kube.resources import NODES, PODS, ObjectKey, Resource, object_key
 from kube.store import Store
 from kube.time import rfc3339
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.controlplane.network import ADDRESS
 from tests.controlplane.plane import ControlPlane, NotThereError
 from tests.support.background import running
@@ -52,7 +52,7 @@ class SimulatedNodes:
     async def running(self) -> AsyncIterator["SimulatedNodes"]:
         """Keep the nodes ready and report their pods until the context ends, which deletes the nodes."""
         try:
-            async with running(self._beat(), self._run_pods(), reflect(self._client, self._store, PODS)):
+            async with running(self._beat(), self._run_pods(), reflect(self._client, self._store, Selection(PODS))):
                 yield self
         finally:
             for name in self._names:

@@ -9,7 +9,7 @@ from kube.client import Client
 from kube.credentials import Credentials
 from kube.queue import WorkQueue
 from kube.store import Store
-from kube.watch import Selection, reflect_selection
+from kube.watch import Selection, reflect
 
 
 async def follow_by_watches(
@@ -26,7 +26,7 @@ async def follow_by_watches(
     complete = [asyncio.Event() for _ in watched]
     async with asyncio.TaskGroup() as tasks:
         for selection, listed in zip(watched, complete, strict=True):
-            tasks.create_task(reflect_selection(client, store, selection._replace(namespace=namespace), listed))
+            tasks.create_task(reflect(client, store, selection._replace(namespace=namespace), listed))
         for each in complete:
             await each.wait()
         synced.set()

@@ -18,7 +18,7 @@ from kube.client import Obj
 from kube.resources import CONFIG_MAPS, INFERENCE_SERVICES, MODELS, Resource
 from kube.store import Store
 from kube.transport import Request, Transport
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.cluster.crashes.conftest import MakeWorld
 from tests.controlplane.plane import ControlPlane, PlaneError
 from tests.support.admission_webhook import (
@@ -97,7 +97,7 @@ async def lose_ledgers(world: CrashWorld, chance: random.Random, lost: Counter[s
     garbage = {"op": "add", "path": "/data", "value": {"ledger.json": '{"claims":'}}
     of_world = CONFIG_MAPS, LEDGER, world.namespace
     async with running(
-        reflect(world.client, store, CONFIG_MAPS, world.namespace, field_selector=f"metadata.name={LEDGER}")
+        reflect(world.client, store, Selection(CONFIG_MAPS, world.namespace, field_selector=f"metadata.name={LEDGER}"))
     ):
         while True:
             await claimed.wait()

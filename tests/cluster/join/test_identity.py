@@ -13,7 +13,7 @@ from kube.lease import renew_host_lease
 from kube.resources import METAL_PROCESSES, ROLE_BINDINGS, SERVICE_ACCOUNTS
 from kube.store import Store
 from kube.transport import AiohttpTransport, Transport
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from metal_agent.cluster import host_identity
 from metal_agent.cluster.api_connection import ApiConnection, ObservedTransport
 from metal_agent.cluster.host_identity import HostIdentity, JoinedHost, read_joined_host
@@ -45,7 +45,7 @@ async def test_token_is_renewed_while_watch_and_lease_go_on(
         closing(transport),
         running(
             identity.keep_renewed(host),
-            reflect(host, store, METAL_PROCESSES, field_selector=selector),
+            reflect(host, store, Selection(METAL_PROCESSES, field_selector=selector)),
             renew_host_lease(
                 host,
                 HOSTS_NAMESPACE,
@@ -86,7 +86,7 @@ async def test_refused_identity_is_reported_and_another_join_ends_that(
         closing(transport),
         running(
             identity.keep_renewed(host),
-            reflect(host, store, METAL_PROCESSES, field_selector=f"spec.hostName={HOST}"),
+            reflect(host, store, Selection(METAL_PROCESSES, field_selector=f"spec.hostName={HOST}")),
             renew_host_lease(
                 host,
                 HOSTS_NAMESPACE,

@@ -17,7 +17,7 @@ from kube.client import Client, Obj
 from kube.resources import NODES, PODS
 from kube.store import Store
 from kube.transport import Request, Response
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.support.api_faults import Fault, FaultyTransport
 from tests.support.background import running
 from tests.support.eventually import eventually
@@ -62,7 +62,7 @@ class Pods:
         self._store = store
 
     def follow(self) -> Any:
-        return running(self.foreign.follow(self._watched), reflect(self._client, self._store, NODES))
+        return running(self.foreign.follow(self._watched), reflect(self._client, self._store, Selection(NODES)))
 
     def free(self) -> int | None:
         cell = self.registry.find_cell(f"node/{NODE}")

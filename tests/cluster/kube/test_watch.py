@@ -17,7 +17,7 @@ from kube.resources import (
 )
 from kube.store import Store
 from kube.transport import AiohttpTransport, Request, Response
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.controlplane.plane import ControlPlane
 from tests.support.api_faults import Fault, FaultyTransport, nth
 from tests.support.api_objects import secret
@@ -40,7 +40,7 @@ def names(store: Store, resource: Resource = SECRETS) -> set[str]:
 async def test_a_reflection_follows_the_server(client: Client, namespace: str) -> None:
     store, synced = Store(), asyncio.Event()
     await client.create(SECRETS, secret(namespace, "one"))
-    async with running(reflect(client, store, SECRETS, namespace, synced=synced)):
+    async with running(reflect(client, store, Selection(SECRETS, namespace), synced)):
         await synced.wait()
         assert names(store) == {"one"}
         await client.create(SECRETS, secret(namespace, "two"))
@@ -54,7 +54,9 @@ async def test_a_reflection_follows_the_server(client: Client, namespace: str) -
 async def test_a_selector_is_applied_by_the_server(client: Client, namespace: str) -> None:
     await client.create(SECRETS, secret(namespace, "one"))
     store, synced = Store(), asyncio.Event()
-    async with running(reflect(client, store, SECRETS, namespace, field_selector="metadata.name=two", synced=synced)):
+    async with running(
+        reflect(client, store, Selection(SECRETS, namespace, field_selector="metadata.name=two"), synced)
+    ):
         await synced.wait()
         await client.create(SECRETS, secret(namespace, "three"))
         await client.create(SECRETS, secret(namespace, "two"))
@@ -67,7 +69,7 @@ async def test_a_cut_watch_continues_where_it_was(
 ) -> None:
     store, synced = Store(), asyncio.Event()
     transport.plan = lambda request: Fault.CUT if "watch" in request.query else None
-    async with running(reflect(faulty, store, SECRETS, namespace, synced=synced)):
+    async with running(reflect(faulty, store, Selection(SECRETS, namespace), synced)):
         await synced.wait()
         for number in range(10):
             await client.create(SECRETS, secret(namespace, f"s-{number}"))
@@ -87,7 +89,7 @@ async def test_objects_that_vanished_before_a_relist_are_removed(faulty: Client,
     changes: list[tuple[str, bool]] = []
     store.subscribe(lambda _, old, new: changes.append(((new or old or {})["metadata"]["name"], new is not None)))
     transport.plan = nth(0, Response(200, long_ago), methods=frozenset({"GET"}))
-    async with running(reflect(faulty, store, METAL_HOSTS, synced=synced)):
+    async with running(reflect(faulty, store, Selection(METAL_HOSTS), synced)):
         await eventually(lambda: ("vanishes", False) in changes)
         assert changes[0] == ("vanishes", True)
         host = await faulty.create(METAL_HOSTS, {"metadata": {"name": "comes"}, "spec": {}})
@@ -136,7 +138,7 @@ async def test_a_reflection_continues_after_refusals(plane: ControlPlane, client
     subject = {"kind": "ServiceAccount", "namespace": namespace, "name": "late"}
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "late"}
     binding = {"metadata": role["metadata"], "subjects": [subject], "roleRef": reference}
-    async with running(reflect(Client(transport), store, SECRETS, namespace, synced=synced)):
+    async with running(reflect(Client(transport), store, Selection(SECRETS, namespace), synced)):
         rbac = ("rbac.authorization.k8s.io", "v1")
         await client.create(Resource(*rbac, "roles", "Role"), role)
         await client.create(Resource(*rbac, "rolebindings", "RoleBinding"), binding)

@@ -5,7 +5,7 @@ import asyncio
 from kube.client import Obj
 from kube.resources import METAL_PROCESSES, Resource
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.main_job.cluster import GIB, Cluster, condition
 from tests.support.background import running
@@ -25,7 +25,7 @@ class Promises:
         self.synced = asyncio.Event()
 
     async def run(self, cluster: Cluster) -> None:
-        await reflect(cluster.client, self._store, METAL_PROCESSES, cluster.namespace, synced=self.synced)
+        await reflect(cluster.client, self._store, Selection(METAL_PROCESSES, cluster.namespace), self.synced)
 
     def _changed(self, _resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
         promised = [

@@ -7,7 +7,7 @@ import pytest
 from kube.client import Client
 from kube.resources import INFERENCE_SERVICES
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.cluster.queue.queue_user import RUN_SECONDS, QueueUser
 from tests.controlplane.plane import ControlPlane
 from tests.demo.queue_steps import STEPS, pick_columns, show_queue
@@ -30,7 +30,7 @@ async def test_demo_drains_a_low_service_for_a_critical_one_and_brings_it_back(
 ) -> None:
     await simulated.add("gpu-1", devices=1)
     store = Store()
-    async with running(reflect(client, store, INFERENCE_SERVICES, user.namespace)):
+    async with running(reflect(client, store, Selection(INFERENCE_SERVICES, user.namespace))):
         await show_queue(plane, store, lambda condition: eventually(condition, RUN_SECONDS), user.namespace)
     printed = capsys.readouterr().out
     drained = printed.partition(STEPS[2].title)[2].partition(STEPS[3].title)[0]

@@ -10,7 +10,7 @@ from crds.meta import CONTROLLER_NAMESPACE
 from kube.client import Client, Obj
 from kube.resources import CONFIG_MAPS, EVENTS, INFERENCE_SERVICES, PODS, Resource
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.cluster.queue.conftest import ENGINE_PORT
 from tests.cluster.queue.queue_user import RUN_SECONDS, QueueUser
 from tests.cluster.queue.test_placement_by_speed import L4, store_measurements
@@ -158,7 +158,7 @@ async def test_slow_replica_is_replaced_without_a_moment_without_a_ready_one(
     await user.serve("chat")
     await user.wait_until_on("chat", "gpu-a")
     monitor = ReadyMonitor("chat")
-    async with running(reflect(client, monitor.store, PODS)):
+    async with running(reflect(client, monitor.store, Selection(PODS))):
         engine.speed = SLOW
         held = await wait_for_reason(user, "NoBetterPlace")
         assert "on node/gpu-a gives a single request 40.0 of 140 tokens/s; it stays" in held["message"]
@@ -191,7 +191,7 @@ async def test_one_replica_of_several_is_replaced_and_the_others_stay(
     await user.wait_until_on("chat", "gpu-a", "gpu-a")
     await wait_until_ready(user, 2)
     before, monitor = await user.uids("chat"), ReadyMonitor("chat", 2)
-    async with running(reflect(client, monitor.store, PODS)):
+    async with running(reflect(client, monitor.store, Selection(PODS))):
         engine.speed = SLOW
         await wait_for_reason(user, "NoBetterPlace")
         await simulated.add("gpu-b", devices=8)

@@ -15,7 +15,7 @@ from kube.client import Obj
 from kube.resources import PODS, Resource
 from kube.store import Store
 from kube.transport import AiohttpTransport
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.controlplane.kubelet import logs, probes
 from tests.controlplane.kubelet.api import NodeAPI
 from tests.controlplane.kubelet.node import KUBELET_PORT, NodeSpec, heartbeat
@@ -76,7 +76,7 @@ async def serve_pods(host: Host, node: str) -> None:
                 group.create_task(work(workers[new_uid]))
 
         store.subscribe(on_change)
-        await reflect(host.api.client, store, PODS, field_selector=f"spec.nodeName={node}")
+        await reflect(host.api.client, store, Selection(PODS, field_selector=f"spec.nodeName={node}"))
 
 
 async def run(options: argparse.Namespace) -> None:

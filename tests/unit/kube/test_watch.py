@@ -11,7 +11,7 @@ from kube import watch
 from kube.client import Client, Obj
 from kube.resources import PODS
 from kube.store import Store
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from tests.support.background import running
 from tests.support.eventually import eventually
 
@@ -70,7 +70,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def reflected(client_of: ClientOf, script: Script, until: Callable[[Store], bool]) -> Store:
     client, store, synced = await client_of(script.answer), Store(), asyncio.Event()
-    async with running(reflect(client, store, PODS, synced=synced)):
+    async with running(reflect(client, store, Selection(PODS), synced)):
         await eventually(lambda: until(store))
         assert synced.is_set()
     return store
@@ -119,7 +119,7 @@ async def test_retry_after_is_respected(client_of: ClientOf) -> None:
         return await script.answer(request)
 
     client, store = await client_of(answer), Store()
-    async with running(reflect(client, store, PODS)):
+    async with running(reflect(client, store, Selection(PODS))):
         await eventually(lambda: "b" in known(store))
     assert asked_at[1] - asked_at[0] >= 1
 
@@ -147,7 +147,7 @@ async def test_a_malformed_error_event_is_followed_by_a_new_list(client_of: Clie
 async def test_a_refused_list_is_repeated_and_nothing_is_forgotten(client_of: ClientOf) -> None:
     script = Script([listed(10, a=1), 500, 403, listed(30, a=1, c=3)], [410, ["hang"]])
     client, store = await client_of(script.answer), Store()
-    async with running(reflect(client, store, PODS)):
+    async with running(reflect(client, store, Selection(PODS))):
         await eventually(lambda: "a" in known(store))
         forgotten: list[Any] = []
         store.subscribe(lambda _, old, new: forgotten.append(old) if new is None else None)
@@ -158,7 +158,7 @@ async def test_a_refused_list_is_repeated_and_nothing_is_forgotten(client_of: Cl
 async def test_watches_that_end_at_once_are_repeated_with_pauses(client_of: ClientOf) -> None:
     script = Script([listed(10)], [[]])
     client = await client_of(script.answer)
-    async with running(reflect(client, Store(), PODS)):
+    async with running(reflect(client, Store(), Selection(PODS))):
         await asyncio.sleep(0.5)
     assert len(script.asked) < 60, "0.5 s with pauses of about 0.016 s"
 
@@ -181,7 +181,7 @@ async def test_objects_of_a_page_are_reduced_before_the_next_page_is_read(client
 
     store.reduce(PODS, reduce)
     synced = asyncio.Event()
-    async with running(reflect(await client_of(answer), store, PODS, synced=synced)):
+    async with running(reflect(await client_of(answer), store, Selection(PODS), synced)):
         await synced.wait()
     assert steps == ["page", "a", "b", "page", "c"]
     assert [(type(obj), obj["kind"]) for obj in store.list(PODS)] == [(dict, "Pod")] * 3

@@ -24,7 +24,7 @@ from kube.errors import Unreachable
 from kube.queue import run_workers
 from kube.resources import ENDPOINT_SLICES, LEASES, METAL_PROCESSES
 from kube.transport import Request, Response, Stream
-from kube.watch import reflect
+from kube.watch import Selection, reflect
 from metal_agent import agent as agent_module
 from metal_agent.agent import Agent
 from metal_agent.assignments import Assignment
@@ -192,7 +192,7 @@ class Life:
                     group.create_task(each)
                     for each in (
                         run_workers(agent._queue, agent._reconcile, 4, 30.0),
-                        reflect(client, agent._store, METAL_PROCESSES, synced=agent._synced),
+                        reflect(client, agent._store, Selection(METAL_PROCESSES), agent._synced),
                         keep_host_lease(client, agent._name, agent._identity, agent._lease_renewed),
                         agent._await_api(),
                     )
