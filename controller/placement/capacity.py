@@ -12,15 +12,30 @@ from controller.placement.units import HostRequirement
 from controller.reconcile.conditions import find
 from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import decode_stored
-from crds.meta import ADDRESS_ACCEPTED, MEMORY_PRESSURE, PAUSED, STABLE
+from crds.meta import ADDRESS_ACCEPTED, FLAPPING, MEMORY_PRESSURE, PAUSED, STABLE
 from crds.metalhost import HostTaint, MetalHost
 from crds.metalprocess import HostedProcess
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
 from kube.store import Store
 
+CORDONED: Final = "Cordoned"
+HOST_PAUSED: Final = "Paused"
+SHORT_OF_MEMORY: Final = "MemoryPressure"
+ADDRESS_REFUSED: Final = "AddressRefused"
+"""Reasons for which a host is closed."""
 MOST_HOST_BYTES: Final = 1 << 44
 """Memory that no host exceeds, whatever a stolen token reports: sums over hosts fit into the status of a pool."""
+
+
+class Closure(NamedTuple):
+    """The reason why a cell takes no new unit; it is empty if the cell is open."""
+
+    reason: str = ""
+    message: str = ""
+
+
+OPEN: Final = Closure()
 
 
 class HostCapacity(NamedTuple):
@@ -51,9 +66,23 @@ class HostCapacity(NamedTuple):
     taints: tuple[HostTaint, ...] = ()
 
     @property
+    def closure(self) -> Closure:
+        """The reason why the host takes no process, even one that fits."""
+        if self.address_problem:
+            return Closure(ADDRESS_REFUSED, self.address_problem)
+        if self.distrust:
+            return Closure(FLAPPING, self.distrust)
+        if self.is_cordoned:
+            return Closure(CORDONED, f"host {self.host} is cordoned: pomona host uncordon {self.host}")
+        if self.pause:
+            return Closure(HOST_PAUSED, self.pause)
+        message = f"other programs use the memory of host {self.host}"
+        return Closure(SHORT_OF_MEMORY, message) if self.short_of_memory else OPEN
+
+    @property
     def is_open(self) -> bool:
         """True if the host takes any process at all, provided that it fits."""
-        return not (self.short_of_memory or self.address_problem or self.pause or self.distrust or self.is_cordoned)
+        return self.closure == OPEN
 
     def accepts(self, namespace: str) -> bool:
         """Return whether the host is given to this namespace."""

@@ -3,38 +3,23 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from controller.placement.capacity import HostCapacity
+from controller.placement.capacity import CORDONED, OPEN, Closure, HostCapacity
 from controller.placement.cell_costs import read_cost
 from controller.placement.pod_requests import count_allocatable
 from controller.placement.units import Amounts
-from crds.meta import FLAPPING
 from devices.node_labels import DeviceShare, read_share
 from devices.vendors import Vendors
 from kube.client import Obj
 
 NODE_NOT_READY: Final = "NodeNotReady"
-CORDONED: Final = "Cordoned"
 HOST_LOST: Final = "HostLost"
-HOST_PAUSED: Final = "Paused"
-SHORT_OF_MEMORY: Final = "MemoryPressure"
-ADDRESS_REFUSED: Final = "AddressRefused"
 SUSPECT: Final = "Suspect"
-"""Reasons for which a cell is closed."""
+"""Reasons for which a cell is closed, beside those of `HostCapacity`."""
 
 _CONDITION_TAINT: Final = "node.kubernetes.io/"
 """Prefix of taints that Kubernetes sets for the time of a condition, such as a full disk: no pod is placed there,
 although the hardware exists."""
 _CORDON_TAINT: Final = f"{_CONDITION_TAINT}unschedulable"
-
-
-class Closure(NamedTuple):
-    """The reason why a cell takes no new unit; it is empty if the cell is open."""
-
-    reason: str = ""
-    message: str = ""
-
-
-OPEN: Final = Closure()
 
 
 class NodeFacts(NamedTuple):
@@ -86,17 +71,7 @@ def close_host(capacity: HostCapacity, *, is_alive: bool) -> Closure:
     name = capacity.host
     if not is_alive:
         return Closure(HOST_LOST, f"host {name} does not renew its Lease: see that its agent runs and has a network")
-    if capacity.address_problem:
-        return Closure(ADDRESS_REFUSED, capacity.address_problem)
-    if capacity.distrust:
-        return Closure(FLAPPING, capacity.distrust)
-    if capacity.is_cordoned:
-        return Closure(CORDONED, f"host {name} is cordoned: pomona host uncordon {name}")
-    if capacity.pause:
-        return Closure(HOST_PAUSED, capacity.pause)
-    return (
-        Closure(SHORT_OF_MEMORY, f"other programs use the memory of host {name}") if capacity.short_of_memory else OPEN
-    )
+    return capacity.closure
 
 
 def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts:

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from controller.placement.capacity import stored_capacities
+from controller.placement.capacity import Closure, stored_capacities
 from controller.placement.cell_costs import CellCosts, read_cost
-from controller.placement.cell_facts import Closure, NodeFacts, close_host, read_node
+from controller.placement.cell_facts import NodeFacts, close_host, read_node
 from controller.placement.device_classes import DeviceClasses
 from controller.placement.device_registry import DeviceRegistry, is_whole
 from controller.placement.foreign_pods import ForeignPods

@@ -63,20 +63,3 @@ def test_host_is_closed_while_its_address_is_refused_and_open_until_that_is_deci
     refused = host("one", conditions=[condition("AddressAccepted", "False", message="it is that of a node")])
     assert (capacity_of(refused).is_open, capacity_of(refused).address_problem) == (False, "it is that of a node")
     assert capacity_of(host("one", conditions=[condition("AddressAccepted", "Unknown")])).is_open
-
-
-@pytest.mark.parametrize(("status", "is_open"), [("True", False), ("False", True), ("Unknown", True)])
-def test_host_under_memory_pressure_is_closed(status: str, is_open: bool) -> None:
-    short = host("one", conditions=[condition("Ready", "True"), condition("MemoryPressure", status)])
-    assert capacity_of(short).is_open is is_open
-
-
-@pytest.mark.parametrize(("status", "is_open"), [("True", False), ("False", True), ("Unknown", True)])
-def test_host_that_its_owner_pauses_is_closed(status: str, is_open: bool) -> None:
-    paused = host("one", conditions=[condition("Ready", "True"), condition("Paused", status, "OwnerActive", "typing")])
-    assert (capacity_of(paused).is_open, capacity_of(paused).pause) == (is_open, "" if is_open else "typing")
-
-
-@pytest.mark.parametrize("spec", [{"unschedulable": True}, {"drain": True}])
-def test_host_that_is_cordoned_or_drained_is_closed(spec: Obj) -> None:
-    assert not capacity_of(host("one") | {"spec": spec}).is_open

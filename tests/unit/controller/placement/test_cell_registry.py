@@ -268,12 +268,12 @@ def test_host_is_closed_while_it_is_lost() -> None:
         ([condition("AddressAccepted", "False", message="that of a node")], {"drain": True}, "AddressRefused"),
         ([], {"unschedulable": True}, "Cordoned"),
         ([], {"drain": True}, "Cordoned"),
+        ([condition("Paused", "Unknown"), condition("MemoryPressure", "False")], {}, ""),
     ],
 )
 def test_host_is_closed_with_the_reason(conditions: list[Obj], spec: Obj, reason: str) -> None:
     cell = registry((METAL_HOSTS, host("one", conditions=conditions) | {"spec": spec})).find("host/one")
-    assert cell.closed == reason
-    assert cell.closed_message
+    assert (cell.closed, bool(cell.closed_message)) == (reason, bool(reason))
 
 
 class ModelPod(NamedTuple):
