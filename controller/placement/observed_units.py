@@ -302,7 +302,7 @@ def _list_process_replicas(
     found = []
     for process in decoded:
         obj = stored[ObjectKey(process.metadata.namespace, process.metadata.name)]
-        compute = functools.partial(_build_process, obj, process, service, vendors)
+        compute = functools.partial(_build_process, process, service, vendors)
         replica = store.derive(METAL_PROCESSES, obj, "process-replica", compute, service, vendors)
         found += [replica] if replica is not None else []
     tolerations = service.host_demands.tolerations if service is not None else ()
@@ -310,10 +310,8 @@ def _list_process_replicas(
     return compare_siblings(found, decoded, displaced)
 
 
-def _build_process(
-    obj: Obj, process: MetalProcess, service: QueuedService | None, vendors: Vendors
-) -> ReplicaUnit | None:
-    return build_process_replica(obj, process, service, vendors, parse_nomination(obj))
+def _build_process(process: MetalProcess, service: QueuedService | None, vendors: Vendors) -> ReplicaUnit | None:
+    return build_process_replica(process, service, vendors, read_nomination(process))
 
 
 def _judge_ending(replica: ReplicaUnit, now: float) -> Unit:
@@ -340,26 +338,31 @@ def encode_nomination(nomination: Nomination) -> str:
     return msgspec.json.encode(encoded).decode()
 
 
-def parse_nomination(obj: Obj) -> Nomination | None:
-    """Return the nomination of a pod or MetalProcess; None if it has none, or one that people have damaged."""
-    text: Any = (obj["metadata"].get("annotations") or {}).get(NOMINATED)
+def parse_nomination(pod: Obj) -> Nomination | None:
+    """Return the nomination of a pod; None if it has none, or one that people have damaged."""
+    return _decode_nomination((pod["metadata"].get("annotations") or {}).get(NOMINATED), "node/", object_key(pod))
+
+
+def read_nomination(process: MetalProcess) -> Nomination | None:
+    """Return the nomination of a process; None if it has none, or one that people have damaged."""
+    metadata = process.metadata
+    key = ObjectKey(metadata.namespace, metadata.name)
+    return _decode_nomination(metadata.annotations.get(NOMINATED), "host/", key)
+
+
+def _decode_nomination(text: Any, prefix: str, key: ObjectKey) -> Nomination | None:
     if not text:
         return None
-    prefix = "host/" if "modelName" in (obj.get("spec") or {}) else "node/"
     try:
         found = msgspec.json.decode(text, type=_EncodedNomination)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        _report_damage(obj, str(error))
+        log.warning("nomination_unreadable", object=str(key), error=str(error))
         return None
     if not found.cells or not _are_cells(found.cells, prefix):
-        _report_damage(obj, f"cells are not of the form {prefix}NAME")
+        log.warning("nomination_unreadable", object=str(key), error=f"cells are not of the form {prefix}NAME")
         return None
     return Nomination(found.cells, frozenset(found.victims))
 
 
 def _are_cells(cells: Iterable[str], prefix: str) -> bool:
     return all(cell.startswith(prefix) and cell != prefix for cell in cells)
-
-
-def _report_damage(obj: Obj, error: str) -> None:
-    log.warning("nomination_unreadable", object=str(object_key(obj)), error=error)

@@ -7,14 +7,13 @@ from typing import Final
 import msgspec
 
 from artifacts.source import weights_identity
-from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
+from controller.placement.queue_places import ReplicaUnit, draw_place, limit_place, parse_seconds
 from controller.placement.queued_service import NO_DEMANDS, QueuedService, pools_of, require_host
 from controller.placement.units import MEMORY, NO_SPEEDS, Nomination, Unit, UnitKey, UnitState
-from crds.meta import ADMITTED_AT, MOVES, ApiStruct, without_defaults
-from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess
+from crds.meta import ADMITTED_AT, ENQUEUED_AT, MOVES, ApiStruct, without_defaults
+from crds.metalprocess import HOLDS_NO_MEMORY, HostedProcess, MetalProcess
 from devices.vendors import Vendors
-from kube.client import Obj
-from kube.resources import ObjectKey, object_key
+from kube.resources import ObjectKey
 
 MOST_ENDING_SECONDS: Final = 90.0
 """Time in which an agent ends a drained process: it has withdrawn it before, ends it, and unloads its model."""
@@ -34,17 +33,17 @@ _REPLACES_NOTHING: Final = frozenset(
 
 
 def build_process_replica(
-    obj: Obj, process: MetalProcess, service: QueuedService | None, vendors: Vendors, nomination: Nomination | None
+    process: MetalProcess, service: QueuedService | None, vendors: Vendors, nomination: Nomination | None
 ) -> ReplicaUnit | None:
-    """Return a process as a unit; None if it holds no room and waits for none. `obj` is the process as it is stored."""
+    """Return a process as a unit; None if it holds no room and waits for none."""
     spec, metadata = process.spec, process.metadata
     host, is_deleted = spec.host_name, metadata.deletion_timestamp is not None
-    if is_over(obj):
+    if is_over(process):
         return None
     state: UnitState = "ending" if is_deleted else "waiting" if host is None else "running"
-    key = object_key(obj)
+    key = ObjectKey(metadata.namespace, metadata.name)
     need = {MEMORY: spec.memory_bytes}
-    own_place = find_own_place(obj)
+    own_place = draw_place(metadata.creation_timestamp, metadata.uid)
     is_owned = service is not None and any(each.uid == service.uid for each in metadata.owner_references)
     owner = service if is_owned else None
     unit = Unit(
@@ -53,7 +52,7 @@ def build_process_replica(
         service=ObjectKey(key.namespace, spec.service_name),
         service_uid=owner.uid if owner is not None else "",
         priority=owner.priority if owner is not None else spec.priority,
-        enqueued_at=find_place(obj, owner.created_at if owner is not None else 0.0),
+        enqueued_at=find_process_place(process, owner.created_at if owner is not None else 0.0),
         parts=(need,),
         pools=pools_of("process", need, owner, vendors),
         requirement=require_host(process, owner.host_demands if owner is not None else NO_DEMANDS),
@@ -85,11 +84,10 @@ def _identify_weights(process: MetalProcess) -> str:
     return weights_identity(artifact.source, artifact.revision, artifact.files, artifact.sha256)
 
 
-def is_over(process: Obj) -> bool:
+def is_over(process: MetalProcess | HostedProcess) -> bool:
     """Return whether a process holds no room and waits for none, although its object is still there."""
-    phase = (process.get("status") or {}).get("phase")
-    is_withdrawn = "deletionTimestamp" in process["metadata"] and not process["spec"].get("hostName")
-    return phase in HOLDS_NO_MEMORY or is_withdrawn
+    is_withdrawn = process.metadata.deletion_timestamp is not None and not process.spec.host_name
+    return process.status.phase in HOLDS_NO_MEMORY or is_withdrawn
 
 
 def _find_template(process: MetalProcess) -> str:
@@ -147,9 +145,5 @@ def _spec_key(process: MetalProcess) -> tuple[str, str]:
 def find_process_place(process: MetalProcess, service_created_at: float) -> float:
     """Return the place of a process in the queue, which its successor inherits."""
     metadata = process.metadata
-    facts = {
-        "uid": metadata.uid,
-        "creationTimestamp": metadata.creation_timestamp,
-        "annotations": metadata.annotations,
-    }
-    return find_place({"metadata": facts}, service_created_at)
+    own = draw_place(metadata.creation_timestamp, metadata.uid)
+    return limit_place(metadata.annotations.get(ENQUEUED_AT), own, service_created_at)

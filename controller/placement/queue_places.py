@@ -66,23 +66,33 @@ def format_place(enqueued_at: float) -> str:
 def find_own_place(obj: Obj) -> float:
     """Return the place of an object that inherits none: its creation, with a fraction of a second from its uid."""
     metadata = obj["metadata"]
-    created = parse_time(metadata.get("creationTimestamp"))
+    return draw_place(metadata.get("creationTimestamp"), metadata.get("uid", ""))
+
+
+def draw_place(creation_timestamp: object, uid: str) -> float:
+    """Return the place of an object that inherits none."""
+    created = parse_time(creation_timestamp)
     if created is None:
         return 0.0
-    digest = hashlib.sha256(metadata.get("uid", "").encode()).digest()
+    digest = hashlib.sha256(uid.encode()).digest()
     fraction = int.from_bytes(digest[:8], "big") % _MICROSECONDS
     return (created.replace(microsecond=0) + timedelta(microseconds=fraction)).timestamp()
 
 
 def find_place(obj: Obj, service_created_at: float) -> float:
-    """Return the place of an object.
+    """Return the place of an object."""
+    stated = (obj["metadata"].get("annotations") or {}).get(ENQUEUED_AT)
+    return limit_place(stated, find_own_place(obj), service_created_at)
 
-    People may edit its annotation, and clocks may jump: it is not before the creation of the service, and not after
-    the object's own.
+
+def limit_place(stated: object, own: float, service_created_at: float) -> float:
+    """Return the place that the annotation of an object states.
+
+    People may edit it, and clocks may jump: it is not before the creation of the service, and not after the object's
+    own.
     """
-    own = find_own_place(obj)
-    stated = parse_seconds((obj["metadata"].get("annotations") or {}).get(ENQUEUED_AT))
-    return own if stated is None else min(own, max(stated, service_created_at))
+    place = parse_seconds(stated)
+    return own if place is None else min(own, max(place, service_created_at))
 
 
 def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wanted: int) -> dict[str, float]:

@@ -6,11 +6,14 @@ not; its place is written down, as that of an evicted pod is. So does a process 
 
 from collections.abc import Iterable
 
+import msgspec
+
 from controller.placement.ledger import FreedPlace
 from controller.placement.process_units import is_over
 from controller.placement.queue_places import format_place
 from controller.placement.units import Unit
 from controller.reconcile.triggers import ENDED
+from crds.metalprocess import HostedProcess
 from kube.client import Obj
 from kube.resources import METAL_PROCESSES, PODS, Resource
 from kube.store import Store
@@ -77,6 +80,6 @@ def is_gone(store: Store, place: FreedPlace) -> bool:
 def _has_left(resource: Resource, obj: Obj) -> bool:
     """Return whether a pod or process is in the queue no more, although its object is still there."""
     if resource == METAL_PROCESSES:
-        return is_over(obj)
+        return is_over(msgspec.convert(obj, HostedProcess))
     # It has failed, and its ReplicaSet has made another one.
     return "deletionTimestamp" not in obj["metadata"] and (obj.get("status") or {}).get("phase") in ENDED

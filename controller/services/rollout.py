@@ -18,7 +18,7 @@ import msgspec
 from controller.placement.capacity import HostCapacity, eligible_hosts
 from controller.placement.displacement import NO_DISPLACEMENTS, REBALANCE, Displacement, list_moved
 from controller.placement.node_rules import find_untolerated
-from controller.placement.observed_units import parse_nomination
+from controller.placement.observed_units import read_nomination
 from controller.placement.process_units import find_process_place
 from controller.placement.queue_places import format_place, parse_seconds
 from controller.placement.queued_service import NO_DEMANDS, HostDemands, require_host
@@ -323,16 +323,7 @@ def _blocking_processes(
 
 def _read_victims(process: MetalProcess) -> frozenset[str] | None:
     """Return the `uid` of all that ends for a process, or that it replaces; None if it is promised no cell."""
-    found = parse_nomination(
-        {
-            "metadata": {
-                "namespace": process.metadata.namespace,
-                "name": process.metadata.name,
-                "annotations": process.metadata.annotations,
-            },
-            "spec": {"modelName": process.spec.model_name},
-        }
-    )
+    found = read_nomination(process)
     return None if found is None else found.victims
 
 

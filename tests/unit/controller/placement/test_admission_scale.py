@@ -11,6 +11,7 @@ from controller.placement.observed_units import observe_units
 from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.process_units import build_process_replica
 from controller.placement.units import Cell, HostRequirement
+from crds.metalprocess import MetalProcess
 from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
@@ -76,9 +77,9 @@ def test_units_that_may_use_no_free_host_cost_one_look(
 def test_round_reads_only_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 
-    def build_counted(obj: Obj, *arguments: object) -> object:
-        read.append(obj["metadata"]["name"])
-        return build_process_replica(obj, *arguments)  # type: ignore[arg-type] # passed on as they came
+    def build_counted(process: MetalProcess, *arguments: object) -> object:
+        read.append(process.metadata.name)
+        return build_process_replica(process, *arguments)  # type: ignore[arg-type] # passed on as they came
 
     known = store((METAL_HOSTS, host("one", GIB)), *((METAL_PROCESSES, waits(each)) for each in range(20)))
     monkeypatch.setattr(observed_units, "build_process_replica", build_counted)

@@ -14,6 +14,7 @@ from controller.placement.observed_units import (
     encode_nomination,
     observe_units,
     parse_nomination,
+    read_nomination,
 )
 from controller.placement.process_units import MOST_ENDING_SECONDS
 from controller.placement.queue_places import find_own_place, find_place, format_place
@@ -23,7 +24,7 @@ from devices.vendors import VENDORS
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, PODS, ObjectKey, Resource
 from kube.store import Store
-from tests.support.api_objects import GIB, NAMESPACE, NOW, condition, host, process, store
+from tests.support.api_objects import GIB, NAMESPACE, NOW, as_process, condition, host, process, store
 from tests.support.queue_objects import BORN, GPU, deployment_of, pinned, queue_pod, queued_service, timestamp
 from tests.support.queue_units import node
 
@@ -364,9 +365,9 @@ def test_nomination_is_read_as_it_was_written() -> None:
     pod = queue_pod("one", annotations={NOMINATED: encode_nomination(nomination)})
     assert parse_nomination(pod) == nomination
     assert observe(queue(pod))["one"].nomination == nomination
-    assert parse_nomination(process("one", annotations={NOMINATED: encode_nomination(nomination)})) is None
+    assert read_nomination(as_process(process("one", annotations={NOMINATED: encode_nomination(nomination)}))) is None
     hosted = Nomination(("host/mac-1",), frozenset())
-    assert parse_nomination(process("one", annotations={NOMINATED: encode_nomination(hosted)})) == hosted
+    assert read_nomination(as_process(process("one", annotations={NOMINATED: encode_nomination(hosted)}))) == hosted
 
 
 @pytest.mark.parametrize(
