@@ -3,6 +3,7 @@
 import functools
 import math
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,9 @@ from artifacts.repositories.address_policy import Networks
 from cli.options import allow_private_sources
 from gateway.event_log import log, log_libraries
 from gateway.proxy.pod import HANG_SECONDS, PodProxyError, PodProxyOptions, Prepare, run_pod_proxy
+from runtimes.daemon import DaemonError
+from runtimes.pod import PodModel
+from runtimes.registry import find_runtime
 
 _PROGRESS_SECONDS: Final = 10.0
 _MESSAGE_BYTES: Final = 2048
@@ -89,9 +93,12 @@ class _UrlPath(click.ParamType[str]):
     type=click.FloatRange(min=0, min_open=True),
     help="Seconds after which an engine that is not healthy yet counts as hanging.",
 )
-@click.option("--prepare", type=click.Choice(["ollama"]), help="Engine that gets its model before the first request.")
-@click.option("--source", metavar="SOURCE", help="With --prepare: ollama://NAME:TAG, or the path of a GGUF file.")
-@click.option("--context-length", type=click.IntRange(1), help="With --prepare: tokens of context of a request.")
+@click.option(
+    "--source",
+    metavar="SOURCE",
+    help="Model that the engine gets before the first request: ollama://NAME:TAG, or the path of a GGUF file.",
+)
+@click.option("--context-length", type=click.IntRange(1), help="With --source: tokens of context of a request.")
 @allow_private_sources
 @click.option(
     "--termination-log", type=click.Path(path_type=Path), help="File for the message of a failure, for Kubernetes."
@@ -111,7 +118,6 @@ def command(
     drain_seconds: float,
     hang_seconds: float,
     loading_seconds: float,
-    prepare: str | None,
     source: str | None,
     context_length: int | None,
     allowed_networks: Networks,
@@ -142,23 +148,18 @@ def command(
         hang_seconds=hang_seconds,
         loading_seconds=loading_seconds,
     )
-    preparation = _plan_preparation(options, source, context_length, allowed_networks) if prepare else None
+    preparation = _plan_preparation(options, source, context_length, allowed_networks) if source else None
     _run(options, preparation, termination_log)
 
 
 def _plan_preparation(
-    options: PodProxyOptions, source: str | None, context_length: int | None, allowed_networks: Networks
+    options: PodProxyOptions, source: str, context_length: int | None, allowed_networks: Networks
 ) -> Prepare:
-    if not (options.model and source and context_length):
-        raise click.UsageError("--prepare needs --engine-model, --source and --context-length")
-    return functools.partial(
-        _prepare_ollama,
-        port=options.engine_port,
-        name=options.model,
-        source=source,
-        context_length=context_length,
-        allowed_networks=allowed_networks,
-    )
+    pod = find_runtime(options.engine).pod
+    if not (pod and pod.prepare and options.model and context_length):
+        raise click.UsageError("--source needs an --engine that gets its model, --engine-model and --context-length")
+    model = PodModel(options.engine_port, options.model, source, context_length, allowed_networks)
+    return functools.partial(_prepare, pod.prepare, model)
 
 
 def _run(options: PodProxyOptions, preparation: Prepare | None, termination_log: Path | None) -> None:
@@ -170,19 +171,9 @@ def _run(options: PodProxyOptions, preparation: Prepare | None, termination_log:
         raise click.ClickException(str(error)) from error
 
 
-async def _prepare_ollama(
-    *, port: int, name: str, source: str, context_length: int, allowed_networks: Networks
-) -> None:
-    # The clients that this imports take memory, which a proxy without preparation saves.
-    from runtimes.daemon import DaemonError  # noqa: PLC0415
-    from runtimes.ollama_client import PodModel, prepare_model  # noqa: PLC0415
-
+async def _prepare(prepare: Callable[..., Awaitable[None]], model: PodModel) -> None:
     try:
-        await prepare_model(
-            PodModel(port, name, source, context_length, allowed_networks),
-            _ProgressLog(),
-            lambda error: log.warning("prepare_failed", error=str(error)),
-        )
+        await prepare(model, _ProgressLog(), lambda error: log.warning("prepare_failed", error=str(error)))
     except DaemonError as error:
         raise PodProxyError(str(error)) from error
 

@@ -6,7 +6,7 @@ and is never started by Pomona.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -14,10 +14,10 @@ from typing import Final
 from artifacts.repositories.address_policy import Networks
 from crds.meta import Accelerator
 from devices.tools import find_program
-from runtimes.daemon import Daemon, ModelIdentity, identify_model
+from runtimes.daemon import Daemon, DaemonError, ModelIdentity, OnProgress, identify_model
 from runtimes.engine_errors import EngineError, ErrorTable, SchemaLimits
 from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory
-from runtimes.pod import EnginePod, PodServing
+from runtimes.pod import EnginePod, PodModel, PodServing
 from runtimes.runtime import GGUF_QUANTIZATIONS, Runtime, RuntimeDemand
 from runtimes.serving import Serving
 
@@ -96,6 +96,13 @@ def connect(allowed_networks: Networks) -> Daemon:
     return Ollama(allowed_networks=allowed_networks)
 
 
+async def prepare(model: PodModel, on_progress: OnProgress, on_failure: Callable[[DaemonError], None]) -> None:
+    """Make the Ollama of a pod pull or create its one model; see `prepare_model`."""
+    from runtimes.ollama_client import prepare_model  # noqa: PLC0415 - aiohttp, which other proxies do without
+
+    await prepare_model(model, on_progress, on_failure)
+
+
 def _refuse_demand(demand: RuntimeDemand) -> str | None:
     """Refuse split models, and what only the owner of a host can set, by OLLAMA_NUM_PARALLEL."""
     if demand.is_split:
@@ -131,6 +138,7 @@ RUNTIME: Final = Runtime(
         port=PORT,
         served_name=build_model_name,
         store=_STORE,
+        prepare=prepare,
         has_slots=True,
     ),
     refusal=_refuse_demand,

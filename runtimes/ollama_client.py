@@ -32,6 +32,7 @@ from devices.sockets import LOOPBACK
 from kube.backoff import backoff_seconds
 from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
 from runtimes.ollama import NO_SPLIT, OWNER, PORT, is_installed, render_name
+from runtimes.pod import PodModel
 from runtimes.serving import Serving, build_serving
 
 if TYPE_CHECKING:
@@ -393,21 +394,6 @@ _LONGEST_PAUSE_SECONDS: Final = 30.0
 _PERMANENT_REASONS: Final = frozenset({"SourceForbidden", "SplitUnsupported", "WeightsMissing"})
 _PERMANENT_TEXTS: Final = ("file does not exist", "no space left on device", "invalid model name")
 """Errors of Ollama that another attempt does not cure; all have one status, so only their texts differ."""
-
-
-class PodModel(NamedTuple):
-    """The model of a pod, and the daemon that serves it."""
-
-    port: int
-    """Port of the daemon on 127.0.0.1."""
-    name: str
-    """Name of the model in the daemon."""
-    source: str
-    """ollama://NAME:TAG, or the path of a GGUF file."""
-    context_length: int
-    """Tokens of context of one request."""
-    allowed_networks: Networks = ()
-    """Private networks from which models may be pulled."""
 
 
 async def prepare_model(model: PodModel, on_progress: OnProgress, on_failure: Callable[[DaemonError], None]) -> None:

@@ -5,13 +5,15 @@ A pod is made of three things that do not know each other: the vendor's entry (`
 """
 
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from artifacts.repositories.address_policy import Networks
 from crds.pods import ContainerOptions, EnvVar
 from devices.vendors import Vendor, explain_device_variable, is_runtime_variable
+from runtimes.daemon import DaemonError, OnProgress
 from runtimes.serving import Listen, Serving
 
 SERVICE_PORT: Final = 8080
@@ -64,6 +66,21 @@ class EngineMetrics(NamedTuple):
     path: str = "/metrics"
 
 
+class PodModel(NamedTuple):
+    """The model that an engine gets before the first request, and the engine itself."""
+
+    port: int
+    """Port of the engine on 127.0.0.1."""
+    name: str
+    """Name of the model in the engine."""
+    source: str
+    """ollama://NAME:TAG, or the path of a GGUF file."""
+    context_length: int
+    """Tokens of context of one request."""
+    allowed_networks: Networks = ()
+    """Private networks from which models may be pulled."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePod:
     """One engine as it runs in a pod."""
@@ -87,8 +104,10 @@ class EnginePod:
     served_name: Callable[[Serving], str | None] = lambda _serving: None
     """Its name for the model, which the proxy writes into requests; None: it takes any name."""
     store: str | None = None
-    """Folder that it may write and in which it keeps a copy of the weights. `pomona pod-proxy --prepare` brings the
-    model there before the first request."""
+    """Folder that it may write and in which it keeps a copy of the weights."""
+    prepare: Callable[[PodModel, OnProgress, Callable[[DaemonError], None]], Awaitable[None]] | None = None
+    """Bring the model into that folder before the first request, and report progress and failures; `pomona pod-proxy`
+    calls it. May raise DaemonError. None: the engine is started with its model."""
     has_slots: bool = False
     """True if the proxy sends it no more requests at once than `parallel`, and queues the others."""
     models_path: str | None = None

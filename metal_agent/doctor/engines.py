@@ -18,8 +18,6 @@ from metal_agent.native.process import read_last_log_lines, spawn_process
 from runtimes import llama_server
 from runtimes.registry import RUNTIMES
 
-_PACKAGES: Final = {"llama.cpp": "xllamacpp", "mlx-lm": "mlx-lm", "llama-cpp-python": "llama-cpp-python"}
-"""The packages that bring an engine into Pomona's own environment."""
 _VERSION_SECONDS: Final = 20.0
 _MIB: Final = 2**20
 _DEVICE: Final = re.compile(r"^\s+(\S+: .+) \(([0-9]+) MiB, [0-9]+ MiB free\)$", re.MULTILINE)
@@ -42,10 +40,13 @@ def list_engines() -> list[InstalledEngine]:
     for name, runtime in RUNTIMES.items():
         if not (runtime.on_hosts and runtime.installed()):
             continue
-        command = runtime.launch.command() if runtime.launch else None
+        launch = runtime.launch
+        command = launch.command() if launch else None
         program = command[0] if command else ""
         quarantined = sys.platform == "darwin" and bool(program) and mac_settings.is_quarantined(program)
-        found.append(InstalledEngine(name, program, _read_version(name, program), quarantined))
+        found.append(
+            InstalledEngine(name, program, _read_version(launch.package if launch else "", program), quarantined)
+        )
     return found
 
 
@@ -59,11 +60,11 @@ def _is_python(program: str) -> bool:
     return Path(program).name.startswith("python")
 
 
-def _read_version(name: str, program: str) -> str:
+def _read_version(package: str, program: str) -> str:
     if not program or _is_ours(program):
         try:
-            return metadata.version(_PACKAGES[name])
-        except (KeyError, metadata.PackageNotFoundError):
+            return metadata.version(package) if package else ""
+        except metadata.PackageNotFoundError:
             return ""
     if _is_python(program):
         return ""  # it would tell its own

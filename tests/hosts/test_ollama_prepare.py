@@ -12,7 +12,8 @@ from aiohttp import web
 from examples.tiny import build_model
 from runtimes import ollama_client
 from runtimes.daemon import SILENT, DaemonError
-from runtimes.ollama_client import PodModel, is_permanent, prepare_model
+from runtimes.ollama_client import is_permanent, prepare_model
+from runtimes.pod import PodModel
 from tests.support.ollama.library import Library, serve_library
 from tests.support.ollama.server import NO_LIBRARY, OllamaServer
 from tests.support.stub_server import serve_stub

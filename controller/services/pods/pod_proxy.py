@@ -135,8 +135,7 @@ class ProxyContainer(NamedTuple):
             arguments += ["--engine-model", name]
         if engine.has_slots:
             arguments += ["--concurrency", str(options.parallel)]
-        if engine.store:
-            arguments += ["--prepare", self.runtime, "--source", serving.model]
-            arguments += ["--context-length", str(options.context_length)]
+        if engine.prepare:
+            arguments += ["--source", serving.model, "--context-length", str(options.context_length)]
         arguments += [DRAIN_OPTION, str(drain_seconds), "--loading-seconds", str(self.loading_seconds)]
         return [*arguments, "--termination-log", _TERMINATION_LOG]

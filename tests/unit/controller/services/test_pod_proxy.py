@@ -139,7 +139,7 @@ def test_both_containers_meet_the_restricted_standard() -> None:
 def test_proxy_brings_the_model_into_ollama() -> None:
     spec = pod("ollama", contextLength=2048, parallel=4)
     given = arguments(spec)
-    assert (given["--prepare"], given["--source"]) == ("ollama", "/models/0123abcd/tiny.gguf")
+    assert (given["--engine"], given["--source"]) == ("ollama", "/models/0123abcd/tiny.gguf")
     assert (given["--context-length"], given["--concurrency"]) == ("2048", "4")
     assert given["--engine-model"].startswith("pomona/chat:")
     engine, proxy = split(spec)
@@ -186,7 +186,7 @@ def test_container_of_the_user_is_behind_the_proxy_as_it_is_stated() -> None:
     assert variables == {"MODEL_PATH": "/weights/0123abcd/tiny.gguf", "PORT": "9000", "SERVICE_NAME": "chat"}
     given = arguments(spec)
     assert (given["--engine-port"], given["--health-path"]) == ("9000", "/health")
-    assert not {"--prepare", "--engine-model", "--concurrency"} & given.keys()
+    assert not {"--source", "--engine-model", "--concurrency"} & given.keys()
 
 
 def test_pomona_takes_the_arguments_of_the_proxy(tmp_path: Path) -> None:
