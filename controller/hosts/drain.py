@@ -5,7 +5,7 @@ that fits nowhere else holds up the drain, as a PodDisruptionBudget does on a No
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -17,10 +17,9 @@ from crds.metalprocess import HOLDS_NO_MEMORY, HostedProcess
 from crds.size import size_text
 from kube.client import Obj
 
-WAITING_SECONDS: Final = 5.0
-"""Time for a replacement to be created and bound; after it, a process without one holds up the drain."""
-LATE_SECONDS: Final = 60.0
-"""The same for a replacement that another host has room for: many hosts may be drained at once, and it has its turn."""
+WAITING_SECONDS: Final = 30.0
+"""Time for a replacement to be created and bound, also where many hosts are drained at once; after it, a process
+without one holds up the drain."""
 DRAINING: Final = "Draining"
 """Reason while processes are replaced, which is normal progress."""
 _MOST_NAMED: Final = 3
@@ -30,7 +29,6 @@ def drained_condition(
     host: MetalHost,
     bound: Iterable[HostedProcess],
     siblings: Mapping[str, Sequence[HostedProcess]],
-    has_room: Callable[[HostedProcess], bool],
     now: datetime,
 ) -> Obj | None:
     """Return the condition Drained of a host, or None if it is not drained.
@@ -39,7 +37,6 @@ def drained_condition(
         host: the host.
         bound: the processes that are bound to it.
         siblings: by uid of a service, its processes that are not bound to this host.
-        has_room: returns whether any host has room for a process that waits for one.
         now: the wall clock.
     """
     if not host.spec.drain:
@@ -47,7 +44,7 @@ def drained_condition(
     left = [process for process in bound if process.holds_memory]
     last = find(host.status.conditions, DRAINED)
     is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
-    blocked = [each for each in left if _is_blocked(each, siblings, has_room, now, is_old=is_old)]
+    blocked = [each for each in left if _is_blocked(each, siblings, now, is_old=is_old)]
     generation = host.metadata.generation
     if not left:
         message = "no process is left on this host; `pomona host uncordon` opens it again"
@@ -71,7 +68,6 @@ def find_recheck_seconds(
     host: MetalHost,
     bound: Iterable[HostedProcess],
     siblings: Mapping[str, Sequence[HostedProcess]],
-    has_room: Callable[[HostedProcess], bool],
     now: datetime,
 ) -> float | None:
     """Return the seconds until a replacement may have waited too long; None if only a change of a process matters.
@@ -80,15 +76,11 @@ def find_recheck_seconds(
     """
     if not host.spec.drain:
         return None
-    left = [process for process in bound if process.holds_memory]
     last = find(host.status.conditions, DRAINED)
-    seconds = [_seconds_left(each, has_room, now) for others in siblings.values() for each in _list_waiting(others)]
-    seconds += [WAITING_SECONDS - _age_seconds(last.last_transition_time, now)] if last is not None else []
-    ahead = [each for each in seconds if each > 0]
-    if not left or not (ahead or last is None):
-        return None
-    # Another process may take the room, which enqueues nothing here.
-    return min([*ahead, WAITING_SECONDS])
+    seconds = [_seconds_left(waiting, now) for others in siblings.values() for waiting in _list_waiting(others)]
+    seconds.append(WAITING_SECONDS - (_age_seconds(last.last_transition_time, now) if last is not None else 0.0))
+    is_left = any(process.holds_memory for process in bound)
+    return min((left for left in seconds if left > 0), default=None) if is_left else None
 
 
 def draining_facts(process: Obj) -> object:
@@ -106,7 +98,6 @@ def _is_failing(process: HostedProcess, siblings: Mapping[str, Sequence[HostedPr
 def _is_blocked(
     process: HostedProcess,
     siblings: Mapping[str, Sequence[HostedProcess]],
-    has_room: Callable[[HostedProcess], bool],
     now: datetime,
     *,
     is_old: bool,
@@ -117,7 +108,7 @@ def _is_blocked(
     others = siblings.get(process.owner_uid, ())
     if not others:
         return is_old  # its service cannot be replaced, such as one whose Model is gone
-    return any(_seconds_left(each, has_room, now) <= 0 for each in _list_waiting(others))
+    return any(_seconds_left(waiting, now) <= 0 for waiting in _list_waiting(others))
 
 
 def _list_waiting(processes: Iterable[HostedProcess]) -> list[HostedProcess]:
@@ -125,11 +116,9 @@ def _list_waiting(processes: Iterable[HostedProcess]) -> list[HostedProcess]:
     return [process for process in processes if not process.spec.host_name]
 
 
-def _seconds_left(waiting: HostedProcess, has_room: Callable[[HostedProcess], bool], now: datetime) -> float:
+def _seconds_left(waiting: HostedProcess, now: datetime) -> float:
     """Return the time until a replacement that waits for a host holds up the drain; 0 or less: it does."""
-    age_seconds = _age_seconds(waiting.metadata.creation_timestamp, now)
-    is_due = age_seconds >= WAITING_SECONDS
-    return (LATE_SECONDS if is_due and has_room(waiting) else WAITING_SECONDS) - age_seconds
+    return WAITING_SECONDS - _age_seconds(waiting.metadata.creation_timestamp, now)
 
 
 def _age_seconds(since: str, now: datetime) -> float:

@@ -5,7 +5,6 @@ hosts renew, was reachable: a silent watch does not show that.
 """
 
 import asyncio
-import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -35,8 +34,6 @@ from controller.hosts.reachability import (
 )
 from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
 from controller.hosts.stability import stable_condition
-from controller.placement.capacity import FreeMemory
-from controller.placement.queued_service import NO_DEMANDS, QueuedServiceObject, read_host_demands, require_host
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import (
     ADDRESS_INDEX,
@@ -49,12 +46,11 @@ from controller.reconcile.indexes import (
 )
 from controller.reconcile.plan import FIELD_MANAGER, Leading, Plan, Reconciler, Snapshot, decode_stored, ref
 from controller.reconcile.triggers import Trigger, all_but_status, existence, owned, steady_facts
-from controller.services.metal_processes import list_hosts
 from controller.services.rollout import LEASE_EXPIRED
 from controller.services.tokens import KnownTokens
 from crds.meta import HOSTS_NAMESPACE, STABLE, host_secret_key
 from crds.metalhost import MetalHost
-from crds.metalprocess import HostedProcess, MetalProcess
+from crds.metalprocess import HostedProcess
 from kube.apply import is_applied
 from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
@@ -297,15 +293,14 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     grants = () if keeps_grants else grant_objects(host, decide_grants(host, verdict, bound))
     hosted = decode_stored(snapshot.store, METAL_PROCESSES, bound, HostedProcess)
     siblings = _list_siblings(snapshot, hosted) if host.spec.drain else {}
-    has_room = functools.partial(fits_some_host, snapshot.store)
-    drained = drained_condition(host, hosted, siblings, has_room, snapshot.now)
+    drained = drained_condition(host, hosted, siblings, snapshot.now)
     reachable = reachable_condition(host, inputs.reachability)
     expiries = host.status.lease_expiries if inputs.expiries is None else list(inputs.expiries)
     stable = stable_condition(host, expiries, inputs.distrust)
     further = [each for each in (drained, stable) if each is not None]
     conditions = [ready, address_condition(host, verdict), reachable, *further]
     again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
-    if (recheck_seconds := find_recheck_seconds(host, hosted, siblings, has_room, snapshot.now)) is not None:
+    if (recheck_seconds := find_recheck_seconds(host, hosted, siblings, snapshot.now)) is not None:
         again_seconds = min(again_seconds, recheck_seconds)
     if inputs.distrust is not None and inputs.distrust.left_seconds is not None:
         again_seconds = min(again_seconds, inputs.distrust.left_seconds)
@@ -343,25 +338,6 @@ def _list_siblings(snapshot: Snapshot, bound: Iterable[HostedProcess]) -> dict[s
                 if sibling.spec.host_name != process.spec.host_name
             ]
     return found
-
-
-def fits_some_host(store: Store, process: HostedProcess) -> bool:
-    """Return whether any live host has room for a process that waits for one."""
-
-    def compute() -> FreeMemory:
-        _hosts, capacities = list_hosts(store)
-        return FreeMemory(capacities)
-
-    free = store.summarize((METAL_HOSTS, METAL_PROCESSES), "free memory", compute)
-    namespace = process.metadata.namespace
-    service = store.get(INFERENCE_SERVICES, process.spec.service_name, namespace)
-    services = decode_stored(store, INFERENCE_SERVICES, filter(None, (service,)), QueuedServiceObject)
-    demands = read_host_demands(services[0].spec) if services else NO_DEMANDS
-    stored = store.get(METAL_PROCESSES, process.metadata.name, namespace)
-    return any(
-        free.has_room(require_host(waiting, demands), waiting.spec.memory_bytes)
-        for waiting in decode_stored(store, METAL_PROCESSES, filter(None, (stored,)), MetalProcess)
-    )
 
 
 def _has_former_grants(snapshot: Snapshot, name: str) -> bool:

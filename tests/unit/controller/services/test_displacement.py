@@ -6,7 +6,6 @@ that dies and starts anew between any two lines.
 """
 
 import copy
-import functools
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
@@ -14,8 +13,7 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.hosts.drain import LATE_SECONDS, drained_condition
-from controller.hosts.reconciler import fits_some_host
+from controller.hosts.drain import WAITING_SECONDS, drained_condition
 from controller.models.served import Served
 from controller.placement.actions import Admit, Nominate, WithdrawNomination
 from controller.placement.cell_registry import CellRegistry
@@ -234,8 +232,7 @@ class World:
         observed = host(name) | {"spec": {"drain": True}}
         observed["status"]["conditions"] = [condition("Drained", "False")]
         snapshot = self.snapshot
-        has_room = functools.partial(fits_some_host, snapshot.store)
-        found = drained_condition(as_host(observed), as_hosted(*bound), {"uid-chat": elsewhere}, has_room, snapshot.now)
+        found = drained_condition(as_host(observed), as_hosted(*bound), {"uid-chat": elsewhere}, snapshot.now)
         assert found is not None
         return str(found["reason"])
 
@@ -303,7 +300,7 @@ def test_drain_ends_in_a_steady_state_and_says_that_it_is_blocked_if_and_only_if
         simulated.is_lost = simulated.fails = simulated.refuses = False
     world.hosts[drained].is_drained = True
     world.settle()
-    world.seconds += LATE_SECONDS
+    world.seconds += WAITING_SECONDS
     is_left = bool(world.bound_to(drained))
     assert world.drained_reason(drained) == ("DrainBlocked" if is_left else "Drained")
 
