@@ -1,12 +1,28 @@
 """`file://` sources: files below the one folder that the owner chose; no link or `..` leads out of the folder."""
 
+import asyncio
 import dataclasses
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from artifacts.errors import ArtifactError
 from artifacts.formats.gguf_split import name_parts
+from artifacts.partial_download import storage_faults
+from artifacts.repositories.repository import (
+    Listing,
+    RangeRefused,
+    ReadableFile,
+    RepositoryFile,
+    SourceAccess,
+    SourceResponse,
+    is_wanted,
+)
 from artifacts.source import Source
+
+_BLOCK_BYTES = 256 << 10
 
 
 def locate(source: Source, file_root: Path | None) -> Path:
@@ -83,3 +99,70 @@ def revision(path: Path) -> str:
 def list_python(folder: Path) -> list[str]:
     """Return the names of the Python files in a folder, which a loader would find there. Raises OSError."""
     return sorted(path.name for path in folder.glob("*.py"))
+
+
+class LocalRepository:
+    """The folder, or the one file, that a file:// source names."""
+
+    def __init__(self, source: Source, access: SourceAccess) -> None:
+        self._source = source
+        self._file_root = access.file_root
+
+    async def list_files(self, revision: str | None) -> Listing:
+        """List the folder itself, without folders in it. Raises ArtifactError."""
+        del revision  # a local folder has its current files only
+        folder = locate(self._source, self._file_root)
+        if not self._source.is_folder:
+            folder = folder.parent
+        with storage_faults(folder):
+            return await asyncio.to_thread(self._list, folder)
+
+    def _list(self, folder: Path) -> Listing:
+        files, newest = [], 0
+        for path in sorted(folder.iterdir()):
+            if is_wanted(path.name) and path.is_file():
+                refuse_outside(self._source, path, self._file_root)
+                stat = path.stat()
+                files.append(RepositoryFile(path.name, stat.st_size, None))
+                newest = max(newest, stat.st_mtime_ns)
+        revision = f"{newest:x}-{sum(file.size_bytes for file in files):x}"
+        return Listing(revision, files, list_python(folder))
+
+    def file_source(self, path: str, revision: str | None) -> Source:
+        """Return the file:// source of a file in the folder."""
+        del revision
+        if not self._source.is_folder and path in (self._source.path, self._source.file):
+            return self._source
+        folder = self._source.path if self._source.is_folder else self._source.path.rpartition("/")[0] + "/"
+        return Source(scheme="file", text=f"file://{quote(folder + path)}", file=path, path=folder + path)
+
+    @asynccontextmanager
+    async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:
+        """Check that the file is below the owner's folder. Raises ArtifactError."""
+        yield _LocalFile(locate(self.file_source(path, revision), self._file_root))
+
+
+class _LocalFile:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @asynccontextmanager
+    async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
+        """Read from the file; a changed file is noticed by its revision."""
+        with storage_faults(self._path), self._path.open("rb") as file:
+            size = self._path.stat().st_size
+            if first and first >= size:
+                raise RangeRefused
+            current = revision(self._path)
+            if validator and validator != current:
+                first = 0
+            file.seek(first)
+            end = size if last is None else min(last + 1, size)
+
+            async def blocks() -> AsyncIterator[bytes]:
+                left = end - first
+                while left > 0 and (block := await asyncio.to_thread(file.read, min(_BLOCK_BYTES, left))):
+                    left -= len(block)
+                    yield block
+
+            yield SourceResponse(first, size, current, current, None, blocks())

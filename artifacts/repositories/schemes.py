@@ -2,7 +2,7 @@
 
 from artifacts.errors import ArtifactError
 from artifacts.repositories.hub_repository import HubRepository
-from artifacts.repositories.local_repository import LocalRepository
+from artifacts.repositories.local_files import LocalRepository
 from artifacts.repositories.repository import Repository, SourceAccess
 from artifacts.repositories.web_repository import WebRepository
 from artifacts.source import Source

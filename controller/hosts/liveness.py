@@ -12,6 +12,9 @@ from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
 from controller.placement.queue_places import parse_time
+from controller.reconcile.conditions import condition
+from crds.meta import FLAPPING, STABLE
+from crds.metalhost import MetalHost
 from kube.backoff import EXACT, backoff_seconds
 from kube.client import Obj
 from kube.time import rfc3339
@@ -211,3 +214,25 @@ def read_lease(obj: Obj) -> Lease:
         spec.get("renewTime", ""),
         min(float(spec.get("leaseDurationSeconds") or DURATION_SECONDS), MOST_DURATION_SECONDS),
     )
+
+
+def stable_condition(host: MetalHost, expiries: Sequence[str], distrust: HostDistrust | None) -> Obj | None:
+    """Return the condition Stable of a host, or None if the Lease of the host has not expired lately.
+
+    Args:
+        host: the host.
+        expiries: the times at which its Lease has expired within the last hour.
+        distrust: the reason why it is trusted late, or None.
+    """
+    if not expiries:
+        return None
+    generation = host.metadata.generation
+    if distrust is None:
+        message = "the host takes processes"
+        return condition(STABLE, true=True, reason=STABLE, message=message, generation=generation)
+    message = (
+        f"the Lease of host {host.metadata.name} expired {distrust.expiries} times within an hour: it takes new "
+        f"processes once it has been alive for {distrust.seconds:.0f} seconds, and keeps those that run there; see "
+        "that the machine stays awake and connected"
+    )
+    return condition(STABLE, true=False, reason=FLAPPING, message=message, generation=generation)

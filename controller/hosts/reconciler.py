@@ -23,7 +23,7 @@ from controller.hosts.grants import (
     grants_name,
     judge_address,
 )
-from controller.hosts.liveness import OUTAGE_SECONDS, HostDistrust, HostLiveness, Liveness, read_lease
+from controller.hosts.liveness import OUTAGE_SECONDS, HostDistrust, HostLiveness, Liveness, read_lease, stable_condition
 from controller.hosts.reachability import (
     AgentPlace,
     AskAgent,
@@ -33,7 +33,6 @@ from controller.hosts.reachability import (
     reachable_condition,
 )
 from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
-from controller.hosts.stability import stable_condition
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import (
     ADDRESS_INDEX,

@@ -27,7 +27,6 @@ from controller.models.copy_claims import (
     survey_claims,
 )
 from controller.models.copy_observation import NODE
-from controller.models.copy_placement import digest_placement, reserve_elsewhere, reserve_on
 from controller.models.copy_status import CopyReport, find_obstacle
 from controller.models.decision import DONE, InspectedModel, ModelDecision
 from controller.models.jobs import JobProgress, Placement, Reservation, Work
@@ -48,6 +47,8 @@ PLACEMENT: Final = f"{GROUP}/placement"
 NO_SPACE: Final = "NoSpace"
 """Reason of a fetch to a disk that is full."""
 _DIGITS: Final = 8
+_PLACEMENT_DIGITS: Final = 16
+_REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _LONGEST_NAME: Final = 63
 """Characters of a claim's name, which is the value of a label."""
 
@@ -111,7 +112,7 @@ class _CopyPlan(NamedTuple):
 
     def without_outdated(self) -> "_CopyPlan":
         """Return the plan without the claim that has no node yet if its Job would ask for something else now."""
-        wanted, found = digest_placement(*self._place_anywhere()), self.found
+        wanted, found = _digest_placement(*self._place_anywhere()), self.found
         outdated = [each for each in found.unplaced if each.claim.metadata.annotations.get(PLACEMENT) != wanted]
         unplaced = [each for each in found.unplaced if each not in outdated]
         return self._replace(found=found._replace(unplaced=unplaced, deleted=[*found.deleted, *outdated]))
@@ -124,7 +125,7 @@ class _CopyPlan(NamedTuple):
         asked = self._place_anywhere()
         holds_devices = asked[1].has_devices and not claim.is_made_for_node
         if claim.node:
-            asked = Placement(tolerations=asked[0].tolerations), reserve_on(claim.node)
+            asked = Placement(tolerations=asked[0].tolerations), _reserve_on(claim.node)
         if holds_devices:
             first = self._proceed(self._work(claim, *asked, holds_devices=True))
             # A small download has ended before its volume is seen to be there.
@@ -150,7 +151,7 @@ class _CopyPlan(NamedTuple):
         if consumer is None:
             return Placement(), Reservation()
         placement = volume.place_fetch(self.inspected.model, consumer.service, self.inspected.settings)
-        return placement, reserve_elsewhere(consumer.reservation, {*found.taken_nodes, *found.replaced_nodes})
+        return placement, _reserve_elsewhere(consumer.reservation, {*found.taken_nodes, *found.replaced_nodes})
 
     def records(self) -> list[JobProgress]:
         """Return the ended works of the copies, whose last Jobs are kept."""
@@ -172,7 +173,7 @@ class _CopyPlan(NamedTuple):
             nodes = sorted(self.demand.consumer.other_nodes - found.taken_nodes)[:lacking]
         marks = [{NODE: node} for node in nodes]
         if lacking > len(nodes) and not found.unplaced:
-            marks.append({PLACEMENT: digest_placement(*self._place_anywhere())})
+            marks.append({PLACEMENT: _digest_placement(*self._place_anywhere())})
         used = {*(each.metadata.name for each in observed.claims), *observed.leaving}
         used |= {copy.name for copy in model.status.copies}
         for mark in marks:
@@ -248,3 +249,34 @@ def _mark_evicted(claim: CopyClaim) -> Patch:
         {"op": "add", "path": f"/metadata/annotations/{EVICTED.replace('/', '~1')}", "value": "true"},
     )
     return Patch(ref_to(PVCS, claim.claim.metadata), operations)
+
+
+def _reserve_elsewhere(reservation: Reservation, taken: Collection[str]) -> Reservation:
+    """Return the reservation on a node that is not taken."""
+    # The API allows one name in each requirement.
+    left_out = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in sorted(taken)]
+    return _join(reservation, left_out) if left_out else reservation
+
+
+def _reserve_on(node: str) -> Reservation:
+    """Return the reservation of nothing but the node, for a volume that is there.
+
+    The devices of a replica are still in use where its weights are replaced, and the service may ask for others by now.
+    """
+    return _join(Reservation(), [{"key": "metadata.name", "operator": "In", "values": [node]}])
+
+
+def _digest_placement(placement: Placement, reservation: Reservation) -> str:
+    """Return a digest of all that decides on which nodes a Job's pod fits."""
+    encoded = msgspec.json.encode((placement, reservation), order="sorted")
+    return hashlib.sha256(encoded).hexdigest()[:_PLACEMENT_DIGITS]
+
+
+def _join(reservation: Reservation, fields: list[Obj]) -> Reservation:
+    """Return the reservation with conditions on the node's name in each of its alternatives."""
+    nodes = reservation.affinity.get("nodeAffinity", {})
+    terms = nodes.get(_REQUIRED, {}).get("nodeSelectorTerms") or [{"matchFields": []}]
+    # An empty term matches no node, and would match some with a condition.
+    joined = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} if term else term for term in terms]
+    affinity = {**reservation.affinity, "nodeAffinity": {**nodes, _REQUIRED: {"nodeSelectorTerms": joined}}}
+    return msgspec.structs.replace(reservation, affinity=affinity)

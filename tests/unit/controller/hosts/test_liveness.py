@@ -11,8 +11,8 @@ from controller.hosts.liveness import (
     HostLiveness,
     Lease,
     read_lease,
+    stable_condition,
 )
-from controller.hosts.stability import stable_condition
 from kube.time import micro_time
 from tests.support.api_objects import NOW, as_host, host, lease
 
