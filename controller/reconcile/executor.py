@@ -12,11 +12,10 @@ from typing import Final
 import msgspec
 import structlog
 
-from controller.reconcile.dropped_fields import DroppedFields
 from controller.reconcile.labels import LABEL_MANAGER, desired_labels
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Reconciler, Snapshot
 from controller.reconcile.plan_writer import PlanWriter
-from controller.reconcile.write_refusals import WriteRefusals
+from controller.reconcile.reported_writes import DroppedFields, WriteRefusals
 from kube.apply import apply_status, merge_conditions
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Forbidden, NotFound, NotOurs

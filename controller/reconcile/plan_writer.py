@@ -10,9 +10,9 @@ from typing import Final
 
 import structlog
 
-from controller.reconcile.dropped_fields import DroppedFields, Reconciled
 from controller.reconcile.indexes import controller_of
 from controller.reconcile.plan import FIELD_MANAGER, Plan, Ref
+from controller.reconcile.reported_writes import DroppedFields, Reconciled
 from controller.reconcile.stamp import needs_apply
 from kube.client import Client, Obj
 from kube.errors import ApiError, Conflict, Forbidden, NotDeletedYet, NotFound, NotOurs

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from controller.reconcile import plan_writer
-from controller.reconcile.dropped_fields import DOUBT_SECONDS
 from controller.reconcile.executor import Executor
 from controller.reconcile.plan import Plan, Reconciler, Snapshot, child
+from controller.reconcile.reported_writes import DOUBT_SECONDS
 from kube.client import Obj
 from kube.errors import Forbidden
 from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, SERVICES, ObjectKey, Resource
