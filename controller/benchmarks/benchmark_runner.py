@@ -255,9 +255,13 @@ class BenchmarkRunner:
         pairs: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
         for number, service in enumerate(self._store.list(INFERENCE_SERVICES), start=1):
             for benchmark in prepare_benchmarks(scope, service):
-                # The first service of several with a model, so that the Job of one does not end for another.
-                prepared.setdefault(benchmark.wanted.key, benchmark)
-                pairs.setdefault(benchmark.wanted.service, {})[benchmark.wanted.key.device_class] = benchmark.wanted.key
+                wanted = benchmark.wanted
+                # The first service of several with a model that are Ready, so that the Job of one does not end for
+                # another.
+                first = prepared.setdefault(wanted.key, benchmark)
+                if wanted.is_ready and not first.wanted.is_ready:
+                    prepared[wanted.key] = benchmark
+                pairs.setdefault(wanted.service, {})[wanted.key.device_class] = wanted.key
             if number % _SERVICES_AT_ONCE == 0:
                 await asyncio.sleep(0)
         self._prepared, self._pairs = prepared, pairs

@@ -92,6 +92,20 @@ def test_replica_that_serves_is_measured_itself_once(world: World) -> None:
     world.run(story)
 
 
+def test_service_that_serves_is_measured_though_another_with_its_model_does_not(world: World) -> None:
+    waiting = service(name="a-waits", hardware={"accelerator": "nvidia"})
+    serve(world)
+    served = world.store.get(INFERENCE_SERVICES, "chat", "team") or {}
+    world.store.remove(INFERENCE_SERVICES, "team", "chat")
+    world.put(INFERENCE_SERVICES, waiting)
+    world.put(INFERENCE_SERVICES, served)
+
+    async def story() -> None:
+        assert world.measured_pods == ["http://10.0.0.1:8080"]
+
+    world.run(story)
+
+
 def test_replica_that_clients_ask_is_left_alone(world: World) -> None:
     serve(world)
     busy = ready_service()
