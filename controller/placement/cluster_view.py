@@ -177,9 +177,9 @@ class ClusterView:
                 machine = self._build_machine(cell, is_stale=cell.name in stale)
             machines[cell_id] = machine
         self._machines = machines
-        return {self.name_machine(machine.cell): machine for machine in machines.values()}
+        return {self._name_machine(machine.cell): machine for machine in machines.values()}
 
-    def name_machine(self, cell: Cell) -> str:
+    def _name_machine(self, cell: Cell) -> str:
         """Return the name under which `list_machines` has the machine of a cell."""
         return cell.id if cell.kind == "host" and f"node/{cell.name}" in self._machines else cell.name
 
@@ -202,8 +202,8 @@ class ClusterView:
         """Return whether the controller has found a host alive: only it sees the Leases all the time."""
         return has_condition(self.store.get(METAL_HOSTS, host) or {}, "Ready")
 
-    def _take_change(self, resource: Resource, _old: Obj | None, new: Obj | None) -> None:
-        obj = new or _old or {}
+    def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        obj = new or old or {}
         if resource in {NODE_FITNESSES, METAL_HOSTS}:
             self._changed.add(obj["metadata"]["name"])
         if resource == NODE_FITNESSES:

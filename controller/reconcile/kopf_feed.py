@@ -345,7 +345,6 @@ def _settings(watched: Iterable[Selection]) -> kopf.OperatorSettings:
     settings.networking.connect_timeout = 2
     settings.networking.error_backoffs = RETRY_SECONDS
     settings.persistence.diffbase_storage = _NoDiffs()
-    settings.persistence.progress_storage = _NoProgress()
     for resource, _, label_selector, *_ in watched:
         if label_selector:
             settings.watching.label_selectors[resource.group, resource.version, resource.plural] = label_selector
@@ -363,22 +362,3 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
     def store(self, **_: Any) -> None:
         pass
-
-
-class _NoProgress(kopf.ProgressStorage):
-    """An empty storage: only stateful handlers have progress."""
-
-    def fetch(self, **_: Any) -> None:
-        return None
-
-    def store(self, **_: Any) -> None:
-        pass
-
-    def purge(self, **_: Any) -> None:
-        pass
-
-    def touch(self, **_: Any) -> None:
-        pass
-
-    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        return essence
