@@ -21,7 +21,8 @@ This shell is in the demo's namespaces. Use kubectl, helm, pomona and curl here,
   TOKEN=$(kubectl get secret tiny-pod-token -o jsonpath='{{.data.token}}' | base64 -d)
   curl http://tiny-pod.default.svc:8080/v1/models -H "Authorization: Bearer $TOKEN"
 
-ClusterIPs and names of Services work, as in pods. No program outside reaches them.
+ClusterIPs and names of Services work, as in pods. kubectl port-forward finds pods only, so none for tiny-host, and its
+port is open in here only: no program outside reaches it.
 /tmp and /run belong to the demo and end with it; {sandbox.CHECKOUT} is your own.
 """
 

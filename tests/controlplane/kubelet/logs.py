@@ -103,6 +103,7 @@ async def serve(
     app = web.Application()
     app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", container_logs)
     app.router.add_get("/portForward/{namespace}/{pod}", port_forward.handle_with(find_address))
+    app.router.add_post("/portForward/{namespace}/{pod}", port_forward.upgrade_with(find_address))
     # A port that is forwarded stays open as long as its client likes.
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
