@@ -109,7 +109,7 @@ async def test_engine_that_hangs_is_restarted_and_answers_again(cluster: Cluster
     await cluster.apply(cluster.model(), cluster.service("chat", "cpu", **LLAMA))
     await cluster.ready("chat")
     deployment = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
-    await cluster.apply(_make_impatient_pod(deployment["spec"]["template"]["spec"], "--hang-seconds"))
+    await cluster.apply(_make_impatient_pod(deployment["spec"]["template"]["spec"]))
     url = f"http://{await eventually(lambda: _ready_address(cluster, 'impatient'))}:8080"
     token = await cluster.token("chat")
     (engine,) = [each for each in await cluster.engines("chat") if "4097" in each.cmdline()]
@@ -123,27 +123,13 @@ async def test_engine_that_hangs_is_restarted_and_answers_again(cluster: Cluster
     await eventually(lambda: not is_alive(engine))
 
 
-async def test_engine_that_is_never_healthy_is_restarted(cluster: Cluster) -> None:
-    await cluster.apply(cluster.model(), cluster.service("chat", "cpu", **LLAMA))
-    await cluster.ready("chat")
-    deployment = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
-    pod = _make_impatient_pod(deployment["spec"]["template"]["spec"], "--loading-seconds")
-    (engine,) = pod["spec"]["initContainers"]
-    engine["args"][engine["args"].index("--port") + 1] = "9001"
-    await cluster.apply(pod)
-    await eventually(lambda: _restarts(cluster, "impatient", {"engine": 1, "proxy": 0}))
-
-
-def _make_impatient_pod(spec: Obj, option: str) -> Obj:
-    """Return the pod of a service with shorter times, and another context by which its engine is recognised.
-
-    `option` is the one of the proxy whose time is a second.
-    """
+def _make_impatient_pod(spec: Obj) -> Obj:
+    """Return the pod of a service with shorter times, and another context by which its engine is recognised."""
     (engine,), (proxy,) = spec["initContainers"], spec["containers"]
     shorter = {"initialDelaySeconds": 0, "periodSeconds": 1, "failureThreshold": 20, "terminationGracePeriodSeconds": 1}
     engine["args"] = ["4097" if each == "4096" else each for each in engine["args"]]
     engine["livenessProbe"] |= shorter
-    proxy["args"] += [option, "1"]
+    proxy["args"] += ["--hang-seconds", "1"]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "impatient"}, "spec": spec}
 
 

@@ -19,7 +19,7 @@ from tests.support.eventually import eventually
 from tests.support.file_server import FileServer, TransferFault
 from tests.support.live_processes import run_beside
 from tests.support.tiny_models import tiny_gguf
-from tests.unit.artifacts.pomona_process import run_pomona as _pomona
+from tests.unit.artifacts.pomona_call import run_pomona as _pomona
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from artifacts.retry import Patience
 from artifacts.source import Source, SourceError, parse
 from tests.support.file_server import FileServer
 from tests.support.tiny_models import tiny_gguf
-from tests.unit.artifacts.pomona_process import run_pomona
+from tests.unit.artifacts.pomona_call import run_pomona
 
 SHA = "a" * 64
 TOKEN = "open-sesame"

@@ -13,7 +13,7 @@ from launchd.launchctl_codes import CODES, explain_code
 from launchd.print_output import JobState, read_job_state
 from launchd.service_definition import LABEL, ServiceDefinition
 from launchd.service_manager import CommandResult, ServiceError, is_written, run_command, write_definition
-from tests.support.launchctl_stand_in import LaunchctlStandIn
+from tests.support.launchctl_stand_in import LaunchctlStandIn, answer
 
 FIXTURES = Path(__file__).parent / "fixtures"
 GUI, USER = "gui/501", "user/501"
@@ -159,9 +159,16 @@ def test_job_is_unloaded_from_both_domains(tmp_path: Path, monkeypatch: pytest.M
     assert [call for call in script.calls if "bootout" in call] == [f"bootout {each}/{LABEL}" for each in (GUI, USER)]
 
 
+def call_stand_in(argv: Sequence[str]) -> CommandResult:
+    """Call the stand-in without a process of its own, unless the call starts a job."""
+    program, verb, *words = argv
+    return run_command(argv) if verb == "bootstrap" else CommandResult(*answer(Path(program).parent, verb, *words))
+
+
 @pytest.fixture
-def launchctl(tmp_path: Path) -> Iterator[LaunchctlStandIn]:
+def launchctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchctlStandIn]:
     stand_in = LaunchctlStandIn(tmp_path / "launchd")
+    monkeypatch.setattr("launchd.launchctl.run_command", call_stand_in)
     yield stand_in
     stand_in.end()
 
@@ -262,12 +269,11 @@ def test_install_that_was_interrupted_is_made_good_by_the_next_one(
     def interrupt(argv: Sequence[str]) -> CommandResult:
         if argv[1] == "bootout":
             raise KeyboardInterrupt
-        return run_command(argv)
+        return call_stand_in(argv)
 
-    monkeypatch.setattr("launchd.launchctl.run_command", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("launchd.launchctl.run_command", interrupt)
         manager.install(define(tmp_path, "more"))
-    monkeypatch.undo()
     assert manager.read_state().pid == first.pid
     manager.install(define(tmp_path, "more"))
     assert manager.read_state().pid != first.pid, "the old job would go on with the old options"

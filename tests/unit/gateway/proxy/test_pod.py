@@ -22,7 +22,7 @@ from tests.unit.gateway.proxy.running_proxy import AUTHORIZED, CHAT, TOKEN, fake
 
 
 class Engine:
-    """An engine that notes what reaches it, and answers a chat when `answering`, its health when `healthy` is set."""
+    """An engine that notes what reaches it, and answers a chat when `answering` is set."""
 
     def __init__(self) -> None:
         self.health = 200
@@ -30,14 +30,11 @@ class Engine:
         self.models: list[str] = []
         self.answering = asyncio.Event()
         self.answering.set()
-        self.healthy = asyncio.Event()
-        self.healthy.set()
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.path == "/metrics":
             return web.Response(text="vllm:num_requests_waiting 3.0\nALERTS 1\nhttp_requests_total 7.0\n")
         if request.path == "/healthz":
-            await self.healthy.wait()
             return web.Response(status=self.health, text="secret detail")
         self.asked.append(request.path)
         self.models.append((await request.json())["model"])
@@ -348,26 +345,11 @@ def test_restarted_engine_is_waited_for_again() -> None:
     assert engine.hangs_after(None, 600)
 
 
-async def test_silent_engine_hangs_until_it_answers_a_request(run: Run) -> None:
-    engine = Engine()
-    async with fake_engine(engine) as backend:
-        proxy = await run(backend, "--hang-seconds=3")
-        await proxy.until_health(200)
-        engine.healthy.clear()
-        engine.answering.clear()
-        async with asyncio.TaskGroup() as tasks:
-            request = tasks.create_task(proxy.ask())
-            await eventually(lambda: proxy.answers("/live/engine", 503))
-            engine.answering.set()
-            assert await request == 200
-            await eventually(lambda: proxy.answers("/live/engine", 200))
-
-
 async def test_engine_that_loads_for_too_long_hangs_until_its_first_health(run: Run) -> None:
     engine = Engine()
     engine.health = 503
     async with fake_engine(engine) as backend:
-        proxy = await run(backend, "--loading-seconds=2")
+        proxy = await run(backend, "--loading-seconds=1")
         await eventually(lambda: proxy.answers("/live/engine", 503))
         engine.health = 200
         await eventually(lambda: proxy.answers("/live/engine", 200))
