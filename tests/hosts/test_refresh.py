@@ -15,7 +15,7 @@ from tests.support.servers.registry import serve_registry
 from tests.support.servers.s3 import run_s3_server
 from tests.support.simulated_model import SimulatedModel
 from tests.support.tiny_models import tiny_gguf
-from tests.unit.artifacts.pomona_process import run_pomona
+from tests.unit.artifacts.pomona_call import run_pomona
 
 BUCKET = "models"
 

@@ -145,47 +145,6 @@ async def fetched(cluster: ModelNamespace, model: Model) -> bytes:
 VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
 
 
-async def test_wrong_checksum_is_never_cached_and_an_edit_repairs_it(
-    cluster: ModelNamespace, files: FileServer
-) -> None:
-    await cluster.make_model(f"{files.url}/tiny.gguf", sha256=WRONG)
-    await cluster.make_consumer()
-    model = await cluster.phase("Failed")
-    assert condition(model, "Cached").reason == "ChecksumMismatch"
-    assert WRONG in condition(model, "Cached").message
-
-    await cluster.edit(MODELS, "tiny", "/spec/sha256", sha256(files.root / "tiny.gguf"))
-    await cluster.cached()
-
-    async def pruned() -> bool:
-        return len(await cluster.jobs()) == 2
-
-    await eventually(pruned)
-
-
-async def test_missing_source_fails_with_the_way_out(cluster: ModelNamespace, files: FileServer) -> None:
-    await cluster.make_model(f"{files.url}/absent.gguf")
-    model = await cluster.phase("Failed")
-    assert condition(model, "Ready").reason == "SourceNotFound"
-    assert "edit the Model" in condition(model, "Ready").message
-
-    await cluster.edit(MODELS, "tiny", "/spec/source", f"{files.url}/other.gguf")
-    model = await cluster.phase("Ready")
-    assert model.status.file == "other.gguf"
-    assert model.status.gguf is not None
-    assert model.status.gguf.embedding_size == 32
-
-
-async def test_hostile_header_is_reported_and_crashes_nothing(cluster: ModelNamespace, files: FileServer) -> None:
-    # The header claims 2**62 metadata entries, and the file ends there.
-    (files.root / "hostile.gguf").write_bytes(
-        b"GGUF" + (3).to_bytes(4, "little") + b"\0" * 8 + (2**62).to_bytes(8, "little")
-    )
-    await cluster.make_model(f"{files.url}/hostile.gguf")
-    model = await cluster.phase("Failed")
-    assert condition(model, "Ready").reason == "HeaderInvalid"
-
-
 async def test_missing_secret_is_reported_until_it_is_created(cluster: ModelNamespace, files: FileServer) -> None:
     files.token = "open-sesame"
     await cluster.make_model(f"{files.url}/tiny.gguf", sourceSecretRef={"name": "hub"})

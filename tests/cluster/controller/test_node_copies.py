@@ -220,23 +220,6 @@ async def test_full_node_leads_to_a_copy_elsewhere(cluster: CopyNamespace) -> No
     await cluster.copies_on(FIRST, SECOND)
 
 
-async def test_unused_copy_goes_when_its_node_has_too_many(cluster: CopyNamespace) -> None:
-    for model in ("one", "two"):
-        await cluster.make_model(model, size="20Mi")
-        await cluster.make_service(model, nodeSelector={"kubernetes.io/hostname": FIRST}, resources={"memory": "1Gi"})
-        await cluster.copies_on(FIRST, model=model)
-    both = await cluster.claims()
-    assert len(both) == 2, "both are in use"
-    await cluster.scale(0)
-    await cluster.copies_on()
-
-    async def deleted() -> bool:
-        return len(await cluster.claims()) == 1
-
-    await eventually(deleted)
-    await cluster.copies_on(FIRST, model="two")
-
-
 async def test_class_that_binds_at_once_is_refused(cluster: CopyNamespace, client: Client) -> None:
     name = f"{cluster.namespace}-immediate"
     await client.create(STORAGE_CLASSES, {"metadata": {"name": name}, "provisioner": "kubernetes.io/host-path"})

@@ -30,7 +30,6 @@ from kube.resources import (
     METAL_PROCESSES,
     MODELS,
     SECRETS,
-    SERVICES,
     Resource,
 )
 from runtimes.probe import ProbeResult, generate_token
@@ -163,47 +162,6 @@ async def test_missing_image_is_reported(cluster: ServiceNamespace, files: FileS
     failed = await cluster.reaches("Failed")
     assert ready(failed).reason in {"ErrImagePull", "ImagePullBackOff"}
     assert "no-such-image" in ready(failed).message
-
-
-async def test_contradicting_spec_is_reported_until_it_is_edited(cluster: ServiceNamespace) -> None:
-    await cluster.make_host_model()
-    await cluster.make_service(hardware={"accelerator": "nvidia"})
-    failed = await cluster.reaches("Failed", reason="InvalidSpec")
-    assert "hardware.accelerator to metal" in ready(failed).message
-    await cluster.edit("chat", hardware=METAL)
-    await cluster.reaches("WaitingForGPU", reason="NoHost")
-
-
-async def test_a_host_serves_from_apply_to_token_until_deletion(cluster: ServiceNamespace) -> None:
-    await cluster.make_host_model()
-    await cluster.make_service(hardware=METAL, replicas=1)
-    await cluster.reaches("WaitingForGPU", reason="NoHost")
-    async with FakeMetalAgent(cluster.client, "studio-1", 4 * GIB).running():
-        service = await cluster.reaches("Ready")
-        assert service.status.accelerator == "metal"
-        assert (await cluster.ask()).ok
-        await eventually(lambda: _is_host_ready(cluster))
-
-        (before,) = await cluster.hosts_of()
-        await cluster.edit("chat", contextLength=8192)
-        await cluster.reaches("Ready")
-        (after,) = await eventually(lambda: _only_one(cluster))
-        assert after != before
-
-        await cluster.edit("chat", suspend=True)
-        await cluster.reaches("Suspended")
-        await eventually(lambda: _no_processes(cluster))
-        assert await cluster.exists(SERVICES, "chat")
-        await cluster.edit("chat", suspend=False)
-        await cluster.reaches("Ready")
-
-        await cluster.client.delete(INFERENCE_SERVICES, "chat", cluster.namespace)
-        await eventually(lambda: _no_processes(cluster))
-
-
-async def _is_host_ready(cluster: ServiceNamespace) -> bool:
-    host = await cluster.client.get(METAL_HOSTS, "studio-1")
-    return {"Ready": "True"}.items() <= {each["type"]: each["status"] for each in host["status"]["conditions"]}.items()
 
 
 async def _only_one(cluster: ServiceNamespace) -> list[str]:

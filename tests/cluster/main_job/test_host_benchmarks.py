@@ -7,7 +7,6 @@ import pytest_asyncio
 
 from controller.services.device_classes import find_host_class
 from crds.inferenceservice import InferenceService
-from crds.performance import BenchmarkOptions
 from fitness.performance import MeasuredPerformance
 from kube.resources import CONFIG_MAPS
 from tests.cluster.conftest import StartMetalHost
@@ -65,28 +64,6 @@ async def test_speed_and_traffic_of_a_service_on_a_host_are_shown(cluster: Clust
 
     await eventually(reports_the_same)
     await cluster.client.delete(CONFIG_MAPS, stored["metadata"]["name"], CONTROLLER_NAMESPACE)
-
-
-async def test_measurement_gives_way_to_a_client(cluster: Cluster, host: MetalHost) -> None:
-    extent = {"runs": 50, "minDuration": "1m"}
-    await cluster.apply(cluster.model(), cluster.service("chat", "metal", benchmark=extent))
-    await cluster.ready("chat")
-
-    def logged(event: str) -> list[str]:
-        return [each for each in host.agent.log.read_text().splitlines() if f'"event":"{event}"' in each]
-
-    await eventually(lambda: logged("benchmark_started"), READY_SECONDS)
-    assert (await cluster.ask("chat")).status == 200
-    (line,) = await eventually(lambda: logged("benchmark_gave_way"))
-    assert '"to":"a request"' in line
-    process = await cluster.process("chat")
-    assert process.status.performance is None
-    assert process.spec.benchmark == BenchmarkOptions(runs=50, min_duration="1m")
-    assert await cluster.token("chat") not in host.agent.log.read_text()
-    # What another extent measures serves alike.
-    await cluster.apply(cluster.service("chat", "metal", benchmark={"runs": 1}))
-    await cluster.ready("chat")
-    assert (await cluster.process("chat")).metadata.uid == process.metadata.uid
 
 
 async def _follow_traffic(cluster: Cluster) -> None:

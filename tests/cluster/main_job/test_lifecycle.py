@@ -7,7 +7,7 @@ import pytest
 
 from crds.metalhost import MetalHost as MetalHostObject
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, METAL_PROCESSES, PODS
+from kube.resources import PODS
 from tests.cluster.main_job.cluster import OWNED, PATHS, Cluster, EndpointObserver, FixedAddressClient, RoutedClient
 from tests.controlplane.members import MetalHost
 from tests.support.background import running
@@ -135,24 +135,6 @@ async def test_a_scaled_service_has_the_requested_replicas(cluster: Cluster, pat
     await scale(1)
     assert await cluster.answers("scaled")
     assert await list_warnings(cluster) == [], "starts and an end that is wanted are normal"
-
-
-@both_paths
-async def test_a_suspended_service_stops_and_keeps_its_address_and_token(cluster: Cluster, path: str) -> None:
-    await serve(cluster, "paused", path)
-    token, endpoint = await cluster.token("paused"), (await cluster.get("paused")).status.endpoint
-    await cluster.edit("paused", suspend=True)
-    await cluster.wait_for_phase("paused", "Suspended", "Suspended")
-
-    async def stopped() -> bool:
-        kept = await cluster.names(DEPLOYMENTS) + await cluster.names(METAL_PROCESSES)
-        return not (kept or await cluster.urls("paused") or await cluster.engines("paused"))
-
-    await eventually(stopped)
-    await cluster.edit("paused", suspend=False)
-    await cluster.ready("paused")
-    assert (await cluster.ask("paused", token=token)).status == 200
-    assert (await cluster.get("paused")).status.endpoint == endpoint
 
 
 @both_paths

@@ -7,9 +7,9 @@ import pytest
 
 from controller.reconcile.conditions import find
 from crds.meta import HOSTS_NAMESPACE
-from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, JOBS, LEASES, METAL_PROCESSES
+from kube.resources import ENDPOINT_SLICES, JOBS, LEASES
 from tests.cluster.conftest import StartMetalHost
-from tests.cluster.main_job.cluster import GIB, PATHS, Cluster, EndlessStream, FixedAddressClient
+from tests.cluster.main_job.cluster import GIB, PATHS, Cluster, FixedAddressClient
 from tests.controlplane.members import MetalHost
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
@@ -28,22 +28,6 @@ SERVICES = tuple(f"by-{path}" for path in PATHS)
 
 async def apply_both(cluster: Cluster) -> None:
     await cluster.apply(cluster.model(), *(cluster.service(f"by-{path}", PATHS[path]) for path in PATHS))
-
-
-@pytest.mark.usefixtures("host")
-async def test_killed_controller_reaches_the_same_result_after_a_restart(cluster: Cluster, controller: Process) -> None:
-    await apply_both(cluster)
-    await eventually(lambda: cluster.names(JOBS))
-    await controller.kill()
-    controller.start()
-    await eventually(lambda: cluster.names(METAL_PROCESSES))
-    await controller.stop()
-    controller.start()
-    await cluster.ready(*SERVICES)
-    assert await cluster.names(DEPLOYMENTS) == ["by-pod"]
-    assert len(await cluster.names(METAL_PROCESSES)) == 1
-    assert sorted(name.split("-")[1] for name in await cluster.names(JOBS)) == ["fetch", "inspect"]
-    assert [len(await cluster.replicas(service)) for service in SERVICES] == [1, 1]
 
 
 async def test_nothing_is_written_at_rest_even_by_a_controller_that_starts(
@@ -97,35 +81,6 @@ async def renewals(cluster: Cluster, host: MetalHost, count: int) -> None:
         return len(seen) > count
 
     await eventually(renewed)
-
-
-async def test_agent_killed_during_a_stream_breaks_nothing_and_adopts_its_engines(
-    cluster: Cluster, host: MetalHost
-) -> None:
-    await cluster.apply(
-        cluster.model(file="loop.gguf"), cluster.service("chat", "metal", contextLength=50000, parallel=2)
-    )
-    await cluster.ready("chat")
-    before, url, token = await cluster.process("chat"), (await cluster.urls("chat"))[0], await cluster.token("chat")
-    caller, stream = FixedAddressClient(url, "chat", token), EndlessStream(url, token)
-    async with running(caller.run(), stream.run()):
-        await eventually(lambda: stream.lines > 0)
-        await host.agent.kill()
-        await eventually(stream.flows)
-        host.agent.start()
-        # A renewed Lease and a second process show that the new agent has taken over.
-        await renewals(cluster, host, 1)
-        await cluster.edit("chat", replicas=2)
-        await eventually(lambda: two_processes(cluster))
-        await eventually(stream.flows)
-    assert caller.failures == []
-    assert caller.answers > 0
-    after = [each for each in await cluster.processes() if each.metadata.uid == before.metadata.uid]
-    assert [(each.status.phase, each.status.pid) for each in after] == [("Ready", before.status.pid)]
-
-
-async def two_processes(cluster: Cluster) -> bool:
-    return [each.status.phase for each in await cluster.processes()] == ["Ready", "Ready"]
 
 
 async def test_host_that_is_cut_off_is_replaced_and_stops_its_engines_on_return(

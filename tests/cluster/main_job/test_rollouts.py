@@ -69,8 +69,7 @@ async def test_edit_with_room_for_both_pods_loses_no_request(cluster: Cluster, m
     assert (await deployment(cluster))["strategy"] == SURGE
 
 
-@pytest.mark.parametrize("mode", ["Queue", "Native"])
-@pytest.mark.parametrize("scarce", ["devices", "quota"])
+@pytest.mark.parametrize(("scarce", "mode"), [("devices", "Queue"), ("quota", "Native")])
 async def test_edit_without_room_for_both_pods_goes_on(cluster: Cluster, scarce: str, mode: str) -> None:
     count = 2 if scarce == "devices" else 1
     if scarce == "quota":
@@ -96,9 +95,8 @@ def nvidia(count: int) -> Obj:
     return {"accelerator": "nvidia", "count": count}
 
 
-@pytest.mark.parametrize("mode", ["Queue", "Native"])
-async def test_replica_that_never_had_room_does_not_hold_an_edit_up(cluster: Cluster, mode: str) -> None:
-    await cluster.apply(cluster.model(), gpu_service(cluster, mode, replicas=3))
+async def test_replica_that_never_had_room_does_not_hold_an_edit_up(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), gpu_service(cluster, "Queue", replicas=3))
 
     async def two_serve() -> bool:
         found = await cluster.wait_for_phase("chat", "Degraded", "Serving")

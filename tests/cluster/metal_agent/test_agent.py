@@ -1,6 +1,5 @@
 """The agent, with a real API server, serves a bound MetalProcess through failures until it is deleted."""
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -14,9 +13,9 @@ from crds.metalhost import MetalHostStatus
 from devices import host, processes
 from devices.host import HostState
 from devices.pressure import PressureReading
-from kube.client import Client, Obj
+from kube.client import Client
 from kube.errors import NotFound
-from kube.resources import ENDPOINT_SLICES, EVENTS, METAL_HOSTS, METAL_PROCESSES
+from kube.resources import ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES
 from metal_agent.cluster import host_status
 from metal_agent.memory.ledger import Ledger
 from tests.cluster.metal_agent.bound_process import (
@@ -32,13 +31,10 @@ from tests.cluster.metal_agent.bound_process import (
     http,
 )
 from tests.controlplane.network import ADDRESS
-from tests.controlplane.plane import ControlPlane
-from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
-from tests.support.live_processes import find_processes, run_beside
+from tests.support.live_processes import find_processes
 from tests.support.tiny_models import tiny_gguf
-from tests.support.watched_states import watch_states
 
 __all__ = ["bound_process", "http"]
 
@@ -105,38 +101,6 @@ async def test_unchanged_host_status_is_not_written_again(client: Client, namesp
         await client.delete(METAL_HOSTS, namespace)
 
 
-async def test_a_crashed_engine_is_withdrawn_and_comes_back(
-    bound_process: BoundProcess, http: aiohttp.ClientSession
-) -> None:
-    await bound_process.bind()
-    url = await bound_process.ready()
-    pid = await bound_process.pid()
-    seen = list[bool]()
-
-    async def watch() -> None:
-        async for slices in watch_states(bound_process.client, ENDPOINT_SLICES, bound_process.namespace):
-            seen.extend(each["endpoints"][0]["conditions"]["ready"] for each in slices)
-
-    async with running(watch()):
-        await eventually(lambda: seen == [True])
-        os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: seen[1:2] == [False])
-
-    async def restarted() -> bool:
-        status = await bound_process.phase("Ready")
-        return (status.restarts, status.last_exit and status.last_exit.signal) == (1, "SIGKILL") and status.pid != pid
-
-    await eventually(restarted)
-    assert await bound_process.url() == url, "the port stays"
-    assert await answers(http, url)
-
-    async def told() -> bool:
-        events = (await bound_process.client.list(EVENTS, bound_process.namespace)).items
-        return {"EngineExited", "Ready"} <= {event["reason"] for event in events}
-
-    await eventually(told)
-
-
 async def test_deleted_process_drains_and_is_removed(bound_process: BoundProcess, http: aiohttp.ClientSession) -> None:
     await bound_process.bind(contextLength=4096)
     url = await bound_process.ready()
@@ -179,43 +143,6 @@ async def _renewed_again(bound_process: BoundProcess) -> bool:
     return "regained" in log[log.rindex('"agent_started"') :]
 
 
-async def test_processes_are_restarted_while_the_api_server_is_away(
-    plane: ControlPlane, bound_process: BoundProcess, http: aiohttp.ClientSession
-) -> None:
-    await bound_process.bind()
-    url = await bound_process.ready()
-    pid = await bound_process.pid()
-    await plane.stop_apiserver()
-    try:
-        assert await answers(http, url)
-        os.kill(pid, signal.SIGKILL)
-        await eventually(lambda: answers_if_reachable(http, url))
-        await bound_process.host.agent.kill()
-        bound_process.host.agent.start()
-        await eventually(lambda: '"event":"engine_adopted"' in bound_process.host.agent.tail(50))
-        assert await answers(http, url)
-        await bound_process.host.host.kill_all()
-        await bound_process.host.agent.wait()
-        bound_process.host.agent.start()
-        await eventually(lambda: answers_if_reachable(http, url))
-    finally:
-        await plane.start_apiserver()
-    assert await bound_process.ready() == url
-
-
-async def test_weights_over_http_are_verified_and_never_served_when_wrong(
-    bound_process: BoundProcess, tmp_path: Path
-) -> None:
-    model = tmp_path / "served" / "tiny.gguf"
-    model.parent.mkdir()
-    tiny_gguf.write(model)
-    async with FileServer(model.parent, address=ADDRESS) as files:
-        await bound_process.bind(artifact={"source": f"{files.url}/tiny.gguf", "sha256": "0" * 64})
-        status = await bound_process.phase("Failed", "ChecksumMismatch")
-        assert "0" * 64 in status.message
-        assert await bound_process.gone() or not (await bound_process.slice())["endpoints"][0]["conditions"]["ready"]
-
-
 async def test_a_slow_download_shows_its_progress(
     bound_process: BoundProcess, tmp_path: Path, http: aiohttp.ClientSession
 ) -> None:
@@ -235,37 +162,6 @@ async def test_a_slow_download_shows_its_progress(
         await eventually(underway)
         files.sending.set()
         assert await answers(http, await bound_process.ready())
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"runtime": "quantum"}, "Unsupported"),
-        ({"features": ["Tomorrow"]}, "Unsupported"),
-        ({"memoryBytes": 2**50}, "InsufficientMemory"),
-        ({"artifact": {"source": "file:///etc/hostname"}}, "FileNotAllowed"),
-    ],
-)
-async def test_process_that_the_host_cannot_run_is_rejected(
-    bound_process: BoundProcess, changes: Obj, reason: str
-) -> None:
-    await bound_process.bind(**changes)
-    assert (await bound_process.phase("Rejected", reason)).message
-
-
-async def test_port_of_another_program_is_replaced(bound_process: BoundProcess, http: aiohttp.ClientSession) -> None:
-    program = (
-        f"import socket; it = socket.create_server(('{bound_process.host.address}', 18000)); "
-        "print(1, flush=True); input()"
-    )
-    argv = (*bound_process.host.host.exec, "python3", "-c", program)
-    async with run_beside(*argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE) as taken:
-        assert taken.stdout
-        await taken.stdout.readline()
-        await bound_process.bind()
-        url = await bound_process.ready()
-        assert url.endswith(":18001")
-        assert await answers(http, url)
 
 
 async def test_a_killed_proxy_is_back_with_its_port(bound_process: BoundProcess, http: aiohttp.ClientSession) -> None:

@@ -1,7 +1,6 @@
 """A host survives failures that need a whole machine: a full disk, sleep, a rotated token, an agent of its name."""
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -11,7 +10,7 @@ import aiohttp
 
 from crds.meta import HOSTS_NAMESPACE
 from kube.errors import NotFound
-from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS, SECRETS
+from kube.resources import ENDPOINT_SLICES, LEASES, METAL_HOSTS
 from metal_agent.exit_codes import TEMPORARY
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.metal_agent.bound_process import (
@@ -94,38 +93,6 @@ async def test_unreadable_record_stops_only_the_agent_with_a_message(
     agent.start()
     await eventually(lambda: '"event":"engine_adopted"' in agent.tail(20))
     assert await bound_process.pid() == pid
-
-
-async def test_rotated_token_on_disk_is_used(
-    plane: ControlPlane, bound_process: BoundProcess, http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
-    token = tmp_path / "token"
-    kubeconfig = await plane.service_account_kubeconfig(HOSTS_NAMESPACE, bound_process.host.name)
-    config = json.loads(kubeconfig.read_text())
-    config["users"][0]["user"] = {"tokenFile": str(token)}
-    await bound_process.host.agent.kill()
-    kubeconfig.write_text(json.dumps(config))
-    token.write_text(await bound_token(plane, bound_process.host.name, "first"))
-    bound_process.host.agent.start()
-    await renewals(bound_process, 1)
-
-    token.write_text(await bound_token(plane, bound_process.host.name, "second"))
-    # Without its Secret the first token is refused, by watches too once they are opened again.
-    await bound_process.client.delete(SECRETS, "first", HOSTS_NAMESPACE)
-    await renewals(bound_process, 2)
-    await bound_process.bind()
-    assert await answers(http, await bound_process.ready())
-    await bound_process.client.delete(SECRETS, "second", HOSTS_NAMESPACE)
-
-
-async def bound_token(plane: ControlPlane, account: str, secret: str) -> str:
-    """Create this Secret, and return a token of the host that is valid as long as the Secret exists."""
-    secrets = f"/api/v1/namespaces/{HOSTS_NAMESPACE}/secrets"
-    kept = await plane.request("POST", secrets, {"metadata": {"name": secret}})
-    bound = {"apiVersion": "v1", "kind": "Secret", "name": secret, "uid": kept["metadata"]["uid"]}
-    path = f"/api/v1/namespaces/{HOSTS_NAMESPACE}/serviceaccounts/{account}/token"
-    review = await plane.request("POST", path, {"spec": {"expirationSeconds": 3600, "boundObjectRef": bound}})
-    return str(review["status"]["token"])
 
 
 async def test_full_disk_is_reported_and_ends_no_process(

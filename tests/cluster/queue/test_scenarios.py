@@ -151,25 +151,6 @@ async def test_a_service_that_is_suspended_leaves_the_queue(simulated: Simulated
     await user.wait_until_on("second", "sim-1")
 
 
-async def test_a_protected_service_is_not_evicted(simulated: SimulatedNodes, user: QueueUser) -> None:
-    await simulated.add("sim-1", devices=2)
-    await user.serve("kept", priority="batch", evictionProtection=True)
-    await user.wait_until_on("kept", "sim-1")
-    await user.serve("given", priority="low")
-    await user.wait_until_on("given", "sim-1")
-    await user.wait_until_evictable("kept", "given")
-    (uid,) = await user.uids("kept")
-    await user.serve("critical", priority="critical")
-    await user.wait_until_on("critical", "sim-1")
-    await user.serve("high", priority="high")
-    await user.wait_for_places("high", "given")
-    assert await user.uids("kept") == {uid}
-    # Without the protection it makes room.
-    await user.edit("kept", evictionProtection=False)
-    await user.wait_until_on("high", "sim-1")
-    await user.wait_for_places("given", "kept")
-
-
 async def test_a_priority_that_is_edited_moves_the_place_without_a_restart(
     simulated: SimulatedNodes, user: QueueUser
 ) -> None:

@@ -271,9 +271,10 @@ def test_install_that_was_interrupted_is_made_good_by_the_next_one(
             raise KeyboardInterrupt
         return call_stand_in(argv)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr("launchd.launchctl.run_command", interrupt)
-        manager.install(define(tmp_path, "more"))
+        with pytest.raises(KeyboardInterrupt):
+            manager.install(define(tmp_path, "more"))
     assert manager.read_state().pid == first.pid
     manager.install(define(tmp_path, "more"))
     assert manager.read_state().pid != first.pid, "the old job would go on with the old options"

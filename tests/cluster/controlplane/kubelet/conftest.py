@@ -8,7 +8,6 @@ import pytest
 import pytest_asyncio
 
 from kube.client import Client, Obj
-from kube.errors import NotFound
 from kube.resources import PODS
 from tests.cluster.nodes import SharedNodes
 from tests.support.eventually import LIMIT_SECONDS, eventually
@@ -50,11 +49,6 @@ class Pods:
         status: Obj = (await self.client.get(PODS, name, self.namespace))["status"]
         return status
 
-    async def main(self, name: str) -> Obj:
-        """Return the status of a pod's container; LookupError as long as there is none."""
-        found: Obj = (await self.status(name))["containerStatuses"][0]
-        return found
-
     async def until(self, name: str, condition: Callable[[Obj], Any], seconds: float = LIMIT_SECONDS) -> Obj:
         """Wait until a pod's status fulfils a condition, and return the status."""
 
@@ -78,19 +72,6 @@ class Pods:
         terminated = await self.ended(await self.run(script, **more))
         assert terminated["exitCode"] == 0, terminated
         return str(terminated.get("message", ""))
-
-    async def is_gone(self, name: str) -> bool:
-        """Return whether a pod's object is gone."""
-        try:
-            await self.client.get(PODS, name, self.namespace)
-        except NotFound:
-            return True
-        return False
-
-
-def conditions(status: Obj) -> dict[str, str]:
-    """Return the conditions of any object's status, by type."""
-    return {item["type"]: item["status"] for item in status["conditions"]}
 
 
 @pytest_asyncio.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.fuzz_queue import run_simulation
 
-SEEDS = 300
+SEEDS = 105
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 15))
