@@ -5,7 +5,7 @@ decided again. Only differences from the store are written. The status is decide
 are in the store by then, so that one status write reports them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Final
 
@@ -66,7 +66,7 @@ class Executor:
                 inputs = await reconciler.observe(self._client, snapshot, key)
                 snapshot = Snapshot(self._store, self._now(), inputs)
             decided = self._find(resource, key)
-            plan = _decide(reconciler, snapshot, key, ())
+            plan = _decide_and_perform(reconciler, snapshot, key)
             revision = self._store.revision
             overtaken = await self.writer.write((resource, key), plan, reconciler.written or _ignore)
         except (ApiError, NotOurs) as error:
@@ -77,7 +77,8 @@ class Executor:
         dropped = self._dropped.list_missing((resource, key))
         if self._store.revision != revision:
             earlier, snapshot = plan, Snapshot(self._store, self._now(), snapshot.inputs)
-            plan = _decide(reconciler, snapshot, key, earlier.effects)
+            # The objects just written are not at work yet, so this decision ends nothing in this process.
+            plan = reconciler.decide(snapshot, key)
             if overtaken or _has_more_writes(plan, earlier):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
         elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or dropped):
@@ -128,13 +129,12 @@ class Executor:
             self._store.remove(resource, key.namespace or None, key.name, uid=observed["metadata"]["uid"])
 
 
-def _decide(reconciler: Reconciler, snapshot: Snapshot, key: ObjectKey, performed: Sequence[object]) -> Plan:
-    """Return the plan, and perform its effects in this process that were not performed before."""
+def _decide_and_perform(reconciler: Reconciler, snapshot: Snapshot, key: ObjectKey) -> Plan:
+    """Return the plan, and perform its effects in this process."""
     plan = reconciler.decide(snapshot, key)
     if reconciler.perform is not None:
         for effect in plan.effects:
-            if effect not in performed:
-                reconciler.perform(key, effect)
+            reconciler.perform(key, effect)
     return plan
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from controller.services.pods.pod_proxy import WITHDRAWAL_SECONDS
 from crds.meta import LABEL_SERVICE, ROTATE_TOKEN
-from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, PODS
+from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS
 from tests.cluster.main_job.cluster import (
     PATHS,
     READY_SECONDS,
@@ -24,6 +24,7 @@ from tests.controlplane.members import MetalHost
 from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.support.live_processes import is_alive
+from tests.support.tiny_models import tiny_mlx
 from tests.support.wrong_requests import send_wrong_requests
 
 WRONG = "0" * 64
@@ -162,6 +163,58 @@ async def test_token_edited_in_its_secret_is_followed_while_the_old_one_is_never
         await eventually(lambda: caller.answers > answers)
     assert caller.failures == []
     assert [each.gaps for each in observers] == [0, 0]
+
+
+@pytest.mark.usefixtures("host")
+async def test_edited_token_is_followed_at_once_if_a_probe_meets_it(cluster: Cluster) -> None:
+    await cluster.apply(cluster.model(), *(cluster.service(f"by-{path}", PATHS[path]) for path in PATHS))
+    await cluster.ready("by-pod", "by-host")
+    ready_since = {service: await last_transition(cluster, service) for service in ("by-pod", "by-host")}
+    edit = json.dumps({"stringData": {"token": "of-my-own-choice"}})
+    for service in ready_since:
+        await cluster.kubectl("patch", "secret", f"{service}-token", f"--patch={edit}")
+        await cluster.edit(service, runtime="llama.cpp")  # an edit that replaces nothing, but is probed
+
+    async def answers_to_new_token(service: str) -> bool:
+        assert (await cluster.get(service)).status.token_rotation, "without an annotation, and not after ten minutes"
+        return (await cluster.ask(service, token="of-my-own-choice")).status == 200
+
+    for service, since in ready_since.items():
+        await eventually(functools.partial(answers_to_new_token, service), READY_SECONDS)
+        await cluster.ready(service)
+        assert await last_transition(cluster, service) == since, "it was never called not ready"
+
+
+async def last_transition(cluster: Cluster, service: str) -> str:
+    """Return when Ready changed last."""
+    return condition(await cluster.get(service)).last_transition_time
+
+
+async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(
+    cluster: Cluster, host: MetalHost
+) -> None:
+    folder = cluster.files.root / "acme" / "tiny-mlx"
+    tiny_mlx.write(folder)
+    (folder / "modeling.py").write_text("raise SystemExit('code that came with the weights was run')")
+    settings = {"modelRef": "mlx", "extraArgs": []}
+    await cluster.apply(
+        cluster.model("mlx", source="hf://acme/tiny-mlx"),
+        cluster.service("chat", "metal", **settings),
+        cluster.service("pods", "cpu", **settings),
+    )
+    await cluster.ready("chat")
+
+    assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
+    assert [each.spec.runtime for each in await cluster.processes()] == ["mlx-lm"]
+    model = await cluster.client.get(MODELS, "mlx", cluster.namespace)
+    assert model["status"]["gguf"]["architecture"] == "llama"
+    assert model["status"]["layout"]["layers"]
+    assert not cluster.files.seen("modeling.py")
+    refused = condition(await cluster.wait_for_phase("pods", "Failed", "InvalidSpec"))
+    assert "hardware.accelerator to metal" in refused.message
+    fetched = list((host.state_folder / "weights" / "objects").iterdir())
+    assert len(fetched) == 1
+    assert (fetched[0] / "model.safetensors").exists()
 
 
 @pytest.mark.usefixtures("gpu_node")

@@ -383,6 +383,23 @@ async def test_status_is_decided_after_the_writes_whose_answers_it_reports() -> 
     assert shell.world.status["phase"] == "Ready"
 
 
+async def test_decision_after_the_writes_has_no_effects() -> None:
+    """A Deployment that was just written has no ready pods yet, and its service is probed on."""
+    performed = list[object]()
+    shell = Shell(World(), Plan())
+
+    def decide(snapshot: Snapshot, _key: ObjectKey) -> Plan:
+        is_written = snapshot.store.get(SERVICES, "chat", "team") is not None
+        return Plan(apply=(SERVICE,), effects=("stop" if is_written else "start",))
+
+    def perform(_key: ObjectKey, effect: object) -> None:
+        performed.append(effect)
+
+    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
+    await executor.reconcile(Reconciler(resource=INFERENCE_SERVICES, decide=decide, perform=perform), KEY)
+    assert performed == ["start"]
+
+
 async def test_writes_that_become_due_by_the_first_ones_are_made_at_once() -> None:
     shell = Shell(World(), Plan())
     other = child(SERVICES, "second", INFERENCE_SERVICES, OWNER, {}, spec={})
