@@ -335,3 +335,11 @@ def _matches(term: Obj, node: str) -> bool:
     fields = term.get("matchFields", ())
     assert all(len(each["values"]) == 1 for each in fields), "the API allows one value"
     return all((node in each["values"]) == wanted[each["operator"]] for each in fields)
+
+
+def simulate_service(slots: dict[str, int], replicas: int = 1, **cache: Any) -> SimulatedCopies:
+    """Return nodes with so many slots, a Model with copies on nodes, and a service of it whose copies are wanted."""
+    simulated = SimulatedCopies(slots)
+    simulated.make_model(**cache)
+    simulated.make_service(replicas=replicas)
+    return simulated

@@ -26,7 +26,6 @@ from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
     INFERENCE_SERVICES,
-    METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
     SECRETS,
@@ -227,41 +226,6 @@ async def _settled_hosts(cluster: ServiceNamespace) -> dict[str, str | None]:
     found = await cluster.hosts_of()
     assert len(found) == 1
     return found
-
-
-async def test_a_host_that_falls_silent_is_replaced_and_its_endpoint_withdrawn(cluster: ServiceNamespace) -> None:
-    await cluster.make_host_model()
-    async with AsyncExitStack() as hosts:
-        first = await hosts.enter_async_context(
-            FakeMetalAgent(cluster.client, "studio-1", 9 * GIB, lease_seconds=LEASE_SECONDS).running()
-        )
-        await cluster.make_service(hardware=METAL)
-        await cluster.reaches("Ready")
-        (lost,) = await cluster.hosts_of()
-        first.silent = True
-        await eventually(lambda: _is_gone(cluster, ENDPOINT_SLICES, "chat.studio-1"))
-        host = await eventually(lambda: _host_is_given_up(cluster, "studio-1"))
-        assert host["status"]["budgetBytes"] == 9 * GIB, "the rest stays the agent's"
-        waits = await cluster.reaches("WaitingForGPU")
-        assert ready(waits).status == "False"
-
-        await hosts.enter_async_context(FakeMetalAgent(cluster.client, "studio-2", 2 * GIB).running())
-        await cluster.reaches("Ready")
-        # The silent host cannot report Stopped: its processes count as stopped after another Lease duration.
-        found = await eventually(lambda: _settled_hosts(cluster))
-        assert lost not in found
-        assert list(found.values()) == ["studio-2"]
-
-
-async def _is_gone(cluster: ServiceNamespace, resource: Resource, name: str) -> bool:
-    return not await cluster.exists(resource, name)
-
-
-async def _host_is_given_up(cluster: ServiceNamespace, name: str) -> Obj:
-    host = await cluster.client.get(METAL_HOSTS, name)
-    (condition,) = [each for each in host["status"]["conditions"] if each["type"] == "Ready"]
-    assert (condition["status"], condition["reason"]) == ("False", "LeaseExpired")
-    return host
 
 
 async def test_a_host_that_comes_back_continues_to_serve(cluster: ServiceNamespace) -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -212,32 +210,6 @@ async def test_a_hosts_lease_is_renewed_through_failures(
     assert after["spec"]["holderIdentity"] == "a"
     assert after["spec"]["leaseDurationSeconds"] == 40
     assert after["spec"]["renewTime"] > before["spec"]["renewTime"]
-
-
-async def test_a_hosts_lease_is_taken_over_only_when_it_is_not_renewed(client: Client, namespace: str) -> None:
-    renewals: list[str] = []
-
-    def agent(identity: str) -> Coroutine[Any, Any, None]:
-        return renew_host_lease(
-            client,
-            namespace,
-            "host",
-            identity=identity,
-            field_manager=MANAGER,
-            duration_seconds=12,
-            interval_seconds=0.2,
-            on_renewed=lambda: renewals.append(identity),
-        )
-
-    async with running(agent("first")):
-        await eventually(lambda: renewals)
-        with pytest.raises(HeldElsewhereError, match="held by first"):
-            await agent("second")
-        assert set(renewals) == {"first"}
-    async with running(agent("second")):
-        await eventually(lambda: renewals[-1] == "second")
-        with pytest.raises(HeldElsewhereError, match="held by second"):
-            await agent("first")
 
 
 async def test_a_hosts_lease_that_was_taken_over_is_not_taken_back(client: Client, namespace: str) -> None:

@@ -6,7 +6,6 @@ from http import HTTPStatus
 import msgspec
 import pytest
 
-from kube import credentials
 from kube import watch as reflection
 from kube.client import Client
 from kube.errors import ApiError, Gone, Unreachable
@@ -16,9 +15,8 @@ from kube.resources import (
     Resource,
 )
 from kube.store import Store
-from kube.transport import AiohttpTransport, Request, Response
+from kube.transport import Request, Response
 from kube.watch import Selection, reflect
-from tests.controlplane.plane import ControlPlane
 from tests.support.api_faults import Fault, FaultyTransport, nth
 from tests.support.api_objects import secret
 from tests.support.background import running
@@ -35,20 +33,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def names(store: Store, resource: Resource = SECRETS) -> set[str]:
     return {obj["metadata"]["name"] for obj in store.list(resource)}
-
-
-async def test_a_reflection_follows_the_server(client: Client, namespace: str) -> None:
-    store, synced = Store(), asyncio.Event()
-    await client.create(SECRETS, secret(namespace, "one"))
-    async with running(reflect(client, store, Selection(SECRETS, namespace), synced)):
-        await synced.wait()
-        assert names(store) == {"one"}
-        await client.create(SECRETS, secret(namespace, "two"))
-        await eventually(lambda: names(store) == {"one", "two"})
-        await client.apply(SECRETS, secret(namespace, "two") | {"data": {"a": "YmFy"}}, field_manager=MANAGER)
-        await eventually(lambda: (store.get(SECRETS, "two", namespace) or {})["data"] == {"a": "YmFy"})
-        await client.delete(SECRETS, "one", namespace)
-        await eventually(lambda: names(store) == {"two"})
 
 
 async def test_a_selector_is_applied_by_the_server(client: Client, namespace: str) -> None:
@@ -125,26 +109,6 @@ async def test_a_watch_that_the_server_ends_gets_a_bookmark_first(transport: Fau
 
     # The server sends it two seconds before the end, and a busy one may skip it.
     await eventually(ends_with_bookmark)
-
-
-async def test_a_reflection_continues_after_refusals(plane: ControlPlane, client: Client, namespace: str) -> None:
-    """RBAC is often granted after the start of the process."""
-    await client.create(SERVICE_ACCOUNTS, {"metadata": {"namespace": namespace, "name": "late"}})
-    transport = AiohttpTransport(credentials.load(await plane.service_account_kubeconfig(namespace, "late")))
-    store, synced = Store(), asyncio.Event()
-    await client.create(SECRETS, secret(namespace, "one"))
-    rule = {"apiGroups": [""], "resources": ["secrets"], "verbs": ["list", "watch"]}
-    role = {"metadata": {"namespace": namespace, "name": "late"}, "rules": [rule]}
-    subject = {"kind": "ServiceAccount", "namespace": namespace, "name": "late"}
-    reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "late"}
-    binding = {"metadata": role["metadata"], "subjects": [subject], "roleRef": reference}
-    async with running(reflect(Client(transport), store, Selection(SECRETS, namespace), synced)):
-        rbac = ("rbac.authorization.k8s.io", "v1")
-        await client.create(Resource(*rbac, "roles", "Role"), role)
-        await client.create(Resource(*rbac, "rolebindings", "RoleBinding"), binding)
-        await synced.wait()
-        assert names(store) == {"one"}
-    await transport.close()
 
 
 async def test_sweep_removes_vanished_objects_only(client: Client, namespace: str) -> None:

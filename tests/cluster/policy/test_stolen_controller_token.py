@@ -1,7 +1,6 @@
 """A thief with the controller's token: it writes what the controller writes, and opens nothing else."""
 
 import contextlib
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from crds.meta import (
 )
 from kube import credentials
 from kube.client import Client, Obj, connect
-from kube.errors import ApiError, Forbidden
 from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
@@ -42,6 +40,7 @@ from kube.resources import (
     SERVICES,
     Resource,
 )
+from tests.cluster.policy.attempts import find_unrefused
 from tests.cluster.policy.objects import build_event, build_process
 from tests.controlplane.members import CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE
 from tests.controlplane.plane import ControlPlane, PlaneError
@@ -453,17 +452,7 @@ BY_KUBECTL = {
 
 
 async def test_stolen_controller_token_opens_nothing_else(thief: Thief) -> None:
-    """The attempts share their objects, which take longer to set up than all attempts take."""
-    wrong = {}
-    for name, (says, attempt) in ATTEMPTS.items():
-        try:
-            await attempt(thief)
-        except ApiError as error:
-            if not isinstance(error, Forbidden) or not re.search(says, error.message):
-                wrong[name] = error.message
-        else:
-            wrong[name] = "accepted"
-    assert wrong == {}
+    assert await find_unrefused(ATTEMPTS, thief) == {}
 
 
 @pytest.mark.parametrize(("says", "command"), BY_KUBECTL.values(), ids=BY_KUBECTL)

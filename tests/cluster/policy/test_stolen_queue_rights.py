@@ -1,6 +1,5 @@
 """A thief with the controller's token: it may do to waiting pods what the queue does, and to no other pod anything."""
 
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +11,9 @@ from controller.placement.effects import admit_pod, annotate, build_eviction
 from controller.placement.ledger import LEDGER, QueueLedger
 from crds.meta import CONTROLLER_NAMESPACE, ENQUEUED_AT, NOMINATED, QUEUE_GATE
 from kube.client import Client, Obj
-from kube.errors import ApiError, Forbidden, NotFound
+from kube.errors import Forbidden, NotFound
 from kube.resources import CONFIG_MAPS, PODS
+from tests.cluster.policy.attempts import find_unrefused
 from tests.cluster.policy.queued_pods import (
     OWN_LABELS,
     REPLICA_SETS,
@@ -176,17 +176,7 @@ ATTEMPTS: dict[str, tuple[str, Attempt]] = {
 
 
 async def test_stolen_rights_of_the_queue_reach_its_own_pods_only(queue: QueueThief) -> None:
-    """The attempts share their pods, since none of them has an effect."""
-    wrong = {}
-    for name, (says, attempt) in ATTEMPTS.items():
-        try:
-            await attempt(queue)
-        except ApiError as error:
-            if not isinstance(error, Forbidden) or not re.search(says, error.message):
-                wrong[name] = error.message
-        else:
-            wrong[name] = "accepted"
-    assert wrong == {}
+    assert await find_unrefused(ATTEMPTS, queue) == {}
 
 
 async def test_queue_does_to_its_pods_all_that_it_decides(thief: Thief, queue: QueueThief) -> None:

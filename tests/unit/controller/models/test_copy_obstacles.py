@@ -3,7 +3,7 @@
 import pytest
 
 from kube.resources import JOBS, MODELS, NODES, PODS, PVCS
-from tests.support.simulated_copies import NAMESPACE, SimulatedCopies
+from tests.support.simulated_copies import NAMESPACE, SimulatedCopies, simulate_service
 from tests.unit.controller.models.test_node_copies import change_weights
 
 FULL = -9
@@ -12,9 +12,7 @@ FULL = -9
 
 def serve_one(nodes: dict[str, int]) -> SimulatedCopies:
     """Return a Model of which node a has a copy that the pod of the one replica mounts."""
-    simulated = SimulatedCopies(nodes)
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service(nodes)
     simulated.fetch_all()
     (copy,) = simulated.copies()
     assert copy.node == "a"
@@ -56,9 +54,7 @@ def test_successor_is_made_elsewhere_if_its_node_takes_no_pod() -> None:
 
 
 def test_fetch_that_its_node_does_not_take_again_is_made_elsewhere() -> None:
-    simulated = SimulatedCopies({"a": 1, "b": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1, "b": 1})
     simulated.schedule()
     (job,) = simulated.pending()
     simulated.end(job, 1, {"reason": "SourceUnreachable", "message": "no route"})

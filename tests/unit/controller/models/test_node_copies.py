@@ -8,7 +8,7 @@ import pytest
 from controller.models.node_copies import MOST_FETCHES
 from controller.models.volume import WEIGHTS
 from kube.resources import MODELS, NODES, PODS, PVCS
-from tests.support.simulated_copies import NAMESPACE, SLOT, SimulatedCopies
+from tests.support.simulated_copies import NAMESPACE, SLOT, SimulatedCopies, simulate_service
 from tests.support.simulated_model import INSPECTED
 
 OTHER = "http://models.example/other.gguf"
@@ -39,9 +39,7 @@ def test_without_a_replica_no_copy_is_made() -> None:
 
 
 def test_each_replica_gets_a_copy_on_a_node_of_its_own() -> None:
-    simulated = SimulatedCopies({"a": 4, "b": 4, "c": 4})
-    simulated.make_model()
-    simulated.make_service(replicas=2)
+    simulated = simulate_service({"a": 4, "b": 4, "c": 4}, replicas=2)
     (claim,) = simulated.claims().values()
     assert claim["metadata"]["annotations"][WEIGHTS]
     assert claim["spec"]["storageClassName"] == "local"
@@ -74,9 +72,7 @@ def test_copies_are_shared_by_services_and_only_the_largest_decides() -> None:
 
 
 def test_at_most_some_copies_are_made_at_the_same_time() -> None:
-    simulated = SimulatedCopies(dict.fromkeys("abcdefg", 1))
-    simulated.make_model()
-    simulated.make_service(replicas=7)
+    simulated = simulate_service(dict.fromkeys("abcdefg", 1), replicas=7)
     for _ in range(7):
         simulated.schedule()
     assert len(simulated.pending()) == MOST_FETCHES
@@ -86,9 +82,7 @@ def test_at_most_some_copies_are_made_at_the_same_time() -> None:
 
 
 def test_replicas_share_the_copies_that_are_there_if_no_other_node_fits() -> None:
-    simulated = SimulatedCopies({"a": 2, "b": 0})
-    simulated.make_model()
-    simulated.make_service(replicas=2)
+    simulated = simulate_service({"a": 2, "b": 0}, replicas=2)
     simulated.fetch_all()
     assert simulated.nodes_of() == ["a"]
     assert simulated.condition("Cached").status == "True"
@@ -101,9 +95,7 @@ def test_replicas_share_the_copies_that_are_there_if_no_other_node_fits() -> Non
 
 
 def test_a_copy_that_is_not_wanted_any_more_is_given_up_before_it_is_verified_and_stays_afterwards() -> None:
-    simulated = SimulatedCopies({"a": 1, "b": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=2)
+    simulated = simulate_service({"a": 1, "b": 1}, replicas=2)
     simulated.schedule()
     simulated.finish()
     assert len(simulated.pending()) == 1
@@ -121,9 +113,7 @@ def test_a_copy_that_is_not_wanted_any_more_is_given_up_before_it_is_verified_an
 
 
 def test_replica_that_no_copy_has_room_for_gets_another_copy() -> None:
-    simulated = SimulatedCopies({"a": 1, "b": 1, "c": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1, "b": 1, "c": 1})
     simulated.fetch_all()
     (first,) = simulated.copies()
     simulated.put(PODS, "foreign", metadata={"labels": {"slot": "1"}}, spec={"nodeName": "b"}, status={})
@@ -137,9 +127,7 @@ def test_replica_that_no_copy_has_room_for_gets_another_copy() -> None:
 
 @pytest.mark.parametrize("end", ["removed", "Failed", "lost"])
 def test_replica_that_waits_for_another_one_to_leave_gets_no_other_copy(end: str) -> None:
-    simulated = SimulatedCopies({"a": 1, "b": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1, "b": 1})
     simulated.fetch_all()
     (copy,) = simulated.copies()
     simulated.serve(copy.name, pod="old", node="a")
@@ -173,9 +161,7 @@ def test_service_that_is_refused_everywhere_decides_what_the_next_copy_asks_for(
 
 
 def test_claim_without_a_node_is_made_again_if_its_job_would_ask_for_something_else() -> None:
-    simulated = SimulatedCopies({"a": 0})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 0})
     simulated.schedule()
     (before,) = simulated.claims()
     simulated.make_service(replicas=1, nodeSelector={"disk": "fast"})
@@ -185,9 +171,7 @@ def test_claim_without_a_node_is_made_again_if_its_job_would_ask_for_something_e
 
 
 def test_fetch_that_has_a_node_goes_on_whatever_the_service_asks_for() -> None:
-    simulated = SimulatedCopies({"a": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1})
     simulated.schedule()
     jobs = simulated.pending()
     simulated.make_service(replicas=1, nodeSelector={"disk": "fast"})
@@ -196,9 +180,7 @@ def test_fetch_that_has_a_node_goes_on_whatever_the_service_asks_for() -> None:
 
 def test_download_holds_no_devices_once_its_volume_is_there() -> None:
     """They would be outside of the queue and its quotas, for as long as a source likes."""
-    simulated = SimulatedCopies({"a": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1})
     simulated.schedule()
     (first,) = simulated.pending()
     assert first["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"][SLOT] == "1"
@@ -219,9 +201,7 @@ def test_download_holds_no_devices_once_its_volume_is_there() -> None:
 
 
 def test_download_that_ends_before_its_volume_is_seen_is_not_made_again() -> None:
-    simulated = SimulatedCopies({"a": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1})
     simulated.schedule()
     (job,) = simulated.pending()
     simulated.end(job, 0, {"sizeBytes": 1})
@@ -232,9 +212,7 @@ def test_download_that_ends_before_its_volume_is_seen_is_not_made_again() -> Non
 
 def test_fetch_that_is_tried_again_asks_for_its_node_only() -> None:
     """The volume is there. A replica that finds no room on it gets another copy, but an attempt would wait for ever."""
-    simulated = SimulatedCopies({"a": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1})
     simulated.schedule()
     (job,) = simulated.pending()
     simulated.end(job, 1, {"reason": "SourceUnreachable", "message": "no route"})
@@ -249,9 +227,7 @@ def test_fetch_that_is_tried_again_asks_for_its_node_only() -> None:
 
 
 def test_failed_fetch_is_reported_with_the_way_out() -> None:
-    simulated = SimulatedCopies({"a": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1})
     simulated.schedule()
     simulated.end(simulated.pending()[0], 2, {"reason": "ChecksumMismatch", "message": "sha256 differs"})
     simulated.settle()
@@ -261,9 +237,7 @@ def test_failed_fetch_is_reported_with_the_way_out() -> None:
 
 
 def test_failed_further_copy_leaves_the_first_one_in_use() -> None:
-    simulated = SimulatedCopies({"a": 1, "b": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=2)
+    simulated = simulate_service({"a": 1, "b": 1}, replicas=2)
     simulated.schedule()
     simulated.finish()
     simulated.schedule()
@@ -284,9 +258,7 @@ def test_class_that_binds_at_once_is_refused_with_the_way_out() -> None:
 
 
 def test_size_below_that_of_the_weights_is_refused() -> None:
-    simulated = SimulatedCopies({"a": 1})
-    simulated.make_model(size="10Mi")
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1}, size="10Mi")
     assert (simulated.claims(), simulated.condition("Cached").reason) == ({}, "VolumeTooSmall")
 
 
@@ -304,9 +276,7 @@ def test_deleted_node_takes_its_copy_with_it() -> None:
 
 
 def test_fetch_on_a_deleted_node_is_given_up() -> None:
-    simulated = SimulatedCopies({"a": 1, "b": 1})
-    simulated.make_model()
-    simulated.make_service(replicas=1)
+    simulated = simulate_service({"a": 1, "b": 1})
     simulated.schedule()
     simulated.remove(NODES, "a")
     simulated.settle()
