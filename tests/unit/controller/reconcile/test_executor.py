@@ -120,8 +120,8 @@ class Shell:
         self.now = datetime(2026, 11, 21, tzinfo=UTC)
         self._executor = Executor(world, self.store, self.told, lambda: self.now, require_leadership)
 
-    async def run(self) -> float | None:
-        return await self._executor.reconcile(self._kind, KEY)
+    async def run(self, kind: Reconciler | None = None) -> float | None:
+        return await self._executor.reconcile(kind or self._kind, KEY)
 
     def condition(self, kind: str) -> Obj:
         (found,) = [each for each in self.world.status["conditions"] if each["type"] == kind]
@@ -138,19 +138,12 @@ def owner(uid: str, name: str = "chat") -> Sequence[Obj]:
 
 async def test_former_leader_writes_nothing_more() -> None:
     """Its process was suspended in the middle of a plan, and another leads by now."""
-    leads = True
-
-    class Suspending(World):
-        async def create(self, resource: Resource, obj: Any) -> Obj:
-            nonlocal leads
-            leads = False
-            return await super().create(resource, obj)
+    world = World()
 
     def require_leadership() -> None:
-        if not leads:
+        if world.there:
             raise LeadershipLost("the lease has expired")
 
-    world = Suspending()
     shell = Shell(world, Plan(create=(TOKEN,), apply=(SERVICE,), status=PLANNED), require_leadership=require_leadership)
     with pytest.raises(LeadershipLost):
         await shell.run()
@@ -287,10 +280,9 @@ async def test_refused_read_on_which_the_decision_depends_is_an_event() -> None:
         raise Forbidden("get secrets team/chat-token", status=403, reason="Forbidden", message="a role is missing")
 
     kind = Reconciler(resource=INFERENCE_SERVICES, decide=lambda _snapshot, _key: Plan(status=PLANNED), observe=observe)
-    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
     for _ in range(2):
         with pytest.raises(Forbidden):
-            await executor.reconcile(kind, KEY)
+            await shell.run(kind)
     assert shell.told.reasons == ["Forbidden"]
     assert shell.world.status == {}
 
@@ -378,8 +370,7 @@ async def test_status_is_decided_after_the_writes_whose_answers_it_reports() -> 
         phase = "Ready" if there else "Progressing"
         return Plan(apply=(SERVICE,), status={"phase": phase, "conditions": []})
 
-    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
-    assert await executor.reconcile(Reconciler(resource=INFERENCE_SERVICES, decide=decide), KEY) is None
+    assert await shell.run(Reconciler(resource=INFERENCE_SERVICES, decide=decide)) is None
     assert shell.world.status["phase"] == "Ready"
 
 
@@ -395,8 +386,7 @@ async def test_decision_after_the_writes_has_no_effects() -> None:
     def perform(_key: ObjectKey, effect: object) -> None:
         performed.append(effect)
 
-    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
-    await executor.reconcile(Reconciler(resource=INFERENCE_SERVICES, decide=decide, perform=perform), KEY)
+    await shell.run(Reconciler(resource=INFERENCE_SERVICES, decide=decide, perform=perform))
     assert performed == ["start"]
 
 
@@ -408,8 +398,7 @@ async def test_writes_that_become_due_by_the_first_ones_are_made_at_once() -> No
         there = snapshot.store.get(SERVICES, "chat", "team") is not None
         return Plan(create=(SERVICE, other) if there else (SERVICE,))
 
-    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
-    assert await executor.reconcile(Reconciler(resource=INFERENCE_SERVICES, decide=decide), KEY) == 0.0
+    assert await shell.run(Reconciler(resource=INFERENCE_SERVICES, decide=decide)) == 0.0
 
 
 async def test_answers_of_unwatched_kinds_reach_the_reconciler() -> None:
@@ -419,8 +408,7 @@ async def test_answers_of_unwatched_kinds_reach_the_reconciler() -> None:
         decide=lambda _snapshot, _key: Plan(create=(TOKEN,), apply=(SERVICE,)),
         written=lambda resource, answer: answers.append((resource, answer["metadata"]["name"])),
     )
-    executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
-    await executor.reconcile(kind, KEY)
+    await shell.run(kind)
     assert answers == [(SECRETS, "chat-token")]
 
 
@@ -473,29 +461,24 @@ async def test_deletion_that_is_refused_hinders_no_other(refusal: ApiError) -> N
     assert world.there.keys() == {(SERVICES, "kept")}
 
 
-@pytest.mark.parametrize(("status", "reason"), [(500, "InternalError"), (400, "BadRequest")])
-async def test_label_whose_write_failed_is_written_later(status: int, reason: str) -> None:
-    refusal = ApiError("apply", status=status, reason=reason)
-    shell = Shell(World(refusal=refusal), Plan(status={"conditions": []}, labels={"inference.pomona.dev/engine": "a"}))
-    assert await shell.run() == LABEL_SECONDS
-    assert shell.world.status == {"conditions": []}
-
-
-async def test_refused_label_holds_up_nothing_else() -> None:
-    """An administrator may not grant the right to patch services: they are reported as always."""
-    refusal = Forbidden("apply", status=403, reason="Forbidden", message="cannot patch")
-    shell = Shell(World(refusal=refusal), Plan(status={"conditions": []}, labels={"inference.pomona.dev/engine": "a"}))
-    await shell.run()
-    assert shell.world.status == {"conditions": []}
-
-
 @pytest.mark.parametrize(
-    "refusal", [Conflict("apply", status=409, reason="Conflict"), NotFound("apply", status=404)], ids=["other", "gone"]
+    ("refusal", "again_seconds"),
+    [
+        (ApiError("apply", status=500, reason="InternalError"), LABEL_SECONDS),
+        (ApiError("apply", status=400, reason="BadRequest"), LABEL_SECONDS),
+        # An administrator may not grant the right to patch services: they are reported as always.
+        (Forbidden("apply", status=403, reason="Forbidden", message="cannot patch"), None),
+        # The watch brings the other object; a webhook that answers so would be asked for ever.
+        (Conflict("apply", status=409, reason="Conflict"), None),
+        (NotFound("apply", status=404), None),
+    ],
 )
-async def test_label_of_an_object_that_is_replaced_is_not_tried_again_at_once(refusal: ApiError) -> None:
-    """The watch brings the other object; a webhook that answers so would be asked for ever."""
+async def test_refused_label_is_written_later_and_holds_up_nothing_else(
+    refusal: ApiError, again_seconds: float | None
+) -> None:
     shell = Shell(World(refusal=refusal), Plan(status={"conditions": []}, labels={"inference.pomona.dev/engine": "a"}))
-    assert await shell.run() is None
+    assert await shell.run() == again_seconds
+    assert shell.world.status == {"conditions": []}
 
 
 @pytest.mark.parametrize(
