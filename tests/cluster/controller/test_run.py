@@ -14,7 +14,7 @@ import pytest
 
 from controller.reconcile.kopf_feed import follow
 from kube import credentials
-from kube.client import Client, Obj, connect
+from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import NotFound
 from kube.resources import LEASES, MODELS, SERVICES, Resource
@@ -82,22 +82,6 @@ async def test_feed_survives_an_outage_and_misses_nothing(plane: ControlPlane, c
         await make(client, MODELS, namespace, "after", spec=LOCAL)
         await eventually(lambda: store.get(MODELS, "after", namespace))
     gc.collect()  # unclosed resources warn here, and not in a later test
-
-
-async def test_feed_without_rights_waits_for_them(plane: ControlPlane, namespace: str) -> None:
-    await plane.kubectl("create", "serviceaccount", "nobody", f"--namespace={namespace}")
-    login = credentials.load(await plane.service_account_kubeconfig(namespace, "nobody"))
-    async with connect(login) as client, following(client, Store(), login) as synced:
-        await plane.kubectl("create", "clusterrole", namespace, "--verb=get,list,watch", "--resource=models,services")
-        assert not synced.is_set()
-        await plane.kubectl(
-            "create",
-            "clusterrolebinding",
-            namespace,
-            f"--clusterrole={namespace}",
-            f"--serviceaccount={namespace}:nobody",
-        )
-        await eventually(synced.is_set)
 
 
 async def reason(client: Client, namespace: str, name: str, kind: str = "Ready") -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client
-from kube.resources import EVENTS, LEASES, METAL_HOSTS, METAL_PROCESSES
+from kube.resources import EVENTS, LEASES, METAL_HOSTS
 from tests.cluster.conftest import StartMetalHost
 from tests.cluster.metal_agent.bound_process import GIB, BoundProcess, answers, answers_if_reachable, http
 from tests.controlplane.network import ADDRESS
@@ -242,27 +242,6 @@ async def test_evicted_process_waits_and_returns_after_update(update: Update) ->
         return "Returning" in {event["reason"] for event in events}
 
     await eventually(returned)
-
-
-async def test_observed_peak_counts_after_update(update: Update) -> None:
-    bound_process = update.bound_process
-    await update.serve()
-    await update.look("before")
-    await bound_process.client.delete(METAL_PROCESSES, "chat-1", bound_process.namespace)
-    await bound_process.phase("Stopped")
-    await update.old.stop()
-
-    peaks = bound_process.host.state_folder / "peaks.json"
-    written = json.loads(peaks.read_text())
-    (runs,) = written["runs"].values()
-    assert runs[-1]["bytes"] > 0
-    # The tiny engine takes less than its estimate, which a larger one may exceed.
-    runs[-1]["bytes"] = MORE_THAN_ANY_HOST_HAS
-    peaks.write_text(json.dumps(written))
-    update.new.start()
-    await update.bind("chat-2")
-    rejected = await bound_process.phase("Rejected", "InsufficientMemory", "chat-2")
-    assert "which is the peak measured here before" in rejected.message
 
 
 async def test_host_that_boots_updated_without_api_server_serves_as_before(

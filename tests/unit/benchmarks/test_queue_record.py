@@ -127,14 +127,6 @@ def test_pod_without_gate_and_node_could_be_anywhere() -> None:
     assert watched.record.list_unpinned() == ["a-1"]
 
 
-def test_device_of_a_pod_that_is_gone_may_be_given_away() -> None:
-    watched = Watched()
-    watched.put("a", devices=2, pin="one")
-    watched.end("a")
-    watched.put("b", devices=2, pin="one")
-    assert watched.record.list_double_bookings() == []
-
-
 def test_decision_may_not_pass_one_that_is_ahead_and_fits_the_node() -> None:
     watched = Watched()
     watched.put("a")
@@ -173,16 +165,6 @@ def test_decision_may_use_what_is_too_little_for_one_of_a_higher_priority_but_no
     watched.put(first, devices=4)
     watched.decide(**{second: "large"})
     assert watched.record.list_passed() == [f"{second}-1 (1) passed {first}-1 (4) on large: 3 were left"]
-
-
-def test_pod_that_has_left_the_queue_before_a_decision_is_not_passed() -> None:
-    watched = Watched(a="high")
-    watched.put("a")
-    watched.put("b")
-    watched.put("a", pin="two")
-    watched.decide(b="one")
-    assert watched.record.list_passed() == []
-    assert watched.record.admitted == 1
 
 
 def test_pod_that_waits_beside_room_is_forgotten_unless_the_room_is_kept_for_one_ahead() -> None:

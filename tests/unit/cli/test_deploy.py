@@ -120,10 +120,10 @@ def test_what_a_dry_run_prints_is_read_from_a_file_or_standard_input(tmp_path: P
         path = tmp_path / f"chat.{form}"
         path.write_text(printed)
         assert deploy("-f", str(path), "--dry-run", "-o", form) == (0, printed)
-        with path.open() as given:
-            argv = [sys.executable, "-m", "cli.main", "deploy", "-f", "-", "--dry-run", "-o", form]
-            done = subprocess.run(argv, check=True, stdin=given, capture_output=True, text=True, timeout=60)
-        assert done.stdout == printed
+    with path.open() as given:
+        argv = [sys.executable, "-m", "cli.main", "deploy", "-f", "-", "--dry-run", "-o", form]
+        done = subprocess.run(argv, check=True, stdin=given, capture_output=True, text=True, timeout=60)
+    assert done.stdout == printed
 
 
 def test_object_of_a_list_has_its_own_line(tmp_path: Path) -> None:

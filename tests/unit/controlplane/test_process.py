@@ -29,17 +29,6 @@ async def test_all_starts_append_to_one_log(tmp_path: Path) -> None:
     assert not process.running
 
 
-async def test_log_of_an_earlier_program_in_the_same_file_is_not_its_log(tmp_path: Path) -> None:
-    earlier, later = python(tmp_path, "print('earlier')"), python(tmp_path, "print('later')")
-    earlier.start()
-    await earlier.wait()
-    later.start()
-    await later.wait()
-
-    assert earlier.tail(5) == "earlier\nlater"
-    assert later.tail(5) == "later"
-
-
 async def test_stop_returns_the_exit_code(tmp_path: Path) -> None:
     process = python(tmp_path, "import time; time.sleep(60)")
     process.start()
@@ -69,15 +58,3 @@ def test_process_is_started_in_one_event_loop_and_stopped_in_another(tmp_path: P
     asyncio.run(process.kill())
 
     assert process.exit_code == -signal.SIGKILL
-
-
-async def test_second_start_of_a_running_process_is_refused(tmp_path: Path) -> None:
-    process = python(tmp_path, "import time; time.sleep(60)")
-    with pytest.raises(RuntimeError, match="never started"):
-        await process.stop()
-    process.start()
-
-    with pytest.raises(RuntimeError, match="runs already"):
-        process.start()
-
-    await process.kill()

@@ -88,7 +88,7 @@ async def pod() -> AsyncIterator[Pod]:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BUSY_SECONDS", "IDLE_SECONDS"):
+    for name in ("BUSY_SECONDS", "IDLE_SECONDS", "LEAST_SECONDS"):
         monkeypatch.setattr(traffic_meter, name, 0.05)
     monkeypatch.setattr(traffic_meter, "STALE_SECONDS", 0.3)
 
