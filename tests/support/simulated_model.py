@@ -143,6 +143,13 @@ class SimulatedModel:
         metadata = ObjectMeta(name=f"chat-{len(self.consumers)}", namespace="team")
         self.consumers.append(InferenceService(metadata=metadata, spec=InferenceServiceSpec(model_ref="tiny", **spec)))
 
+    def begin_fetch(self) -> None:
+        """Inspect the Model, and start the fetch of its weights for a service."""
+        self.add_consumer()
+        self.settle()
+        self.end("inspect", 0, INSPECTED)
+        self.settle()
+
     def job(self, verb: str) -> Obj:
         found = [job for name, job in self.jobs.items() if f"-{verb}-" in name]
         (running,) = [job for job in found if "status" not in job] if len(found) > 1 else found

@@ -6,7 +6,7 @@ import pytest
 
 from controller.models.jobs import FIRST_RETRY_SECONDS
 from kube.client import Obj
-from tests.support.simulated_model import INSPECTED, SimulatedModel, pod
+from tests.support.simulated_model import SimulatedModel, pod
 
 
 def pull_secrets(job: Obj) -> list[Obj] | None:
@@ -22,10 +22,7 @@ def pull_secrets(job: Obj) -> list[Obj] | None:
 def test_jobs_have_the_pull_secrets_of_the_controller(names: tuple[str, ...], expected: list[Obj] | None) -> None:
     simulated = SimulatedModel()
     simulated.pull_secrets = names
-    simulated.add_consumer()
-    simulated.settle()
-    simulated.end("inspect", 0, INSPECTED)
-    simulated.settle()
+    simulated.begin_fetch()
     jobs = [each for each in simulated.made if each["kind"] == "Job"]
     assert [pull_secrets(each) for each in jobs] == [expected, expected]
 
@@ -54,10 +51,7 @@ def test_image_that_cannot_be_pulled_is_reported_with_the_option_for_a_login(rea
 def test_pull_secret_that_may_be_missing_is_named_with_its_namespace() -> None:
     simulated = SimulatedModel()
     simulated.pull_secrets = ("registry", "mirror")
-    simulated.add_consumer()
-    simulated.settle()
-    simulated.end("inspect", 0, INSPECTED)
-    simulated.settle()
+    simulated.begin_fetch()
     refuse_image(simulated, "fetch")
     cached = simulated.condition("Cached")
     assert cached.reason == "ImagePullBackOff"
@@ -67,10 +61,7 @@ def test_pull_secret_that_may_be_missing_is_named_with_its_namespace() -> None:
 
 def test_job_without_the_pull_secret_that_it_needs_is_replaced() -> None:
     simulated = SimulatedModel()
-    simulated.add_consumer()
-    simulated.settle()
-    simulated.end("inspect", 0, INSPECTED)
-    simulated.settle()
+    simulated.begin_fetch()
     refuse_image(simulated, "fetch")
     first = simulated.job("fetch")
     simulated.pull_secrets = ("registry",)

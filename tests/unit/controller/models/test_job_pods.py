@@ -13,7 +13,7 @@ from kube.client import Client, Obj, ObjectList
 from kube.errors import ApiError, Forbidden, Unreachable
 from kube.resources import EVENTS, JOBS, PODS, Resource
 from tests.support.api_objects import NOW, store
-from tests.support.simulated_model import INSPECTED, START, SimulatedModel
+from tests.support.simulated_model import START, SimulatedModel
 
 QUOTA = 'pods "tiny-inspect-1" is forbidden: exceeded quota: q, requested: requests.memory=128Mi'
 WORDS = f"Error creating: {QUOTA}"
@@ -38,10 +38,7 @@ def test_refused_pod_of_an_inspection_is_the_reason_of_the_model() -> None:
 
 def test_refused_pod_of_a_fetch_is_the_reason_of_the_weights() -> None:
     simulated = SimulatedModel()
-    simulated.add_consumer()
-    simulated.settle()
-    simulated.end("inspect", 0, INSPECTED)
-    simulated.settle()
+    simulated.begin_fetch()
     refuse(simulated, "fetch")
     cached = simulated.condition("Cached")
     assert cached.reason == "FailedCreate"

@@ -441,10 +441,7 @@ def test_plans_settle_with_few_jobs_after_any_sequence_of_events(actions: Iterab
     # From any state the Model becomes Ready once nothing fails any more.
     simulated.edit(source="http://models.example/final.gguf", cache=CacheOptions())
     simulated.consumers.clear()
-    simulated.add_consumer()
-    simulated.settle()
-    simulated.end("inspect", 0, INSPECTED)
-    simulated.settle()
+    simulated.begin_fetch()
     simulated.end("fetch", 0, {})
     simulated.settle()
     assert simulated.model.status.phase == "Ready"

@@ -1,14 +1,11 @@
 """A volume that the fetch of a Model cannot write."""
 
-from tests.support.simulated_model import INSPECTED, SimulatedModel
+from tests.support.simulated_model import SimulatedModel
 
 
 def test_volume_that_refuses_the_fetch_is_named_with_its_storage_class() -> None:
     simulated = SimulatedModel()
-    simulated.add_consumer()
-    simulated.settle()
-    simulated.end("inspect", 0, INSPECTED)
-    simulated.settle()
+    simulated.begin_fetch()
     said = "permission denied: /models has owner 0: use a StorageClass that honours fsGroup"
     simulated.end("fetch", 1, {"reason": "StorageFailed", "message": said})
     simulated.settle()
