@@ -3,6 +3,7 @@
 import os
 import plistlib
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -175,7 +176,8 @@ def launchctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launc
 
 @pytest.fixture
 def manager(tmp_path: Path, launchctl: LaunchctlStandIn) -> Launchd:
-    return Launchd((GUI, USER), tmp_path / "plists", str(launchctl.program), pause=lambda _: None)
+    """A manager whose pauses are shorter, and long enough for a busy machine to start and end a job."""
+    return Launchd((GUI, USER), tmp_path / "plists", str(launchctl.program), pause=lambda _: time.sleep(0.1))
 
 
 def define(tmp_path: Path, *words: str) -> ServiceDefinition:
@@ -281,7 +283,7 @@ def test_install_that_was_interrupted_is_made_good_by_the_next_one(
 
 
 def test_job_that_ends_at_once_is_reported(tmp_path: Path, manager: Launchd) -> None:
-    ends = ServiceDefinition((sys.executable, "-c", "", "--state-dir", "/x"), None, tmp_path, tmp_path / "output")
+    ends = ServiceDefinition(("sh", "-c", "", "--state-dir", "/x"), None, tmp_path, tmp_path / "output")
     with pytest.raises(ServiceError, match="does not stay running"):
         manager.install(ends)
 
