@@ -8,10 +8,13 @@ import pty
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
+from tests.support.eventually import LIMIT_SECONDS as SHOWN_SECONDS
 from tests.support.eventually import eventually
 
 LIMIT_SECONDS = 180.0
 """Limit for the end of a program, also on a busy machine: it is no claim about speed."""
+AGAIN_SECONDS = 5.0
+"""Pause before keys are typed again."""
 CTRL_C, CTRL_D = "\x03", "\x04"
 CHUNK_BYTES = 1 << 16
 
@@ -39,7 +42,18 @@ class Terminal:
         """Type keys; CTRL_C and CTRL_D do what they do in a shell."""
         os.write(self._descriptor, text.encode())
 
-    async def wait_for(self, text: str) -> None:
+    async def type_until(self, keys: str, text: str) -> None:
+        """Type keys until the terminal shows a text; the program may not read those that come just after its prompt.
+
+        Raises:
+            RuntimeError: as `wait_for`.
+        """
+        while True:
+            self.type(keys)
+            with contextlib.suppress(AssertionError):
+                return await self.wait_for(text, AGAIN_SECONDS)
+
+    async def wait_for(self, text: str, within_seconds: float = SHOWN_SECONDS) -> None:
         """Wait until the terminal shows a text after the one that was waited for before.
 
         Raises:
@@ -51,7 +65,7 @@ class Terminal:
                 raise RuntimeError(f"the program ended without {text!r}: {self.output}")
             return text in self.output[self._seen :]
 
-        await eventually(is_shown)
+        await eventually(is_shown, within_seconds)
         self._seen = self.output.index(text, self._seen) + len(text)
 
     async def end(self) -> int:

@@ -25,6 +25,5 @@ click.command(lambda: asyncio.run(ask()))()
 async def test_question_ends_with_the_first_key(typed: str, code: int, said: str) -> None:
     async with open_terminal([sys.executable, "-c", SCRIPT], CHECKOUT) as terminal:
         await terminal.wait_for("chat serves now. Delete it? [y/N]: ")
-        terminal.type(typed)
-        await terminal.wait_for(said)
+        await terminal.type_until(typed, said)
         assert await terminal.end() == code
