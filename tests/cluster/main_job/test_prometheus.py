@@ -39,9 +39,11 @@ OF_DEVICES = {
 """Metrics that a node without a device has not: they are compared with those of a node agent that is told of one."""
 NOT_HERE = re.compile(
     r"(vllm:|sglang:|tgi_|llamacpp:|DCGM_|(amd_)?gpu_|habanalabs_)\w+|pomona_device_\w+|pomona_cache_usage_ratio"
+    r"|pomona_service_degraded"
 )
 """Metrics of engines and exporters that do not run here, and what is recorded of them: the rules are tried with series
-of their names by tests/cluster/metrics, and llama.cpp in a pod by `test_alerts.py`."""
+of their names by tests/cluster/metrics, and llama.cpp in a pod by `test_alerts.py`. No service here is degraded: its
+series is that of tests/unit/controller/test_model_metrics.py."""
 DEVICE = NodeDevice("GPU-1", memory_bytes=GIB, free_bytes=GIB, utilization_percent=1, temperature_celsius=50)
 
 
