@@ -149,8 +149,8 @@ async def verify_local(
     path = local_files.locate(source, file_root)
     with storage_faults(path):
         revision, size = local_files.revision(path), path.stat().st_size
-        if sha256 and (found := await _hash_path(path, on_progress)) != sha256:
-            raise build_mismatch(source, sha256, "the file", _if_weights(path, found))
+        if sha256 and (digest := await _hash_path(path, on_progress)) != sha256:
+            raise build_mismatch(source, sha256, "the file", _if_weights(path, digest))
     return FetchedArtifact(path, size, sha256 or "", revision)
 
 
@@ -177,12 +177,12 @@ async def _hash_path(path: Path, on_progress: ReportProgress) -> str:
 
 
 def build_mismatch(
-    source: Source, expected: str, holder: str, found: str = "", *, retryable: bool = False
+    source: Source, expected: str, holder: str, actual: str = "", *, retryable: bool = False
 ) -> ArtifactError:
-    """Return the error for a digest that is not the expected one; `found` is that of weights, which may be told."""
+    """Return the error for a digest that is not the expected one; `actual` is that of weights, which may be told."""
     return ArtifactError(
         "ChecksumMismatch",
-        f"{source.display}: expected sha256 {expected}, but {holder} has {found or 'another'}: correct the sha256 or "
+        f"{source.display}: expected sha256 {expected}, but {holder} has {actual or 'another'}: correct the sha256 or "
         "the source",
         retryable=retryable,
     )
@@ -258,10 +258,10 @@ class _Download:
                 "SourceUnreachable", f"{self._source.display}: the server ended the response at {have}", retryable=True
             )
         if expected and partial.sha256 != expected:
-            inherited, found = partial.inherited, _if_weights(partial.partial_path, partial.sha256)
+            inherited, actual = partial.inherited, _if_weights(partial.partial_path, partial.sha256)
             partial.discard()
             # Bytes of an earlier process may be damaged by a power failure: one download from the start heals that.
-            raise build_mismatch(self._source, expected, "the fetched file", found, retryable=inherited)
+            raise build_mismatch(self._source, expected, "the fetched file", actual, retryable=inherited)
         return await partial.finish(response.revision)
 
     def _expected(self, response: SourceResponse) -> str | None:

@@ -136,12 +136,12 @@ class _Series(NamedTuple):
 
 def _group_numbered(weights: Iterable[RepositoryFile]) -> dict[_Series, set[int]]:
     """Return the numbers that are there of each series of files."""
-    found: dict[_Series, set[int]] = {}
+    numbers: dict[_Series, set[int]] = {}
     for file in weights:
         if match := _NUMBERED.fullmatch(file.path):
             series = _Series(match["stem"], match["total"], len(match["number"]))
-            found.setdefault(series, set()).add(int(match["number"]))
-    return found
+            numbers.setdefault(series, set()).add(int(match["number"]))
+    return numbers
 
 
 def _advise_whole(weights: Sequence[RepositoryFile]) -> str:
@@ -195,13 +195,13 @@ def _find_parts(source: Source, listing: Listing, first: str) -> list[Repository
     except ValueError as error:
         raise ArtifactError("SourceInvalid", f"{source.display}: {first} {error}") from error
     by_path = {file.path: file for file in listing.files}
-    missing = [each for each in names if f"{folder}{slash}{each}" not in by_path]
+    missing = [part for part in names if f"{folder}{slash}{part}" not in by_path]
     if missing:
         raise ArtifactError(
             "SourceNotFound",
             f"{source.display}: {missing[0]} is missing: the model needs all of its {len(names)} files",
         )
-    return [by_path[f"{folder}{slash}{each}"] for each in names]
+    return [by_path[f"{folder}{slash}{part}"] for part in names]
 
 
 def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[RepositoryFile]:
@@ -212,16 +212,16 @@ def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[
         and not is_gguf_name(file.path)
         and (file.path == INDEX or not file.path.endswith(_INDEX_SUFFIX))
     ]
-    found = [file for file in top if file.path.endswith(WEIGHTS) and (not weights or file.path in weights)]
+    weight_files = [file for file in top if file.path.endswith(WEIGHTS) and (not weights or file.path in weights)]
     if not weights:
-        found = [file for file in found if not file.path.startswith(_ORIGINAL)] or found
-    if len(found) < len(weights):
+        weight_files = [file for file in weight_files if not file.path.startswith(_ORIGINAL)] or weight_files
+    if len(weight_files) < len(weights):
         raise ArtifactError(
             "SourceInvalid",
             f"{source.display}: files matches weights in a folder of the repository, {_show(weights)}: engines "
             "read none there",
         )
-    if not found or not any(file.path in (CONFIG, ADAPTER_CONFIG) for file in top):
+    if not weight_files or not any(file.path in (CONFIG, ADAPTER_CONFIG) for file in top):
         ggufs = [file.path for file in listing.files if is_gguf_name(file.path)]
         way_out = (
             f": name one of its GGUF files in files{_advise_files(ggufs)}"
@@ -233,8 +233,8 @@ def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[
             f"{source.display}: has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of weights{way_out}",
         )
     if all(file.path != INDEX for file in top):
-        _require_all_numbers(source, found)
-    chosen = [file for file in top if file in found or not file.path.endswith(WEIGHTS)]
+        _require_all_numbers(source, weight_files)
+    chosen = [file for file in top if file in weight_files or not file.path.endswith(WEIGHTS)]
     if len(chosen) > _MOST_FILES:
         raise ArtifactError("SourceRefused", f"{source.display}: has more than {_MOST_FILES} files for an engine")
     return chosen

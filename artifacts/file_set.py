@@ -98,8 +98,8 @@ class FileSet:
             if sha256 and len(listing.files) > 1:
                 raise self.build_digest_refusal(listing)
             source = self._repository.file_source(first.path, None)
-            found = await verify_local(source, self._access.file_root, sha256, on_progress)
-            return dataclasses.replace(found, size_bytes=listing.size_bytes)
+            artifact = await verify_local(source, self._access.file_root, sha256, on_progress)
+            return dataclasses.replace(artifact, size_bytes=listing.size_bytes)
         folder = local_files.locate(self._source, self._access.file_root)
         return FetchedArtifact(folder, listing.size_bytes, "", listing.revision)
 
@@ -118,14 +118,14 @@ class FileSet:
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
-        found = {}
+        contents = {}
         for file in listing.files:
             if file.path in _READ:
                 text = await self._read(listing, file, _CONFIG_BYTES if file.path in _KEPT else _CHECKED_BYTES)
                 await asyncio.to_thread(parse_safe, file.path, text, listing.python_files)
                 if file.path in _KEPT:
-                    found[file.path] = text
-        return found
+                    contents[file.path] = text
+        return contents
 
     async def read_weights(self, listing: Listing) -> SafetensorsHeader:
         """Read the headers of all safetensors files.
@@ -145,12 +145,12 @@ class FileSet:
         headers: list[gguf.GGUFHeader] = []
         for file in listing.files:
             try:
-                found = await self._open(listing, file, _read_gguf_header)
+                header = await self._open(listing, file, _read_gguf_header)
             except ArtifactError as error:
                 if error.reason != "HeaderInvalid":
                     raise
                 raise ArtifactError(error.reason, f"{file.path}: {error.message}") from error
-            keep_part(headers, found.header, file.path)
+            keep_part(headers, header.header, file.path)
         return headers
 
     async def _read(self, listing: Listing, file: RepositoryFile, most_bytes: int) -> bytes:
@@ -193,7 +193,7 @@ class FileSet:
             def advance(here: int, _total: int | None, before: int = done) -> None:
                 on_progress(before + here, listing.size_bytes)
 
-            each = await fetch_file(
+            artifact = await fetch_file(
                 self._repository,
                 file.path,
                 destination_dir / file.name,
@@ -203,12 +203,12 @@ class FileSet:
                 make_room=make_room,
                 patience=self._access.patience,
             )
-            if each.size_bytes != file.size_bytes:
+            if artifact.size_bytes != file.size_bytes:
                 # Disk and memory were reserved for the listed size.
-                problem = f"listed {file.path} with {file.size_bytes} bytes, but sent {each.size_bytes}"
+                problem = f"listed {file.path} with {file.size_bytes} bytes, but sent {artifact.size_bytes}"
                 raise ArtifactError("SourceRefused", f"{self._source.display}: the server {problem}")
-            fetched.append(each)
-            done += each.size_bytes
+            fetched.append(artifact)
+            done += artifact.size_bytes
         return fetched
 
     def build_digest_refusal(self, listing: Listing) -> ArtifactError:
@@ -217,24 +217,24 @@ class FileSet:
         return ArtifactError("SourceInvalid", f"{self._source.display}: {problem}")
 
 
-async def _read_whole(each: _OpenedFile) -> bytes:
-    return await read_start(each.opened, each.name, each.file.size_bytes, each.file.size_bytes)
+async def _read_whole(file: _OpenedFile) -> bytes:
+    return await read_start(file.opened, file.name, file.file.size_bytes, file.file.size_bytes)
 
 
-async def _read_gguf_header(each: _OpenedFile) -> FoundHeader:
-    found = await read_header(each.name, each.opened)
-    if found.size_bytes != each.file.size_bytes:
-        problem = f"is listed with {each.file.size_bytes} bytes, but the server has {found.size_bytes}"
-        raise ArtifactError("SourceRefused", f"{each.name}: {problem}")
-    return found
+async def _read_gguf_header(file: _OpenedFile) -> FoundHeader:
+    header = await read_header(file.name, file.opened)
+    if header.size_bytes != file.file.size_bytes:
+        problem = f"is listed with {file.file.size_bytes} bytes, but the server has {header.size_bytes}"
+        raise ArtifactError("SourceRefused", f"{file.name}: {problem}")
+    return header
 
 
-async def _read_safetensors_header(each: _OpenedFile) -> SafetensorsHeader:
-    path, size = each.file.path, each.file.size_bytes
-    text = await read_start(each.opened, each.name, size, _FIRST_BYTES)
+async def _read_safetensors_header(file: _OpenedFile) -> SafetensorsHeader:
+    path, size = file.file.path, file.file.size_bytes
+    text = await read_start(file.opened, file.name, size, _FIRST_BYTES)
     end = LENGTH_BYTES + safetensors_header.parse_length(path, text, size)
     if len(text) < end:
-        text = await read_start(each.opened, each.name, size, end)
+        text = await read_start(file.opened, file.name, size, end)
     text = text[LENGTH_BYTES:end]
     return await asyncio.to_thread(safetensors_header.parse, path, text, size)
 
@@ -246,15 +246,15 @@ def read_stored_configs(folder: Path) -> dict[str, bytes]:
         ArtifactError: HeaderInvalid, or CustomCode.
         OSError: a file cannot be read.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     python_files = local_files.list_python(folder)
     for name in _READ:
         if (folder / name).is_file():
             text = _read_local(folder / name, _CONFIG_BYTES if name in _KEPT else _CHECKED_BYTES)
             parse_safe(name, text, python_files)
             if name in _KEPT:
-                found[name] = text
-    return found
+                contents[name] = text
+    return contents
 
 
 def read_stored_weights(folder: Path) -> SafetensorsHeader:

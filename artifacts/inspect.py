@@ -113,15 +113,15 @@ async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None
         async with open_repository(source, access).open_file(source.path, None) as opened:
             return await read_header(source.display, opened)
 
-    found = await retry_read(read, access.patience)
-    facts = _describe_gguf(merge_headers([found.header], [source.file]))
-    _refuse_other_digest(source, sha256, found.sha256)
-    return _with_facts(facts, found.size_bytes, found.revision, source.file, sha256 or found.sha256)
+    header = await retry_read(read, access.patience)
+    facts = _describe_gguf(merge_headers([header.header], [source.file]))
+    _refuse_other_digest(source, sha256, header.sha256)
+    return _with_facts(facts, header.size_bytes, header.revision, source.file, sha256 or header.sha256)
 
 
 def _with_facts(facts: HeaderFacts, size_bytes: int, revision: str, file: str, sha256: str | None) -> Inspection:
-    known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
-    return Inspection(**known, size_bytes=size_bytes, revision=revision, file=file, sha256=sha256)
+    fields = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
+    return Inspection(**fields, size_bytes=size_bytes, revision=revision, file=file, sha256=sha256)
 
 
 def _refuse_other_digest(source: Source, expected: str | None, stated: str | None) -> None:
@@ -190,9 +190,9 @@ async def inspect_with_mirrors(
     async def read(server: Source, patience: Patience) -> Inspection:
         return await inspect(server, access(server, patience), sha256=sha256, is_mounted=is_mounted)
 
-    found, server = await read_from_any(source, parse_mirrors(source, mirrors, sha256), read)
+    inspection, server = await read_from_any(source, parse_mirrors(source, mirrors, sha256), read)
     # An artifact has one digest everywhere.
-    return found if server is source or server.scheme == "oci" else dataclasses.replace(found, revision="")
+    return inspection if server is source or server.scheme == "oci" else dataclasses.replace(inspection, revision="")
 
 
 def check_stored(source: Source, path: Path) -> HeaderFacts:

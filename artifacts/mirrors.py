@@ -31,7 +31,7 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
     Raises:
         SourceError: a mirror is neither, or there is no digest to verify its bytes by.
     """
-    found = []
+    sources = []
     for text in mirrors:
         mirror = parse(text)
         if "oci" in (source.scheme, mirror.scheme):
@@ -40,8 +40,8 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
             raise SourceError(text, "a mirror is for one file of an hf:// or http(s):// source, and names one")
         elif not sha256:
             raise SourceError(text, "a mirror needs the SHA-256 of the file, by which its bytes are verified")
-        found.append(dataclasses.replace(mirror, file=source.file, files=source.files))
-    return found
+        sources.append(dataclasses.replace(mirror, file=source.file, files=source.files))
+    return sources
 
 
 def _refuse_other_artifact(source: Source, mirror: Source) -> None:
@@ -78,7 +78,7 @@ async def read_from_any(
             problems.append(error)
     if not mirrors:
         raise problems[0]
-    message = "; ".join(each.message for each in problems)
+    message = "; ".join(artifact_error.message for artifact_error in problems)
     # A mirror that lacks the file is no proof that the source does.
     raise ArtifactError(
         problems[0].reason,

@@ -47,8 +47,8 @@ class VerifiedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     def holds_for(self, path: Path) -> bool:
         """Return whether the file at `path` still has the size and time that were verified."""
         with contextlib.suppress(OSError):
-            found = path.stat()
-            return (found.st_size, found.st_mtime_ns) == (self.size_bytes, self.mtime_nanoseconds)
+            status = path.stat()
+            return (status.st_size, status.st_mtime_ns) == (self.size_bytes, self.mtime_nanoseconds)
         return False
 
 
@@ -82,13 +82,13 @@ def storage_faults(path: Path) -> Iterator[None]:
 
 def _describe_refusal(path: Path) -> str:
     """Return why this process may not read `path`, or not write to it: the file or folder, its owner, the way out."""
-    folder = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
+    folder = next((ancestor for ancestor in (path, *path.parents) if os.path.lexists(ancestor)), path)
     is_read_only = False
     owner = ""
     with contextlib.suppress(OSError):
         is_read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-        found = folder.stat()
-        owner = f" has owner {found.st_uid}, group {found.st_gid} and mode {stat.S_IMODE(found.st_mode):o};"
+        status = folder.stat()
+        owner = f" has owner {status.st_uid}, group {status.st_gid} and mode {stat.S_IMODE(status.st_mode):o};"
     if is_read_only:
         return f"{folder} is on a read-only volume: mount it for writing, or use another volume"
     problem = f"permission denied: {folder}{owner} this process is user {os.geteuid()}, group {os.getegid()}"
@@ -164,13 +164,13 @@ def read_download_record(path: Path) -> DownloadRecord | None:
 
 def write_download_record(path: Path, file: Path, source: str, revision: str, sha256: str) -> DownloadRecord:
     """Record the digest of `file`, which is or will be renamed to `path`."""
-    found = file.stat()
+    status = file.stat()
     record = DownloadRecord(
         source=source,
         revision=revision,
         sha256=sha256,
-        size_bytes=found.st_size,
-        mtime_nanoseconds=found.st_mtime_ns,
+        size_bytes=status.st_size,
+        mtime_nanoseconds=status.st_mtime_ns,
     )
     durable.write(path.with_name(f"{path.name}.verified.json"), record)
     return record

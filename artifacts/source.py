@@ -211,11 +211,11 @@ def _check_patterns(source: Source, files: Sequence[str]) -> None:
         raise SourceError(source.text, "is a folder that is served as it is: remove files, or name a .gguf file in it")
     if len(files) > MOST_PATTERNS:
         raise SourceError(source.text, f"has {len(files)} files: give at most {MOST_PATTERNS} patterns")
-    for each in files:
-        if not _is_pattern(each):
+    for file in files:
+        if not _is_pattern(file):
             raise SourceError(
                 source.text,
-                f"files has {each[:100]!r}: give the path of files in the repository, in which * stands for any "
+                f"files has {file[:100]!r}: give the path of files in the repository, in which * stands for any "
                 f"letters, such as *Q4_K_M*.gguf; at most {MOST_PATTERN_CHARACTERS} printable characters",
             )
 
@@ -233,8 +233,8 @@ def quote_pattern(path: str) -> str:
 
 def advise_files(patterns: Iterable[str]) -> str:
     """Return the first of `patterns` that a user can write, as the field `files` in YAML; empty if there is none."""
-    found = next((pattern for pattern in patterns if _is_pattern(pattern)), None)
-    return "" if found is None else "files: ['{}']".format(found.replace("'", "''"))
+    first = next((pattern for pattern in patterns if _is_pattern(pattern)), None)
+    return "" if first is None else "files: ['{}']".format(first.replace("'", "''"))
 
 
 def scheme_of(text: str) -> Scheme | None:

@@ -41,12 +41,12 @@ class StoredIdentities:
         except OSError as error:
             _report(self._objects, error)
             return ()
-        known_times, known = self._known
+        known_times, cached = self._known
         if times == known_times:
-            return known
-        found = self._read_all([digest for _, digest in folders])
-        self._known = times, found
-        return found
+            return cached
+        identities = self._read_all([digest for _, digest in folders])
+        self._known = times, identities
+        return identities
 
     def _read_all(self, digests: Iterable[str]) -> Sequence[str]:
         complete = {digest: [digest] for digest in digests if _is_complete(self._objects / digest)}
@@ -59,13 +59,13 @@ class StoredIdentities:
 
 def _list_objects(folder: Path) -> list[tuple[int, str]]:
     """Return the digests of all objects, each with the time of its folder, which records its last use."""
-    found = []
+    objects = []
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 if is_digest(entry.name):
-                    found.append((entry.stat().st_mtime_ns, entry.name))
-    return found
+                    objects.append((entry.stat().st_mtime_ns, entry.name))
+    return objects
 
 
 def _find_time(folder: Path) -> int:

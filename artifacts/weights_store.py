@@ -93,7 +93,7 @@ class _Wanted(NamedTuple):
     @property
     def is_public(self) -> bool:
         """True if nothing secret is needed to fetch it; a query may be a signature."""
-        return not self.token and not any("?" in each.text for each in (self.source, *self.mirrors))
+        return not self.token and not any("?" in source.text for source in (self.source, *self.mirrors))
 
 
 class WeightsStore:
@@ -232,13 +232,13 @@ class WeightsStore:
 
     def stored(self) -> list[StoredWeights]:
         """Describe all objects, the most recently used first. Raises OSError."""
-        found = []
+        weights = []
         for folder in _list_folders(self._objects):
             manifest = durable.read(folder / MANIFEST, Manifest)
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 if manifest is not None:
-                    found.append(StoredWeights(manifest, folder.stat().st_mtime, in_use=is_in_use(folder)))
-        return sorted(found, key=lambda stored: -stored.used_at)
+                    weights.append(StoredWeights(manifest, folder.stat().st_mtime, in_use=is_in_use(folder)))
+        return sorted(weights, key=lambda stored: -stored.used_at)
 
     def identities(self) -> Sequence[str]:
         """Return the `weights_identity` of all complete objects, the most recently used first. Never raises."""
@@ -293,8 +293,8 @@ class WeightsStore:
             return HeldWeights(path, "")
         record = self._local / f"{cache_key(source.text, '')}.json"
         async with locked(record):
-            known = await asyncio.to_thread(durable.read, record, StoredFile)
-            if known is None or known.sha256 != sha256 or not known.is_at(path):
+            file = await asyncio.to_thread(durable.read, record, StoredFile)
+            if file is None or file.sha256 != sha256 or not file.is_at(path):
                 before = StoredFile.of(path, sha256)  # taken before hashing, so that a change meanwhile is detected
                 await verify_local(source, self._settings.file_root, sha256, on_progress)
                 await in_thread(durable.write, record, before)
@@ -373,7 +373,7 @@ class WeightsStore:
         Until the rename the folder is an unfinished download: after a crash the next call repeats this step.
         """
         source, requested = wanted.source, wanted.revision
-        files = tuple(StoredFile.of(each.path, each.sha256) for each in fetched)
+        files = tuple(StoredFile.of(artifact.path, artifact.sha256) for artifact in fetched)
         is_folder = _is_folder(source, fetched)
         digest = folder_digest(files) if is_folder or len(files) > 1 else files[0].sha256
         manifest = Manifest(server.display, revision, digest, files, is_folder)

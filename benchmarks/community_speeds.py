@@ -157,7 +157,7 @@ def read_rows(dropped: Counter[str] | None = None) -> Iterator[CommunityRow]:
 def _read_row(hardware: dict[str, Any], result: dict[str, Any]) -> CommunityRow | str:
     """Return the row, or the reason why it is dropped."""
     name = re.sub(r"\.gguf$", "", result["model"].split("/")[-1].lower())
-    tag = _DASHED.sub(lambda found: f"{found[1] or found[3]}.{found[2] or found[4]}", _AGENT.sub("", name))
+    tag = _DASHED.sub(lambda match: f"{match[1] or match[3]}.{match[2] or match[4]}", _AGENT.sub("", name))
     size = _read_size(tag)
     runtime = _read_runtime(result["provider"], tag)
     bits = _read_bits(tag, result["provider"])
@@ -210,11 +210,11 @@ def _read_size(tag: str) -> tuple[float, float | None] | None:
     for pattern, total, active in _EXPERTS:
         if re.search(pattern, tag):
             return total, active
-    if found := _SIZE.search(tag):
-        if found[1] and found[2] in _EFFECTIVE:
-            return _EFFECTIVE[found[2]], None
+    if match := _SIZE.search(tag):
+        if match[1] and match[2] in _EFFECTIVE:
+            return _EFFECTIVE[match[2]], None
         experts = _ACTIVE.search(tag)
-        return _billions(found[2], found[3]), _billions(experts[1], experts[2]) if experts else None
+        return _billions(match[2], match[3]), _billions(experts[1], experts[2]) if experts else None
     return next(((size, None) for name, size in _UNSIZED if name in tag), None)
 
 
@@ -224,8 +224,8 @@ def _billions(number: str, unit: str) -> float:
 
 def _read_bits(tag: str, provider: str) -> float | None:
     """Return bits of a weight; a tag of Ollama without a quantization has that of its library."""
-    if found := _QUANTIZATION.search(tag):
-        return _BITS[found[1]]
+    if match := _QUANTIZATION.search(tag):
+        return _BITS[match[1]]
     if provider == "ollama":
         return 4.6 if "gpt-oss" in tag else _BITS["nvfp4" if "mlx" in tag else "q4_0" if "qat" in tag else "q4_k_m"]
     return {"vllm": _BITS["bf16"], "mlx": _BITS["4bit"]}.get(provider)
@@ -236,7 +236,7 @@ def _read_hardware(hardware: dict[str, Any], runtime: str) -> _Hardware | str:
     memory_gb = (hardware["vramGb"] or 0) / count
     if name in CHIPS:
         variants = CHIPS[name]
-        chip = next((each for each in variants if each.gpu_cores in {None, _VARIANTS.get(name)}), None)
+        chip = next((variant for variant in variants if variant.gpu_cores in {None, _VARIANTS.get(name)}), None)
         # Metal gives a program three quarters of the memory.
         return _Hardware(name, "metal", chip.gb_per_second, memory_gb * 0.75, True) if chip else "unknown variant"
     vendor = "amd" if re.search("AMD|Radeon", name) else "nvidia" if re.search("NVIDIA|Tesla", name) else "intel"

@@ -81,9 +81,9 @@ async def run_cycles(machine: Machine, model: Path, first: int, count: int) -> N
     for begin in range(first, first + count, AT_ONCE):
         batch = [assignment(number, model) for number in range(begin, begin + AT_ONCE)]
         machine.supervisor.assign(batch)
-        await eventually(lambda: {each.state.phase for each in machine.runners.values()} == {"Ready"})
+        await eventually(lambda: {runner.state.phase for runner in machine.runners.values()} == {"Ready"})
         machine.supervisor.assign([])
-        await eventually(lambda: {each.state.phase for each in machine.runners.values()} == {"Stopped"})
+        await eventually(lambda: {runner.state.phase for runner in machine.runners.values()} == {"Stopped"})
         machine.supervisor.assign([])
         machine.changes.clear()
         machine.exposure.calls.clear()

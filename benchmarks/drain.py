@@ -49,8 +49,8 @@ def drain(server: SimulatedServer, hosts: Iterable[Obj]) -> None:
 
 def count_drained(hosts: Iterable[Obj]) -> int:
     """Return the number of hosts on which nothing is left, as the controller reports it."""
-    conditions = (each for host in hosts for each in host["status"]["conditions"])
-    return sum((each["type"], each["status"]) == (DRAINED, "True") for each in conditions)
+    conditions = (condition for host in hosts for condition in host["status"]["conditions"])
+    return sum((condition["type"], condition["status"]) == (DRAINED, "True") for condition in conditions)
 
 
 async def measure(hosts: int) -> dict[str, float]:
@@ -73,7 +73,10 @@ async def run() -> None:
     """Measure with few and with many hosts, and print the figures."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     turns = [(await measure(FEW), await measure(MANY)) for _ in range(TURNS)]
-    few, many = ({kind: min(each[kind] for each in found) for kind in found[0]} for found in zip(*turns, strict=True))
+    few, many = (
+        {kind: min(figures[kind] for figures in measured) for kind in measured[0]}
+        for measured in zip(*turns, strict=True)
+    )
     print_figures(
         f"Drain of {DRAINED_HOSTS} of {MANY} hosts, each with {PER_HOST} processes, while {WAITING} services wait; the "
         f"floor is that of {DRAINED_HOSTS} of {FEW}",

@@ -95,7 +95,7 @@ async def measure(services: int) -> dict[str, float]:
         }
         hosts = [object_key(host) for host in world.controller.store.list(METAL_HOSTS)][:FULL_HOSTS]
         figures["a host"] = await measure_reconciles(world, METAL_HOSTS, hosts)
-        processes = [object_key(each) for each in world.controller.store.list(METAL_PROCESSES)][:RECONCILES]
+        processes = [object_key(process) for process in world.controller.store.list(METAL_PROCESSES)][:RECONCILES]
         figures["a process"] = await measure_reconciles(world, METAL_PROCESSES, processes)
         figures["report"] = await measure_reports(world)
     return figures
@@ -106,7 +106,8 @@ async def run() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     turns = [(await measure(FEW), await measure(MANY)) for _ in range(TURNS)]
     few, many = (
-        {kind: min(each[kind] for each in measured) for kind in measured[0]} for measured in zip(*turns, strict=True)
+        {kind: min(figures[kind] for figures in measured) for kind in measured[0]}
+        for measured in zip(*turns, strict=True)
     )
     print_figures(
         f"CPU of the controller with {MANY} services and {HOSTS} hosts; the floor is that with {FEW} services",

@@ -44,10 +44,10 @@ def measure_demo() -> dict[str, float]:
     with subprocess.Popen([make, "demo"], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True) as demo:
         for line in demo.stdout or ():
             output.append(line)
-            if not entrance and (found := STARTED.match(line)):
-                entrance = time.monotonic() - asked - float(found[1])
-            if found := MILESTONES.match(line):
-                parts = read_parts(found[1])
+            if not entrance and (match := STARTED.match(line)):
+                entrance = time.monotonic() - asked - float(match[1])
+            if match := MILESTONES.match(line):
+                parts = read_parts(match[1])
     if demo.returncode != 0 or not parts:
         sys.stderr.write("".join(output))
         raise RuntimeError(f"make demo ended with {demo.returncode} and without its first answer")
@@ -73,8 +73,8 @@ def main() -> None:
     load = os.getloadavg()[0]
     measure_demo()
     rounds = [measure_demo() for _ in range(ROUNDS)]
-    parts = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
-    total = statistics.median(sum(each.values()) for each in rounds)
+    parts = {name: statistics.median(durations[name] for durations in rounds) for name in rounds[0]}
+    total = statistics.median(sum(durations.values()) for durations in rounds)
     print_figures(
         f"first answer of make demo, warm, median of {ROUNDS}, load {load:.1f} before; the floor is the control plane",
         list_figures(parts, total),

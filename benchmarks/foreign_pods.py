@@ -44,8 +44,8 @@ def describe_pod(number: int, phase: str = "Running") -> bytes:
 
 
 def _build_template() -> bytes:
-    fields: Obj = {f"f:field-{each}": {"f:value": {}, ".": {}} for each in range(60)}
-    environment = [{"name": f"SETTING_{each}", "value": f"value-{each}"} for each in range(20)]
+    fields: Obj = {f"f:field-{number}": {"f:value": {}, ".": {}} for number in range(60)}
+    environment = [{"name": f"SETTING_{number}", "value": f"value-{number}"} for number in range(20)]
     container: Obj = {
         "name": "application",
         "image": "registry.example/team/application:1.2.3",
@@ -132,8 +132,8 @@ def resident_bytes() -> int:
 def measure_floor_bytes() -> float:
     """Return the memory of a dict from uid to node, for each pod."""
     before = resident_bytes()
-    known: dict[str, Any] = {str(uuid.UUID(int=number)): None for number in range(PODS)}
-    return (resident_bytes() - before) / len(known)
+    nodes: dict[str, Any] = {str(uuid.UUID(int=number)): None for number in range(PODS)}
+    return (resident_bytes() - before) / len(nodes)
 
 
 def fill_registry(foreign: ForeignPods) -> CellRegistry:
@@ -167,11 +167,11 @@ async def run() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
     events = list(list_events())
     started = time.process_time()
-    for each in events:
-        msgspec.json.decode(each, type=WatchEvent)
+    for event in events:
+        msgspec.json.decode(event, type=WatchEvent)
     decoding_seconds = time.process_time() - started
-    for each in events:
-        server.events.put_nowait(each)
+    for event in events:
+        server.events.put_nowait(event)
     started = time.process_time()
     await server.events.join()
     event_seconds = time.process_time() - started

@@ -63,7 +63,9 @@ class HostFleet:
         due = loop.time() + wait_seconds
         while True:
             await self._client.apply(LEASES, lease_of_host(name), field_manager=FIELD_MANAGER)
-            held = [each for each in self._store.by_index(METAL_PROCESSES, "host", name) if _phase(each) == "Ready"]
+            held = [
+                process for process in self._store.by_index(METAL_PROCESSES, "host", name) if _phase(process) == "Ready"
+            ]
             report = report_status(self._addresses[name], self._budget_bytes, held)
             status = {"metadata": {"name": name}, "status": report}
             await self._client.apply(METAL_HOSTS, status, field_manager=FIELD_MANAGER, subresource="status")

@@ -58,11 +58,11 @@ async def measure_round(folder: Path) -> Round:
         started = time.monotonic()
         await run_helm(*COMMAND, plane=plane)
         install = time.monotonic() - started
-        found = Round(install, await measure_floor(plane, manifest))
+        result = Round(install, await measure_floor(plane, manifest))
         await node.kill()
     finally:
         await plane.stop()
-    return found
+    return result
 
 
 async def run() -> None:
@@ -77,7 +77,11 @@ async def run() -> None:
         [
             Figure("helm install to a ready controller", install, floor, MOST_SECONDS, "s"),
             Figure(
-                "  slowest round", max(each.install for each in rounds), max(each.floor for each in rounds), None, "s"
+                "  slowest round",
+                max(trial.install for trial in rounds),
+                max(trial.floor for trial in rounds),
+                None,
+                "s",
             ),
             Figure("  CRDs, roles, policies and waits of Helm", install - floor, None, None, "s"),
         ],

@@ -55,14 +55,14 @@ def main() -> None:
     worst = 0.0
     with tempfile.TemporaryDirectory(prefix="pomona-benchmark-") as folder:
         for row in rows():
-            found = measure(row, Path(folder))
-            worst = max(worst, found.error, -found.error)
+            measured = measure(row, Path(folder))
+            worst = max(worst, measured.error, -measured.error)
             options = row.options
             types = f"{options.cache_type_k}/{options.cache_type_v}"
             print(
                 f"{row.shape.kind:<10} {options.context_length:>7} {options.parallel:>5}  "
-                f"{' '.join(options.extra_args) or types:<15} {size_text(found.estimated.total_bytes):>10} "
-                f"{size_text(found.resident_bytes):>10} {found.error:>+7.1%}",
+                f"{' '.join(options.extra_args) or types:<15} {size_text(measured.estimated.total_bytes):>10} "
+                f"{size_text(measured.resident_bytes):>10} {measured.error:>+7.1%}",
                 flush=True,
             )
     print(f"worst error {worst:.1%}, goal below {GOAL:.0%}: {'held' if worst < GOAL else 'MISSED'}")

@@ -61,8 +61,8 @@ async def serve_api(api: NodeApi) -> AsyncIterator[str]:
             await asyncio.Event().wait()
             return response
         asked = Request(request.method, request.path, dict(request.query), await request.read())
-        found = await api.request(asked)
-        return web.Response(status=found.status, body=found.body, content_type="application/json")
+        reply = await api.request(asked)
+        return web.Response(status=reply.status, body=reply.body, content_type="application/json")
 
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", answer)
@@ -154,8 +154,8 @@ async def count_writes() -> Counter[int]:
         agent = NodeAgent(api.client, options, hardware.probe, None, NodeMetrics(NAME, "pomona"))
         agents.append(asyncio.ensure_future(agent.run()))
     await asyncio.sleep(HOUR_SECONDS)
-    for each in agents:
-        each.cancel()
+    for task in agents:
+        task.cancel()
     await asyncio.gather(*agents, return_exceptions=True)
     return Counter(int(at) for api in servers for _, at in api.writes)
 

@@ -57,9 +57,9 @@ def compare_memory() -> list[PeerMemory]:
     product, memory_mib = PRODUCTS_COMPARED[0]
     compared = []
     for row, layout in _dense_rows(product, memory_mib):
-        found = estimate(Workload(layout), ServingOptions(context_length=max(128, row["effective_context_length"])))
-        if found is not None:
-            ours = found.total_bytes / _GB
+        estimated = estimate(Workload(layout), ServingOptions(context_length=max(128, row["effective_context_length"])))
+        if estimated is not None:
+            ours = estimated.total_bytes / _GB
             compared.append(PeerMemory(row["name"], row["params_b"], ours / row["memory_required_gb"]))
     return compared
 
@@ -69,11 +69,11 @@ def compare_speed(product: str, memory_mib: int) -> PeerSpeed:
     devices = describe_devices("nvidia", product, memory_bytes=memory_mib * MIB)
     ratios, peer_bandwidth = [], None
     for row, layout in _dense_rows(product, memory_mib):
-        found = estimate_speed(layout, ServingOptions(), "llama.cpp", devices)
-        if found is None or row["params_b"] < _LEAST_BILLIONS or row["run_mode"] != "GPU":
+        estimate = estimate_speed(layout, ServingOptions(), "llama.cpp", devices)
+        if estimate is None or row["params_b"] < _LEAST_BILLIONS or row["run_mode"] != "GPU":
             continue
         peer_bandwidth = row["estimate_basis"]["gpu_bandwidth_gbps"]
-        ratios.append(found.generation.expected / row["estimated_tps"])
+        ratios.append(estimate.generation.expected / row["estimated_tps"])
     return PeerSpeed((devices.bandwidth_bytes_per_second or 0) / _GB, peer_bandwidth, ratios)
 
 

@@ -93,7 +93,7 @@ def find_wave(cluster: MeasuredCluster, start_bytes: int, begin: datetime, names
 async def admit_by_controller(cluster: MeasuredCluster, store: Store, namespace: str) -> Wave:
     """Lift the quota of a namespace, and wait until all its pods are admitted."""
     start = cluster.audit.size_bytes
-    quotas = [{"namespace": "*", "devices": 0}, *({"namespace": each} for each in list_namespaces("controller"))]
+    quotas = [{"namespace": "*", "devices": 0}, *({"namespace": name} for name in list_namespaces("controller"))]
     lifted = quotas[: 2 + list_namespaces("controller").index(namespace)]
     begin = datetime.now(UTC)
     await cluster.client.patch_merge(
@@ -122,8 +122,8 @@ class BareLoop:
                 await self._write_ledger(batch)
                 waiting = iter(batch)
                 await asyncio.gather(*(self._ungate(waiting) for _ in range(WRITES_AT_ONCE)))
-            for each in tellers:
-                each.cancel()
+            for teller in tellers:
+                teller.cancel()
 
     async def _write_ledger(self, pods: Iterable[Obj]) -> None:
         claims = [
@@ -200,7 +200,7 @@ def find_free_nodes(store: Store, nodes: Iterable[str]) -> list[str]:
 
 def count_kinds(calls: Iterable[Call]) -> collections.Counter[str]:
     """Return the number of calls by verb and resource."""
-    return collections.Counter(f"{each.verb} {each.resource}" for each in calls)
+    return collections.Counter(f"{call.verb} {call.resource}" for call in calls)
 
 
 def show(waves: Sequence[Wave], floors: Sequence[Wave]) -> None:

@@ -176,7 +176,7 @@ async def measure(cluster: MeasuredCluster, seconds: float) -> tuple[float, coll
     cpu.take()
     took = time.monotonic() - began
     calls = cluster.audit.of_user(cluster.audit.read(start))
-    return 100 * cpu.seconds / took, collections.Counter(f"{each.verb} {each.resource}" for each in calls)
+    return 100 * cpu.seconds / took, collections.Counter(f"{call.verb} {call.resource}" for call in calls)
 
 
 async def run() -> None:

@@ -119,8 +119,8 @@ async def make_nodes(client: Client, devices: Iterable[int]) -> list[str]:
     )
 
     async def accept_pods() -> bool:
-        found = (await client.list(NODES)).items
-        assert not any(each["spec"].get("taints") for each in found)  # noqa: S101 - `eventually` shows it
+        nodes = (await client.list(NODES)).items
+        assert not any(node["spec"].get("taints") for node in nodes)  # noqa: S101 - `eventually` shows it
         return True
 
     await eventually(accept_pods, LIMIT_SECONDS)
@@ -145,7 +145,7 @@ async def wait_until_queued(store: Store, namespace: str, count: int) -> None:
     def queued() -> bool:
         gated = sum(find_gate(pod) is not None for pod in store.list(PODS, namespace))
         services = store.list(INFERENCE_SERVICES, namespace)
-        told = sum((each.get("status") or {}).get("phase") == "WaitingForGPU" for each in services)
+        told = sum((service.get("status") or {}).get("phase") == "WaitingForGPU" for service in services)
         assert (gated, told) == (count, count), f"{gated} pods are in the queue, and {told} services say so"  # noqa: S101
         return True
 

@@ -101,12 +101,12 @@ async def crash(cluster: MeasuredCluster, record: QueueRecord, nodes: Sequence[s
         await record.wait(lambda: record.admitted >= wanted, PORTION_SECONDS)
     await asyncio.sleep(chance.uniform(0, LONGEST_MOMENT_SECONDS))
     await cluster.controller.kill()
-    found = Crash(record.admitted - admitted, record.promised)
+    outcome = Crash(record.admitted - admitted, record.promised)
     decisions = record.decisions
     cluster.controller.start()
     if chance.random() < LED_SHARE:
         await record.wait(lambda: record.decisions > decisions, LEAD_SECONDS)
-    return found
+    return outcome
 
 
 async def wait_for_the_end(record: QueueRecord) -> None:
@@ -180,7 +180,9 @@ async def run() -> None:
             await wait_until_queued(store, NAMESPACE, SERVICES)
             watch.end("all are queued")
             portions = choose_portions(sizes, sum(wanted), chance)
-            crashes = [await crash(cluster, record, [nodes[each] for each in portion], chance) for portion in portions]
+            crashes = [
+                await crash(cluster, record, [nodes[index] for index in portion], chance) for portion in portions
+            ]
             watch.end("crashes")
             await wait_for_the_end(record)
             watch.end("end")
@@ -206,17 +208,17 @@ def show(record: QueueRecord, crashes: Sequence[Crash], wanted: int) -> None:
             Figure("admitted", record.admitted, None, None, ""),
             Figure(
                 "  of a portion before its crash, median",
-                statistics.median(each.admitted for each in crashes),
+                statistics.median(crash.admitted for crash in crashes),
                 None,
                 None,
                 "",
             ),
             Figure(
-                "promised and not admitted at a crash, most", max(each.promised for each in crashes), None, None, ""
+                "promised and not admitted at a crash, most", max(crash.promised for crash in crashes), None, None, ""
             ),
             Figure(
                 "crashes with a promise that was open",
-                sum(each.promised > 0 for each in crashes),
+                sum(crash.promised > 0 for crash in crashes),
                 None,
                 1,
                 "",
@@ -224,8 +226,8 @@ def show(record: QueueRecord, crashes: Sequence[Crash], wanted: int) -> None:
             ),
         ],
     )
-    for each in (*double, *unpinned, *passed, *record.list_forgotten(), *record.list_unbound()):
-        print(each)
+    for problem in (*double, *unpinned, *passed, *record.list_forgotten(), *record.list_unbound()):
+        print(problem)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def build_nodes(count: int, chance: random.Random) -> tuple[list[Cell], list[Uni
         cell = node(f"node-{number}", total={"nvidia.com/gpu": 8, "memory": 1024, "cpu": 128, "pods": 110})
         left = 8 if number % 2 else chance.randint(1, 8)
         while left:
-            size = chance.choice([each for each in (1, 2, 4) if each <= left])
+            size = chance.choice([devices for devices in (1, 2, 4) if devices <= left])
             left -= size
             running = pod(
                 f"running-{len(units)}",
@@ -104,11 +104,11 @@ def place_all(cells: list[Cell], waiting: list[Unit]) -> int:
     while waiting:
         by_id = {cell.id: cell for cell in cells}
         admitted = {}
-        for each in plan(cells, waiting, PlanRules(), NOW).actions:
-            if isinstance(each, Admit):
-                admitted[each.unit.uid] = each
-                cell = by_id[each.cells[0]]
-                by_id[cell.id] = _take(cell, msgspec.structs.replace(each.unit, cells=each.cells))
+        for action in plan(cells, waiting, PlanRules(), NOW).actions:
+            if isinstance(action, Admit):
+                admitted[action.unit.uid] = action
+                cell = by_id[action.cells[0]]
+                by_id[cell.id] = _take(cell, msgspec.structs.replace(action.unit, cells=action.cells))
         if not admitted:
             break
         placed += len(admitted)
@@ -119,18 +119,18 @@ def place_all(cells: list[Cell], waiting: list[Unit]) -> int:
 def build_classes(count: int, classes: int) -> list[Cell]:
     """Return empty nodes of eight devices, of several device classes."""
     total = {"nvidia.com/gpu": 8, "memory": 1024, "cpu": 128, "pods": 110}
-    return [node(f"node-{each}", total=total, device_class=f"class-{each % classes}") for each in range(count)]
+    return [node(f"node-{number}", total=total, device_class=f"class-{number % classes}") for number in range(count)]
 
 
 def build_unlike_pods(count: int, classes: int, chance: random.Random) -> list[Unit]:
     """Return pods of as many services, each with speeds of its own; a tenth of them refuse the slower classes."""
-    found = []
+    units = []
     for number in range(count):
-        speeds = tuple((f"class-{each}", chance.uniform(5.0, 200.0)) for each in range(classes))
+        speeds = tuple((f"class-{index}", chance.uniform(5.0, 200.0)) for index in range(classes))
         refused = frozenset((name, TOO_SLOW) for name, speed in speeds if speed < _SLOW) if number % 10 == 0 else ()
         profile = SpeedProfile(speeds, frozenset(refused))
-        found.append(pod(f"waiting-{number}", chance.choice([1, 2]), at=float(number), speeds=profile))
-    return found
+        units.append(pod(f"waiting-{number}", chance.choice([1, 2]), at=float(number), speeds=profile))
+    return units
 
 
 def _take(cell: Cell, unit: Unit) -> Cell:
@@ -165,7 +165,7 @@ def main() -> None:
     ):
         figures.append(Figure(name, measure(lambda: plan(where, units, PlanRules(), NOW)), None, goal, "s"))  # noqa: B023
         made = plan(where, units, PlanRules(), NOW)
-        placed = {each.unit.uid for each in made.actions if not isinstance(each, EvictUnit)}
+        placed = {action.unit.uid for action in made.actions if not isinstance(action, EvictUnit)}
         blocked = [unit for unit in made.queue if unit.uid not in placed]
 
         def count() -> None:

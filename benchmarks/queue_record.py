@@ -163,14 +163,14 @@ class QueueRecord:
 
     def list_double_bookings(self) -> list[str]:
         """Return every state in which a node has given away, or the ledger has promised, more devices than it has."""
-        found = []
+        bookings = []
         for books, changed, _ in self._replay():
             nodes = {books.find_node(changed)} if changed is not None else {*books.claims.values()}
             for node in sorted(nodes - {""}):
                 if books.used[node] > self._totals[node]:
                     cause = "the ledger" if changed is None else books.pods[changed].name
-                    found.append(f"{cause} on {node}: {books.used[node]} of {self._totals[node]}")
-        return found
+                    bookings.append(f"{cause} on {node}: {books.used[node]} of {self._totals[node]}")
+        return bookings
 
     def list_unpinned(self) -> list[str]:
         """Return every pod that had neither the gate nor a node: the scheduler could put it on what is promised."""
@@ -184,37 +184,37 @@ class QueueRecord:
         ever use the node holds back those of its own priority only: it may evict others. So they may have what is too
         little for it.
         """
-        found = []
+        passed = []
         for books, changed, before in self._replay():
             if changed is not None:
                 continue
             pods = books.pods.items()
-            waiting = sorted((each.place, each) for uid, each in pods if each.place and uid not in books.claims)
+            waiting = sorted((state.place, state) for uid, state in pods if state.place and uid not in books.claims)
             admitted = books.claims.keys() - before.keys()
-            decided = sorted((each.place, uid, each) for uid, each in pods if each.place and uid in admitted)
+            decided = sorted((state.place, uid, state) for uid, state in pods if state.place and uid in admitted)
             left = collections.Counter(self._totals)
             left.subtract(books.used)
             for _, uid, pod in decided:  # what this decision gives away was left before it
                 left[books.claims[uid]] += pod.devices
             for place, uid, pod in decided:
                 node = books.claims[uid]
-                ahead = [each for other, each in waiting if other < place]
-                found += [
-                    f"{pod.name} ({pod.devices}) passed {each.name} ({each.devices}) on {node}: {left[node]} were left"
-                    for each in self._list_passed_by(pod, node, ahead, left[node])
+                ahead = [state for other, state in waiting if other < place]
+                passed += [
+                    f"{pod.name} ({pod.devices}) passed {state.name} ({state.devices}) on {node}: {left[node]} left"
+                    for state in self._list_passed_by(pod, node, ahead, left[node])
                 ]
                 left[node] -= pod.devices
-        return found
+        return passed
 
     def _list_passed_by(self, pod: PodState, node: str, ahead: Iterable[PodState], left: int) -> Iterator[PodState]:
         """Yield those that should have had a node before a pod, of those ahead of it in their order."""
         heads: set[int] = set()
-        for each in ahead:
-            rank = _rank_of(each)
-            if each.devices > self._totals[node]:
+        for state in ahead:
+            rank = _rank_of(state)
+            if state.devices > self._totals[node]:
                 continue
-            if rank == _rank_of(pod) or (rank not in heads and each.devices <= left):
-                yield each
+            if rank == _rank_of(pod) or (rank not in heads and state.devices <= left):
+                yield state
             heads.add(rank)
 
     def list_forgotten(self) -> list[str]:
@@ -224,31 +224,31 @@ class QueueRecord:
         that are alike keep one node: where they wait only for others to have run long enough to be evicted.
         """
         left = collections.Counter(self._totals)
-        for each in self.now.values():
-            left[each.node] -= each.devices
+        for state in self.now.values():
+            left[state.node] -= state.devices
         open_nodes = {node: self._totals[node] for node, free in left.items() if node and free > 0}
-        found = []
+        names = []
         ahead: set[tuple[int, int]] = set()
-        waiting = [(each.place, each) for each in self.now.values() if each.place is not None]
-        for (rank, _, _), each in sorted(waiting):
+        waiting = [(state.place, state) for state in self.now.values() if state.place is not None]
+        for (rank, _, _), state in sorted(waiting):
             kept_from = min((devices for other, devices in ahead if other == rank), default=None)
             usable = [
                 node
                 for node, total in open_nodes.items()
-                if left[node] >= each.devices and (kept_from is None or total < kept_from)
+                if left[node] >= state.devices and (kept_from is None or total < kept_from)
             ]
             if len(usable) > sum(other < rank for other, _ in ahead):
-                found.append(each.name)
-            ahead.add((rank, each.devices))
-        return found
+                names.append(state.name)
+            ahead.add((rank, state.devices))
+        return names
 
     def list_unbound(self) -> list[str]:
         """Return the pods that have left the queue and that the scheduler has not bound."""
-        return [each.name for each in self.now.values() if each.place is None and not each.is_bound]
+        return [state.name for state in self.now.values() if state.place is None and not state.is_bound]
 
 
 def _is_gated(spec: Obj) -> bool:
-    return any(each["name"] == QUEUE_GATE for each in spec.get("schedulingGates") or ())
+    return any(gate["name"] == QUEUE_GATE for gate in spec.get("schedulingGates") or ())
 
 
 def _find_node(spec: Obj) -> str:
@@ -260,9 +260,12 @@ def _find_node(spec: Obj) -> str:
         return str(spec.get("nodeName", ""))
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or ()
-    fields = [[each for each in term.get("matchFields") or () if each["key"] == "metadata.name"] for term in terms]
-    names = [[name for each in found for name in each["values"]] for found in fields]
-    is_pinned = bool(names) and all(each == names[0] and len(each) == 1 for each in names)
+    fields = [
+        [requirement for requirement in term.get("matchFields") or () if requirement["key"] == "metadata.name"]
+        for term in terms
+    ]
+    names = [[name for requirement in field for name in requirement["values"]] for field in fields]
+    is_pinned = bool(names) and all(group == names[0] and len(group) == 1 for group in names)
     return str(names[0][0]) if is_pinned else ""
 
 

@@ -35,13 +35,13 @@ class RecordedWrite:
 
 def writes_by_service(calls: Iterable[Call], names: Sequence[str]) -> dict[str, list[Call]]:
     """Return the writes for each service, in order; names have one length and begin the names of all that is theirs."""
-    found: dict[str, list[Call]] = {name: [] for name in names}
+    writes: dict[str, list[Call]] = {name: [] for name in names}
     length = len(names[0])
     for call in calls:
         name = call.object_ref.name[:length]
-        if call.verb in WRITES and call.succeeded and name in found:
-            found[name].append(call)
-    return found
+        if call.verb in WRITES and call.succeeded and name in writes:
+            writes[name].append(call)
+    return writes
 
 
 def record_write(call: Call, old: str, new: str) -> RecordedWrite:

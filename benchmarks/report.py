@@ -37,11 +37,11 @@ def print_figures(title: str, figures: Iterable[Figure]) -> None:
     table = Table(title=title, title_justify="left")
     for column in ("figure", "value", "floor", "ratio", "goal"):
         table.add_column(column, justify="left" if column == "figure" else "right")
-    for each in figures:
+    for figure in figures:
         floor, ratio = "", ""
-        if each.floor is not None:
-            floor = f"{each.floor:.2f} {each.unit}"
-            ratio = f"{each.value / each.floor:.2f}" if each.floor else ""
-        table.add_row(each.name, f"{each.value:.2f} {each.unit}", floor, ratio, each.verdict)
+        if figure.floor is not None:
+            floor = f"{figure.floor:.2f} {figure.unit}"
+            ratio = f"{figure.value / figure.floor:.2f}" if figure.floor else ""
+        table.add_row(figure.name, f"{figure.value:.2f} {figure.unit}", floor, ratio, figure.verdict)
     # A log has no width of its own, and a name is best read on one line.
     Console(width=None if sys.stdout.isatty() else WIDTH).print(table)

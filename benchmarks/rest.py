@@ -63,7 +63,7 @@ async def wait_until_settled(cluster: MeasuredCluster, store: Store) -> int:
     """Wait until as many services serve as there is room for, and all others say why not; return how many wait."""
 
     def settled() -> bool:
-        phases = collections.Counter(_phase(each) for each in store.list(INFERENCE_SERVICES))
+        phases = collections.Counter(_phase(service) for service in store.list(INFERENCE_SERVICES))
         assert phases["Ready"] >= SERVED // HOSTS * HOSTS, phases  # noqa: S101 - `eventually` shows it
         assert phases["Ready"] + phases["Pending"] == SERVICES, phases  # noqa: S101 - as above
         return True
@@ -71,7 +71,7 @@ async def wait_until_settled(cluster: MeasuredCluster, store: Store) -> int:
     await eventually(settled, timeout=LIMIT_SECONDS)
     with contextlib.suppress(TimeoutError):
         await cluster.audit.wait_for_silence(SETTLED_SECONDS, 2 * REST_SECONDS)
-    return sum(_phase(each) == "Pending" for each in store.list(INFERENCE_SERVICES))
+    return sum(_phase(service) == "Pending" for service in store.list(INFERENCE_SERVICES))
 
 
 def _phase(service: Obj) -> str:

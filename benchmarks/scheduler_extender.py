@@ -45,8 +45,8 @@ class Client:
         length = -1
         while length < 0 or len(received) < length:
             received += self._socket.recv(1 << 20)
-            head, found, rest = received.partition(b"\r\n\r\n") if length < 0 else (b"", b"", received)
-            if found:
+            head, separator, rest = received.partition(b"\r\n\r\n") if length < 0 else (b"", b"", received)
+            if separator:
                 length, received = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]), rest
         return bytes(received)
 

@@ -23,6 +23,6 @@ def host_address(number: int) -> str:
 
 def report_status(address: str, budget_bytes: int, processes: Collection[Obj] = ()) -> Obj:
     """Return the status that a host with these processes reports now."""
-    reserved_bytes = sum(each["spec"]["memoryBytes"] for each in processes)
+    reserved_bytes = sum(process["spec"]["memoryBytes"] for process in processes)
     free_bytes = budget_bytes - reserved_bytes - random.randrange(JITTER_BYTES)  # noqa: S311 - no secret
     return status_of_host(address, budget_bytes, max(0, free_bytes), processes)

@@ -79,8 +79,8 @@ class ObjectFile:
     def get(self, plural: str, namespace: str, name: str) -> Obj | None:
         """Return an object, or None."""
         where = (plural, namespace, name)
-        found = self._rows.execute("SELECT body FROM objects WHERE plural = ? AND namespace = ? AND name = ?", where)
-        row = found.fetchone()
+        cursor = self._rows.execute("SELECT body FROM objects WHERE plural = ? AND namespace = ? AND name = ?", where)
+        row = cursor.fetchone()
         return None if row is None else msgspec.json.decode(row[0])
 
     def list(self, plural: str, begin: int = 0, limit: int = -1) -> list[Obj]:
@@ -138,17 +138,17 @@ class SimulatedServer:
         if request.method == "GET" and not at.name:
             return Response(200, self._list(at, request))
         name = at.name or body["metadata"]["name"]
-        found = self._objects.get(at.plural, at.namespace, name)
+        stored = self._objects.get(at.plural, at.namespace, name)
         if request.method == "GET":
-            return Response(404, b"{}") if found is None else Response(200, msgspec.json.encode(found))
+            return Response(404, b"{}") if stored is None else Response(200, msgspec.json.encode(stored))
         if request.method == "DELETE":
-            if found is not None:
-                self._delete(at.plural, found)
+            if stored is not None:
+                self._delete(at.plural, stored)
             return Response(200, b"{}")
         if isinstance(body, list):
-            made = _patched(found or {}, body)
+            made = _patched(stored or {}, body)
         else:
-            made = _applied(found, body, request.query.get("fieldManager"), at)
+            made = _applied(stored, body, request.query.get("fieldManager"), at)
         return Response(200, msgspec.json.encode(self._store(at.plural, made)))
 
     def _list(self, at: Location, request: Request) -> bytes:
@@ -162,10 +162,10 @@ class SimulatedServer:
         return msgspec.json.encode({"metadata": metadata, "items": items})
 
     def _host(self, name: str) -> Obj:
-        found = self._objects.get(METAL_HOSTS.plural, "", name)
-        if found is None:
+        host = self._objects.get(METAL_HOSTS.plural, "", name)
+        if host is None:
             raise KeyError(name)
-        return found
+        return host
 
     @contextlib.asynccontextmanager
     async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
@@ -250,11 +250,11 @@ class SimulatedServer:
         host = self._host(spec["hostName"])
         status = host["status"]
         withdrawn = slice_of_process(process, status["address"], PORT)["metadata"]
-        if found := self._objects.get(ENDPOINT_SLICES.plural, withdrawn["namespace"], withdrawn["name"]):
-            self._delete(ENDPOINT_SLICES.plural, found)
+        if endpoint_slice := self._objects.get(ENDPOINT_SLICES.plural, withdrawn["namespace"], withdrawn["name"]):
+            self._delete(ENDPOINT_SLICES.plural, endpoint_slice)
         self._store(METAL_PROCESSES.plural, {**process, "status": {"phase": "Stopped"}})
         held = {
-            "processes": [each for each in status["processes"] if each["uid"] != metadata["uid"]],
+            "processes": [entry for entry in status["processes"] if entry["uid"] != metadata["uid"]],
             "availableBytes": status["availableBytes"] + spec["memoryBytes"],
         }
         self._store(METAL_HOSTS.plural, {**host, "status": {**status, **held}})
@@ -265,10 +265,10 @@ def _uid(plural: str, namespace: str, name: str) -> str:
     return "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:32]))
 
 
-def _applied(known: Obj | None, body: Obj, manager: str | None, at: Location) -> Obj:
+def _applied(stored: Obj | None, body: Obj, manager: str | None, at: Location) -> Obj:
     """Return the object with `body` laid over it, and the fields of `body` as those of the manager."""
     parts = {name: value for name, value in body.items() if name not in {"metadata", "apiVersion", "kind"}}
-    old = known or {}
+    old = stored or {}
     metadata = {**old.get("metadata", {}), **body["metadata"]}
     if manager:
         written = {} if at.subresource else {"metadata": _metadata_fields(body["metadata"])}
@@ -277,9 +277,9 @@ def _applied(known: Obj | None, body: Obj, manager: str | None, at: Location) ->
         if at.subresource:
             entry["subresource"] = at.subresource
         others = [
-            each
-            for each in old.get("metadata", {}).get("managedFields", ())
-            if (each["manager"], each.get("subresource", "")) != (manager, at.subresource)
+            other
+            for other in old.get("metadata", {}).get("managedFields", ())
+            if (other["manager"], other.get("subresource", "")) != (manager, at.subresource)
         ]
         metadata["managedFields"] = [*others, {**entry, "time": CREATED}]
     return {**old, **body, **{name: _merged(old.get(name), value) for name, value in parts.items()}} | {
@@ -296,23 +296,23 @@ def _merged(old: Any, new: Any) -> Any:
 
 def _fields(value: Any) -> Obj:
     """Return the field set of a value; lists are owned as a whole."""
-    return {f"f:{name}": _fields(each) for name, each in value.items()} if isinstance(value, dict) else {}
+    return {f"f:{name}": _fields(child) for name, child in value.items()} if isinstance(value, dict) else {}
 
 
 def _metadata_fields(metadata: Obj) -> Obj:
     return {name: metadata[name] for name in ("labels", "annotations", "ownerReferences") if name in metadata}
 
 
-def _patched(known: Obj, operations: list[Obj]) -> Obj:
+def _patched(stored: Obj, operations: list[Obj]) -> Obj:
     """Return the object after a JSON patch, of which tests are not made."""
-    made: Obj = msgspec.json.decode(msgspec.json.encode(known))
-    for each in operations:
-        if each["op"] != "test":
-            *path, last = each["path"].strip("/").split("/")
+    made: Obj = msgspec.json.decode(msgspec.json.encode(stored))
+    for operation in operations:
+        if operation["op"] != "test":
+            *path, last = operation["path"].strip("/").split("/")
             parent = made
             for name in path:
                 parent = parent.setdefault(name, {})
-            parent[last] = each["value"]
+            parent[last] = operation["value"]
     return made
 
 

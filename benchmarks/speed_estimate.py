@@ -77,10 +77,10 @@ def learn(rows: Iterable[CommunityRow]) -> Corrections:
             row.devices.device_class,
             row.runtime,
             row.tokens_per_second,
-            found.generation.expected,
+            estimate.generation.expected,
         )
         for row in rows
-        if (found := estimate_row(row)) is not None
+        if (estimate := estimate_row(row)) is not None
     )
 
 
@@ -88,11 +88,11 @@ def judge(rows: Iterable[CommunityRow], corrections: Corrections) -> list[Judgem
     """Compare rows with their estimates; a row without an estimate counts as one that is out of range."""
     judged = []
     for row in rows:
-        found = estimate_row(row, corrections)
-        if found is None:
+        estimate = estimate_row(row, corrections)
+        if estimate is None:
             judged.append(Judgement(row, 0.0, False, 0.0))
             continue
-        low, expected, high = found.generation
+        low, expected, high = estimate.generation
         measured = row.tokens_per_second
         judged.append(Judgement(row, measured / expected, low <= measured <= high, high / low))
     return judged
@@ -113,15 +113,19 @@ def judge_each_device(rows: Sequence[CommunityRow]) -> list[Judgement]:
     return judged
 
 
-def share(judged: Sequence[Judgement], holds: Callable[[Judgement], bool] = lambda each: each.is_in_range) -> float:
+def share(
+    judged: Sequence[Judgement], holds: Callable[[Judgement], bool] = lambda judgement: judgement.is_in_range
+) -> float:
     """Return the share of rows for which `holds` is true: those within their own range."""
     return sum(map(holds, judged)) / len(judged) if judged else 0.0
 
 
 def share_by_device(judged: Sequence[Judgement]) -> float:
     """Return the share of rows within their range, with each device counted once, however often it was measured."""
-    devices = {each.row.device for each in judged}
-    return statistics.mean(share([each for each in judged if each.row.device == device]) for device in devices)
+    devices = {judgement.row.device for judgement in judged}
+    return statistics.mean(
+        share([judgement for judgement in judged if judgement.row.device == device]) for device in devices
+    )
 
 
 def peer_ratio(row: CommunityRow) -> float:
@@ -135,15 +139,15 @@ def _speed_table(judged: Sequence[Judgement]) -> list[str]:
         "| devices, models | rows | devices | measured / expected | within 25 % | in range | width | one term |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    groups = [*sorted({each.group for each in judged}), ""]
+    groups = [*sorted({judgement.group for judgement in judged}), ""]
     for group in groups:
-        rows = [each for each in judged if not group or each.group == group]
-        near = share(rows, lambda each: abs(each.ratio - 1) <= _NEAR)
-        peer = share(rows, lambda each: abs(peer_ratio(each.row) - 1) <= _NEAR)
+        rows = [judgement for judgement in judged if not group or judgement.group == group]
+        near = share(rows, lambda judgement: abs(judgement.ratio - 1) <= _NEAR)
+        peer = share(rows, lambda judgement: abs(peer_ratio(judgement.row) - 1) <= _NEAR)
         lines.append(
-            f"| {group or '**all**'} | {len(rows)} | {len({each.row.device for each in rows})} "
-            f"| {statistics.median(each.ratio for each in rows):.2f} | {near:.0%} | {share(rows):.0%} "
-            f"| {statistics.median(each.width for each in rows):.2f} | {peer:.0%} |"
+            f"| {group or '**all**'} | {len(rows)} | {len({row.row.device for row in rows})} "
+            f"| {statistics.median(row.ratio for row in rows):.2f} | {near:.0%} | {share(rows):.0%} "
+            f"| {statistics.median(row.width for row in rows):.2f} | {peer:.0%} |"
         )
     return lines
 
@@ -154,13 +158,14 @@ def _memory_table(compared: Sequence[PeerMemory]) -> list[str]:
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for least, most in (*_SIZES, (0.0, 1000.0)):
-        found = sorted(each.ratio for each in compared if least <= each.billions < most)
+        ratios = sorted(memory.ratio for memory in compared if least <= memory.billions < most)
         name = "**all**" if most - least == _SIZES[-1][1] else f"{least:.0f} to {most:.0f} B"
         name = f"from {least:.0f} B" if name.endswith("1000 B") else name
-        cuts = statistics.quantiles(found, n=20)
-        near = sum(abs(each - 1) <= _MEMORY_NEAR for each in found) / len(found)
+        cuts = statistics.quantiles(ratios, n=20)
+        near = sum(abs(ratio - 1) <= _MEMORY_NEAR for ratio in ratios) / len(ratios)
         lines.append(
-            f"| {name} | {len(found)} | {cuts[0]:.2f} | {statistics.median(found):.2f} | {cuts[-1]:.2f} | {near:.0%} |"
+            f"| {name} | {len(ratios)} | {cuts[0]:.2f} | {statistics.median(ratios):.2f} | {cuts[-1]:.2f} "
+            f"| {near:.0%} |"
         )
     return lines
 
@@ -171,11 +176,11 @@ def _peer_table() -> list[str]:
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for product, memory_mib in PRODUCTS_COMPARED:
-        found = compare_speed(product, memory_mib)
-        theirs = f"{found.peer_gb_per_second:.0f}" if found.peer_gb_per_second else "a constant instead"
+        speed = compare_speed(product, memory_mib)
+        theirs = f"{speed.peer_gb_per_second:.0f}" if speed.peer_gb_per_second else "a constant instead"
         lines.append(
-            f"| {product} | {found.gb_per_second:.0f} | {theirs} | {len(found.ratios)} "
-            f"| {statistics.median(found.ratios):.2f} |"
+            f"| {product} | {speed.gb_per_second:.0f} | {theirs} | {len(speed.ratios)} "
+            f"| {statistics.median(speed.ratios):.2f} |"
         )
     return lines
 
@@ -185,7 +190,7 @@ def render() -> str:
     dropped = Counter[str]()
     rows = list(read_rows(dropped))
     total = len(rows) + dropped.total()
-    held, each = judge_held_back(rows), judge_each_device(rows)
+    held, per_device = judge_held_back(rows), judge_each_device(rows)
     reasons = "; ".join(f"{count} because {reason}" for reason, count in dropped.most_common())
     whole, understated = count_understated_experts("NVIDIA H100 80GB HBM3", 81_559)
     version = importlib.metadata.version("llmfit")
@@ -201,9 +206,9 @@ def render() -> str:
             "",
             "### Speed with each device held back once",
             "",
-            *_speed_table(each),
+            *_speed_table(per_device),
             "",
-            f"With each device counted once, {share_by_device(each):.0%} are in range.",
+            f"With each device counted once, {share_by_device(per_device):.0%} are in range.",
             "",
             "### Memory by our estimate / by llmfit, dense models of its catalog",
             "",

@@ -197,17 +197,17 @@ class SimulatedDay:
     def _ask(self, decided: Round, now: float) -> None:
         """Ask when each unit starts that still waits, as the board does."""
         needed = 0
-        for each in decided.queue:
-            unit = self._units[each.uid]
+        for queued in decided.queue:
+            unit = self._units[queued.uid]
             if unit.state != "waiting" or unit.nomination is not None:
                 continue
             lane, amount = measure_need(unit)
             needed += amount
             self.asked.add(unit.uid)
-            found = self._estimator.estimate(unit, lane, needed, now)
-            if isinstance(found, StartRange) and found != self._last_given.get(unit.uid):
-                self._last_given[unit.uid] = found
-                self.given.append(GivenRange(unit.uid, now, found))
+            estimate = self._estimator.estimate(unit, lane, needed, now)
+            if isinstance(estimate, StartRange) and estimate != self._last_given.get(unit.uid):
+                self._last_given[unit.uid] = estimate
+                self.given.append(GivenRange(unit.uid, now, estimate))
 
 
 def measure_day(mix: Mix, seed: int) -> list[Figure]:
@@ -215,9 +215,17 @@ def measure_day(mix: Mix, seed: int) -> list[Figure]:
     day = SimulatedDay(mix, seed)
     day.run()
     started = {start.unit.uid: start.started_at for start in day.starts}
-    judged = [each for each in day.given if each.uid in started]
-    held = sum(each.range.earliest <= started[each.uid] <= each.range.latest for each in judged)
-    widest = max(((each.range.latest - each.at) / (each.range.earliest - each.at) for each in day.given), default=0.0)
+    judged = [given_range for given_range in day.given if given_range.uid in started]
+    held = sum(
+        given_range.range.earliest <= started[given_range.uid] <= given_range.range.latest for given_range in judged
+    )
+    widest = max(
+        (
+            (given_range.range.latest - given_range.at) / (given_range.range.earliest - given_range.at)
+            for given_range in day.given
+        ),
+        default=0.0,
+    )
     outcomes = [start.outcome for start in day.starts if start.unit.uid in day.asked]
     first = len(outcomes) - outcomes.count("none")
     name = mix.name

@@ -69,7 +69,7 @@ async def make_model(cluster: MeasuredCluster, namespace: str, url: str) -> None
 
     async def cached() -> bool:
         status = (await cluster.client.get(MODELS, "tiny", namespace)).get("status", {})
-        conditions = {each["type"]: each["status"] for each in status.get("conditions", [])}
+        conditions = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
         assert conditions == {"Ready": "True", "Cached": "True"}, status  # noqa: S101 - `eventually` shows it
         return True
 
@@ -192,8 +192,8 @@ async def run() -> None:
         await cluster.make_namespace(FLOOR)
         floor = await measure_floor(cluster, calls, uids)
         await node.kill()
-    p50, floor_p50 = (1000 * statistics.median(each.latencies) for each in (storm, floor))
-    p99, floor_p99 = (1000 * each.latencies[int(0.99 * SERVICES)] for each in (storm, floor))
+    p50, floor_p50 = (1000 * statistics.median(progress.latencies) for progress in (storm, floor))
+    p99, floor_p99 = (1000 * progress.latencies[int(0.99 * SERVICES)] for progress in (storm, floor))
     rate, floor_rate = storm.services_per_second, floor.services_per_second
     print_figures(
         f"storm of {SERVICES} services, created by {CLIENTS} clients; the floor is a bare loop with the same writes",

@@ -105,18 +105,18 @@ class Bench:
 
     def endpoint_ready(self, service: str) -> bool:
         """Return whether the endpoint of `service` is ready in the store."""
-        found = self.get_cached(ENDPOINT_SLICES, f"{service}.{self.host.name}")
-        return bool(found and found["endpoints"][0]["conditions"]["ready"])
+        endpoint_slice = self.get_cached(ENDPOINT_SLICES, f"{service}.{self.host.name}")
+        return bool(endpoint_slice and endpoint_slice["endpoints"][0]["conditions"]["ready"])
 
     def url(self, service: str) -> str:
         """Return the URL of `service`."""
-        found: Any = self.get_cached(ENDPOINT_SLICES, f"{service}.{self.host.name}")
-        return f"http://{self.host.address}:{found['ports'][0]['port']}"
+        endpoint_slice: Any = self.get_cached(ENDPOINT_SLICES, f"{service}.{self.host.name}")
+        return f"http://{self.host.address}:{endpoint_slice['ports'][0]['port']}"
 
     def pid(self, service: str) -> int:
         """Return the process id of the engine of `service`."""
-        found: Any = self.get_cached(METAL_PROCESSES, service)
-        return int(found["status"]["pid"])
+        process: Any = self.get_cached(METAL_PROCESSES, service)
+        return int(process["status"]["pid"])
 
     async def is_answering(self, url: str) -> bool:
         """Decide whether a request for one token is answered."""
@@ -193,7 +193,9 @@ async def restart_agent(bench: Bench, service: str) -> tuple[int, int]:
 async def measure_at_rest(bench: Bench) -> tuple[float, float]:
     """Return the share of a core, in percent, of agent and proxy with many processes, and the agent's resident MiB."""
     await asyncio.gather(*(bench.create(f"rest-{number}") for number in range(AT_REST - 1)))
-    await bench.until(lambda: sum(_ready(each) for each in bench.store.list(METAL_PROCESSES, NAMESPACE)) == AT_REST)
+    await bench.until(
+        lambda: sum(_ready(process) for process in bench.store.list(METAL_PROCESSES, NAMESPACE)) == AT_REST
+    )
     ours = [psutil.Process(bench.host.agent.pid), _proxy(bench)]
     start, before = time.monotonic(), sum(map(_cpu_seconds, ours))
     await asyncio.sleep(REST_SECONDS)
@@ -208,9 +210,9 @@ def _ready(process: Obj) -> bool:
 def _proxy(bench: Bench) -> psutil.Process:
     socket = str(bench.host.state_folder / "proxy")
     return next(
-        each
-        for each in psutil.process_iter(["cmdline"])
-        if "proxy" in each.info["cmdline"] and any(part.startswith(socket) for part in each.info["cmdline"])
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "proxy" in process.info["cmdline"] and any(part.startswith(socket) for part in process.info["cmdline"])
     )
 
 

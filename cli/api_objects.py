@@ -8,7 +8,9 @@ Obj = dict[str, Any]
 
 def find_condition(obj: Obj, kind: str) -> Obj:
     """Return a condition of an object; empty if it has none of this type."""
-    return next((each for each in obj.get("status", {}).get("conditions", []) if each["type"] == kind), {})
+    return next(
+        (condition for condition in obj.get("status", {}).get("conditions", []) if condition["type"] == kind), {}
+    )
 
 
 def has_condition(obj: Obj, kind: str) -> bool:

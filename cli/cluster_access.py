@@ -88,7 +88,7 @@ async def read_object(client: Client, resource: Resource, name: str, namespace: 
     except NotFound as error:
         if is_unknown_kind(error):
             raise
-        names = [each["metadata"]["name"] for each in (await client.list_metadata(resource, namespace)).items]
+        names = [item["metadata"]["name"] for item in (await client.list_metadata(resource, namespace)).items]
         raise click.ClickException(describe_missing(resource, name, namespace, names)) from error
 
 
@@ -120,10 +120,10 @@ async def watch_object(
     failing_since: float | None = None
     while True:
         try:
-            found = await client.list(resource, namespace, field_selector=selector)
+            object_list = await client.list(resource, namespace, field_selector=selector)
             failing_since = None
-            yield next(iter(found.items), None)
-            version = found.resource_version
+            yield next(iter(object_list.items), None)
+            version = object_list.resource_version
             events = client.watch(resource, namespace, resource_version=version, field_selector=selector)
             async with contextlib.aclosing(events):
                 async for event in events:

@@ -54,10 +54,10 @@ def describe_api_error(error: ApiError, server: str) -> str:
             )
         case Conflict() if error.reason == "Conflict" and _CONFLICT.search(error.message):
             return _describe_conflict(error)
-        case NotFound() if found := _NO_NAMESPACE.fullmatch(error.message):
+        case NotFound() if matched := _NO_NAMESPACE.fullmatch(error.message):
             return (
-                f"namespace {found['name']} does not exist: create it (kubectl create namespace {found['name']}), or "
-                "choose another with --namespace"
+                f"namespace {matched['name']} does not exist: create it (kubectl create namespace {matched['name']}), "
+                "or choose another with --namespace"
             )
         case NotFound() | Invalid():
             return error.message or str(error)
@@ -67,24 +67,24 @@ def describe_api_error(error: ApiError, server: str) -> str:
 
 
 def _describe_forbidden(error: Forbidden) -> str:
-    found = _RIGHT.search(error.message)
-    if found is None:
+    match = _RIGHT.search(error.message)
+    if match is None:
         return f"{error.call} is refused: {error.message or 'no reason given'}"
-    resource = f"{found['resource']}.{found['group']}" if found["group"] else found["resource"]
-    namespace = found["namespace"]
+    resource = f"{match['resource']}.{match['group']}" if match["group"] else match["resource"]
+    namespace = match["namespace"]
     place = f"in namespace {namespace}" if namespace else "in the whole cluster"
-    denied = f"{found['user']} may not {found['verb']} {resource} {place}"
-    is_reading = found["verb"] in _READING
-    if found["resource"] in _OF_MACHINES and is_reading:
+    denied = f"{match['user']} may not {match['verb']} {resource} {place}"
+    is_reading = match["verb"] in _READING
+    if match["resource"] in _OF_MACHINES and is_reading:
         return (
             f"{denied}: an administrator of the cluster can grant it: kubectl create clusterrolebinding NAME "
-            f"--clusterrole=pomona-machines-view --user={found['user']}"
+            f"--clusterrole=pomona-machines-view --user={match['user']}"
         )
-    if found["resource"] in _OF_MACHINES or namespace == HOSTS_NAMESPACE:
+    if match["resource"] in _OF_MACHINES or namespace == HOSTS_NAMESPACE:
         return f"{denied}: administrators of the cluster may, and can bind a role that allows it (docs/security.md)"
     if not namespace:
         return f"{denied}: an administrator of the cluster can grant it by a cluster role binding"
-    is_viewed = is_reading and found["resource"] != "secrets"
+    is_viewed = is_reading and match["resource"] != "secrets"
     roles = "view, edit or admin" if is_viewed else "edit or admin"
     return f"{denied}: an administrator of the cluster can grant it by a role binding to the cluster role {roles}"
 

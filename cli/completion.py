@@ -100,8 +100,8 @@ def _complete_names(ctx: click.Context, resource: "Resource", incomplete: str) -
     async def list_names(cluster: Cluster) -> list[str]:
         async with asyncio.timeout(SECONDS):
             namespace = cluster.namespace if resource.namespaced else None
-            found = await cluster.client.list_metadata(resource, namespace)
-        return sorted(each["metadata"]["name"] for each in found.items)
+            object_list = await cluster.client.list_metadata(resource, namespace)
+        return sorted(item["metadata"]["name"] for item in object_list.items)
 
     given = ctx.params
     target = ClusterOptions(given.get("kubeconfig"), given.get("context"), given.get("namespace"))

@@ -108,14 +108,14 @@ async def inspect_source(
     def access(server: Source, patience: Patience) -> SourceAccess:
         return outcome.build_source_access(server, source, file_root, allowed_networks, patience)
 
-    found = await inspect_with_mirrors(source, mirrors, access, sha256=sha256, is_mounted=is_mounted)
+    inspection = await inspect_with_mirrors(source, mirrors, access, sha256=sha256, is_mounted=is_mounted)
     return {
-        "file": found.file,
-        "sizeBytes": found.size_bytes,
-        "tensorBytes": found.tensor_bytes,
-        "revision": found.revision,
-        "sha256": found.sha256 or "",
-        **outcome.describe_headers(found),
+        "file": inspection.file,
+        "sizeBytes": inspection.size_bytes,
+        "tensorBytes": inspection.tensor_bytes,
+        "revision": inspection.revision,
+        "sha256": inspection.sha256 or "",
+        **outcome.describe_headers(inspection),
     }
 
 

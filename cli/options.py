@@ -93,8 +93,8 @@ class Duration(click.ParamType[float]):
         """Return the seconds."""
         if isinstance(value, float):
             return value
-        found = _DURATION.fullmatch(str(value))
-        seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
+        match = _DURATION.fullmatch(str(value))
+        seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
         if not seconds:
             self.fail(f"{value!r} is not a time: give one such as 90s, 10m or 1h", param, ctx)
         return seconds

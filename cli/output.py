@@ -67,7 +67,8 @@ def escape_controls(text: str) -> str:
     Hosts, tenants and models write what commands print; ends of lines and tabs stay.
     """
     return "".join(
-        each if each in "\n\t" or unicodedata.category(each) != "Cc" else f"\\x{ord(each):02x}" for each in text
+        character if character in "\n\t" or unicodedata.category(character) != "Cc" else f"\\x{ord(character):02x}"
+        for character in text
     )
 
 
@@ -103,14 +104,14 @@ def print_objects(
         case "json" | "yaml":
             print_manifests(build_list(objects), output_format)
         case "name":
-            for each in objects:
-                print(name_of(each))
+            for manifest in objects:
+                print(name_of(manifest))
         case "table" | "wide":
             if not objects:
                 print(empty, file=sys.stderr)
                 return
             shown = [column for column in columns if output_format == "wide" or not column.is_wide]
-            rows = [[column.read(each) for column in shown] for each in objects]
+            rows = [[column.read(manifest) for column in shown] for manifest in objects]
             names = {number for number, column in enumerate(shown) if column.is_name}
             width = None if output_format == "wide" else progress_width()
             print(render_table([column.title for column in shown], rows, width, names))
@@ -118,7 +119,7 @@ def print_objects(
 
 def build_list(objects: Iterable[Obj]) -> Obj:
     """Return the objects as a List, as kubectl prints them."""
-    return {"apiVersion": "v1", "kind": "List", "items": [without_managed_fields(each) for each in objects]}
+    return {"apiVersion": "v1", "kind": "List", "items": [without_managed_fields(manifest) for manifest in objects]}
 
 
 def print_manifests(obj: Obj | Sequence[Obj], output_format: DataFormat) -> None:
@@ -126,9 +127,9 @@ def print_manifests(obj: Obj | Sequence[Obj], output_format: DataFormat) -> None
     if output_format == "json":
         print_facts(obj if isinstance(obj, dict) else build_list(obj), output_format)
         return
-    for number, each in enumerate([obj] if isinstance(obj, dict) else obj):
+    for number, manifest in enumerate([obj] if isinstance(obj, dict) else obj):
         print("---\n" if number else "", end="")
-        print_facts(each, output_format)
+        print_facts(manifest, output_format)
 
 
 def print_facts(facts: Obj | Sequence[Obj], output_format: DataFormat) -> None:

@@ -78,14 +78,14 @@ def command(
     try:
         if not files and not sources:
             raise click.UsageError("nothing to serve: give FILES, or --model SOURCE")
-        found = manifests.load_manifests(files) if files else Manifests()
+        loaded = manifests.load_manifests(files) if files else Manifests()
         with own_folder(folder, standalone=True):
             with _report_unusable_files(folder):
                 log.to_file(folder / "up.log")
             options = StandaloneOptions(
                 folder, port, outcome.read_endpoint(), outcome.read_hub_token(), allowed_networks
             )
-            served = asyncio.run(_serve(found, sources, question, options, memory_budget))
+            served = asyncio.run(_serve(loaded, sources, question, options, memory_budget))
     except ManifestError as error:
         for problem in error.problems:
             print(problem, file=sys.stderr)
@@ -98,22 +98,24 @@ def command(
 
 
 async def _serve(
-    found: Manifests, sources: tuple[str, ...], question: str | None, options: StandaloneOptions, budget: int | None
+    manifests: Manifests, sources: tuple[str, ...], question: str | None, options: StandaloneOptions, budget: int | None
 ) -> bool:
     """Serve until a signal or until the question is answered; return whether the command succeeded."""
     signals = UserSignals()
     _handle_signals(signals)
-    known = await asyncio.to_thread(host.read)
-    allowed_bytes = budget_bytes(known, budget)
+    host_facts = await asyncio.to_thread(host.read)
+    allowed_bytes = budget_bytes(host_facts, budget)
     if allowed_bytes is None:
         raise StartError("cannot read the memory of this machine: give --memory-budget, such as 12GiB")
     for source in sources:
-        await single.add_source(found, source, options)
-    for note in (*found.skipped, *desired.list_ignored_fields(found.services.values())):
+        await single.add_source(manifests, source, options)
+    for note in (*manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):
         print(note, file=sys.stderr)
     async with aiohttp.ClientSession() as session:
         with _report_unusable_files(options.folder):
-            machine = Machine(found, options, session, Ledger(allowed_bytes, memory_bytes=known.memory_bytes), signals)
+            machine = Machine(
+                manifests, options, session, Ledger(allowed_bytes, memory_bytes=host_facts.memory_bytes), signals
+            )
         console = Console(stderr=question is not None)
         on_terminal = console.is_terminal and question is None
         shown = view.show_table(machine, console, _hint) if on_terminal else view.print_changes(machine, console.file)
@@ -125,7 +127,7 @@ async def _serve(
             if asking and not asking.done():
                 asking.cancel()
             showing.cancel()
-            await asyncio.wait({each for each in (asking, showing) if each})
+            await asyncio.wait({task for task in (asking, showing) if task})
         if not signals.hand_over.is_set():
             for message in machine.list_left():
                 print(message, file=sys.stderr)

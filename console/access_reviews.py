@@ -88,8 +88,8 @@ class _Kept(Generic[T]):
         self._answers: dict[Hashable, tuple[float, T]] = {}
 
     def get(self, key: Hashable) -> tuple[T] | None:
-        found = self._answers.get(key)
-        return (found[1],) if found is not None and found[0] > self._clock() else None
+        entry = self._answers.get(key)
+        return (entry[1],) if entry is not None and entry[0] > self._clock() else None
 
     def put(self, key: Hashable, answer: T, seconds: float) -> None:
         self._answers.pop(key, None)
@@ -130,13 +130,13 @@ class AccessReviews:
     async def identify(self, token: str, peer: str) -> Caller | None:
         """Return the user of a token that came from address `peer`; None: it is of nobody. Raises ReviewFailedError."""
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-        known = self._callers.get(key) or self._strangers.get(key)
-        if known is not None:
-            return known[0]
+        cached = self._callers.get(key) or self._strangers.get(key)
+        if cached is not None:
+            return cached[0]
         async with self._slots_of_peer.setdefault(peer, asyncio.Semaphore(MOST_OF_PEER)):
-            known = self._callers.get(key) or self._strangers.get(key)
-            if known is not None:
-                return known[0]
+            cached = self._callers.get(key) or self._strangers.get(key)
+            if cached is not None:
+                return cached[0]
             return await self._share(key, lambda: self._identify(key, token))
 
     async def _identify(self, key: bytes, token: str) -> Caller | None:
@@ -155,9 +155,9 @@ class AccessReviews:
     async def allows(self, caller: Caller, demand: AccessDemand) -> bool:
         """Return whether a caller has a right. Raises ReviewFailedError."""
         key = (caller, demand)
-        known = self._rights.get(key)
-        if known is not None:
-            return known[0]
+        cached = self._rights.get(key)
+        if cached is not None:
+            return cached[0]
         return await self._share(key, lambda: self._allows(caller, demand))
 
     async def _allows(self, caller: Caller, demand: AccessDemand) -> bool:
@@ -185,27 +185,27 @@ class AccessReviews:
         """Return the namespaces whose services a caller may list; None: all. Raises ReviewFailedError."""
         if await self.allows(caller, AccessDemand("list", INFERENCE_SERVICES)):
             return None
-        found, unknown = set[str](), list[AccessDemand]()
-        for each in sorted(namespaces):
-            demand = AccessDemand("list", INFERENCE_SERVICES, each)
-            known = self._rights.get((caller, demand))
-            if known is None:
+        allowed, unknown = set[str](), list[AccessDemand]()
+        for namespace in sorted(namespaces):
+            demand = AccessDemand("list", INFERENCE_SERVICES, namespace)
+            cached = self._rights.get((caller, demand))
+            if cached is None:
                 unknown.append(demand)
-            elif known[0]:
-                found.add(each)
+            elif cached[0]:
+                allowed.add(namespace)
         if unknown:
             # All of a caller's requests wait for the same answers.
             key = caller, tuple(unknown)
-            found |= await self._share(key, lambda: self._find_allowed(caller, unknown))
-        return frozenset(found)
+            allowed |= await self._share(key, lambda: self._find_allowed(caller, unknown))
+        return frozenset(allowed)
 
     async def _find_allowed(self, caller: Caller, demands: list[AccessDemand]) -> set[str]:
-        found = set[str]()
+        allowed = set[str]()
         for first in range(0, len(demands), MOST_OF_USER):
             asked = demands[first : first + MOST_OF_USER]
-            answers = await asyncio.gather(*(self.allows(caller, each) for each in asked))
-            found |= {each.namespace for each, is_allowed in zip(asked, answers, strict=True) if is_allowed}
-        return found
+            answers = await asyncio.gather(*(self.allows(caller, demand) for demand in asked))
+            allowed |= {demand.namespace for demand, is_allowed in zip(asked, answers, strict=True) if is_allowed}
+        return allowed
 
     async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Ask, or wait for the answer to the same question, which ends with the last request that waits for it."""

@@ -97,11 +97,11 @@ def check_text(name: str, text: str) -> str:
 def read_density_query(query: Mapping[str, str], text: str) -> DensityQuery:
     """Return the question of a query about models that have `text`. Raises BadRequestError."""
     level = query.get("min_fit", "marginal")
-    min_fit = next((each for each in FIT_LEVELS if each == level), None)
+    min_fit = next((fit_level for fit_level in FIT_LEVELS if fit_level == level), None)
     if min_fit is None:
         raise BadRequestError(f"min_fit is one of {', '.join(FIT_LEVELS)}")
     stated = query.get("use_case") or None
-    use_case = next((each for each in USE_CASES if each == stated), None)
+    use_case = next((case for case in USE_CASES if case == stated), None)
     if stated is not None and use_case is None:
         raise BadRequestError(f"use_case is one of {', '.join(USE_CASES)}")
     return DensityQuery(text, min_fit, use_case)
@@ -110,12 +110,12 @@ def read_density_query(query: Mapping[str, str], text: str) -> DensityQuery:
 def read_simulation(body: bytes) -> SimulateRequest:
     """Return the body of a simulation. Raises BadRequestError."""
     try:
-        found = msgspec.json.decode(body, type=SimulateRequest)
+        request = msgspec.json.decode(body, type=SimulateRequest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequestError(f"the body is no simulation: {str(error)[:LONGEST_TEXT]}") from error
-    check_text("model", found.model)
-    check_text("quantization", found.quantization or "")
-    return found
+    check_text("model", request.model)
+    check_text("quantization", request.quantization or "")
+    return request
 
 
 def read_token(header: str) -> str:

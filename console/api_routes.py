@@ -88,13 +88,15 @@ class ApiRoute(NamedTuple):
 
 async def _answer_nodes(context: DensityContext, asked: AskedRequest) -> NodesAnswer:
     page, vendors = read_page(asked.query), context.service.view.vendors
-    return await context.service.compute(lambda found, table: list_nodes(found, table, vendors, asked.visible, page))
+    return await context.service.compute(
+        lambda snapshot, table: list_nodes(snapshot, table, vendors, asked.visible, page)
+    )
 
 
 async def _answer_node(context: DensityContext, asked: AskedRequest) -> NodeDetailAnswer:
     page, vendors, name = read_page(asked.query), context.service.view.vendors, check_text("name", asked.name)
     answer = await context.service.compute(
-        lambda found, table: describe_node(found, table, vendors, asked.visible, name=name, page=page)
+        lambda snapshot, table: describe_node(snapshot, table, vendors, asked.visible, name=name, page=page)
     )
     if answer is None:
         raise NothingFoundError("no node and no host has this name: GET /api/v1/density/nodes lists them")
@@ -103,35 +105,39 @@ async def _answer_node(context: DensityContext, asked: AskedRequest) -> NodeDeta
 
 async def _answer_runtimes(context: DensityContext, asked: AskedRequest) -> RuntimesAnswer:
     page, vendors = read_page(asked.query), context.service.view.vendors
-    return await context.service.compute(lambda found, _: list_runtimes(found, vendors, asked.visible, page))
+    return await context.service.compute(lambda snapshot, _: list_runtimes(snapshot, vendors, asked.visible, page))
 
 
 async def _answer_installed(context: DensityContext, asked: AskedRequest) -> InstalledModelsAnswer:
     page = read_page(asked.query)
-    return await context.service.compute(lambda found, _: list_installed_models(found, asked.visible, page))
+    return await context.service.compute(lambda snapshot, _: list_installed_models(snapshot, asked.visible, page))
 
 
 async def _answer_query(context: DensityContext, asked: AskedRequest) -> QueryAnswer:
     page, query = read_page(asked.query), read_density_query(asked.query, read_text(asked.query, "model"))
-    return await context.service.compute(lambda found, table: query_nodes(found, table, asked.visible, query, page))
+    return await context.service.compute(
+        lambda snapshot, table: query_nodes(snapshot, table, asked.visible, query, page)
+    )
 
 
 async def _answer_catalog(context: DensityContext, asked: AskedRequest) -> CatalogAnswer:
     page = read_page(asked.query)
-    return await context.service.compute(lambda found, table: list_catalog(found, table, asked.visible, page))
+    return await context.service.compute(lambda snapshot, table: list_catalog(snapshot, table, asked.visible, page))
 
 
 async def _answer_simulation(context: DensityContext, asked: AskedRequest) -> SimulateAnswer:
     request = read_simulation(asked.body)
     try:
-        return await context.service.compute(lambda found, table: simulate_model(found, table, asked.visible, request))
+        return await context.service.compute(
+            lambda snapshot, table: simulate_model(snapshot, table, asked.visible, request)
+        )
     except ModelNotFound as error:
         raise NothingFoundError(str(error)) from error
 
 
 async def _answer_cost(context: DensityContext, asked: AskedRequest) -> CostAnswer:
     page = read_page(asked.query)
-    return await context.service.compute(lambda found, _: list_costs(found, context.prices, asked.visible, page))
+    return await context.service.compute(lambda snapshot, _: list_costs(snapshot, context.prices, asked.visible, page))
 
 
 async def _answer_models(context: DensityContext, asked: AskedRequest) -> dict[str, Any]:
@@ -139,10 +145,10 @@ async def _answer_models(context: DensityContext, asked: AskedRequest) -> dict[s
     text = read_text(asked.query, "search", "*") or "*"
     query = read_density_query(asked.query, text)
 
-    def answer(found: DensitySnapshot, table: FitTable) -> dict[str, Any]:
-        if node and node not in found.machines:
+    def answer(snapshot: DensitySnapshot, table: FitTable) -> dict[str, Any]:
+        if node and node not in snapshot.machines:
             raise NothingFoundError("no node and no host has this name: GET /api/v1/density/nodes lists them")
-        return list_llmfit_models(found, table, asked.visible, query, page, node=node)
+        return list_llmfit_models(snapshot, table, asked.visible, query, page, node=node)
 
     return await context.service.compute(answer)
 

@@ -129,8 +129,8 @@ def _respond(question: AskedQuestion, body: bytes) -> WholeAnswer:
     """Answer with a body, or that it is the one that the client has."""
     etag = f'"{hashlib.sha256(body).hexdigest()[:_ETAG_CHARACTERS]}"'
     fields = (*_SAFE_FIELDS, (b"ETag", etag.encode()))
-    known = {etag.strip().removeprefix("W/") for etag in question.headers.get("If-None-Match").split(",")}
-    if question.method in {"GET", "HEAD"} and known & {etag, "*"}:
+    etags = {etag.strip().removeprefix("W/") for etag in question.headers.get("If-None-Match").split(",")}
+    if question.method in {"GET", "HEAD"} and etags & {etag, "*"}:
         return WholeAnswer(304, b"", JSON, fields)
     return WholeAnswer(200, body, JSON, fields)
 

@@ -31,10 +31,10 @@ class _ServiceSpeed(NamedTuple):
 def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibility, page: Page) -> CostAnswer:
     """Return the services that the caller may see with what each costs, and the sums of their namespaces."""
     shown = sorted(
-        (each for each in snapshot.services if visible is None or each.metadata.namespace in visible),
-        key=lambda each: (each.metadata.namespace, each.metadata.name),
+        (service for service in snapshot.services if visible is None or service.metadata.namespace in visible),
+        key=lambda service: (service.metadata.namespace, service.metadata.name),
     )
-    models = [_describe_service(snapshot, prices, each) for each in shown]
+    models = [_describe_service(snapshot, prices, service) for service in shown]
     return CostAnswer(
         currency=prices.currency,
         models=list(page.cut(models)),
@@ -47,14 +47,14 @@ def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibi
 def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service: InferenceService) -> ModelCost:
     key = service.metadata.namespace, service.metadata.name
     replicas = snapshot.replicas_of.get(key, ())
-    bases = [_find_base(snapshot.machines.get(each.cell), each) for each in replicas]
-    parts = [_find_part(snapshot, each) for each in replicas]
+    bases = [_find_base(snapshot.machines.get(replica.cell), replica) for replica in replicas]
+    parts = [_find_part(snapshot, replica) for replica in replicas]
     costs = [_cost_replica(prices, base, part) for base, part in zip(bases, parts, strict=True)]
-    watts, per_hour = _sum_known(each[0] for each in costs), _sum_known(each[1] for each in costs)
+    watts, per_hour = _sum_known(cost[0] for cost in costs), _sum_known(cost[1] for cost in costs)
     speed = _find_speed(service, bases)
     divided = len(replicas) if speed.source != "live" else 1
-    memory = _sum_known(_find_memory(service, each) for each in replicas)
-    nodes = sorted({each.cell for each in replicas})
+    memory = _sum_known(_find_memory(service, replica) for replica in replicas)
+    nodes = sorted({replica.cell for replica in replicas})
     share = per_hour / divided if per_hour is not None and divided else None
     million = price_million_tokens(share, speed.tokens_per_second)
     return ModelCost(
@@ -64,7 +64,7 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
         placed_nodes=nodes[:MOST_NODES],
         phase=service.status.phase,
         replicas=len(replicas),
-        gpu=sum(each.devices for each in replicas),
+        gpu=sum(replica.devices for replica in replicas),
         memory_required_gb=None if memory is None else round(memory / GIB, 2),
         utilization_pct=_find_utilization(service, bases, replicas),
         fitness_score=None if speed.level is None else compute_score(speed.level, speed.tokens_per_second),
@@ -85,24 +85,24 @@ def _list_unknown(
     tokens_per_second: float | None,
 ) -> list[str]:
     """Return what is not known of a service that has replicas."""
-    found = set[str]()
+    unknown = set[str]()
     for base, part in zip(bases, parts, strict=True):
         if base is None:
-            found.add("hardware of a node or host")
+            unknown.add("hardware of a node or host")
             continue
         if part is None:
-            found.add("number of pods that share a device")
+            unknown.add("number of pods that share a device")
         device = name_priced_device(base.device_class)
         cost = find_device_cost(prices, base.device_class, base.vendor)
         if cost.watts is None:
-            found.add(f"watts of {device}")
+            unknown.add(f"watts of {device}")
         if cost.per_hour is None and (prices.per_kwh is None or cost.watts is not None):
-            found.add(f"perKwh, or perHour of {device}")
+            unknown.add(f"perKwh, or perHour of {device}")
     if bases and memory is None:
-        found.add("memory of a replica")
+        unknown.add("memory of a replica")
     if bases and tokens_per_second is None:
-        found.add("tokens per second")
-    return sorted(found)[:MOST_UNKNOWN]
+        unknown.add("tokens per second")
+    return sorted(unknown)[:MOST_UNKNOWN]
 
 
 def _find_part(snapshot: DensitySnapshot, replica: PlacedReplica) -> float | None:
@@ -113,7 +113,7 @@ def _find_part(snapshot: DensitySnapshot, replica: PlacedReplica) -> float | Non
     if replica.devices:
         return None if machine.device_share is None else replica.devices * machine.device_share
     # A host, or the processor of a node, is one device for all replicas that are there.
-    return 1 / max(1, sum(not each.devices for each in snapshot.replicas_on.get(replica.cell, ())))
+    return 1 / max(1, sum(not placed_replica.devices for placed_replica in snapshot.replicas_on.get(replica.cell, ())))
 
 
 def _find_base(machine: ViewedMachine | None, replica: PlacedReplica) -> ServingDevices | None:
@@ -130,29 +130,29 @@ def _cost_replica(
     """Return the watts of a replica, and its cost for an hour; None: unknown."""
     if base is None or part is None:
         return None, None
-    found = find_device_cost(prices, base.device_class, base.vendor)
+    cost = find_device_cost(prices, base.device_class, base.vendor)
     return (
-        None if found.watts is None else found.watts * part,
-        None if found.per_hour is None else found.per_hour * part,
+        None if cost.watts is None else cost.watts * part,
+        None if cost.per_hour is None else cost.per_hour * part,
     )
 
 
 def _sum_known(values: Iterable[float | None]) -> float | None:
     """Return the sum; None if there is none, or one is unknown."""
-    found = list(values)
-    known = [each for each in found if each is not None]
-    return sum(known) if found and len(known) == len(found) else None
+    numbers = list(values)
+    present = [number for number in numbers if number is not None]
+    return sum(present) if numbers and len(present) == len(numbers) else None
 
 
 def _sum_all(values: Iterable[float | None]) -> float | None:
     """Return the sum, 0 of none; None if one is unknown."""
-    found = list(values)
-    return _sum_known(found) if found else 0.0
+    numbers = list(values)
+    return _sum_known(numbers) if numbers else 0.0
 
 
 def _find_memory(service: InferenceService, replica: PlacedReplica) -> float | None:
-    each = service.status.device_memory_bytes
-    return each * replica.devices if replica.devices and each is not None else replica.memory_bytes
+    device_bytes = service.status.device_memory_bytes
+    return device_bytes * replica.devices if replica.devices and device_bytes is not None else replica.memory_bytes
 
 
 def _find_utilization(
@@ -183,8 +183,8 @@ def _find_speed(service: InferenceService, bases: Sequence[ServingDevices | None
 
 def _find_stated(speeds: Sequence[ClassSpeed], bases: Sequence[ServingDevices | None]) -> ClassSpeed | None:
     """Return the slowest entry of the classes on which replicas are; they are listed from the fastest."""
-    classes = {each.device_class for each in bases if each is not None}
-    return next((each for each in reversed(speeds) if each.device_class in classes), None)
+    classes = {base.device_class for base in bases if base is not None}
+    return next((speed for speed in reversed(speeds) if speed.device_class in classes), None)
 
 
 def _read_rate(text: str) -> float | None:
@@ -192,27 +192,27 @@ def _read_rate(text: str) -> float | None:
 
 
 def _sum_namespaces(models: Sequence[ModelCost]) -> list[NamespaceCost]:
-    found: dict[str, list[ModelCost]] = {}
-    for each in models:
-        found.setdefault(each.namespace, []).append(each)
-    return [_sum_namespace(namespace, members) for namespace, members in sorted(found.items())]
+    by_namespace: dict[str, list[ModelCost]] = {}
+    for model in models:
+        by_namespace.setdefault(model.namespace, []).append(model)
+    return [_sum_namespace(namespace, members) for namespace, members in sorted(by_namespace.items())]
 
 
 def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCost:
     # What has no replica takes nothing, and generates nothing.
-    placed = [each for each in members if each.replicas]
-    per_hour = _sum_all(each.cost_per_hour for each in members)
-    tokens = _sum_known(_count_tokens(each) for each in placed)
+    placed = [member for member in members if member.replicas]
+    per_hour = _sum_all(member.cost_per_hour for member in members)
+    tokens = _sum_known(_count_tokens(cost) for cost in placed)
     million = price_million_tokens(per_hour, tokens)
-    memory = _sum_all(each.memory_required_gb for each in placed)
+    memory = _sum_all(cost.memory_required_gb for cost in placed)
     return NamespaceCost(
         namespace=namespace,
         model_count=len(members),
-        total_gpu=sum(each.gpu for each in members),
+        total_gpu=sum(member.gpu for member in members),
         total_memory_gb=None if memory is None else round(memory, 2),
-        watts=_sum_all(each.watts for each in members),
+        watts=_sum_all(member.watts for member in members),
         cost_per_hour=None if per_hour is None else round(per_hour, 6),
-        known_cost_per_hour=round(sum(each.cost_per_hour or 0.0 for each in members), 6),
+        known_cost_per_hour=round(sum(member.cost_per_hour or 0.0 for member in members), 6),
         tokens_per_second=tokens,
         cost_per_million_tokens=None if million is None else round(million, 6),
     )

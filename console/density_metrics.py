@@ -46,7 +46,7 @@ class DensityCollector(Collector):
                 if value is not None:
                     families[name].add_metric((node,), value)
         yield from families.values()
-        stale = sum(each.is_stale for each in snapshot.machines.values())
+        stale = sum(machine.is_stale for machine in snapshot.machines.values())
         yield GaugeMetricFamily(
             "pomona_density_cluster_nodes_total", "Nodes and hosts that are known.", value=len(snapshot.machines)
         )
@@ -61,8 +61,8 @@ class DensityCollector(Collector):
         for profile in snapshot.profiles:
             ranked = table.rank_models(snapshot.models, profile)
             score = compute_score(FIT_LEVELS[ranked[0].level], -ranked[0].slowness) if ranked else 0.0
-            found = score, count_fitting(snapshot, table, profile, flags)
-            fits.update(dict.fromkeys(profile.names, found))
+            summary = score, count_fitting(snapshot, table, profile, flags)
+            fits.update(dict.fromkeys(profile.names, summary))
         facts = {}
         for name in snapshot.names:
             machine = snapshot.machines[name]

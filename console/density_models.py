@@ -66,7 +66,7 @@ class KnownModel(NamedTuple):
     def matches(self, text: str) -> bool:
         """Return whether a folded text is a part of its name, title or source, or "*", which is all."""
         return text in {"*", ""} or any(
-            text in each.casefold() for each in (self.full_name, self.title, self.source) if each
+            text in label.casefold() for label in (self.full_name, self.title, self.source) if label
         )
 
 
@@ -99,29 +99,29 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
 
 def _choose_runtimes(model: Model, vendors: Vendors) -> dict[str, str]:
     """Return the engine by accelerator, where one serves the format."""
-    found = {}
+    runtimes = {}
     for accelerator in vendors:
         demand = RuntimeDemand(
             format_of(model), accelerator, accelerator != METAL, vendors=vendors, is_split=is_split(model)
         )
         runtime = choose_runtime(demand)
         if refuse_demand(RUNTIMES[runtime], demand) is None:
-            found[accelerator] = runtime
-    return found
+            runtimes[accelerator] = runtime
+    return runtimes
 
 
 def _find_use_cases(abilities: frozenset[str], domains: frozenset[str], *, thinks: bool) -> frozenset[UseCase]:
     """Return what a model is for, by what it is able to and was trained for."""
     if abilities & _EMBEDS:
         return frozenset({"embedding"})
-    found: set[UseCase] = {"general", "chat"}
+    use_cases: set[UseCase] = {"general", "chat"}
     if domains & _CODING:
-        found.add("coding")
+        use_cases.add("coding")
     if thinks:
-        found.add("reasoning")
+        use_cases.add("reasoning")
     if abilities & _SEES:
-        found.add("multimodal")
-    return frozenset(found)
+        use_cases.add("multimodal")
+    return frozenset(use_cases)
 
 
 @functools.cache

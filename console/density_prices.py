@@ -70,8 +70,8 @@ def price_million_tokens(per_hour: float | None, tokens_per_second: float | None
     """Return the price of a million tokens at this speed; None: a part is unknown."""
     if per_hour is None or not tokens_per_second:
         return None
-    found = per_hour / (tokens_per_second * _SECONDS_OF_HOUR) * _MILLION
-    return found if math.isfinite(found) else None
+    price = per_hour / (tokens_per_second * _SECONDS_OF_HOUR) * _MILLION
+    return price if math.isfinite(price) else None
 
 
 def _find(stated: Mapping[str, float], device_class: str, vendor: str) -> float | None:

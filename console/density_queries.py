@@ -97,7 +97,7 @@ def list_nodes(
 def count_fitting(snapshot: DensitySnapshot, table: FitTable, profile: MachineProfile, flags: bytearray) -> int:
     """Return the number of flagged models that fit on a profile."""
     worst = RANKS["too_tight"]
-    return sum(each.level < worst and flags[each.position] for each in table.rank_models(snapshot.models, profile))
+    return sum(model.level < worst and flags[model.position] for model in table.rank_models(snapshot.models, profile))
 
 
 def describe_node(
@@ -110,7 +110,7 @@ def describe_node(
     flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
     ranked = table.rank_models(snapshot.models, profile) if profile is not None else []
     worst = RANKS["too_tight"]
-    fitting = [each for each in ranked if each.level < worst and flags[each.position]]
+    fitting = [fit for fit in ranked if fit.level < worst and flags[fit.position]]
     return NodeDetailAnswer(
         node_name=name,
         kind=machine.cell.kind,
@@ -131,7 +131,7 @@ def _describe_fits(
 ) -> list[ModelFit]:
     if profile is None:
         return []
-    models = (snapshot.models[each.position] for each in ranked)
+    models = (snapshot.models[fit.position] for fit in ranked)
     places = ((model, table.find_place(model, profile)) for model in models)
     return [describe_fit(model, place) for model, place in places if place is not None]
 
@@ -156,18 +156,18 @@ def list_engines(snapshot: DensitySnapshot, name: str, vendors: Vendors, visible
 
 def list_installed(snapshot: DensitySnapshot, name: str, visible: Visibility) -> list[InstalledModel]:
     """Return the models that run on a cell, and those whose weights are on its disk."""
-    found = {
-        (each.namespace, each.model_name, each.runtime)
-        for each in _list_running(snapshot, name)
-        if visible is None or each.namespace in visible
+    installed = {
+        (running_model.namespace, running_model.model_name, running_model.runtime)
+        for running_model in _list_running(snapshot, name)
+        if visible is None or running_model.namespace in visible
     }
-    served = {(namespace, model) for namespace, model, _ in found}
+    served = {(namespace, model) for namespace, model, _ in installed}
     for model in snapshot.stored_on.get(name, ()):
         key = model.metadata.namespace, model.metadata.name
         is_seen = visible is None or key[0] in visible
         if is_seen and key not in served:
-            found.add((*key, ""))
-    return [InstalledModel(name=each[1], namespace=each[0], runtime=each[2]) for each in sorted(found)]
+            installed.add((*key, ""))
+    return [InstalledModel(name=entry[1], namespace=entry[0], runtime=entry[2]) for entry in sorted(installed)]
 
 
 class _RunningModel(NamedTuple):
@@ -216,11 +216,11 @@ def query_nodes(
         streams.append(_number_fits(itertools.islice(ranked, count), ordinal))
     nodes = list[RankedNode]()
     skipped, wanted = 0, page.offset + page.limit
-    for *_, ordinal, found in heapq.merge(*streams):
+    for *_, ordinal, ranked_fit in heapq.merge(*streams):
         profile = snapshot.profiles[ordinal]
         first, skipped = skipped, skipped + len(profile.names)
         if skipped > page.offset:
-            model = snapshot.models[found.position]
+            model = snapshot.models[ranked_fit.position]
             place = table.find_place(model, profile)
             if place is not None:
                 fit = describe_fit(model, place)
@@ -254,12 +254,12 @@ def _rank_matches(
         matches: positions of those that match.
     """
     ranked = table.rank_models(snapshot.models, profile)
-    return ranked if len(matches) == len(flags) else [each for each in ranked if flags[each.position]]
+    return ranked if len(matches) == len(flags) else [fit for fit in ranked if flags[fit.position]]
 
 
 def _number_fits(ranked: Iterable[RankedFit], ordinal: int) -> Iterator[tuple[int, float, str, int, RankedFit]]:
     """Yield fits with what sorts them among those of other profiles."""
-    return ((each.level, each.slowness, each.name, ordinal, each) for each in ranked)
+    return ((fit.level, fit.slowness, fit.name, ordinal, fit) for fit in ranked)
 
 
 def flag_matches(snapshot: DensitySnapshot, visible: Visibility, query: DensityQuery) -> bytearray:
@@ -285,21 +285,21 @@ def list_catalog(snapshot: DensitySnapshot, table: FitTable, visible: Visibility
     """Return all models in the order of the alphabet, and where each fits."""
     flags = snapshot.flag_models(visible)
     shown = sorted(
-        (model for index, model in enumerate(snapshot.models) if flags[index]), key=lambda each: each.full_name
+        (model for index, model in enumerate(snapshot.models) if flags[index]), key=lambda model: model.full_name
     )
-    models = [_describe_catalog_model(snapshot, table, each) for each in page.cut(shown)]
+    models = [_describe_catalog_model(snapshot, table, known_model) for known_model in page.cut(shown)]
     return CatalogAnswer(models=models, total=len(shown), next_offset=page.find_next(len(shown)))
 
 
 def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: KnownModel) -> CatalogModel:
-    found = list[tuple[tuple[int, float], int, PlaceFit]]()
+    places = list[tuple[tuple[int, float], int, PlaceFit]]()
     for ordinal, profile in enumerate(snapshot.profiles):
         place = table.find_place(model, profile)
         if place is not None and place.fit.level != "too_tight":
-            found.append((place.rank, ordinal, place))
-    found.sort(key=lambda each: each[:2])
+            places.append((place.rank, ordinal, place))
+    places.sort(key=lambda entry: entry[:2])
     nodes = list[CatalogNode]()
-    for _, ordinal, place in found:
+    for _, ordinal, place in places:
         names = snapshot.profiles[ordinal].names[: MOST_CATALOG_NODES - len(nodes)]
         nodes += [CatalogNode(node_name=name, score=place.score, fit_level=place.fit.level) for name in names]
     best = nodes[0] if nodes else None
@@ -310,7 +310,7 @@ def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: K
         best_score=best.score if best else None,
         best_node=best.node_name if best else None,
         fit_level=best.fit_level if best else None,
-        node_count=sum(len(snapshot.profiles[ordinal].names) for _, ordinal, _ in found),
+        node_count=sum(len(snapshot.profiles[ordinal].names) for _, ordinal, _ in places),
         nodes=nodes,
     )
 

@@ -51,15 +51,17 @@ def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> Kno
     """
     flags, folded = snapshot.flag_models(visible), text.casefold()
     seen = [model for index, model in enumerate(snapshot.models) if flags[index]]
-    exact = [each for each in seen if folded in {each.full_name.casefold(), each.name.casefold()}]
-    found = exact or [each for each in seen if folded not in {"*", ""} and each.matches(folded)]
-    if len(found) == 1:
-        return found[0]
+    exact = [
+        known_model for known_model in seen if folded in {known_model.full_name.casefold(), known_model.name.casefold()}
+    ]
+    matches = exact or [known_model for known_model in seen if folded not in {"*", ""} and known_model.matches(folded)]
+    if len(matches) == 1:
+        return matches[0]
     quoted = repr(text[:_MOST_QUOTED])
-    if not found:
-        near = get_close_matches(folded[:_MOST_QUOTED], [each.full_name for each in seen], n=1)
+    if not matches:
+        near = get_close_matches(folded[:_MOST_QUOTED], [known_model.full_name for known_model in seen], n=1)
         raise ModelNotFound(f"no model has {quoted} in its name" + (f": did you mean {near[0]}?" if near else ""))
-    names = sorted(each.full_name for each in found)
+    names = sorted(known_model.full_name for known_model in matches)
     more = ", ..." if len(names) > _MOST_NAMED else ""
     raise SimulationRefused(f"model {quoted} may be {', '.join(names[:_MOST_NAMED])}{more}: name one of them")
 
@@ -96,19 +98,19 @@ def simulate_model(
     model = find_asked_model(snapshot, visible, request)
     if asked.context is not None and asked.context != table.options.context_length:
         table = table.with_context(asked.context)
-    found = []
+    changes = []
     for profile in snapshot.profiles:
         place = _place_model(table, model, profile, asked.memory_gb)
         if place is not None:
-            found += [_describe_change(name, snapshot.machines[name], place) for name in profile.names]
-    found.sort(key=lambda each: (RANKS[each.fit_level], -(each.estimated_tps or 0.0), each.node_name))
+            changes += [_describe_change(name, snapshot.machines[name], place) for name in profile.names]
+    changes.sort(key=lambda node: (RANKS[node.fit_level], -(node.estimated_tps or 0.0), node.node_name))
     return SimulateAnswer(
         model=model.name,
         namespace=model.namespace,
         quantization=model.quantization,
         context=table.options.context_length,
-        ranked_nodes=found,
-        can_fit_anywhere=any(each.fit_level != "too_tight" for each in found),
+        ranked_nodes=changes,
+        can_fit_anywhere=any(node.fit_level != "too_tight" for node in changes),
         excluded_nodes=list_excluded(snapshot),
     )
 

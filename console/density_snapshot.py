@@ -117,45 +117,45 @@ class DensitySnapshot:
     @functools.cached_property
     def replicas_on(self) -> Mapping[str, Sequence[PlacedReplica]]:
         """The replicas on each cell."""
-        found: dict[str, list[PlacedReplica]] = {}
-        for each in self.placed:
-            found.setdefault(each.cell, []).append(each)
-        return found
+        by_cell: dict[str, list[PlacedReplica]] = {}
+        for replica in self.placed:
+            by_cell.setdefault(replica.cell, []).append(replica)
+        return by_cell
 
     @functools.cached_property
     def replicas_of(self) -> Mapping[tuple[str, str], Sequence[PlacedReplica]]:
         """The replicas of each service, by namespace and name."""
-        found: dict[tuple[str, str], list[PlacedReplica]] = {}
-        for each in self.placed:
-            found.setdefault((each.namespace, each.service), []).append(each)
-        return found
+        by_service: dict[tuple[str, str], list[PlacedReplica]] = {}
+        for replica in self.placed:
+            by_service.setdefault((replica.namespace, replica.service), []).append(replica)
+        return by_service
 
     @functools.cached_property
     def stored_on(self) -> Mapping[str, Sequence[Model]]:
         """The Models whose weights are on the disk of each node."""
-        found: dict[str, list[Model]] = {}
-        for each in self.stored:
-            for node in {copy.node for copy in each.status.copies}:
-                found.setdefault(node, []).append(each)
-        return found
+        by_node: dict[str, list[Model]] = {}
+        for model in self.stored:
+            for node in {copy.node for copy in model.status.copies}:
+                by_node.setdefault(node, []).append(model)
+        return by_node
 
     @functools.cached_property
     def service_of(self) -> Mapping[tuple[str, str], InferenceService]:
         """Each service, by namespace and name."""
-        return {(each.metadata.namespace, each.metadata.name): each for each in self.services}
+        return {(service.metadata.namespace, service.metadata.name): service for service in self.services}
 
     @functools.cached_property
     def namespaces(self) -> frozenset[str]:
         """All namespaces that have a Model or a service."""
-        return frozenset(each.namespace for each in self.models if each.namespace) | frozenset(
-            each.metadata.namespace for each in self.services
+        return frozenset(model.namespace for model in self.models if model.namespace) | frozenset(
+            service.metadata.namespace for service in self.services
         )
 
     def flag_models(self, visible: Visibility) -> bytearray:
         """Return a flag for each model: 1 if it is of the catalog, or of a namespace that may be seen."""
         if visible is None:
             return bytearray(b"\x01") * len(self.models)
-        return bytearray(not each.namespace or each.namespace in visible for each in self.models)
+        return bytearray(not model.namespace or model.namespace in visible for model in self.models)
 
 
 class SnapshotSource:
@@ -191,12 +191,12 @@ class SnapshotSource:
 
     def _list_models(self) -> tuple[KnownModel, ...]:
         store, vendors = self.view.store, self.view.vendors
-        known = list[KnownModel]()
+        models = list[KnownModel]()
         for obj in store.list(MODELS):
             for model in decode_stored(store, MODELS, [obj], Model):
                 build = functools.partial(build_known_model, model, vendors, _OPTIONS)
-                known.append(store.derive(MODELS, obj, "known model", build))
-        return (*known, *list_catalog_models(tuple(vendors)))
+                models.append(store.derive(MODELS, obj, "known model", build))
+        return (*models, *list_catalog_models(tuple(vendors)))
 
     def _list_placed(self) -> Iterator[PlacedReplica]:
         store = self.view.store

@@ -136,8 +136,8 @@ class FitTable:
     def forget(self, keys: Iterable[Key]) -> None:
         """Forget some models, of which a measurement has changed."""
         for key in keys:
-            for known in (*self._idle.values(), *self._places.values()):
-                known.pop(key, None)  # type: ignore[attr-defined] # both are dictionaries by key
+            for cache in (*self._idle.values(), *self._places.values()):
+                cache.pop(key, None)  # type: ignore[attr-defined] # both are dictionaries by key
         self._ranked.clear()
         self._needs.clear()
 
@@ -162,9 +162,9 @@ class FitTable:
     def rank_models(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
         """Return all models on a profile, the best first; kept until the models are others."""
         key = profile.accelerator, profile.replicas
-        known = self._ranked.get(key)
-        if known is not None and known[0] is models:
-            return known[1]
+        cached = self._ranked.get(key)
+        if cached is not None and cached[0] is models:
+            return cached[1]
         ranked = self._rank_anew(models, profile)
         self._ranked.pop(key, None)
         while self._ranked and (len(self._ranked) + 1) * len(models) > MOST_RANKED:
@@ -197,23 +197,23 @@ class FitTable:
                     best[position] = found
             waiting = left
         levels: tuple[list[RankedFit], ...] = ([], [], [], [])
-        for each in (*settled, *(best[position] for position in waiting if position in best)):
-            levels[each[0]].append(each)
+        for fit in (*settled, *(best[position] for position in waiting if position in best)):
+            levels[fit[0]].append(fit)
         for level in levels:
             # The fastest came first, but for those of several devices: this compares neighbours.
             level.sort()
-        return [each for level in levels for each in level]
+        return [fit for level in levels for fit in level]
 
     def _list_needs(self, models: tuple[KnownModel, ...], accelerator: str, devices: ServingDevices) -> _ClassNeeds:
         """Return what each model needs of such devices."""
         key = accelerator, _empty(devices)
-        known = self._needs.get(key)
-        if known is None or known[0] is not models:
-            needs = [self._find_need(each, position, accelerator, devices) for position, each in enumerate(models)]
-            ordered = [each.position for each in sorted(each.rows[0] for each in needs if each is not None)]
-            unknown = [position for position, each in enumerate(needs) if each is None]
-            known = self._needs[key] = models, _ClassNeeds(needs, ordered + unknown)
-        return known[1]
+        cached = self._needs.get(key)
+        if cached is None or cached[0] is not models:
+            needs = [self._find_need(model, position, accelerator, devices) for position, model in enumerate(models)]
+            ordered = [fit.position for fit in sorted(need.rows[0] for need in needs if need is not None)]
+            unknown = [position for position, need in enumerate(needs) if need is None]
+            cached = self._needs[key] = models, _ClassNeeds(needs, ordered + unknown)
+        return cached[1]
 
     def _find_need(self, model: KnownModel, position: int, accelerator: str, devices: ServingDevices) -> _Need | None:
         workload = model.workloads.get(accelerator)
@@ -247,9 +247,9 @@ class FitTable:
             return None
         if self._count > MOST_KEPT:
             self.clear()
-        known = self._places.setdefault((profile.accelerator, profile.replicas), {})
+        places = self._places.setdefault((profile.accelerator, profile.replicas), {})
         try:
-            return known[model.key]
+            return places[model.key]
         except KeyError:
             self._count += 1
         best: PlaceFit | None = None
@@ -261,15 +261,15 @@ class FitTable:
                 best = PlaceFit(fit, devices, workload.runtime)
             if RANKS[fit.level] <= _GOOD:
                 break
-        known[model.key] = best
+        places[model.key] = best
         return best
 
     def _find_whole(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
         """Return the fit on idle devices; the memory that a user states counts where the devices have no own."""
         idle = self._find_idle(model, workload, devices)
         if idle.fit is not None and idle.fit.speed is not None and idle.fit.speed.method == "roofline":
-            found = self._correct(model).find(devices.vendor, devices.device_class, workload.runtime)
-            idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, found)))
+            correction = self._correct(model).find(devices.vendor, devices.device_class, workload.runtime)
+            idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, correction)))
         if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
             return _IdleFit(
                 assess_stated(workload, workload.stated_bytes, _empty(devices), idle.fit.speed if idle.fit else None)
@@ -283,9 +283,9 @@ class FitTable:
         idle = self._find_whole(model, workload, devices)
         if idle.fit is None:
             return None
-        found = regrade_fit(idle.fit, free, idle.least_bytes)
-        if found is not None:
-            return found
+        fit = regrade_fit(idle.fit, free, idle.least_bytes)
+        if fit is not None:
+            return fit
         if workload.stated_bytes and devices.vendor in _STATED_COUNTS:
             return assess_stated(workload, workload.stated_bytes, devices)
         return self._refuse(model, workload, idle, devices)
@@ -307,18 +307,18 @@ class FitTable:
 
     def _find_idle(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
         emptied = _empty(devices)
-        known = self._idle.setdefault(emptied, {})
-        found = known.get(model.key)
-        if found is None:
+        fits = self._idle.setdefault(emptied, {})
+        idle_fit = fits.get(model.key)
+        if idle_fit is None:
             options = self._options[model.mode]
             fit = assess_fit(workload, options, emptied, active_share=model.active_share)
             if fit is not None:
                 fit = self._with_measured(model, workload.runtime, devices, fit)
             own = 0 if devices.vendor in _STATED_COUNTS else devices.memory_bytes or 0
             least = least_free_bytes(workload, options, own) if own else 0
-            found = known[model.key] = _IdleFit(fit, least)
+            idle_fit = fits[model.key] = _IdleFit(fit, least)
             self._count += 1
-        return found
+        return idle_fit
 
     def _correct(self, model: KnownModel) -> ScopedCorrections:
         """Return the corrections of a model: whoever may see it may see the measurements of its namespace."""
@@ -361,17 +361,17 @@ def assess_stated(
     if free is None:
         return None
     mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
-    each = -(-needed_bytes // devices.device_count)
+    device_bytes = -(-needed_bytes // devices.device_count)
     refused = refuse_devices(workload, devices) if workload is not None else None
-    level = grade_fit(mode, each, free) if refused is None else "too_tight"
-    shortfall = f"needs {size_text(each)}, {size_text(free)} free: short {size_text(each - free)}"
+    level = grade_fit(mode, device_bytes, free) if refused is None else "too_tight"
+    shortfall = f"needs {size_text(device_bytes)}, {size_text(free)} free: short {size_text(device_bytes - free)}"
     return Fit(
         level=level,
         run_mode=mode,
-        needed_bytes=each,
+        needed_bytes=device_bytes,
         available_bytes=free,
-        utilization=each / free if free else float("inf"),
+        utilization=device_bytes / free if free else float("inf"),
         speed=speed if level != "too_tight" else None,
         shortfall=(refused or shortfall) if level == "too_tight" else "",
-        level_if_idle=grade_fit(mode, each, max(free, devices.memory_bytes or 0)) if refused is None else level,
+        level_if_idle=grade_fit(mode, device_bytes, max(free, devices.memory_bytes or 0)) if refused is None else level,
     )

@@ -33,14 +33,14 @@ def list_llmfit_models(
     for profile in snapshot.profiles:
         if node and node not in profile.names:
             continue
-        for each in table.rank_models(snapshot.models, profile):
-            if each.level > worst or not flags[each.position]:
+        for model in table.rank_models(snapshot.models, profile):
+            if model.level > worst or not flags[model.position]:
                 continue
-            found = _BestPlace((each.level, each.slowness), node or profile.names[0], profile)
-            known = best.get(each.position)
-            if known is None or (found.rank, found.node) < (known.rank, known.node):
-                best[each.position] = found
-    ordered = sorted(best.items(), key=lambda each: (each[1].rank, snapshot.models[each[0]].full_name))
+            best_place = _BestPlace((model.level, model.slowness), node or profile.names[0], profile)
+            known = best.get(model.position)
+            if known is None or (best_place.rank, best_place.node) < (known.rank, known.node):
+                best[model.position] = best_place
+    ordered = sorted(best.items(), key=lambda entry: (entry[1].rank, snapshot.models[entry[0]].full_name))
     shown = page.cut(ordered)
     return {
         "node": {"name": node or "cluster", "os": "linux"},

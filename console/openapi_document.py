@@ -26,7 +26,12 @@ _FAILURES: Final = {
 @functools.cache
 def build_document() -> Mapping[str, Any]:
     """Return the document."""
-    types = [each for route in ROUTES for each in (route.answer_type, route.body_type) if each is not None]
+    types = [
+        message_type
+        for route in ROUTES
+        for message_type in (route.answer_type, route.body_type)
+        if message_type is not None
+    ]
     unique = list(dict.fromkeys([*types, ErrorAnswer]))
     references, components = msgspec.json.schema_components(unique, ref_template=_REFERENCE)
     schemas = dict(zip(unique, references, strict=True))
@@ -55,7 +60,7 @@ def _describe_route(route: ApiRoute, schemas: Mapping[type, Any]) -> dict[str, A
     answer = schemas[route.answer_type] if route.answer_type is not None else {"type": "object"}
     described: dict[str, Any] = {
         "summary": route.summary,
-        "parameters": [_describe_parameter(each) for each in route.parameters],
+        "parameters": [_describe_parameter(parameter) for parameter in route.parameters],
         "responses": {
             "200": {"description": "The answer.", "content": {"application/json": {"schema": answer}}},
             **({"304": {"description": "It is that of If-None-Match."}} if route.method == "GET" else {}),

@@ -86,9 +86,9 @@ def build_health(service: DensityService) -> AnswerServer:
 
 def _load_certificate(files: TlsFiles) -> ssl.SSLContext:
     """Return a context with the certificate. Raises OSError."""
-    found = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    found.load_cert_chain(files.certificate, files.key)
-    return found
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(files.certificate, files.key)
+    return context
 
 
 async def _renew_certificate(tls: ssl.SSLContext, files: TlsFiles) -> None:

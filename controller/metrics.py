@@ -212,10 +212,10 @@ class QueueMetrics:
 
     def set_depths(self, depths: Mapping[tuple[str, Priority], int]) -> None:
         """Set the number of waiting replicas by pool and priority; one that is absent is 0."""
-        found = Tally[tuple[str, Priority]](dict.fromkeys(self._depths, 0))
+        tally = Tally[tuple[str, Priority]](dict.fromkeys(self._depths, 0))
         for (pool, priority), depth in depths.items():
-            found[self._label_pool(pool), priority] += depth
-        for key, depth in found.items():
+            tally[self._label_pool(pool), priority] += depth
+        for key, depth in tally.items():
             if self._depths.get(key) != depth:
                 self._depth.labels(*key).set(depth)
                 self._depths[key] = depth
@@ -283,7 +283,7 @@ def _phase(resource: Resource, obj: Obj | None) -> str | None:
     status = obj.get("status") or {}
     if resource != METAL_HOSTS:
         return str(status.get("phase") or "Pending")
-    conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+    conditions = {condition["type"]: condition["status"] for condition in status.get("conditions") or ()}
     if conditions.get("Ready") != "True":
         return "NotReady"
     return MEMORY_PRESSURE if conditions.get(MEMORY_PRESSURE) == "True" else "Ready"

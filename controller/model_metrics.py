@@ -196,11 +196,15 @@ _FOLLOWED: Final = frozenset({INFERENCE_SERVICES, METAL_PROCESSES, NODE_FITNESSE
 def find_pod_load_seconds(pod: Obj) -> float | None:
     """Return the time from the last start of the engine of a pod until the pod was ready; None if it is not ready."""
     status = pod.get("status", {})
-    ready = [each for each in status.get("conditions") or () if each["type"] == "Ready" and each["status"] == "True"]
+    ready = [
+        condition
+        for condition in status.get("conditions") or ()
+        if condition["type"] == "Ready" and condition["status"] == "True"
+    ]
     starts = [
-        each["state"]["running"]["startedAt"]
-        for each in status.get("containerStatuses") or ()
-        if each["name"] != PROXY_CONTAINER and each.get("state", {}).get("running", {}).get("startedAt")
+        container["state"]["running"]["startedAt"]
+        for container in status.get("containerStatuses") or ()
+        if container["name"] != PROXY_CONTAINER and container.get("state", {}).get("running", {}).get("startedAt")
     ]
     if not ready or not starts:
         return None

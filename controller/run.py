@@ -215,7 +215,7 @@ class Controller:
             enqueue_service=enqueue_service,
         )
         self._preflight = self._make_preflight(measured, options)
-        self._reconcilers = {each.resource: each for each in reconcilers}
+        self._reconcilers = {reconciler.resource: reconciler for reconciler in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self.store.subscribe(self._enqueue_concerned)
         metrics.follow_store(self.store)
@@ -273,8 +273,8 @@ class Controller:
 
     def _enqueue_services(self) -> None:
         """Decide all services again: a device class has come, has changed or has gone."""
-        for each in self.store.list(INFERENCE_SERVICES):
-            self._enqueue(INFERENCE_SERVICES, object_key(each))
+        for service in self.store.list(INFERENCE_SERVICES):
+            self._enqueue(INFERENCE_SERVICES, object_key(service))
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""
@@ -293,7 +293,10 @@ class Controller:
             # Without a look at Kueue, each service that is given to it would be said to lack it. Without measured
             # speeds, each would be written as estimated first, and placed by that.
             kinds = (*self._node_kinds, self._kueue.local_queues, self._measured.kind)
-            for settled in (*(each.settled for each in self._feeds), *(each.settled for each in kinds)):
+            for settled in (
+                *(each.settled for each in self._feeds),
+                *(optional_kind.settled for optional_kind in kinds),
+            ):
                 await settled.wait()
             if self._registry is not None:
                 await self._registry.foreign.synced.wait()
@@ -369,16 +372,16 @@ class Controller:
             for feed in self._feeds:
                 if feed.namespace not in self._withheld:
                     # The kinds of the whole cluster are listed at once, those of a namespace beside other namespaces.
-                    kinds = [(each,) for each in feed.watched] if feed.namespace is None else [feed.watched]
+                    kinds = [(selection,) for selection in feed.watched] if feed.namespace is None else [feed.watched]
                     for watched in kinds:
                         tasks.create_task(self._load_kinds(feed, watched, listing))
 
     async def _load_kinds(self, feed: Feed, watched: Sequence[Selection], listing: asyncio.Semaphore) -> None:
-        for each in watched:
+        for selection in watched:
             for failures in itertools.count(1):
                 try:
                     async with listing:
-                        await load(self._client, self.store, (each,), feed.namespace)
+                        await load(self._client, self.store, (selection,), feed.namespace)
                 except (ApiError, Unreachable) as error:
                     log.warning("list_failed", namespace=feed.namespace, error=str(error))
                     if feed.namespace is not None and isinstance(error, Forbidden):
@@ -410,9 +413,9 @@ class Controller:
     def _enqueue_report(self, resource: Resource, key: ObjectKey) -> None:
         """Enqueue an object of which only what it reports has changed."""
         if self._queue is not None and key.namespace not in self._withheld:
-            found = self.store.get(resource, key.name, key.namespace or None)
+            stored = self.store.get(resource, key.name, key.namespace or None)
             # In a burst, an object that was never decided goes before those that are decided again.
-            self._queue.add(Item(resource, key), urgent=found is not None and not found.get("status"))
+            self._queue.add(Item(resource, key), urgent=stored is not None and not stored.get("status"))
 
     def _enqueue_concerned(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Enqueue all objects that a change concerns."""
@@ -449,12 +452,12 @@ def _list_node_kinds(namespaces: Sequence[str]) -> list[OptionalKind]:
 
 def _group_triggers(reconcilers: Iterable[Reconciler]) -> Mapping[Resource, Sequence[tuple[Resource, Trigger]]]:
     """Return the triggers of each resource with the resource that each enqueues."""
-    found: defaultdict[Resource, list[tuple[Resource, Trigger]]] = defaultdict(list)
-    for each in reconcilers:
-        itself = Trigger(each.resource, lambda _store, obj: [object_key(obj)], each.reads)
-        for trigger in (itself, *each.triggers):
-            found[trigger.resource].append((each.resource, trigger))
-    return found
+    triggers: defaultdict[Resource, list[tuple[Resource, Trigger]]] = defaultdict(list)
+    for reconciler in reconcilers:
+        itself = Trigger(reconciler.resource, lambda _store, obj: [object_key(obj)], reconciler.reads)
+        for trigger in (itself, *reconciler.triggers):
+            triggers[trigger.resource].append((reconciler.resource, trigger))
+    return triggers
 
 
 async def _forever(task: LeaderTask, leading: Leading) -> None:

@@ -76,7 +76,7 @@ def refuse_hosts(accelerator: str, vendors: Vendors, limits: TenantLimits) -> Ex
     vendor = vendors.get(accelerator)
     if limits.hosts or vendor is None or vendor.in_pods:
         return None
-    in_pods = ", ".join(sorted(name for name, each in vendors.items() if each.in_pods))
+    in_pods = ", ".join(sorted(name for name, candidate in vendors.items() if candidate.in_pods))
     message = (
         f"accelerator {accelerator} runs on hosts, which belong to the whole cluster, and this controller serves only "
         f"the namespaces of its options --namespace: set hardware.accelerator to one of {in_pods}, or have an "
@@ -101,12 +101,12 @@ def refuse_queue(service: InferenceService, limits: TenantLimits) -> ExceededLim
 
 def is_image_allowed(image: str, limits: TenantLimits) -> bool:
     """Return whether nodes may pull an image for a tenant."""
-    return not limits.image_prefixes or any(_begins_with(image, each) for each in limits.image_prefixes)
+    return not limits.image_prefixes or any(_begins_with(image, prefix) for prefix in limits.image_prefixes)
 
 
 def allowed_tolerations(tolerations: Iterable[Toleration], limits: TenantLimits) -> list[Toleration]:
     """Return the tolerations that are within the limits."""
-    return [each for each in tolerations if _is_allowed(each, limits)]
+    return [toleration for toleration in tolerations if _is_allowed(toleration, limits)]
 
 
 def _is_allowed(toleration: Toleration, limits: TenantLimits) -> bool:

@@ -24,8 +24,8 @@ HEADER = "# Generated from the structs in crds/ by `make crds`. Do not edit.\n"
 def render_files() -> dict[Path, str]:
     """Return each file's path and text."""
     files: dict[Path, str] = {}
-    for each in DEFINITIONS:
-        definition, name = each.render(), f"{GROUP}_{each.plural}.yaml"
+    for kind in DEFINITIONS:
+        definition, name = kind.render(), f"{GROUP}_{kind.plural}.yaml"
         files[FOLDER / name] = _dump(definition)
         files[CHART / name] = _dump(definition | {"metadata": definition["metadata"] | {"annotations": KEPT}})
     return files | {REFERENCE: render_reference()}
@@ -38,14 +38,14 @@ def _dump(definition: dict[str, Any]) -> str:
 def main() -> int:
     """Write the files, or name the stale ones and return 1."""
     files = render_files()
-    known = {path for folder in (FOLDER, CHART) for path in folder.glob(f"{GROUP}_*.yaml")}
+    existing = {path for folder in (FOLDER, CHART) for path in folder.glob(f"{GROUP}_*.yaml")}
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
-    stale += sorted(known - files.keys())
+    stale += sorted(existing - files.keys())
     if "--check" in sys.argv:
         for path in stale:
             sys.stderr.write(f"{path.relative_to(FOLDER.parent)} is stale: run `make crds`\n")
         return 1 if stale else 0
-    for path in known - files.keys():
+    for path in existing - files.keys():
         path.unlink()
     for path, text in files.items():
         path.write_text(text)

@@ -178,7 +178,7 @@ def _struct_fields(struct: type[ApiStruct]) -> tuple[msgspec.structs.FieldInfo, 
 
 def _as_json(value: object) -> object:
     if isinstance(value, list):
-        return [_as_json(each) for each in value]
+        return [_as_json(entry) for entry in value]
     return without_defaults(value) if isinstance(value, ApiStruct) else value
 
 

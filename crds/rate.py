@@ -20,6 +20,6 @@ def format_rate(tokens_per_second: float) -> str:
     return f"{tokens_per_second:.1f}" if tokens_per_second >= 1 or not tokens_per_second else f"{tokens_per_second:.3f}"
 
 
-def is_notable_change(known: float, measured: float) -> bool:
+def is_notable_change(shown: float, measured: float) -> bool:
     """Return whether a number differs by more than a tenth from the one that is shown."""
-    return abs(measured - known) > _LEAST_CHANGE * max(known, measured)
+    return abs(measured - shown) > _LEAST_CHANGE * max(shown, measured)

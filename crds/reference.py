@@ -16,7 +16,7 @@ _HEAD: Final = (
 )
 _LONG_DESCRIPTION: Final = 80
 """Characters from which on the same description is not repeated."""
-_CONDITION_FIELDS: Final = frozenset(each.encode_name for each in structs.fields(Condition))
+_CONDITION_FIELDS: Final = frozenset(field.encode_name for field in structs.fields(Condition))
 
 
 class _Row(NamedTuple):
@@ -39,14 +39,14 @@ def _render_kind(definition: Definition, listed: dict[str, str]) -> str:
     (version,) = definition.render()["spec"]["versions"]
     schema: Schema = version["schema"]["openAPIV3Schema"]
     scope = "Cluster-scoped" if definition.cluster_scoped else "Namespaced"
-    columns = ", ".join(each["name"] for each in version["additionalPrinterColumns"])
+    columns = ", ".join(column["name"] for column in version["additionalPrinterColumns"])
     lines = [
         f"## {definition.kind}",
         "",
         f"{schema['description']} Short name: `{definition.short}`. {scope}. Columns of `kubectl get`: {columns}.",
         "",
     ]
-    for part in (each for each in ("spec", "status") if each in schema["properties"]):
+    for part in (section for section in ("spec", "status") if section in schema["properties"]):
         lines += [f"### {definition.kind}: {part}", "", "| field | type | description |", "|---|---|---|"]
         lines += [_render_row(row) for row in _walk(schema["properties"][part], part, definition.kind, listed)]
         lines.append("")

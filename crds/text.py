@@ -11,11 +11,11 @@ def shorten_text(text: str, most: int = SHOWN_LENGTH) -> str:
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 
-def offer_names(name: str, known: Iterable[str]) -> str:
+def offer_names(name: str, choices: Iterable[str]) -> str:
     """Return the way out of a name that does not exist: the name that may be meant, and all that there are."""
     from difflib import get_close_matches  # noqa: PLC0415 - only for a mistake
 
-    names = sorted(known)
+    names = sorted(choices)
     near = get_close_matches(name, names, n=1, cutoff=0.7)
     meant = f"did you mean {near[0]}? Else " if near else ""
     return f"{meant}use one of {', '.join(names)}"

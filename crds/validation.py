@@ -72,7 +72,7 @@ class SchemaViolation(NamedTuple):
 
 def kinds() -> tuple[str, ...]:
     """Return the names of the kinds that can be checked."""
-    return tuple(each.kind for each in DEFINITIONS)
+    return tuple(definition.kind for definition in DEFINITIONS)
 
 
 def with_defaults(manifest: Manifest) -> Manifest:
@@ -85,16 +85,16 @@ def with_defaults(manifest: Manifest) -> Manifest:
 
 def problems(manifest: Manifest) -> list[SchemaViolation]:
     """Return all problems of a manifest of one of `kinds()`; none when the API server would accept it."""
-    found = [*_envelope(manifest)]
-    if found:
-        return found
+    violations = [*_envelope(manifest)]
+    if violations:
+        return violations
     # A kind without a spec, such as NodeFitness, has a status only.
     spec: Manifest = {"spec": {}} if "spec" in _schema(manifest["kind"])["properties"] else {}
     whole = {"metadata": manifest["metadata"], **with_defaults({**spec, **manifest})}
-    errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda each: [*map(str, each.absolute_path)])
-    if any(each.validator in _BLOCKING for each in errors):
-        errors = [each for each in errors if each.validator != "x-kubernetes-validations"]
-    return [SchemaViolation(_path_of(each), _render_message(each)) for each in errors]
+    errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda error: [*map(str, error.absolute_path)])
+    if any(error.validator in _BLOCKING for error in errors):
+        errors = [error for error in errors if error.validator != "x-kubernetes-validations"]
+    return [SchemaViolation(_path_of(error), _render_message(error)) for error in errors]
 
 
 def _envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
@@ -120,7 +120,7 @@ def _envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
 
 @cache
 def _schema(kind: str) -> Schema:
-    definition = next(each for each in DEFINITIONS if each.kind == kind)
+    definition = next(candidate for candidate in DEFINITIONS if candidate.kind == kind)
     schema: Schema = definition.render()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 
@@ -142,11 +142,11 @@ def _validator(kind: str) -> Draft202012Validator:
 def _filled(value: Any, schema: Schema) -> Any:
     """Return the value with the schema's defaults and without nulls, which YAML reads from a key without a value."""
     if isinstance(value, list) and "items" in schema:
-        return [_filled(each, schema["items"]) for each in value]
+        return [_filled(entry, schema["items"]) for entry in value]
     if not isinstance(value, dict):
         return value
     fields = schema.get("properties", {})
-    for name in [name for name, each in value.items() if each is None]:
+    for name in [name for name, entry in value.items() if entry is None]:
         if name in fields or "additionalProperties" in schema:
             del value[name]
     for name, field in fields.items():
@@ -169,9 +169,9 @@ def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, sc
             yield from validator.descend(value[name], field, path=name, schema_path=name)
 
 
-def _unknown(name: str, known: Collection[str]) -> str:
+def _unknown(name: str, fields: Collection[str]) -> str:
     """Return the message for an unknown field, with the field that may be meant."""
-    folded = {field.casefold(): field for field in known}
+    folded = {field.casefold(): field for field in fields}
     near = get_close_matches(str(name).casefold(), folded, n=1, cutoff=_SIMILAR)
     return f"unknown field; did you mean {folded[near[0]]}?" if near else "unknown field"
 
@@ -263,4 +263,4 @@ def _shown(value: object) -> str:
 
 def _dotted(path: Any) -> str:
     """Write a path as the API server does: `spec.extraArgs[1]`."""
-    return "".join(f"[{each}]" if isinstance(each, int) else f".{each}" for each in path).removeprefix(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

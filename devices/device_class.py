@@ -73,7 +73,7 @@ def _shorten(model: str) -> str:
 
 
 def _join(*parts: str) -> str:
-    return "-".join(slug for each in parts if (slug := _slug(each)))[:_MOST_CHARACTERS].rstrip("-.")
+    return "-".join(slug for part in parts if (slug := _slug(part)))[:_MOST_CHARACTERS].rstrip("-.")
 
 
 def _slug(text: str) -> str:

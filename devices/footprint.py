@@ -32,8 +32,8 @@ def footprint_bytes(pid: int) -> int | None:
 
     Blocks for less than a millisecond.
     """
-    found = footprint(pid)
-    return found.bytes if found else None
+    measured = footprint(pid)
+    return measured.bytes if measured else None
 
 
 def footprint(pid: int) -> Footprint | None:
@@ -41,8 +41,8 @@ def footprint(pid: int) -> Footprint | None:
     own = _measure_one(pid)
     if own is None:
         return None
-    family = [own, *(found for child in descendants(pid) if (found := _measure_one(child)))]
-    return Footprint(sum(each.bytes for each in family), sum(each.unavailable_bytes for each in family))
+    family = [own, *(measured for child in descendants(pid) if (measured := _measure_one(child)))]
+    return Footprint(sum(member.bytes for member in family), sum(member.unavailable_bytes for member in family))
 
 
 def cpu_seconds(pid: int) -> float | None:
@@ -98,10 +98,10 @@ def _children(pid: int) -> list[int]:
     if sys.platform == "darwin":
         return libsystem.children(pid)
     # Each thread lists only the processes that it started.
-    found = []
+    children = []
     for path in (_PROC / str(pid) / "task").glob("*/children"):
         try:
-            found += [int(child) for child in path.read_text().split()]
+            children += [int(child) for child in path.read_text().split()]
         except OSError:
             continue
-    return found
+    return children

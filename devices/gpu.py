@@ -44,8 +44,8 @@ def parse(text: str) -> Gpu:
 
 
 def _property(text: str, pattern: str) -> str | None:
-    found = re.search(rf"^[\s|]*{pattern}\n", text, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(rf"^[\s|]*{pattern}\n", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _number(text: str | None) -> int | None:

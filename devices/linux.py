@@ -32,8 +32,8 @@ def read() -> HostFacts:
 
 def parse_cpuinfo(text: str) -> str | None:
     """Read the processor's name; many ARM kernels state none."""
-    found = re.search(r"^(?:model name|Model)\s*:\s*(\S.*)$", text, re.MULTILINE)
-    return found[1].strip() if found else None
+    match = re.search(r"^(?:model name|Model)\s*:\s*(\S.*)$", text, re.MULTILINE)
+    return match[1].strip() if match else None
 
 
 def parse_machine(text: str) -> str | None:
@@ -43,5 +43,5 @@ def parse_machine(text: str) -> str | None:
 
 def parse_os_release(text: str) -> str | None:
     """Read the distribution's name and version."""
-    found = re.search(r"^PRETTY_NAME=(\"?)(.+)\1$", text, re.MULTILINE)
-    return found[2] if found else None
+    match = re.search(r"^PRETTY_NAME=(\"?)(.+)\1$", text, re.MULTILINE)
+    return match[2] if match else None

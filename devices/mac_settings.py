@@ -53,23 +53,23 @@ def parse_sleep_minutes(text: str) -> int | None:
     """Read `pmset -g`: the line ` sleep  1 (sleep prevented by ...)`, or `SleepDisabled  1`, which outdoes it."""
     if re.search(r"^\s*SleepDisabled\s+1\s*$", text, re.MULTILINE):
         return 0
-    found = re.search(r"^ sleep\s+(\d+)\b", text, re.MULTILINE)
-    return int(found[1]) if found else None
+    match = re.search(r"^ sleep\s+(\d+)\b", text, re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def parse_restart(text: str) -> bool | None:
     """Read `pmset -g`: the line ` autorestart  0`, which only a Mac without a battery has."""
-    found = re.search(r"^ autorestart\s+([01])\b", text, re.MULTILINE)
-    return None if found is None else found[1] == "1"
+    match = re.search(r"^ autorestart\s+([01])\b", text, re.MULTILINE)
+    return None if match is None else match[1] == "1"
 
 
 def parse_firewall_state(text: str) -> int | None:
     """Read `socketfilterfw --getglobalstate`: `Firewall is enabled. (State = 1)`."""
-    found = re.search(r"\(State = ([012])\)", text)
-    return int(found[1]) if found else None
+    match = re.search(r"\(State = ([012])\)", text)
+    return int(match[1]) if match else None
 
 
 def parse_file_vault(text: str) -> bool | None:
     """Read `fdesetup status`: `FileVault is On.` or `FileVault is Off.`, with more lines while it changes."""
-    found = re.search(r"^FileVault is (On|Off)\.", text, re.MULTILINE)
-    return None if found is None else found[1] == "On"
+    match = re.search(r"^FileVault is (On|Off)\.", text, re.MULTILINE)
+    return None if match is None else match[1] == "On"

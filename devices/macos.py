@@ -73,13 +73,13 @@ def positive(text: str | None) -> int | None:
 
 def core_levels(values: dict[str, str]) -> tuple[CpuCluster, ...]:
     """Return the cores by performance level, the fastest first; empty unless all levels are known."""
-    found = []
+    clusters = []
     for level in range(min(positive(values.get("hw.nperflevels")) or 0, _MOST_LEVELS)):
         cores = positive(values.get(f"hw.perflevel{level}.physicalcpu"))
         if cores is None:
             return ()
-        found.append(CpuCluster(values.get(f"hw.perflevel{level}.name", f"Level {level}"), cores))
-    return tuple(found)
+        clusters.append(CpuCluster(values.get(f"hw.perflevel{level}.name", f"Level {level}"), cores))
+    return tuple(clusters)
 
 
 def wired_limit_bytes(values: dict[str, str]) -> int | None:
@@ -98,10 +98,10 @@ def parse_displays(text: str) -> int | None:
     """Read the GPU's cores from `system_profiler SPDisplaysDataType -json`, where the number is a string."""
     try:
         adapters = json.loads(text)["SPDisplaysDataType"]
-        found = [positive(adapter.get("sppci_cores")) for adapter in adapters]
+        core_counts = [positive(adapter.get("sppci_cores")) for adapter in adapters]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return next((cores for cores in found if cores is not None), None)
+    return next((cores for cores in core_counts if cores is not None), None)
 
 
 def working_set_bytes(memory_bytes: int | None, limit_bytes: int | None, version: str) -> int | None:
@@ -125,8 +125,8 @@ def working_set_bytes(memory_bytes: int | None, limit_bytes: int | None, version
 
 def parse_swap_used(text: str | None) -> int | None:
     """Read the bytes in use from the value of vm.swapusage, which is in MiB with two decimals."""
-    found = re.search(r"(?:^|\s)used = ([0-9]{1,12}\.[0-9]{2})M(?:\s|$)", text or "")
-    return round(float(found[1]) * 2**20) if found else None
+    match = re.search(r"(?:^|\s)used = ([0-9]{1,12}\.[0-9]{2})M(?:\s|$)", text or "")
+    return round(float(match[1]) * 2**20) if match else None
 
 
 def parse_vm_stat(text: str) -> MemoryUse | None:

@@ -80,7 +80,7 @@ def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -
         roots: the folders at which this process sees its node.
     """
     by_probe = [read_nvidia(), read_amd(roots.sys, roots.proc), read_gaudi(roots.sys, roots.proc)]
-    readings = [each for each in (*by_probe, read_intel(roots.sys, roots.proc)) if each]
+    readings = [reading for reading in (*by_probe, read_intel(roots.sys, roots.proc)) if reading]
     chosen = choose_reading(readings, read_labels(labels), list_pci_devices(roots.sys))
     processor, memory = read_processor(roots.proc), read_memory(roots.proc)
     devices = share_memory(chosen.devices, memory) if chosen.shares_memory else chosen.devices
@@ -116,40 +116,44 @@ def choose_reading(
         by_labels: what labels state, for a node where no probe finds a device.
         on_bus: devices that the node has whether or not a probe can read them.
     """
-    problems = [problem for each in readings for problem in _explain_failures(each)]
-    found = [each for each in readings if each.devices]
-    answered = {each.vendor for each in readings}
-    if not found and by_labels is not None:
+    problems = [problem for reading in readings for problem in _explain_failures(reading)]
+    usable = [reading for reading in readings if reading.devices]
+    answered = {reading.vendor for reading in readings}
+    if not usable and by_labels is not None:
         # They are all that most nodes without the vendor's runtime class have: nothing has failed there.
         answered.add(by_labels.vendor)
-    on_bus_only = dict.fromkeys(vendor for each in on_bus if (vendor := _find_vendor(each)) and vendor not in answered)
+    on_bus_only = dict.fromkeys(
+        vendor for device in on_bus if (vendor := _find_vendor(device)) and vendor not in answered
+    )
     problems += (_explain_missing_tool(vendor) for vendor in on_bus_only)
-    if not found and by_labels is not None:
-        found, problems = [by_labels], [*problems, *by_labels.problems]
-    if not found:
+    if not usable and by_labels is not None:
+        usable, problems = [by_labels], [*problems, *by_labels.problems]
+    if not usable:
         return VendorReading("cpu", "proc", problems=tuple(problems))
     problems += (
-        f"the node has devices of {VENDOR_NAMES[each.vendor]} as well, which are not reported: "
-        f"a node is of one vendor, and this one of {VENDOR_NAMES[found[0].vendor]}"
-        for each in found[1:]
+        f"the node has devices of {VENDOR_NAMES[reading.vendor]} as well, which are not reported: "
+        f"a node is of one vendor, and this one of {VENDOR_NAMES[usable[0].vendor]}"
+        for reading in usable[1:]
     )
-    return found[0]._replace(problems=tuple(problems)).limit_devices()
+    return usable[0]._replace(problems=tuple(problems)).limit_devices()
 
 
 def share_memory(devices: Sequence[NodeDevice], memory: MachineMemory) -> tuple[NodeDevice, ...]:
     """Return the devices with the memory of the machine, in which they compute."""
     return tuple(
-        replace(each, memory_bytes=memory.memory_bytes, free_bytes=memory.available_bytes)
-        if each.memory_bytes is None
-        else each
-        for each in devices
+        replace(device, memory_bytes=memory.memory_bytes, free_bytes=memory.available_bytes)
+        if device.memory_bytes is None
+        else device
+        for device in devices
     )
 
 
 def _explain_failures(reading: VendorReading) -> list[str]:
     tool = _TOOLS.get(reading.vendor, "")
     hint = f"run {tool} on the node, and see the driver's messages there (dmesg)"
-    return [f"{each}: {hint}" if tool and each.startswith(f"{tool} ") else each for each in reading.problems]
+    return [
+        f"{problem}: {hint}" if tool and problem.startswith(f"{tool} ") else problem for problem in reading.problems
+    ]
 
 
 def _find_vendor(device: PciDevice) -> NodeVendor | None:
@@ -174,9 +178,10 @@ def _explain_missing_tool(vendor: NodeVendor) -> str:
 
 def _find_formats(reading: VendorReading) -> NumberFormats:
     """Return the formats in which every device computes; None where that is not known of all."""
-    all_formats = [find_number_formats(reading.vendor, each.architecture) for each in reading.devices]
+    all_formats = [find_number_formats(reading.vendor, device.architecture) for device in reading.devices]
     return NumberFormats(
-        int4=_find_common([each.int4 for each in all_formats]), fp8=_find_common([each.fp8 for each in all_formats])
+        int4=_find_common([all_format.int4 for all_format in all_formats]),
+        fp8=_find_common([all_format.fp8 for all_format in all_formats]),
     )
 
 

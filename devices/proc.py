@@ -6,14 +6,14 @@ from pathlib import Path
 
 def parse_meminfo(text: str) -> dict[str, int]:
     """Read /proc/meminfo, in bytes."""
-    found = re.findall(r"^([^\s:]+):\s+([0-9]+) kB$", text, re.MULTILINE)
-    return {key: int(kib) * 1024 for key, kib in found}
+    pairs = re.findall(r"^([^\s:]+):\s+([0-9]+) kB$", text, re.MULTILINE)
+    return {key: int(kib) * 1024 for key, kib in pairs}
 
 
 def parse_pressure(text: str) -> dict[str, float]:
     """Read the percentages of the last 10 s of /proc/pressure/memory, by `some` and `full`."""
-    found = re.findall(r"^(some|full) avg10=([0-9]+\.[0-9]+) ", text, re.MULTILINE)
-    return {kind: float(percent) for kind, percent in found}
+    pairs = re.findall(r"^(some|full) avg10=([0-9]+\.[0-9]+) ", text, re.MULTILINE)
+    return {kind: float(percent) for kind, percent in pairs}
 
 
 def read_text(path: Path) -> str:

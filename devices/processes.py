@@ -60,10 +60,10 @@ def _start_by_ps(pid: int) -> str | None:
 def cpu_seconds(pid: int) -> float | None:
     """Return the processor time of `pid` and its running descendants; None when it cannot be read."""
     try:
-        times = [psutil.Process(each).cpu_times() for each in (pid, *descendants(pid))]
+        times = [psutil.Process(member).cpu_times() for member in (pid, *descendants(pid))]
     except (psutil.Error, OSError):  # the process or a child has just ended
         return None
-    return sum(each.user + each.system for each in times)
+    return sum(time.user + time.system for time in times)
 
 
 def parse_stat(text: str) -> str | None:
@@ -76,7 +76,7 @@ def parse_stat(text: str) -> str | None:
 def parse_ps(text: str, pid: int) -> str | None:
     """Read the start time from `ps -o pid=,state=,lstart=`; None for a zombie, or when ps lists no such process."""
     for line in text.splitlines():
-        found, state, *started = line.split()
-        if found == str(pid):
+        listed, state, *started = line.split()
+        if listed == str(pid):
             return None if state.startswith("Z") else " ".join(started)
     return None

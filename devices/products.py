@@ -38,14 +38,14 @@ def find_product(vendor: str, text: str, memory_mib: int | None = None) -> Produ
         # Tools state a little less than the product's name does.
         words = (*words, f"{-(-memory_mib // 1024)}gb")
     listed = PRODUCTS.get(vendor, ())
-    found = next((each for each in listed if text.strip().lower().removeprefix("0x") in each.ids), None)
-    if found is None:
+    match = next((product for product in listed if text.strip().lower().removeprefix("0x") in product.ids), None)
+    if match is None:
         # Of two names that are in the text, the one with more words says more: A100-80GB, not A100.
-        named = [each for each in listed if _contains(words, _split_words(each.name))]
-        found = max(named, key=_count_words, default=None)
-    if found and _PARTITION.search(text):
-        return found._replace(memory_mib=None, gb_per_second=None, source="", tflops=None)
-    return found
+        named = [product for product in listed if _contains(words, _split_words(product.name))]
+        match = max(named, key=_count_words, default=None)
+    if match and _PARTITION.search(text):
+        return match._replace(memory_mib=None, gb_per_second=None, source="", tflops=None)
+    return match
 
 
 def find_family(vendor: str, text: str) -> str | None:
@@ -53,13 +53,13 @@ def find_family(vendor: str, text: str) -> str | None:
     name = _FAMILY_ALIASES.get(text.lower(), text.lower())
     if name in list_families(vendor):
         return name
-    found = find_product(vendor, text)
-    return found.family if found else None
+    product = find_product(vendor, text)
+    return product.family if product else None
 
 
 def list_families(vendor: str) -> tuple[str, ...]:
     """Return the listed architectures of a vendor, the oldest first."""
-    families = [each.family for each in PRODUCTS.get(vendor, ())]
+    families = [product.family for product in PRODUCTS.get(vendor, ())]
     # No product of it is listed yet, but the label has a value for it.
     return (*dict.fromkeys(families), *(("rubin",) if vendor == "nvidia" else ()))
 
@@ -71,7 +71,7 @@ def list_family_labels(family: str) -> tuple[str, ...]:
 
 def list_products(vendor: str, family: str) -> Iterator[str]:
     """Yield the names of the listed products of one architecture."""
-    return (each.name for each in PRODUCTS.get(vendor, ()) if each.family == family)
+    return (product.name for product in PRODUCTS.get(vendor, ()) if product.family == family)
 
 
 def _split_words(name: str) -> tuple[str, ...]:

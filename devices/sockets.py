@@ -30,10 +30,14 @@ def loopback_port(pid: int) -> int | None:
     try:
         # Not psutil's children(), which reads every process of the machine: a Mac has many hundreds.
         family = (pid, *descendants(pid))
-        found = [socket for member in family for socket in psutil.Process(member).net_connections("tcp4")]
+        connections = [socket for member in family for socket in psutil.Process(member).net_connections("tcp4")]
     except (psutil.Error, OSError):  # the process or a child has just ended
         return None
-    ports = [each.laddr.port for each in found if each.status == psutil.CONN_LISTEN and each.laddr.ip == LOOPBACK]
+    ports = [
+        connection.laddr.port
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.ip == LOOPBACK
+    ]
     return min(ports, default=None)
 
 

@@ -27,8 +27,8 @@ def read() -> ThermalLevel | None:
 
 def parse_notifyutil(text: str) -> ThermalLevel | None:
     """Parse `notifyutil -g NAME`, which prints the name and a number, and its errors on standard output too."""
-    found = re.search(rf"^{re.escape(COMMAND[-1])} ([0-4])\n", text, re.MULTILINE)
-    return _LEVELS[int(found[1])] if found else None
+    match = re.search(rf"^{re.escape(COMMAND[-1])} ([0-4])\n", text, re.MULTILINE)
+    return _LEVELS[int(match[1])] if match else None
 
 
 def _linux(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None:

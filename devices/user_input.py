@@ -17,5 +17,5 @@ def read_idle_seconds() -> float | None:
 
 def parse_hid_idle(text: str) -> float | None:
     """Parse the property HIDIdleTime of IOHIDSystem, in nanoseconds; a registry with several systems has the least."""
-    found = re.findall(r'^[ |]*"HIDIdleTime" = ([0-9]{1,20})$', text, re.MULTILINE)
-    return min(map(int, found)) / _NANOSECONDS if found else None
+    times = re.findall(r'^[ |]*"HIDIdleTime" = ([0-9]{1,20})$', text, re.MULTILINE)
+    return min(map(int, times)) / _NANOSECONDS if times else None

@@ -69,11 +69,11 @@ def parse_vendors(text: str, engines: Collection[RuntimeName], table: Vendors = 
     if AUTO_ACCELERATOR in entries:
         line = _find_line(root, [AUTO_ACCELERATOR])
         raise VendorFileError(f"line {line}: auto stands for any accelerator: choose another name")
-    found = {name: _build_vendor(root, name, fields, table) for name, fields in entries.items()}
-    for name, vendor in found.items():
+    vendors = {name: _build_vendor(root, name, fields, table) for name, fields in entries.items()}
+    for name, vendor in vendors.items():
         if (problem := find_vendor_problem(vendor, engines)) is not None:
             raise VendorFileError(f"line {_find_line(root, [name, *problem.path])}: {name}: {problem.message}")
-    return MappingProxyType({**table, **found})
+    return MappingProxyType({**table, **vendors})
 
 
 def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> VendorProblem | None:
@@ -159,12 +159,12 @@ def _build_vendor(root: yaml.Node, name: object, fields: object, table: Vendors)
     line = _find_line(root, [str(name)])
     if not isinstance(name, str) or not re.fullmatch(LABEL_PATTERN, name):
         raise VendorFileError(f"line {line}: {name!r} is no name: use lower-case letters, digits and '-'")
-    known = table.get(name)
-    if known is not None and not known.in_pods:
+    existing = table.get(name)
+    if existing is not None and not existing.in_pods:
         raise VendorFileError(f"line {line}: {name} is outside of the cluster: remove it")
     if not isinstance(fields, dict):
         raise VendorFileError(f"line {line}: {name} must have fields, such as resource: example.com/npu")
-    merged: dict[str, Any] = msgspec.to_builtins(known or Vendor())
+    merged: dict[str, Any] = msgspec.to_builtins(existing or Vendor())
     for field, value in fields.items():
         both = field in _MERGED and isinstance(value, dict)
         merged[field] = {**merged[field], **value} if both else value
@@ -198,7 +198,9 @@ def _find_line(root: yaml.Node, path: list[str]) -> int:
     node, line = root, root.start_mark.line
     for step in path:
         if isinstance(node, yaml.MappingNode):
-            pairs: Mapping[str, tuple[yaml.Node, yaml.Node]] = {str(key.value): (key, each) for key, each in node.value}
+            pairs: Mapping[str, tuple[yaml.Node, yaml.Node]] = {
+                str(key.value): (key, child) for key, child in node.value
+            }
             if step not in pairs:
                 break
             key, node = pairs[step]

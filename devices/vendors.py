@@ -142,8 +142,9 @@ class Vendor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", forbid_u
         if resource.endswith(CLAIMED):
             return self.driver is not None and resource.startswith(f"{self.driver.name}/")
         return any(
-            resource == each or (each.endswith("*") and resource.startswith(each[:-1]))
-            for each in self.further_resources
+            resource == further_resource
+            or (further_resource.endswith("*") and resource.startswith(further_resource[:-1]))
+            for further_resource in self.further_resources
         )
 
 

@@ -105,15 +105,15 @@ def build_chain(
             noise = _draw_unit(dice, width)
             embedding.extend(0.05 * small + start for small, start in zip(noise, directions[0], strict=True))
     for token, direction in zip([*chain, chain[0] if loop else END], directions, strict=True):
-        for column, each in enumerate(direction):
-            output[token * width + column] += 4.0 * each
+        for column, component in enumerate(direction):
+            output[token * width + column] += 4.0 * component
     return embedding, output
 
 
 def list_layer_matrices(dimensions: Dimensions) -> list[tuple[str, tuple[int, int]]]:
     """Return name and shape of the matrices of all layers, which may all be zeros."""
     width, head = dimensions.width, dimensions.width // dimensions.heads
-    found = []
+    matrices = []
     for layer, heads_kv in enumerate(dimensions.heads_kv_of_layers()):
         shapes = {
             "attn_q": (width, width),
@@ -124,8 +124,8 @@ def list_layer_matrices(dimensions: Dimensions) -> list[tuple[str, tuple[int, in
             "ffn_up": (width, dimensions.feed_forward),
             "ffn_down": (dimensions.feed_forward, width),
         }
-        found += [(f"blk.{layer}.{name}.weight", shape) for name, shape in shapes.items()]
-    return found
+        matrices += [(f"blk.{layer}.{name}.weight", shape) for name, shape in shapes.items()]
+    return matrices
 
 
 def list_norms(dimensions: Dimensions) -> list[EncodedTensor]:
@@ -198,7 +198,7 @@ def build_model() -> bytes:
 def _draw_unit(dice: random.Random, width: int) -> list[float]:
     drawn = [dice.gauss(0, 1) for _ in range(width)]
     length = math.hypot(*drawn)
-    return [each / length for each in drawn]
+    return [component / length for component in drawn]
 
 
 def _encode_value(value: Value) -> tuple[int, bytes]:
@@ -212,7 +212,7 @@ def _encode_value(value: Value) -> tuple[int, bytes]:
     if isinstance(value, float):
         return _FLOAT32, struct.pack("<f", value)
     kind = _INT32
-    encoded = [struct.pack("<i", each) if isinstance(each, int) else _encode_value(each)[1] for each in value]
+    encoded = [struct.pack("<i", entry) if isinstance(entry, int) else _encode_value(entry)[1] for entry in value]
     if not isinstance(value[0], int):
         kind = _encode_value(value[0])[0]
     return _ARRAY, struct.pack("<IQ", kind, len(encoded)) + b"".join(encoded)

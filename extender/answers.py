@@ -65,9 +65,9 @@ class Answers:
     def answer(self, verb: Verb, body: bytes | bytearray) -> SchedulerAnswer:
         """Answer a request whose body is there."""
         began = self._clock()
-        found, outcome = self._answer(verb, body)
+        scheduler_answer, outcome = self._answer(verb, body)
         self._metrics.count_request(verb, outcome, self._clock() - began)
-        return found
+        return scheduler_answer
 
     def _answer(self, verb: Verb, body: bytes | bytearray) -> tuple[SchedulerAnswer, Outcome]:
         try:

@@ -85,10 +85,10 @@ class ExtenderFeed:
         """Return the answers for the model of a pod; None: it is not known."""
         demand = read_demand(pod, self.view.vendors)
         if name := find_service_name(pod):
-            known = self._find_served(pod.namespace, name)
-            if known is None:
+            pair = self._find_served(pod.namespace, name)
+            if pair is None:
                 return None
-            served, model_hash = known
+            served, model_hash = pair
             return self._table.find_board(describe_subject(model_hash, pod, demand, served), served)
         stated = find_stated_hash(pod)
         return self._table.find_board(describe_subject(stated, pod, demand)) if stated else None

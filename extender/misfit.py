@@ -21,13 +21,13 @@ def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendor
         return f"its devices are of {', '.join(sorted(hardware.vendors))}, and the service needs {subject.accelerator}"
     if subject.need_bytes is None or hardware.vendor != subject.accelerator:
         return None
-    known = [each for each in hardware.memory_bytes if each is not None]
-    large_enough = sum(each is None or each >= subject.need_bytes for each in hardware.memory_bytes)
+    stated = [size for size in hardware.memory_bytes if size is not None]
+    large_enough = sum(size is None or size >= subject.need_bytes for size in hardware.memory_bytes)
     needed = subject.device_count if hardware.lists_devices else 1
     # A node whose agent lists fewer devices than are requested may have new ones.
-    if not known or large_enough >= min(needed, len(hardware.memory_bytes)):
+    if not stated or large_enough >= min(needed, len(hardware.memory_bytes)):
         return None
-    return f"a device has {size_text(max(known))} of memory, and the model needs {size_text(subject.need_bytes)}"
+    return f"a device has {size_text(max(stated))} of memory, and the model needs {size_text(subject.need_bytes)}"
 
 
 def find_transient_misfit(facts: ScoringFacts, subject: ScoringSubject) -> str | None:
@@ -38,8 +38,8 @@ def find_transient_misfit(facts: ScoringFacts, subject: ScoringSubject) -> str |
     if subject.need_bytes is None or not facts.free_gib or facts.hardware.vendor != subject.accelerator:
         return None
     # The free memory is known in whole GiB, rounded down.
-    has_room = [each is None or (each + 1) * GIB > subject.need_bytes for each in facts.free_gib]
+    has_room = [free is None or (free + 1) * GIB > subject.need_bytes for free in facts.free_gib]
     if any(has_room):
         return None
-    largest = max(each for each in facts.free_gib if each is not None)
+    largest = max(free for free in facts.free_gib if free is not None)
     return f"its shared devices have {largest} GiB free, and the model needs {size_text(subject.need_bytes)}"

@@ -64,10 +64,10 @@ def read_node(
         if value is not None and read is None
     )
     if util is None and fitness is not None:
-        read = [each.utilization_percent for each in fitness.devices if each.utilization_percent is not None]
+        read = [device.utilization_percent for device in fitness.devices if device.utilization_percent is not None]
         util = sum(read) / len(read) / _PERCENT if read else None
     free: tuple[int | None, ...] = ()
     if hardware.is_shared and fitness is not None:
-        free = tuple(None if each.free_bytes is None else each.free_bytes // GIB for each in fitness.devices)
+        free = tuple(None if device.free_bytes is None else device.free_bytes // GIB for device in fitness.devices)
     steps = None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS
     return NodeReading(ScoringFacts(hardware, steps, cost, free), ignored)

@@ -19,7 +19,7 @@ class ScoreWeights(NamedTuple):
 
     def find_problem(self) -> str | None:
         """Return why these weights make no score, with the way out, or None."""
-        if any(not math.isfinite(each) or each < 0 for each in self):
+        if any(not math.isfinite(weight) or weight < 0 for weight in self):
             return f"the weights are {self.tps:g}, {self.util:g} and {self.cost:g}: each must be a number from 0"
         if not 0 < sum(self) < math.inf:
             return "all weights are 0: at least one of tps, util and cost must be more"

@@ -20,7 +20,7 @@ def estimate_tokens_per_second(
     if status.layout is None:
         return None
     share = find_active_share(served.model)
-    found = estimate_speed(
+    estimate = estimate_speed(
         *(status.layout, served.service.spec, served.runtime, devices, corrections), active_share=share
     )
-    return found.generation.expected if found is not None else None
+    return estimate.generation.expected if estimate is not None else None

@@ -151,11 +151,11 @@ class SpeedTable:
 
     def set_node(self, name: str, facts: ScoringFacts) -> None:
         """Take the facts of a node."""
-        known = self._facts.get(name)
-        if known == facts:
+        scoring_facts = self._facts.get(name)
+        if scoring_facts == facts:
             return
-        if known is not None:
-            self._leave_group(name, known)
+        if scoring_facts is not None:
+            self._leave_group(name, scoring_facts)
         self._facts[name] = facts
         self._groups.setdefault(facts.hardware, {}).setdefault(facts, {})[name] = None
         self._costs[facts.cost or 0.0] += 1
@@ -198,9 +198,9 @@ class SpeedTable:
     ) -> Mapping[DeviceHardware, float | None]:
         """Return the tokens a second of a subject on all hardware; what was known for the last board is kept."""
         last, inputs = self._speeds.get(subject), served.speed_inputs if served is not None else ()
-        known = last.speeds if last is not None and last.inputs == inputs else {}
+        kept = last.speeds if last is not None and last.inputs == inputs else {}
         speeds = {
-            hardware: known[hardware] if hardware in known else self._find_speed(hardware, subject, served, measured)
+            hardware: kept[hardware] if hardware in kept else self._find_speed(hardware, subject, served, measured)
             for hardware in self._groups
         }
         self._speeds[subject] = SubjectSpeeds(inputs, speeds)
@@ -228,7 +228,7 @@ class SpeedTable:
             hardware: HardwareStanding(find_static_misfit(hardware, subject, self._vendors), speeds[hardware] or 0.0)
             for hardware in self._groups
         }
-        fastest = max((each.speed for each in standings.values() if each.misfit is None), default=0.0)
+        fastest = max((standing.speed for standing in standings.values() if standing.misfit is None), default=0.0)
         scale = ScoreScale(self._measurements, fastest, max(self._costs, default=0.0))
         if board is None or board.scale != scale or board.revision < self._dropped:
             board = ScoreBoard(self._neutral, scale)
@@ -237,8 +237,8 @@ class SpeedTable:
                     self._score_nodes(board, names, facts, subject, standings[hardware])
         else:
             for name in self._list_changed(board.revision):
-                for known in (board.pieces, board.failed, board.unresolvable):
-                    known.pop(name, None)
+                for entries in (board.pieces, board.failed, board.unresolvable):
+                    entries.pop(name, None)
                 now = self._facts.get(name)
                 if now is not None:
                     self._score_nodes(board, (name,), now, subject, standings[now.hardware])

@@ -100,9 +100,9 @@ def describe_subject(
         demand: devices that it requests.
         served: its service and Model; None: a pod of others.
     """
-    known = ScoringSubject(model_hash, pod.namespace, demand.accelerator, demand.number, demand.partition)
+    subject = ScoringSubject(model_hash, pod.namespace, demand.accelerator, demand.number, demand.partition)
     if served is None:
-        return known
+        return subject
     service = served.service
     # With several accelerators, the status is about the first of them.
     is_only = _SEVERAL not in service.status.accelerator
@@ -110,7 +110,7 @@ def describe_subject(
     accelerator = demand.accelerator or pod.labels.get(LABEL_ACCELERATOR, "") or stated or _state_accelerator(served)
     applies = is_only and accelerator == (stated or accelerator) and not demand.partition
     count = demand.number or (0 if accelerator == _PROCESSOR else _count_devices(service))
-    return known._replace(
+    return subject._replace(
         accelerator=accelerator,
         device_count=count,
         need_bytes=service.status.device_memory_bytes if applies and count else None,

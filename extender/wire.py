@@ -101,7 +101,7 @@ def decode_args(body: bytes | bytearray) -> ExtenderArgs:
         nodes = listed.items if listed is not None else None
         if nodes is None:
             return ExtenderArgs(_read_pod(fields), [], b"[]")
-        names = [_decode_node(each).metadata.name for each in nodes]
+        names = [_decode_node(node).metadata.name for node in nodes]
     except _UNDECODABLE as error:
         raise UndecodableArgsError(f"the request is no ExtenderArgs: {error}") from error
     return ExtenderArgs(_read_pod(fields), names, b"null", nodes)
@@ -117,11 +117,11 @@ def _read_pod(fields: Mapping[str, msgspec.Raw]) -> PodFacts | None:
     spec = pod.spec or _PodSpec()
     beside, before = _list_devices(spec.containers), _list_devices(spec.init_containers)
     devices: dict[str, int] = {}
-    for found in beside:
-        for resource, number in found.items():
+    for counts in beside:
+        for resource, number in counts.items():
             devices[resource] = devices.get(resource, 0) + number
-    for found in before:
-        for resource, number in found.items():
+    for counts in before:
+        for resource, number in counts.items():
             devices[resource] = max(devices.get(resource, 0), number)
     return PodFacts(pod.metadata.namespace, pod.metadata.labels or {}, devices)
 
@@ -131,11 +131,11 @@ def _list_devices(containers: list[_Container] | None) -> list[dict[str, int]]:
     return [
         {
             name: int(value)
-            for name, value in {**(each.resources.limits or {}), **(each.resources.requests or {})}.items()
+            for name, value in {**(container.resources.limits or {}), **(container.resources.requests or {})}.items()
             if "/" in name and _is_count(value)
         }
-        for each in containers or ()
-        if each.resources is not None
+        for container in containers or ()
+        if container.resources is not None
     ]
 
 

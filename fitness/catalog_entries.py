@@ -152,8 +152,8 @@ def choose_source(name: str, entry: CatalogEntry, accelerator: str | None) -> Ch
     for source in entry.sources:
         if wanted in source.accelerators:
             return ChosenSource(wanted, source)
-    known = sorted({each for source in entry.sources for each in source.accelerators})
-    others = " or ".join(known)
+    accelerators = sorted({choice for source in entry.sources for choice in source.accelerators})
+    others = " or ".join(accelerators)
     raise CatalogError(
         f"the catalog knows no source of {name} for {wanted}: use --accelerator {others}, or add --model SOURCE"
     )

@@ -83,13 +83,13 @@ NO_CORRECTIONS: Final = Corrections(MappingProxyType({}), MappingProxyType({}))
 def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
     """Learn the correction of each device class and vendor, with each engine."""
     logs: dict[tuple[str, str, str], list[float]] = {}
-    for each in measurements:
+    for measurement in measurements:
         if (
-            each.measured > 0
-            and each.estimated > 0
-            and abs(found := math.log(each.measured / each.estimated)) < math.log(_LIMIT)
+            measurement.measured > 0
+            and measurement.estimated > 0
+            and abs(logarithm := math.log(measurement.measured / measurement.estimated)) < math.log(_LIMIT)
         ):
-            logs.setdefault((each.vendor, each.device_class, each.runtime), []).append(found)
+            logs.setdefault((measurement.vendor, measurement.device_class, measurement.runtime), []).append(logarithm)
     vendors: dict[tuple[str, str], list[list[float]]] = {}
     for (vendor, _, runtime), found_logs in sorted(logs.items()):
         vendors.setdefault((vendor, runtime), []).append(found_logs)
@@ -103,19 +103,19 @@ def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
 
 def _learn_vendor(classes: list[list[float]]) -> Correction:
     """Learn from the medians of the classes, so that a device that was measured often counts no more than another."""
-    medians = [statistics.median(each) for each in classes]
+    medians = [statistics.median(logs) for logs in classes]
     weight = len(medians) / (len(medians) + _VENDOR_WEIGHT)
     between = _deviation(medians, _VENDOR_SPREAD)
-    within = statistics.median(_deviation(each, _CLASS_SPREAD) for each in classes)
+    within = statistics.median(_deviation(logs, _CLASS_SPREAD) for logs in classes)
     spread = max(_VENDOR_SPREAD, math.hypot(between, within))
     return Correction(_limit(weight * statistics.median(medians)), spread, sum(map(len, classes)))
 
 
-def _learn_class(found: list[float], vendor: Correction) -> Correction:
-    weight = len(found) / (len(found) + _CLASS_WEIGHT)
-    ratio = weight * statistics.median(found) + (1 - weight) * math.log(vendor.ratio)
-    spread = weight * _deviation(found, _CLASS_SPREAD) + (1 - weight) * vendor.spread
-    return Correction(_limit(ratio), max(_CLASS_SPREAD, spread), len(found))
+def _learn_class(logs: list[float], vendor: Correction) -> Correction:
+    weight = len(logs) / (len(logs) + _CLASS_WEIGHT)
+    ratio = weight * statistics.median(logs) + (1 - weight) * math.log(vendor.ratio)
+    spread = weight * _deviation(logs, _CLASS_SPREAD) + (1 - weight) * vendor.spread
+    return Correction(_limit(ratio), max(_CLASS_SPREAD, spread), len(logs))
 
 
 def _limit(logarithm: float) -> float:
@@ -123,9 +123,9 @@ def _limit(logarithm: float) -> float:
     return min(_LARGEST_FACTOR, max(1 / _LARGEST_FACTOR, math.exp(logarithm)))
 
 
-def _deviation(found: list[float], assumed: float) -> float:
+def _deviation(numbers: list[float], assumed: float) -> float:
     """Return a standard deviation that outliers do not move, mixed with the assumed one while values are few."""
-    middle = statistics.median(found)
-    own = _MAD_TO_DEVIATION * statistics.median(abs(each - middle) for each in found)
-    weight = (len(found) - 1) / (len(found) + 1)
+    middle = statistics.median(numbers)
+    own = _MAD_TO_DEVIATION * statistics.median(abs(number - middle) for number in numbers)
+    weight = (len(numbers) - 1) / (len(numbers) + 1)
     return weight * own + (1 - weight) * assumed

@@ -165,10 +165,10 @@ def _refuse_weights(quantization: str, engine: str, vendor: str, product: str, f
 def _find_room(workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int) -> _Room | None:
     """Return the need with `free_bytes` on each device, and its level; None if the need is unknown."""
     count = _pod_devices(devices)
-    found = estimate_pod(workload, options, count)
-    if found is None:
+    memory = estimate_pod(workload, options, count)
+    if memory is None:
         return None
-    needed = found.container_bytes if found.device_bytes_each is None else found.device_bytes_each
+    needed = memory.container_bytes if memory.device_bytes_each is None else memory.device_bytes_each
     if refuse_devices(workload, devices) is not None:
         return _Room("too_tight", needed)
     least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
@@ -196,9 +196,9 @@ def describe_shortfall(
     count, refused = _pod_devices(devices), refuse_devices(workload, devices)
     if refused is not None:
         return refused
-    each = "each of " if count > 1 else ""
+    prefix = "each of " if count > 1 else ""
     words = (
-        f"needs {size_text(needed_bytes)}, {size_text(free_bytes)} free on {each}{devices.device_class}: "
+        f"needs {size_text(needed_bytes)}, {size_text(free_bytes)} free on {prefix}{devices.device_class}: "
         f"short {size_text(needed_bytes - free_bytes)}"
     )
     if devices.memory_bytes is not None and devices.memory_bytes >= needed_bytes:

@@ -59,7 +59,7 @@ def describe_node_machine(
         free_bytes: its memory that is free.
     """
     groups = [_describe_group(vendor, list(alike)) for _, alike in groupby(sorted(devices, key=_alike), key=_alike)]
-    groups.sort(key=lambda each: -(each.vram_gb or 0))
+    groups.sort(key=lambda device: -(device.vram_gb or 0))
     first = groups[0] if groups else None
     processor = "CPU (x86)" if stated.architecture in _X86 else "CPU (ARM)"
     return MachineFacts(
@@ -120,7 +120,7 @@ def _alike(device: NodeDevice) -> tuple[str, str, int]:
 
 def _describe_group(vendor: str, devices: list[NodeDevice]) -> MachineDevice:
     first = devices[0]
-    free = [each.free_bytes for each in devices if each.free_bytes is not None]
+    free = [device.free_bytes for device in devices if device.free_bytes is not None]
     return MachineDevice(
         name=f"{first.product} {first.partition}".strip(),
         vram_gb=to_gib(first.memory_bytes),

@@ -141,8 +141,8 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
     devices. So stated memory counts for them: each holds its share of it, or the estimate if that is more.
     """
     if not devices:
-        found = estimate(workload, options)
-        return PodMemory(found) if found else None
+        estimated = estimate(workload, options)
+        return PodMemory(estimated) if estimated else None
     own = _estimate_device_parts(workload.layout, workload.runtime, options, devices)
     draft = _estimate_device_parts(workload.draft, workload.runtime, options, devices)
     if own is not None and (draft is not None or workload.draft is None):
@@ -173,8 +173,8 @@ def _divide_memory(
     estimated = device.total_bytes if device else 0
     stated = -(-(stated_bytes or 0) // own.devices)
     # Rounded up, so that the engine's share of exactly this much is enough.
-    each = -(-max(estimated, stated) * 1000 // own.used_permille) + _UNUSABLE_DEVICE_BYTES
-    return PodMemory(container, device, each, stated if stated > estimated else None)
+    bytes_each = -(-max(estimated, stated) * 1000 // own.used_permille) + _UNUSABLE_DEVICE_BYTES
+    return PodMemory(container, device, bytes_each, stated if stated > estimated else None)
 
 
 def is_understated(stated_bytes: int, needed_bytes: int) -> bool:
@@ -219,16 +219,16 @@ class _Needed(NamedTuple):
 
 
 def _needed(workload: Workload, options: ServingOptions, devices: int) -> _Needed | None:
-    found = estimate_pod(workload, options, devices)
-    if found is None:
+    memory = estimate_pod(workload, options, devices)
+    if memory is None:
         return None
-    if found.device_bytes_each is None:
-        return _Needed(found.container_bytes, found.container.parts.weights_bytes)
-    if found.device is None:
-        return _Needed(found.device_bytes_each, 0)
+    if memory.device_bytes_each is None:
+        return _Needed(memory.container_bytes, memory.container.parts.weights_bytes)
+    if memory.device is None:
+        return _Needed(memory.device_bytes_each, 0)
     # The weights, too, are to fit into the engine's share of the device.
-    share = (found.device_bytes_each - _UNUSABLE_DEVICE_BYTES) / max(1, found.device.total_bytes)
-    return _Needed(found.device_bytes_each, math.ceil(found.device.parts.weights_bytes * share))
+    share = (memory.device_bytes_each - _UNUSABLE_DEVICE_BYTES) / max(1, memory.device.total_bytes)
+    return _Needed(memory.device_bytes_each, math.ceil(memory.device.parts.weights_bytes * share))
 
 
 def largest_context(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> int | None:
@@ -239,8 +239,8 @@ def largest_context(workload: Workload, options: ServingOptions, limit_bytes: in
     """
 
     def fits(steps: int) -> bool:
-        found = _needed(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
-        return found is not None and found.total_bytes <= limit_bytes
+        needed = _needed(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
+        return needed is not None and needed.total_bytes <= limit_bytes
 
     low, high = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_length - 1) // _CONTEXT_STEP
     if high < low or not fits(low):
@@ -271,9 +271,9 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
     smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_length), parallel=1)
     changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < options.context_length else []
     changes += ["a parallel of 1"] if options.parallel > 1 else []
-    for found, more in ((needed, []), (_needed(workload, smaller, devices), changes)):
-        rest_bytes = found.total_bytes - found.weights_bytes if found else limit_bytes
-        share = (limit_bytes - rest_bytes) / found.weights_bytes if found and found.weights_bytes else 0
+    for need, more in ((needed, []), (_needed(workload, smaller, devices), changes)):
+        rest_bytes = need.total_bytes - need.weights_bytes if need else limit_bytes
+        share = (limit_bytes - rest_bytes) / need.weights_bytes if need and need.weights_bytes else 0
         if share >= 1 and more:
             return f"{' and '.join(more)} would fit"
         if share >= _LEAST_QUANTIZATION_SHARE:
@@ -315,7 +315,7 @@ def _enough_devices(workload: Workload, options: ServingOptions, limit_bytes: in
     """Return the least number of devices above `devices` that fits and that engines can divide a model among."""
     for count in _DEVICE_COUNTS if devices else ():
         if count > devices and refuse_device_count(workload, count) is None:
-            found = _needed(workload, options, count)
-            if found and found.total_bytes <= limit_bytes:
+            needed = _needed(workload, options, count)
+            if needed and needed.total_bytes <= limit_bytes:
                 return count
     return None

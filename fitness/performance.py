@@ -65,7 +65,7 @@ def hash_model(model: Model, runtime: str, options: ServingOptions) -> str:
         options: its settings.
     """
     status = model.status
-    bucket = sum(options.context_length > each for each in _CONTEXT_BUCKETS)
+    bucket = sum(options.context_length > context_bucket for context_bucket in _CONTEXT_BUCKETS)
     quantization = status.gguf.quantization if status.gguf else ""
     facts = [model.spec.source, status.revision or status.sha256, quantization, runtime, str(bucket)]
     return hashlib.sha256("|".join(facts).encode()).hexdigest()[:_HASH_CHARACTERS]

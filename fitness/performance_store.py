@@ -91,9 +91,9 @@ def find_model_hash(config_map: Obj) -> str:
     """Return the model hash of a ConfigMap by its label and name, which must agree; empty if it has no measurements."""
     metadata = config_map["metadata"]
     labels = metadata.get("labels") or {}
-    found: str = labels.get(LABEL_MODEL_HASH, "")
-    is_ours = labels.get(LABEL_BENCHMARK) == "true" and _HASH.fullmatch(found) is not None
-    return found if is_ours and metadata["name"] == name_config_map(found) else ""
+    model_hash: str = labels.get(LABEL_MODEL_HASH, "")
+    is_ours = labels.get(LABEL_BENCHMARK) == "true" and _HASH.fullmatch(model_hash) is not None
+    return model_hash if is_ours and metadata["name"] == name_config_map(model_hash) else ""
 
 
 def build_config_map(model_hash: str, data: Mapping[str, str]) -> Obj:
@@ -120,17 +120,17 @@ def decode_records(config_map: Obj) -> ModelRecords:
     name: str = config_map["metadata"]["name"]
     records, damaged = dict[RecordKey, MeasuredPerformance](), list[DamagedRecord]()
     for key, value in (config_map.get("data") or {}).items():
-        found = _decode_record(key, value)
-        if isinstance(found, str):
-            damaged.append(DamagedRecord(name, key, found))
+        decoded = _decode_record(key, value)
+        if isinstance(decoded, str):
+            damaged.append(DamagedRecord(name, key, decoded))
         else:
-            records[_decode_key(key) or RecordKey(key)] = found
+            records[_decode_key(key) or RecordKey(key)] = decoded
     return ModelRecords(records, tuple(damaged))
 
 
 def _decode_key(key: str) -> RecordKey | None:
-    found = _KEY.fullmatch(key)
-    return RecordKey(found["device_class"], found["namespace"] or "") if found else None
+    match = _KEY.fullmatch(key)
+    return RecordKey(match["device_class"], match["namespace"] or "") if match else None
 
 
 def _decode_record(key: str, value: object) -> MeasuredPerformance | str:
@@ -162,7 +162,7 @@ def put_record(
     if size <= most_bytes:
         return StoredData(kept)
     dropped = list[str]()
-    for name in sorted(kept.keys() - {new}, key=lambda each: (_read_time(each, kept[each]), each)):
+    for name in sorted(kept.keys() - {new}, key=lambda name: (_read_time(name, kept[name]), name)):
         size -= _size(name, kept.pop(name))
         dropped.append(name)
         if size <= most_bytes:
@@ -192,10 +192,10 @@ def limit_host_records(data: Mapping[str, str], namespace: str, most: int = MOST
     for name, value in data.items():
         key = _decode_key(name)
         if key is not None and key.namespace == namespace:
-            found = _decode_record(name, value)
-            if not isinstance(found, str) and found.source == "host":
-                times[name] = found.measured_at
-    dropped = sorted(times, key=lambda each: (times[each], each), reverse=True)[most:]
+            decoded = _decode_record(name, value)
+            if not isinstance(decoded, str) and decoded.source == "host":
+                times[name] = decoded.measured_at
+    dropped = sorted(times, key=lambda name: (times[name], name), reverse=True)[most:]
     return StoredData({name: value for name, value in data.items() if name not in dropped}, tuple(sorted(dropped)))
 
 
@@ -204,8 +204,8 @@ def _size(name: str, value: str) -> int:
 
 
 def _read_time(name: str, value: str) -> str:
-    found = _decode_record(name, value)
-    return "" if isinstance(found, str) else found.measured_at
+    decoded = _decode_record(name, value)
+    return "" if isinstance(decoded, str) else decoded.measured_at
 
 
 class PerformanceTable:
@@ -233,9 +233,9 @@ class PerformanceTable:
             self.remove(config_map["metadata"]["name"])
             problem = f"the labels {LABEL_BENCHMARK} and {LABEL_MODEL_HASH} do not fit the name"
             return (DamagedRecord(config_map["metadata"]["name"], "", problem),)
-        self._models[model_hash] = found = decode_records(config_map)
-        self.corrections.put(model_hash, _list_ratios(found.records))
-        return found.damaged
+        self._models[model_hash] = records = decode_records(config_map)
+        self.corrections.put(model_hash, _list_ratios(records.records))
+        return records.damaged
 
     def remove(self, name: str) -> None:
         """Forget the measurements of a ConfigMap that is gone."""
@@ -260,8 +260,8 @@ class PerformanceTable:
     def list_classes(self, model_hash: str, namespace: str = "") -> dict[str, MeasuredPerformance]:
         """Return the measurements of a model that count in a namespace, by device class."""
         records = self._models.get(model_hash, _NO_RECORDS).records
-        own = {key.device_class: each for key, each in records.items() if namespace and key.namespace == namespace}
-        return own | {key.device_class: each for key, each in records.items() if not key.namespace}
+        own = {key.device_class: record for key, record in records.items() if namespace and key.namespace == namespace}
+        return own | {key.device_class: record for key, record in records.items() if not key.namespace}
 
     def list_shared(self) -> Iterator[tuple[str, str, MeasuredPerformance]]:
         """Yield model hash, device class and record of each measurement that everybody may believe.
@@ -307,15 +307,15 @@ def _list_ratios(records: Mapping[RecordKey, MeasuredPerformance]) -> tuple[Meas
         MeasuredRatio(
             key.namespace,
             SpeedRatio(
-                each.accelerator,
+                record.accelerator,
                 key.device_class,
-                each.runtime,
-                each.tokens_per_second,
-                each.estimated_tokens_per_second,
+                record.runtime,
+                record.tokens_per_second,
+                record.estimated_tokens_per_second,
             ),
         )
-        for key, each in records.items()
-        if each.accelerator and each.runtime and each.estimated_tokens_per_second
+        for key, record in records.items()
+        if record.accelerator and record.runtime and record.estimated_tokens_per_second
     )
 
 
@@ -331,7 +331,7 @@ def build_flexinfer_export(table: PerformanceTable, most_bytes: int = MOST_BYTES
     Its keys are `<model hash>-<device class>`, its values have the fields of that project. The newest come first where
     not all have room.
     """
-    flat = sorted(table.list_shared(), key=lambda each: (each[2].measured_at, each[0], each[1]), reverse=True)
+    flat = sorted(table.list_shared(), key=lambda row: (row[2].measured_at, row[0], row[1]), reverse=True)
     data, dropped, size = dict[str, str](), list[str](), 0
     for model_hash, device_class, record in flat:
         name = f"{model_hash}-{device_class}"

@@ -107,7 +107,7 @@ def estimate_speed(
     read = _Reads(
         weights_bytes=layout.tensor_bytes * share,
         cache_bytes=_cached_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_length)),
-        layers=sum(each.count for each in layout.layers),
+        layers=sum(layer.count for layer in layout.layers),
         active_share=share,
     )
     seconds = _token_seconds(read, runtime, devices)
@@ -146,16 +146,17 @@ def find_active_share(model: Model) -> float | None:
     return active / total if total and active and active <= total else None
 
 
-def report_measured(found: MeasuredPerformance, run_mode: RunMode) -> SpeedEstimate:
+def report_measured(performance: MeasuredPerformance, run_mode: RunMode) -> SpeedEstimate:
     """Return the speed of a model that was measured on a device class, with the spread of its runs."""
-    expected, runs = found.tokens_per_second, found.runs or [found.tokens_per_second]
-    prompt = found.prompt_tokens_per_second
+    expected, runs = performance.tokens_per_second, performance.runs or [performance.tokens_per_second]
+    prompt = performance.prompt_tokens_per_second
     return SpeedEstimate(
         generation=_limit(SpeedRange(min(*runs, expected), expected, max(*runs, expected))),
         prompt=SpeedRange(prompt, prompt, prompt) if prompt else None,
         method="measured",
         run_mode=run_mode,
-        basis=f"measured {found.measured_at or 'at an unknown time'} on {found.node or 'a node of this class'}",
+        basis=f"measured {performance.measured_at or 'at an unknown time'} "
+        f"on {performance.node or 'a node of this class'}",
     )
 
 
@@ -194,15 +195,15 @@ def _experts_factor(read: _Reads) -> float:
 def _cached_bytes(layout: Layout, options: ServingOptions, tokens: int) -> int:
     """Return the bytes of the cache that a token reads when `tokens` are in it."""
     return sum(
-        each.count * (min(tokens, each.window or tokens) * token_bytes(each, options) + each.state_bytes)
-        for each in layout.layers
+        layer.count * (min(tokens, layer.window or tokens) * token_bytes(layer, options) + layer.state_bytes)
+        for layer in layout.layers
     )
 
 
 def _count_layer_parameters(layout: Layout) -> int:
     """Return the parameters that a token uses in all layers."""
-    width, count = layout.embedding_size, sum(each.count for each in layout.layers)
-    kept = sum(each.count * (each.key_elements + each.value_elements) for each in layout.layers)
+    width, count = layout.embedding_size, sum(layer.count for layer in layout.layers)
+    kept = sum(layer.count * (layer.key_elements + layer.value_elements) for layer in layout.layers)
     return width * (2 * layout.attention_size * count + kept + 3 * layout.feed_forward_size * count)
 
 
@@ -222,9 +223,13 @@ def _range(expected: float, spread: float) -> SpeedRange:
     return SpeedRange(expected / factor, expected, expected * factor)
 
 
-def _limit(found: SpeedRange) -> SpeedRange:
+def _limit(speed_range: SpeedRange) -> SpeedRange:
     factor = math.sqrt(_LARGEST_RATIO)
-    return SpeedRange(max(found.low, found.expected / factor), found.expected, min(found.high, found.expected * factor))
+    return SpeedRange(
+        max(speed_range.low, speed_range.expected / factor),
+        speed_range.expected,
+        min(speed_range.high, speed_range.expected * factor),
+    )
 
 
 def _describe(read: _Reads, runtime: str, devices: ServingDevices, correction: Correction) -> str:

@@ -69,15 +69,15 @@ class DeviceHardware(NamedTuple):
                 free_bytes=None,
                 bandwidth=self.processor_bandwidth_bytes_per_second,
             )._replace(device_class=self.processor_class)
-        stated = [each for each in self.memory_bytes if each is not None]
-        found = describe_devices(
+        stated = [size for size in self.memory_bytes if size is not None]
+        devices = describe_devices(
             self.vendor,
             self.product,
             count,
             memory_bytes=min(stated) if stated and not partition else None,
             partition=partition or self.partition,
         )
-        return found._replace(device_class=self.name_class(count, partition), family=self.family)
+        return devices._replace(device_class=self.name_class(count, partition), family=self.family)
 
     def round_down(self) -> "DeviceHardware":
         """Return the hardware with coarse figures of its processor: each node measures slightly different ones.
@@ -131,7 +131,7 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
         vendor=fitness.vendor,
         product=fitness.devices[0].product,
         single_class=fitness.device_class if fitness.device_class.endswith(SINGLE) else "",
-        memory_bytes=tuple(each.memory_bytes for each in fitness.devices),
+        memory_bytes=tuple(device.memory_bytes for device in fitness.devices),
         lists_devices=True,
         is_shared=labelled.is_shared,
         family=labelled.family,
@@ -140,7 +140,7 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
 
 def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
     """Return the devices that the labels of the vendors' labellers state."""
-    found = DeviceHardware()
+    hardware = DeviceHardware()
     for name, vendor in vendors.items():
         stated = labels.get(vendor.product_label or "", "")
         if not stated and not labels.get(vendor.memory_label or ""):
@@ -149,8 +149,8 @@ def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
         product = named["product"] if named else ""
         partition = (named["partition"] if named else None) or ""
         mib = read_device_mib(name, vendor, labels)
-        found = DeviceHardware(
-            vendors=found.vendors | {name},
+        hardware = DeviceHardware(
+            vendors=hardware.vendors | {name},
             vendor=name,
             product=product,
             partition=partition,
@@ -159,12 +159,12 @@ def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
             is_shared=read_share(name, vendor, labels) is not None,
             family=labels.get(vendor.family_label or "", ""),
         )
-    return found
+    return hardware
 
 
 def describe_host(status: MetalHostStatus) -> ServingDevices:
     """Return the devices of a replica on a host."""
-    found = serving_devices.describe_host(
+    devices = serving_devices.describe_host(
         status.chip,
         status.gpu_cores,
         _keep_plausible(status.memory_bytes),
@@ -173,7 +173,7 @@ def describe_host(status: MetalHostStatus) -> ServingDevices:
         bandwidth=_keep_plausible(status.memory_bandwidth_bytes_per_second),
     )
     # Hosts of unknown chips are of many kinds, and a speed of one would be believed of all.
-    return found if status.chip else found._replace(device_class="")
+    return devices if status.chip else devices._replace(device_class="")
 
 
 def _keep_plausible(amount: int | None) -> int | None:

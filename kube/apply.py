@@ -52,7 +52,7 @@ class UndeclaredFields:
         Where an object is invalid without such a field, the whole field of the status that has it is left out. Return
         whether anything of `sent` is left out now.
         """
-        paths = {_parse_path(found) for found in _UNDECLARED.findall(error.message)}
+        paths = {_parse_path(text) for text in _UNDECLARED.findall(error.message)}
         if not paths and error.status == _INVALID:
             paths = self._list_paths(resource)
         for noted in (paths, {path[:1] for path in paths}):
@@ -127,11 +127,11 @@ async def apply_status(
     identity = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
     tries_left = _STATUS_TRIES
     while True:
-        known = undeclared.leave_out(resource, status)
-        if is_applied(resource, {"status": known}, observed, field_manager, "status"):
+        accepted = undeclared.leave_out(resource, status)
+        if is_applied(resource, {"status": accepted}, observed, field_manager, "status"):
             return observed
         version = {"resourceVersion": observed["metadata"]["resourceVersion"]}
-        desired = {"metadata": {**identity, **version}, "status": known}
+        desired = {"metadata": {**identity, **version}, "status": accepted}
         try:
             return await client.apply(resource, desired, field_manager=field_manager, subresource="status")
         except Conflict as conflict:
@@ -144,7 +144,7 @@ async def apply_status(
                 raise
         except ApiError as error:
             # Less is sent each time, so that this ends.
-            if not undeclared.note(resource, error, known):
+            if not undeclared.note(resource, error, accepted):
                 raise
 
 

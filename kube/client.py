@@ -366,8 +366,8 @@ class Client:
                 items, page_query = [], query
                 continue
             page = _decode(call, body, _Page) if read is None else _read_page(call, body, read)
-            found = page.items or []
-            items += map(complete, found) if complete is not None else found
+            objects = page.items or []
+            items += map(complete, objects) if complete is not None else objects
             if most or not page.metadata.more:
                 return ObjectList(items, page.metadata.resource_version)
             page_query = {**page_query, "continue": page.metadata.more}
@@ -431,7 +431,7 @@ def _decode(call: str, body: bytes, type_: type[T]) -> T:
 
 def _read_page(call: str, body: bytes, read: Read) -> _Page:
     page = _decode(call, body, _UnreadPage)
-    return _Page(page.metadata, [_read_object(call, each, read) for each in page.items or ()])
+    return _Page(page.metadata, [_read_object(call, item, read) for item in page.items or ()])
 
 
 def _read_event(call: str, line: bytes, read: Read) -> WatchEvent:

@@ -107,13 +107,13 @@ def list_dropped(sent: Any, answer: Any, path: str = "") -> list[str]:
     it leaves them out as well, nor do items that are found in no way again.
     """
     if isinstance(sent, Mapping) and isinstance(answer, Mapping):
-        found = []
+        dropped = []
         for name, value in sent.items():
             if name in answer:
-                found += list_dropped(value, answer[name], f"{path}.{name}")
+                dropped += list_dropped(value, answer[name], f"{path}.{name}")
             elif _has_content(value):
-                found.append(f"{path}.{name}")
-        return found
+                dropped.append(f"{path}.{name}")
+        return dropped
     if isinstance(sent, list) and isinstance(answer, list):
         return [lost for place, item in enumerate(sent) for lost in _list_dropped_item(item, answer, path, place)]
     return []

@@ -84,8 +84,8 @@ class Store:
         uid, version = _version(obj)
         old = self._objects[resource].get(object_key(obj))
         if old:
-            known_uid, known = _version(old)
-            if not _is_newer(version, known) if known_uid == uid else _is_newer(known, version):
+            known_uid, known_version = _version(old)
+            if not _is_newer(version, known_version) if known_uid == uid else _is_newer(known_version, version):
                 return False
         if uid in self._deleted and not _is_newer(version, self._deleted[uid]):
             return False
@@ -170,10 +170,10 @@ class Store:
         key = object_key(obj)
         parts = (obj, *inputs)
         kept = self._derived[resource].setdefault(key, {}) if self._objects[resource].get(key) is obj else {}
-        known = kept.get(name)
-        if known is not None and len(known[0]) == len(parts) and all(map(operator.is_, known[0], parts)):
-            found: T = known[1]
-            return found
+        cached = kept.get(name)
+        if cached is not None and len(cached[0]) == len(parts) and all(map(operator.is_, cached[0], parts)):
+            result: T = cached[1]
+            return result
         value = compute()
         kept[name] = parts, value
         return value
@@ -184,10 +184,10 @@ class Store:
         `compute` reads nothing but objects of these resources, and nobody changes its result.
         """
         revisions = tuple(self._revisions[resource] for resource in resources)
-        known = self._summaries.get(name)
-        if known is not None and known[0] == revisions:
-            found: T = known[1]
-            return found
+        cached = self._summaries.get(name)
+        if cached is not None and cached[0] == revisions:
+            result: T = cached[1]
+            return result
         value = compute()
         self._summaries[name] = revisions, value
         return value
@@ -229,21 +229,21 @@ class Store:
         only if one is out of date. Raises ApiError and Unreachable.
         """
         before = self.snapshot(resource, namespace)
-        found = await client.list_metadata(resource, namespace, label_selector=label_selector)
-        dropped = self._drop_vanished(resource, before, {object_key(obj): obj for obj in found.items})
-        outdated = sum(self._is_outdated(resource, obj) for obj in found.items)
+        object_list = await client.list_metadata(resource, namespace, label_selector=label_selector)
+        dropped = self._drop_vanished(resource, before, {object_key(obj): obj for obj in object_list.items})
+        outdated = sum(self._is_outdated(resource, obj) for obj in object_list.items)
         if outdated:
             before = self.snapshot(resource, namespace)
             part = functools.partial(self.keep_part, resource)
-            found = await client.list(resource, namespace, label_selector=label_selector, part=part)
-            self.replace(resource, found.items, namespace=namespace, before=before)
+            object_list = await client.list(resource, namespace, label_selector=label_selector, part=part)
+            self.replace(resource, object_list.items, namespace=namespace, before=before)
         return dropped + outdated
 
     def _is_outdated(self, resource: Resource, listed: Obj) -> bool:
         """Return whether a listed object is unknown, or known in an older version only."""
         uid, version = _version(listed)
-        known = self._objects[resource].get(object_key(listed))
-        return uid not in self._deleted and (known is None or _is_newer(version, _version(known)[1]))
+        stored = self._objects[resource].get(object_key(listed))
+        return uid not in self._deleted and (stored is None or _is_newer(version, _version(stored)[1]))
 
     def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> int:
         """Remove objects that were known before a list, are not in it and were not put meanwhile; return how many."""

@@ -111,15 +111,15 @@ class Launchd(ServiceManager):
 
         After a login by ssh and one at the screen both domains may have it. Only one of them owns the state folder.
         """
-        found = list[tuple[str, JobState]]()
+        jobs = list[tuple[str, JobState]]()
         for domain in self._domains:
             code, output = run_command([self._program, "print", f"{domain}/{LABEL}"])
             if code == 0:
-                found.append((domain, read_job_state(output)))
+                jobs.append((domain, read_job_state(output)))
             elif code not in NO_DOMAIN | {NOT_LOADED}:
                 raise ServiceError(f"launchctl print {domain}/{LABEL}: {explain_code(code, output)}")
-        running = (each for each in found if each[1].is_running)
-        return next(running, found[0] if found else (None, JobState()))
+        running = (job for job in jobs if job[1].is_running)
+        return next(running, jobs[0] if jobs else (None, JobState()))
 
     def _try_domains(self, act: Callable[[str], None], domains: tuple[str, ...]) -> None:
         """Call `act` with the first domain that exists: gui/UID does only after a login at the screen."""

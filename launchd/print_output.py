@@ -25,7 +25,7 @@ class JobState(NamedTuple):
 
 def read_job_state(output: str) -> JobState:
     """Return the state of the job; keys of nested blocks, such as the `state` of an endpoint, are not taken for it."""
-    found = dict[str, str]()
+    properties = dict[str, str]()
     # An excerpt without the job's own line begins inside of the job.
     depth = 0 if output.split("\n", 1)[0].endswith("= {") else 1
     for line in map(str.strip, output.splitlines()):
@@ -36,12 +36,12 @@ def read_job_state(output: str) -> JobState:
         elif depth == 1:
             key, equals, value = line.partition(" = ")
             if equals:
-                found.setdefault(key, value)
+                properties.setdefault(key, value)
     return JobState(
-        state=found.get("state"),
-        pid=_read_number(found.get("pid")),
-        runs=_read_number(found.get("runs")),
-        last_exit=found.get("last terminating signal", found.get("last exit code")),
+        state=properties.get("state"),
+        pid=_read_number(properties.get("pid")),
+        runs=_read_number(properties.get("runs")),
+        last_exit=properties.get("last terminating signal", properties.get("last exit code")),
     )
 
 

@@ -144,9 +144,9 @@ def is_written(path: Path, content: bytes) -> bool:
     """
     if read_content(path) != content:
         return False
-    found = path.lstat()
-    is_usable = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == _FILE_MODE
-    return is_usable and found.st_uid == os.geteuid()
+    status = path.lstat()
+    is_usable = stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == _FILE_MODE
+    return is_usable and status.st_uid == os.geteuid()
 
 
 def remove_definition(path: Path) -> None:

@@ -60,17 +60,17 @@ class Systemd(ServiceManager):
     def read_state(self) -> ServiceState:
         """Return systemd's view of the unit. Raises ServiceError."""
         shown = self._call("show", UNIT, *(f"--property={name}" for name in _PROPERTIES))
-        found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-        pid, restarts = int(found.get("MainPID", 0)), found.get("NRestarts", "")
+        properties = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+        pid, restarts = int(properties.get("MainPID", 0)), properties.get("NRestarts", "")
         return ServiceState(
             manager="systemd",
             job=UNIT,
             definition=str(self.definition_path),
-            phase=_phase(found, pid),
+            phase=_phase(properties, pid),
             pid=pid or None,
             # systemd counts only the starts after an end that nobody asked for.
             runs=int(restarts) + 1 if restarts.isdecimal() else None,
-            last_exit=None if pid else f"{found.get('ExecMainStatus', '?')} ({found.get('Result', '?')})",
+            last_exit=None if pid else f"{properties.get('ExecMainStatus', '?')} ({properties.get('Result', '?')})",
         )
 
     def _call(self, *arguments: str) -> str:
@@ -94,9 +94,9 @@ def user_systemd(home: Path) -> Systemd:
     return Systemd(home / ".config" / "systemd" / "user", user=True)
 
 
-def _phase(found: dict[str, str], pid: int) -> ServicePhase:
-    if found.get("LoadState") != "loaded":
+def _phase(properties: dict[str, str], pid: int) -> ServicePhase:
+    if properties.get("LoadState") != "loaded":
         return "absent"
-    if found.get("ActiveState") == "active" and pid:
+    if properties.get("ActiveState") == "active" and pid:
         return "running"
-    return "starting" if found.get("ActiveState") in {"activating", "reloading"} else "stopped"
+    return "starting" if properties.get("ActiveState") in {"activating", "reloading"} else "stopped"

@@ -64,7 +64,7 @@ def render_unit(definition: ServiceDefinition) -> bytes:
     text = _UNIT.format(
         network=_NETWORK if definition.user else "",
         user=f"User={definition.user}\n" if definition.user else "",
-        command=" ".join(_quote_word(each).replace("$", "$$") for each in definition.arguments),
+        command=" ".join(_quote_word(argument).replace("$", "$$") for argument in definition.arguments),
         home=_escape_specifiers(str(definition.home)),
         environment="\n".join(f"Environment={_quote_word(f'{name}={value}')}" for name, value in environment.items()),
         restart_seconds=RESTART_SECONDS,
@@ -96,10 +96,10 @@ def _find_values(content: bytes, key: str) -> Iterator[str]:
 
 def _find_value(content: bytes, key: str) -> str:
     """Return the first value of a key. Raises ValueError: there is none."""
-    found = next(_find_values(content, key), None)
-    if found is None:
+    first = next(_find_values(content, key), None)
+    if first is None:
         raise ValueError(f"no unit with {key}")
-    return found
+    return first
 
 
 def _split_words(text: str) -> list[str]:
@@ -108,12 +108,12 @@ def _split_words(text: str) -> list[str]:
 
 def _quote_word(word: str) -> str:
     """Quote a word for a line of a unit: neither spaces nor specifiers change it."""
-    escaped = _escape_specifiers("".join(_ESCAPES.get(each, each) for each in word))
+    escaped = _escape_specifiers("".join(_ESCAPES.get(character, character) for character in word))
     return escaped if _PLAIN.fullmatch(word) else f'"{escaped}"'
 
 
 def _unquote_word(word: str) -> str:
-    return re.sub(r"\\.", lambda found: _ESCAPED[found[0]], word.replace("%%", "%"))
+    return re.sub(r"\\.", lambda match: _ESCAPED[match[0]], word.replace("%%", "%"))
 
 
 def _escape_specifiers(text: str) -> str:

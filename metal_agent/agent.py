@@ -291,9 +291,9 @@ class Agent:
 
     def _lease_renewed(self) -> None:
         self._renewed_once.set()
-        known = self._exposed.freshness.renewed_at is not None
+        had_contact = self._exposed.freshness.renewed_at is not None
         if self._exposed.freshness.note_renewal(clocks()):
-            self._doubted = self._doubted or known
+            self._doubted = self._doubted or had_contact
             self._queue.add(_REGAIN)
 
     async def _address_changed(self, address: str) -> None:
@@ -331,8 +331,8 @@ class Agent:
         for key in (_REPORT, _EVENTS):
             self._queue.add(key)
         uid = getattr(step, "uid", None)
-        for each in (uid,) if uid else tuple(self._runners):
-            self._queue.add(("process", each))
+        for process_uid in (uid,) if uid else tuple(self._runners):
+            self._queue.add(("process", process_uid))
 
     async def _publish(self, service: ObjectKey) -> float | None:
         """Write the slice of a service; return the seconds until the next try if the controller has not granted it."""
@@ -404,7 +404,7 @@ class Agent:
         # Processes that are added while the list is requested are left out, since the list may lack them.
         before = set(self._runners)
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
-        found = await self._exposed.endpoints.list_services()
+        services = await self._exposed.endpoints.list_services()
         assigned = {obj["metadata"]["uid"] for obj in fresh.items}
         if self._doubted:
             await self._prove()
@@ -415,7 +415,7 @@ class Agent:
         self._exposed.endpoints.forget()
         self._exposed.freshness.confirmed = True
         log.info("contact_regained", assigned=len(assigned), suspended=len(self._exposed.suspended))
-        for service in found:
+        for service in services:
             self._queue.add(("slice", *service))
         self._publish_all()
         for key in (_ASSIGN, _PROXY, _REPORT):

@@ -95,16 +95,16 @@ class LastKnownFile:
 
     def load(self, host: str) -> LastKnown:
         """Return the last known state; it is empty on a new host, and after this machine has joined as another one."""
-        known = durable.read(self._path, LastKnown) or LastKnown()
-        names = {(each.get("spec") or {}).get("hostName", host) for each in known.processes}
-        return known if names <= {host} else LastKnown()
+        last_known = durable.read(self._path, LastKnown) or LastKnown()
+        names = {(process.get("spec") or {}).get("hostName", host) for process in last_known.processes}
+        return last_known if names <= {host} else LastKnown()
 
     def save(self, processes: Iterable[dict[str, Any]], secret: dict[str, str]) -> None:
         """Write the present state of the API, without status and bookkeeping. Raises OSError."""
-        known = LastKnown([_strip_bookkeeping(obj) for obj in processes], secret)
-        if known != self._written:
-            durable.write(self._path, known)
-            self._written = known
+        last_known = LastKnown([_strip_bookkeeping(obj) for obj in processes], secret)
+        if last_known != self._written:
+            durable.write(self._path, last_known)
+            self._written = last_known
 
 
 def _strip_bookkeeping(obj: dict[str, Any]) -> dict[str, Any]:

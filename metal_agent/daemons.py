@@ -313,7 +313,7 @@ class Daemons:
         owner = owner_mark(str(folder))
         self._listeners: list[Callable[[str], None]] = []
         self._shared = {
-            each.runtime: SharedDaemon(each, owner, partial(self._notify, each.runtime)) for each in daemons
+            daemon.runtime: SharedDaemon(daemon, owner, partial(self._notify, daemon.runtime)) for daemon in daemons
         }
 
     def subscribe(self, listener: Callable[[str], None]) -> None:

@@ -37,8 +37,8 @@ class AgentExit(msgspec.Struct, frozen=True, rename="camel"):
 
 def read_supervisor(environ: Mapping[str, str] = os.environ) -> ServiceManagerName | None:
     """Return the service manager that started this agent; None in a terminal."""
-    found = environ.get(SUPERVISOR_VARIABLE)
-    return next((name for name in get_args(ServiceManagerName) if name == found), None)
+    supervisor = environ.get(SUPERVISOR_VARIABLE)
+    return next((name for name in get_args(ServiceManagerName) if name == supervisor), None)
 
 
 def exit_status(code: int, supervisor: ServiceManagerName | None) -> int:

@@ -179,7 +179,7 @@ class Host:
         loops = [self._proxy.run(), follow_backend_health(self._proxy.client, self._runners)] if self._proxy else []
         loops += [self.benchmarks.run()] if has_benchmarks else []
         watches = (self.watchdog.run(), self.pauses.run(), keep_awake.run(), self.monitor.run())
-        return [group.create_task(each) for each in (*loops, *watches)]
+        return [group.create_task(coroutine) for coroutine in (*loops, *watches)]
 
     def retain_holds(self, uids: set[str]) -> None:
         """Forget holds of processes that are not among `uids`, the uids of all processes assigned to this host."""

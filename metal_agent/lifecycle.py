@@ -325,10 +325,10 @@ def _on_health(state: ProcessState, event: Suspected | Trusted | Hung, now: floa
             return state, ()
 
 
-def _end_sick(state: ProcessState, found: Hung) -> ProcessStep:
+def _end_sick(state: ProcessState, hung: Hung) -> ProcessStep:
     """End the engine; the back-off begins with Exited. The requests of an engine that does not answer are lost."""
-    ending = replace(state, phase="Starting", reason=found.reason, message=found.message, suspicion=None)
-    if found.answers:
+    ending = replace(state, phase="Starting", reason=hung.reason, message=hung.message, suspicion=None)
+    if hung.answers:
         return ending, (Withdraw(), Drain(SICK_DRAIN_SECONDS), End(for_all=True))
     return ending, (Withdraw(), End(HUNG_GRACE_SECONDS, for_all=True))
 

@@ -117,7 +117,7 @@ class AgentMetrics:
         """Set the tokens per second of each model: services may share one."""
         self._tokens.clear()
         now = asyncio.get_running_loop().time()
-        specs = {each.assignment.service: each.assignment.spec for each in self._runners.values()}
+        specs = {runner.assignment.service: runner.assignment.spec for runner in self._runners.values()}
         for service, spec in specs.items():
             rate = self._rates.find_rate(str(service), now) if service is not None else None
             if service is not None and spec is not None and rate is not None:

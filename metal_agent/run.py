@@ -33,8 +33,8 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
     address = find_address(options, credentials.server)
     if options.tls:
         await asyncio.to_thread(certificate.check_certificate, options.tls, address)
-    known = await asyncio.to_thread(host.read)
-    allowed_bytes = budget_bytes(known, options.memory_budget_bytes)
+    facts = await asyncio.to_thread(host.read)
+    allowed_bytes = budget_bytes(facts, options.memory_budget_bytes)
     if allowed_bytes is None:
         raise StartError("the memory of this host is not known: give --memory-budget, such as 12GiB")
 
@@ -56,8 +56,8 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
                     options,
                     connection=connection,
                     address=address,
-                    host_facts=known,
-                    ledger=Ledger(allowed_bytes, memory_bytes=known.memory_bytes),
+                    host_facts=facts,
+                    ledger=Ledger(allowed_bytes, memory_bytes=facts.memory_bytes),
                 )
             except OSError as error:
                 raise StartError(f"cannot use what is in --state-dir {options.folder}: {error}") from error

@@ -115,11 +115,11 @@ def load_identity(folder: Path) -> str:
     Raises OSError if it cannot be read or written.
     """
     path = folder / "identity.json"
-    known = durable.read(path, str)
-    if known is None:
-        known = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-        durable.write(path, known)
-    return known
+    identity = durable.read(path, str)
+    if identity is None:
+        identity = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+        durable.write(path, identity)
+    return identity
 
 
 def identify_agent(folder: Path) -> str:
@@ -147,15 +147,15 @@ def _keep_private(folder: Path) -> None:
 
     Raises StartError and OSError.
     """
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
         raise OptionsError(
-            f"--state-dir {folder} belongs to another user (uid {found.st_uid}, this one is {os.geteuid()}): start as "
+            f"--state-dir {folder} belongs to another user (uid {status.st_uid}, this one is {os.geteuid()}): start as "
             "that user, or give another folder"
         )
-    if found.st_mode & _OTHERS:
-        folder.chmod(found.st_mode & 0o7700)
-        log.warning("state_folder_closed_for_others", path=str(folder), mode_before=oct(found.st_mode & 0o777))
+    if status.st_mode & _OTHERS:
+        folder.chmod(status.st_mode & 0o7700)
+        log.warning("state_folder_closed_for_others", path=str(folder), mode_before=oct(status.st_mode & 0o777))
 
 
 def _try_lock(lock: IO[bytes], folder: Path) -> bool:

@@ -88,10 +88,10 @@ class HostWeights:
         held = []
         for artifact in _list_artifacts(spec):
             with contextlib.suppress(ArtifactError, OSError):
-                found = self.store.find(
+                weights = self.store.find(
                     parse(artifact.source, artifact.files), artifact.revision or None, artifact.sha256 or None
                 )
-                held += [found] if found else []
+                held += [weights] if weights else []
         return PinnedWeights(held) if held else None
 
     async def fetch(
@@ -131,7 +131,7 @@ class HostWeights:
         except BaseException:
             PinnedWeights(held).release()
             raise
-        roles = [each.role for each in spec.further_artifacts]
+        roles = [further_artifact.role for further_artifact in spec.further_artifacts]
         draft = layouts[1 + roles.index("draft")] if "draft" in roles else None
         return PinnedWeights(held, layouts[0], draft, headers)
 
@@ -145,8 +145,8 @@ class HostWeights:
         if source.scheme != "file":
             return None
         access = SourceAccess(file_root=self._file_root)
-        found = await inspect.inspect(source, access, sha256=artifact.sha256 or None)
-        return found.layout
+        inspection = await inspect.inspect(source, access, sha256=artifact.sha256 or None)
+        return inspection.layout
 
 
 def _least_layout(facts: inspect.HeaderFacts) -> Layout:
@@ -163,4 +163,4 @@ def _least_layout(facts: inspect.HeaderFacts) -> Layout:
 
 
 def _list_artifacts(spec: MetalProcessSpec) -> list[Artifact]:
-    return [spec.artifact, *(each.artifact for each in spec.further_artifacts)]
+    return [spec.artifact, *(artifact.artifact for artifact in spec.further_artifacts)]

@@ -137,29 +137,29 @@ class NodeAgent:
             log.error("probe_failed", error=repr(error), exc_info=error)
             self._metrics.count_probe(self._clock() - started, failed=True)
             return f"the probe failed with {type(error).__name__}, so these facts grow old: see the log of the agent"
-        found = probe.result()
-        self._metrics.count_probe(self._clock() - started, failed=bool(found.problems))
+        hardware = probe.result()
+        self._metrics.count_probe(self._clock() - started, failed=bool(hardware.problems))
         self._observed_at = self._wall_clock()
-        self._take(keep_last_devices(self._known, found, self._observed_at, self._clock()))
+        self._take(keep_last_devices(self._known, hardware, self._observed_at, self._clock()))
         return ""
 
     async def _run_probe(self) -> NodeHardware:
         return await self._probe(self._own.labels)
 
-    def _take(self, known: KnownHardware) -> None:
-        hardware = known.hardware
-        seen = known.standing, hardware.vendor, [each.id for each in hardware.devices], hardware.problems
+    def _take(self, known_hardware: KnownHardware) -> None:
+        hardware = known_hardware.hardware
+        seen = known_hardware.standing, hardware.vendor, [device.id for device in hardware.devices], hardware.problems
         if seen != self._logged:
             log.info(
                 "hardware_read",
                 vendor=hardware.vendor,
                 source=hardware.source,
                 devices=len(hardware.devices),
-                standing=known.standing,
+                standing=known_hardware.standing,
                 problems=hardware.problems,
             )
             self._logged = seen
-        self._known = known
+        self._known = known_hardware
         self._metrics.take(hardware)
 
     async def _write_labels(self) -> tuple[LabelConflict, ...]:

@@ -32,37 +32,37 @@ class KnownHardware(NamedTuple):
 
 
 def keep_last_devices(
-    last: KnownHardware | None, found: NodeHardware, now: datetime, now_seconds: float
+    last: KnownHardware | None, node_hardware: NodeHardware, now: datetime, now_seconds: float
 ) -> KnownHardware:
     """Return the hardware to report after a probe.
 
     Args:
         last: the hardware that was reported before; None: none yet.
-        found: the hardware by this probe.
+        node_hardware: the hardware by this probe.
         now: the wall clock, for people.
         now_seconds: the monotonic clock.
     """
-    if last is None or not found.problems or _list_ids(last.last_found) <= _list_ids(found):
-        return KnownHardware(found, "found", found, now, now_seconds)
+    if last is None or not node_hardware.problems or _list_ids(last.last_found) <= _list_ids(node_hardware):
+        return KnownHardware(node_hardware, "found", node_hardware, now, now_seconds)
     if now_seconds - last.found_at_seconds < KEPT_SECONDS:
-        return last._replace(hardware=_with_devices_of(last.last_found, found), standing="kept")
-    if found.devices:
+        return last._replace(hardware=_with_devices_of(last.last_found, node_hardware), standing="kept")
+    if node_hardware.devices:
         # Another source knows devices, such as the labels of another labeller.
-        return KnownHardware(found, "found", found, now, now_seconds)
-    return last._replace(hardware=found, standing="unknown")
+        return KnownHardware(node_hardware, "found", node_hardware, now, now_seconds)
+    return last._replace(hardware=node_hardware, standing="unknown")
 
 
 def _list_ids(hardware: NodeHardware) -> set[tuple[str, str]]:
-    return {(each.id, each.partition) for each in hardware.devices}
+    return {(device.id, device.partition) for device in hardware.devices}
 
 
-def _with_devices_of(last: NodeHardware, found: NodeHardware) -> NodeHardware:
+def _with_devices_of(last: NodeHardware, hardware: NodeHardware) -> NodeHardware:
     """Return what was found, with the devices of `last` but without their values of that moment."""
     devices = [
-        structs.replace(each, free_bytes=None, utilization_percent=None, temperature_celsius=None)
-        for each in last.devices
+        structs.replace(device, free_bytes=None, utilization_percent=None, temperature_celsius=None)
+        for device in last.devices
     ]
-    return found._replace(
+    return hardware._replace(
         vendor=last.vendor,
         source=last.source,
         device_class=last.device_class,

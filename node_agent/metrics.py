@@ -61,9 +61,15 @@ class NodeMetrics:
 
     def note_conflicts(self, conflicts: Sequence[LabelConflict]) -> None:
         """Show the number of conflicting labels, and log each when it appears."""
-        for each in conflicts:
-            if each not in self._conflicts:
-                log.warning("label_conflict", label=each.name, wanted=each.wanted, found=each.found, owner=each.owner)
+        for conflict in conflicts:
+            if conflict not in self._conflicts:
+                log.warning(
+                    "label_conflict",
+                    label=conflict.name,
+                    wanted=conflict.wanted,
+                    found=conflict.found,
+                    owner=conflict.owner,
+                )
         self._conflicts = conflicts
         self._conflicting.set(len(conflicts))
 
@@ -87,10 +93,10 @@ class _DeviceCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         values: dict[str, tuple[str, Callable[[NodeDevice], float | None]]] = {
-            "temperature_celsius": ("Temperature of a device.", lambda each: each.temperature_celsius),
+            "temperature_celsius": ("Temperature of a device.", lambda device: device.temperature_celsius),
             "utilization_ratio": ("Utilization of a device, from 0 to 1.", _utilization),
-            "memory_bytes": ("Memory of a device.", lambda each: each.memory_bytes),
-            "memory_free_bytes": ("Memory of a device that nothing uses.", lambda each: each.free_bytes),
+            "memory_bytes": ("Memory of a device.", lambda device: device.memory_bytes),
+            "memory_free_bytes": ("Memory of a device that nothing uses.", lambda device: device.free_bytes),
         }
         for name, (text, read) in values.items():
             family = GaugeMetricFamily(f"{self._prefix}_gpu_{name}", text, labels=_LABELS)

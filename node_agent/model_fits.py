@@ -37,12 +37,12 @@ def parse_fit_query(query: Mapping[str, str], *, limit: int, search: str = "") -
     ):
         raise ValueError(f"limit is a number from 0 to {MOST_ROWS}")
     level = query.get("min_fit", "marginal")
-    found = next((each for each in FIT_LEVELS if each == level), None)
-    if found is None:
+    min_fit = next((fit_level for fit_level in FIT_LEVELS if fit_level == level), None)
+    if min_fit is None:
         raise ValueError(f"min_fit is one of {', '.join(FIT_LEVELS)}")
     if len(search) > LONGEST_SEARCH:
         raise ValueError(f"the name of a model has at most {LONGEST_SEARCH} characters")
-    return FitQuery(int(stated), found, search.casefold())
+    return FitQuery(int(stated), min_fit, search.casefold())
 
 
 def list_fits(hardware: NodeHardware, bandwidth: int | None, query: FitQuery) -> list[dict[str, Any]]:
@@ -55,14 +55,14 @@ def list_fits(hardware: NodeHardware, bandwidth: int | None, query: FitQuery) ->
     """
     devices = _describe_device(hardware, bandwidth)
     worst = FIT_LEVELS.index(query.min_fit)
-    found = list[tuple[int, float, dict[str, Any]]]()
+    candidates = list[tuple[int, float, dict[str, Any]]]()
     for name, entry in load_catalog().items():
         if query.search not in name.casefold() and query.search not in entry.title.casefold():
             continue
         fit = _assess_entry(entry, devices)
         if fit and (rank := FIT_LEVELS.index(fit.level)) <= worst:
-            found.append((rank, -entry.parameter_count, _build_row(name, entry, devices.vendor, fit)))
-    return [row for _, _, row in sorted(found, key=lambda each: each[:2])]
+            candidates.append((rank, -entry.parameter_count, _build_row(name, entry, devices.vendor, fit)))
+    return [row for _, _, row in sorted(candidates, key=lambda candidate: candidate[:2])]
 
 
 def describe_filters(query: FitQuery, *, top_only: bool) -> dict[str, Any]:

@@ -40,16 +40,16 @@ class ReportProblems(NamedTuple):
 
 
 def build_status(
-    known: KnownHardware, observed_at: datetime, memory_bandwidth_bytes_per_second: int | None
+    known_hardware: KnownHardware, observed_at: datetime, memory_bandwidth_bytes_per_second: int | None
 ) -> NodeFitnessStatus:
     """Return the status without its conditions.
 
     Args:
-        known: the hardware.
+        known_hardware: the hardware.
         observed_at: when it was read.
         memory_bandwidth_bytes_per_second: of the processor, measured once.
     """
-    hardware, is_known = known.hardware, known.standing != "unknown"
+    hardware, is_known = known_hardware.hardware, known_hardware.standing != "unknown"
     return NodeFitnessStatus(
         observed_at=rfc3339(observed_at),
         vendor=hardware.vendor if is_known else "",
@@ -75,9 +75,11 @@ def build_status(
 def encode_status(status: NodeFitnessStatus, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the status as it is written; a value that has changed by less than its step stays as in `written`."""
     body: dict[str, Any] = msgspec.to_builtins(status)
-    before = {_identify_device(each): each for each in written.get("devices", ())}
+    before = {_identify_device(device): device for device in written.get("devices", ())}
     if devices := body.get("devices"):
-        body["devices"] = [_keep_steps(each, before.get(_identify_device(each), {}), _DEVICE_STEPS) for each in devices]
+        body["devices"] = [
+            _keep_steps(device, before.get(_identify_device(device), {}), _DEVICE_STEPS) for device in devices
+        ]
     return _keep_steps(body, written, _STEPS)
 
 
@@ -107,8 +109,8 @@ def is_due(body: Mapping[str, Any], written: Mapping[str, Any], silent_seconds: 
 
 def _identify(body: Mapping[str, Any]) -> object:
     """Return the part of a status whose change is written at once."""
-    devices = [_identify_device(each) for each in body.get("devices", ())]
-    conditions = [(each["type"], each["status"]) for each in body.get("conditions", ())]
+    devices = [_identify_device(device) for device in body.get("devices", ())]
+    conditions = [(condition["type"], condition["status"]) for condition in body.get("conditions", ())]
     return [body.get(field) for field in _IDENTITY], devices, conditions
 
 
@@ -116,30 +118,32 @@ def _identify_device(device: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(device.get(field) for field in _DEVICE_IDENTITY)
 
 
-def build_condition(known: KnownHardware | None, problems: ReportProblems) -> Obj:
+def build_condition(hardware: KnownHardware | None, problems: ReportProblems) -> Obj:
     """Return the condition Ready, without lastTransitionTime; its reason is the worst of all that its message names."""
-    tools = [*known.hardware.problems, *_describe_standing(known)] if known and known.hardware.problems else []
+    tools = (
+        [*hardware.hardware.problems, *_describe_standing(hardware)] if hardware and hardware.hardware.problems else []
+    )
     refused = problems.labels_refused
-    found = {
+    reasons = {
         "ProbeFailed": [problems.probe_failed] if problems.probe_failed else [],
         "ToolFailed": tools,
         "LabelsRefused": [f"the API server refused the labels of the Node: {refused}"] if refused else [],
-        "LabelConflict": [each.sentence for each in problems.conflicts],
+        "LabelConflict": [conflict.sentence for conflict in problems.conflicts],
     }
-    reason = next((each for each, sentences in found.items() if sentences), None)
+    reason = next((name for name, sentences in reasons.items() if sentences), None)
     if reason is None:
         return {"type": "Ready", "status": "True", "reason": "HardwareRead", "message": "the hardware was read"}
-    message = "; ".join(sentence for sentences in found.values() for sentence in sentences)
+    message = "; ".join(sentence for sentences in reasons.values() for sentence in sentences)
     if len(message) > _LONGEST_MESSAGE:
         message = f"{message[: _LONGEST_MESSAGE - 3]}..."
     return {"type": "Ready", "status": "False", "reason": reason, "message": message}
 
 
-def _describe_standing(known: KnownHardware) -> list[str]:
-    if known.standing == "kept":
-        return [f"the devices are those of {rfc3339(known.found_at)}"]
-    if known.standing == "unknown":
-        return [f"the devices are unknown; they were found last at {rfc3339(known.found_at)}"]
+def _describe_standing(hardware: KnownHardware) -> list[str]:
+    if hardware.standing == "kept":
+        return [f"the devices are those of {rfc3339(hardware.found_at)}"]
+    if hardware.standing == "unknown":
+        return [f"the devices are unknown; they were found last at {rfc3339(hardware.found_at)}"]
     return []
 
 

@@ -53,20 +53,20 @@ def build_labels(hardware: NodeHardware, prefix: str) -> dict[str, str]:
     """Return the labels that state this hardware. A fact that is unknown has no label."""
     labels = _device_labels(hardware) if hardware.devices else {}
     if hardware.cpu_features:
-        labels["cpu.avx512"] = _bool_text(any(each.startswith("avx512") for each in hardware.cpu_features))
+        labels["cpu.avx512"] = _bool_text(any(feature.startswith("avx512") for feature in hardware.cpu_features))
     return {f"{prefix}/{name}": value for name, value in labels.items()}
 
 
 def _device_labels(hardware: NodeHardware) -> dict[str, str]:
     labels = {"gpu.vendor": hardware.vendor.upper(), "gpu.count": str(min(len(hardware.devices), MOST_DEVICES))}
-    sizes = [each.memory_bytes for each in hardware.devices]
-    known = [size for size in sizes if size is not None]
+    sizes = [device.memory_bytes for device in hardware.devices]
+    reported = [size for size in sizes if size is not None]
     # A pod may get any of the devices, so the label states what the least has. MiB are floored, as by FlexInfer.
-    if known and len(known) == len(sizes):
-        labels["gpu.vram"] = f"{min(min(known) // _MIB // 1024, _MOST_GIB)}Gi"
-    architectures = {each.architecture.lower() for each in hardware.devices}
-    if len(architectures) == 1 and _ARCHITECTURE.fullmatch(found := architectures.pop()):
-        labels["gpu.arch"] = found
+    if reported and len(reported) == len(sizes):
+        labels["gpu.vram"] = f"{min(min(reported) // _MIB // 1024, _MOST_GIB)}Gi"
+    architectures = {device.architecture.lower() for device in hardware.devices}
+    if len(architectures) == 1 and _ARCHITECTURE.fullmatch(architecture := architectures.pop()):
+        labels["gpu.arch"] = architecture
     if hardware.int4 is not None:
         labels["gpu.int4"] = _bool_text(hardware.int4)
     return labels
@@ -78,17 +78,17 @@ def _bool_text(value: bool) -> str:
 
 def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
     """Decide which wanted labels to apply to `node`, which has at least its labels and managedFields."""
-    found: Mapping[str, str] = node["metadata"].get("labels") or {}
+    labels: Mapping[str, str] = node["metadata"].get("labels") or {}
     owners = _list_owners(node)
     mine = {name for name, managers in owners.items() if FIELD_MANAGER in managers}
     applied, conflicts = dict[str, str](), list[LabelConflict]()
     for name, value in wanted.items():
         others = owners.get(name, set()) - {FIELD_MANAGER}
-        if name not in found or (name in mine and (not others or found[name] == value)):
+        if name not in labels or (name in mine and (not others or labels[name] == value)):
             applied[name] = value
-        elif found[name] != value:
-            conflicts.append(LabelConflict(name, value, found[name], min(others, default="")))
-    is_due = any(found.get(name) != value for name, value in applied.items()) or bool(mine - applied.keys())
+        elif labels[name] != value:
+            conflicts.append(LabelConflict(name, value, labels[name], min(others, default="")))
+    is_due = any(labels.get(name) != value for name, value in applied.items()) or bool(mine - applied.keys())
     return LabelPlan(applied, tuple(conflicts), is_due)
 
 

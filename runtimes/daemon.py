@@ -112,7 +112,7 @@ def owner_mark(folder: str) -> str:
 
 def identify_model(owner: str, model: str, weights: Sequence[str], settings: Sequence[object]) -> ModelIdentity:
     """Identify a model: `weights` identify the artifacts, `settings` are all values that change how it is served."""
-    return ModelIdentity(owner, model, _digest(weights), _digest([str(each) for each in settings]))
+    return ModelIdentity(owner, model, _digest(weights), _digest([str(setting) for setting in settings]))
 
 
 def _digest(parts: Sequence[str]) -> str:

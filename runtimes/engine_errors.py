@@ -123,6 +123,6 @@ def find_cause(log: str) -> str:
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     # The indented lines of a traceback are source text, which may name an error.
     errors = (line for line in lines if not line[0].isspace() and _ERROR.search(line))
-    found = next(errors, lines[-1] if lines else "")
-    printable = "".join(character if character.isprintable() else " " for character in _LEVEL.sub("", found))
+    error = next(errors, lines[-1] if lines else "")
+    printable = "".join(character if character.isprintable() else " " for character in _LEVEL.sub("", error))
     return " ".join(printable.split())[:_MOST_CHARACTERS]

@@ -29,8 +29,8 @@ def describe_container(container: ContainerOptions) -> EnginePod:
 
     def environment(pod: PodServing) -> dict[str, str]:
         serving = pod.serving
-        known = {"MODEL_PATH": serving.model, "PORT": str(pod.listen.port), "SERVICE_NAME": serving.service}
-        return {each.name: each.value for each in container.env} | known
+        variables = {"MODEL_PATH": serving.model, "PORT": str(pod.listen.port), "SERVICE_NAME": serving.service}
+        return {var.name: var.value for var in container.env} | variables
 
     return EnginePod(
         container="engine",
@@ -55,7 +55,7 @@ def refuse_container(demand: RuntimeDemand) -> str | None:
     taken = find_overlap(container.model_mount_path, RESERVED_FOLDERS)
     if taken or ".." in path.parts or ":" in container.model_mount_path or "//" in container.model_mount_path:
         return f"container.modelMountPath {path} cannot hold weights: use a folder of its own, such as /models"
-    if reserved := _VARIABLES & {each.name for each in container.env}:
+    if reserved := _VARIABLES & {var.name for var in container.env}:
         return f"container.env sets {min(reserved)}, which Pomona sets: remove it, or use another name"
     return refuse_device_variables("container.env", container.env)
 

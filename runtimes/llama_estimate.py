@@ -171,14 +171,14 @@ def _compute_bytes(layout: Layout, options: ServingOptions, slot_tokens: int, ba
 
 def find_last_value(extra: Sequence[str], names: Collection[str]) -> str | None:
     """Return the value of the last of these arguments, which counts if they are repeated; None if none is there."""
-    found = [value for name, value in itertools.pairwise(extra) if name in names]
-    return found[-1] if found else None
+    values = [value for name, value in itertools.pairwise(extra) if name in names]
+    return values[-1] if values else None
 
 
 def _is_switched_on(extra: Sequence[str], switches: dict[str, bool]) -> bool:
     """Decide by the last of contradicting arguments, as llama-server does."""
-    found = [switches[argument] for argument in extra if argument in switches]
-    return bool(found) and found[-1]
+    states = [switches[argument] for argument in extra if argument in switches]
+    return bool(states) and states[-1]
 
 
 def _padded(tokens: int) -> int:

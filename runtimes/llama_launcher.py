@@ -72,7 +72,7 @@ def _gpu_layers(text: str) -> int:
 
 def _speculative_types(text: str) -> list[Any]:
     read = _one_of(xllamacpp.common_speculative_type, "COMMON_SPECULATIVE_TYPE_", "none draft_simple")
-    return [read(each.replace("-", "_")) for each in _comma_separated(text)]
+    return [read(name.replace("-", "_")) for name in _comma_separated(text)]
 
 
 def _load_mode(text: str) -> Any:
@@ -83,10 +83,10 @@ def _load_mode(text: str) -> Any:
 
 def _scaled_adapters(text: str) -> list[Any]:
     adapters = []
-    for each in _comma_separated(text):
-        path, _, scale = each.rpartition(":")
+    for adapter in _comma_separated(text):
+        path, _, scale = adapter.rpartition(":")
         if not path:
-            raise ArgumentError(f"unknown value {each!r}: use FNAME:SCALE")
+            raise ArgumentError(f"unknown value {adapter!r}: use FNAME:SCALE")
         adapters.append(xllamacpp.CommonAdapterLoraInfo(path, float(scale)))
     return adapters
 
@@ -242,10 +242,10 @@ def _devices() -> list[str]:
     """List the devices that a model can be offloaded to, as llama-server prints them."""
     cpu = xllamacpp.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
     return [
-        f"  {each['name']}: {each['description']} "
-        f"({each['memory_total'] // 2**20} MiB, {each['memory_free'] // 2**20} MiB free)"
-        for each in xllamacpp.get_device_info()
-        if each["type"] != cpu
+        f"  {device['name']}: {device['description']} "
+        f"({device['memory_total'] // 2**20} MiB, {device['memory_free'] // 2**20} MiB free)"
+        for device in xllamacpp.get_device_info()
+        if device["type"] != cpu
     ]
 
 

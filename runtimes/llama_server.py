@@ -153,16 +153,16 @@ def find_command(environment: Mapping[str, str] = os.environ) -> list[str] | Non
     if stated:
         return [stated]
     wheel = [*PYTHON, "runtimes.llama_launcher"] if importlib.util.find_spec("xllamacpp") else None
-    found = tools.find_program("llama-server", environment)
-    if found is None:
+    program = tools.find_program("llama-server", environment)
+    if program is None:
         return wheel
     if wheel is None:
-        return [found]
+        return [program]
     try:
-        binary_build = _build_of(found, Path(found).stat().st_mtime_ns)
+        binary_build = _build_of(program, Path(program).stat().st_mtime_ns)
     except OSError:
         return wheel
-    return wheel if binary_build is not None and binary_build < _wheel_build() else [found]
+    return wheel if binary_build is not None and binary_build < _wheel_build() else [program]
 
 
 @lru_cache

@@ -211,11 +211,11 @@ def _import_server() -> Any:
     except ImportError as error:
         raise UnusableServerError(f"{sys.executable} cannot import mlx_lm: {error}") from error
     handler = getattr(server, "APIHandler", None)
-    known = isinstance(handler, type) and issubclass(handler, http.server.BaseHTTPRequestHandler)
+    is_handler = isinstance(handler, type) and issubclass(handler, http.server.BaseHTTPRequestHandler)
     parts = [(handler, "validate_model_parameters"), (handler, "_set_cors_headers")]
     parts += [(handler, "do_POST"), (getattr(server, "ResponseGenerator", None), "_tokenize")]
     parts += [(server, "_run_http_server"), (server, "ModelProvider")]
-    if not known or not all(hasattr(owner, part) for owner, part in parts):
+    if not is_handler or not all(hasattr(owner, part) for owner, part in parts):
         raise UnusableServerError("the server of this mlx-lm cannot be given a key: install 0.32")
     return server
 

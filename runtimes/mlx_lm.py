@@ -101,16 +101,16 @@ def is_safe_version(text: str | None) -> bool:
 
     Models that name code are refused before they are loaded, so this is the second of two checks.
     """
-    found = _VERSION.match(text or "")
-    return found is None or (int(found[1]), int(found[2])) >= _SAFE_VERSION
+    match = _VERSION.match(text or "")
+    return match is None or (int(match[1]), int(match[2])) >= _SAFE_VERSION
 
 
 def find_version(program: Path) -> str | None:
     """Return the version of the package to which a program of an environment belongs, or None if it is not found."""
     with contextlib.suppress(OSError):
         for packages in program.resolve().parent.parent.glob("lib/python*/site-packages"):
-            if found := read_version(packages):
-                return found
+            if version := read_version(packages):
+                return version
     return None
 
 

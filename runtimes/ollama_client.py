@@ -138,8 +138,8 @@ class Ollama:
         parameters = {"num_ctx": serving.options.context_length}
         base = serving.model.removeprefix(_LIBRARY) if scheme_of(serving.model) == "ollama" else None
         with self._translate_errors(f"create {name}"):
-            known = {full_name(model.name): model.name for model in await self._listed("/api/tags")}
-            if full_name(name) in known:
+            names = {full_name(model.name): model.name for model in await self._listed("/api/tags")}
+            if full_name(name) in names:
                 return
             if base is None:
                 if name_parts(Path(serving.model).name)[1:]:
@@ -147,9 +147,9 @@ class Ollama:
                 files = {"model.gguf": await self._store(Path(serving.model), on_progress)}
                 await _finish(await client.create(name, files=files, parameters=parameters, stream=True))
                 return
-            is_owners = full_name(base) in known
+            is_owners = full_name(base) in names
             if is_owners:
-                base = known[full_name(base)]  # a model to create from has to be named as it is stored
+                base = names[full_name(base)]  # a model to create from has to be named as it is stored
             else:
                 await self._refuse_private_registry(base)
                 await self._pull(base, on_progress)
@@ -204,7 +204,7 @@ class Ollama:
         """
         registry = _registry(base)
         addresses = [] if registry == _REGISTRY else await resolve_addresses(registry)
-        if not all(is_allowed(each, self._networks) for each in addresses):
+        if not all(is_allowed(address, self._networks) for address in addresses):
             raise DaemonError("SourceForbidden", f"{_LIBRARY}{base}: {registry} is {IN_PRIVATE_NETWORK}")
 
     async def _pull(self, base: str, on_progress: OnProgress) -> None:
@@ -222,8 +222,8 @@ class Ollama:
         Ollama keeps one copy of a file in memory, and reloads it for other settings.
         """
         for other, _ in await self.loaded():
-            _, found = self._contents.get(other, ("", None))  # another look may have found it gone meanwhile
-            if other == name or found is None or found.weights != content.weights:
+            _, other_content = self._contents.get(other, ("", None))  # another look may have found it gone meanwhile
+            if other == name or other_content is None or other_content.weights != content.weights:
                 continue
             if not other.startswith(_MARKS):
                 raise DaemonError(
@@ -231,7 +231,7 @@ class Ollama:
                     f"the owner of this host has loaded {other}, and Ollama keeps the same weights in memory only "
                     f"once: unload it, for example by `ollama stop {other}`",
                 )
-            if found != content:
+            if other_content != content:
                 raise DaemonError(
                     "SameWeightsLoaded",
                     f"Ollama has the same weights loaded as {other} with another context length, and keeps only one of "

@@ -84,8 +84,8 @@ class Omlx:
         self._environment = environment
         self._base = _base(environment, home or Path.home())
         port = environment.get("OMLX_PORT", "")
-        known = int(port) if port.isdecimal() else self._settings().server.port or DEFAULT_PORT
-        self.url = f"http://{LOOPBACK}:{known}"
+        port_number = int(port) if port.isdecimal() else self._settings().server.port or DEFAULT_PORT
+        self.url = f"http://{LOOPBACK}:{port_number}"
         self._session: aiohttp.ClientSession | None = None
         self._admin_session = ""
 
@@ -130,8 +130,8 @@ class Omlx:
         """Load the model; return when it is in memory."""
         status, said = await self._call("POST", f"/v1/models/{name}/load", f"load {name}", works=True)
         if status == HTTPStatus.INSUFFICIENT_STORAGE:
-            known = await self._status()
-            raise DaemonError("InsufficientMemory", _memory_message(name, said, known))
+            daemon_status = await self._status()
+            raise DaemonError("InsufficientMemory", _memory_message(name, said, daemon_status))
         reasons: dict[int, str] = {HTTPStatus.NOT_FOUND: UNKNOWN_MODEL, HTTPStatus.CONFLICT: "DaemonBusy"}
         self._expect(status, said, f"load {name}", reasons.get(status, "DaemonRefused"))
 
@@ -322,10 +322,10 @@ def _words(said: bytes) -> str:
     return str(text or said.decode(errors="replace")).strip()[:_QUOTED_CHARACTERS] or "an empty answer"
 
 
-def _memory_message(name: str, said: bytes, known: _Status) -> str:
+def _memory_message(name: str, said: bytes, status: _Status) -> str:
     use = ""
-    if known.final_ceiling is not None and known.current_model_memory is not None:
-        use = f" It uses {size_text(known.current_model_memory)} of its limit of {size_text(known.final_ceiling)}."
+    if status.final_ceiling is not None and status.current_model_memory is not None:
+        use = f" It uses {size_text(status.current_model_memory)} of its limit of {size_text(status.final_ceiling)}."
     return (
         f"oMLX has no memory for {name}: {_words(said)}.{use} Unload something in oMLX, raise its memory limit "
         "(`omlx serve --memory-guard aggressive`, or its settings), or serve a smaller model or quantization"

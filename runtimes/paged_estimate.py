@@ -147,11 +147,11 @@ class PagedMemory(EngineMemory):
             return None
         permille = _used_permille(self, options)
         smallest, *larger = self.batches
-        found = _with_batch(layout, options, devices, self, smallest)
+        parts = _with_batch(layout, options, devices, self, smallest)
         for batch in larger:
             more = _with_batch(layout, options, devices, self, batch)
             if sum(more) * 1000 > batch.from_gib * GIB * permille:
-                found = more
+                parts = more
         container = Parts(
             weights_bytes=0,
             cache_bytes=0,
@@ -159,7 +159,7 @@ class PagedMemory(EngineMemory):
             compute_bytes=0,
             engine_bytes=_container_bytes(layout, devices),
         )
-        return DeviceParts(container, found, devices, permille)
+        return DeviceParts(container, parts, devices, permille)
 
     def least_free_bytes(self, options: ServingOptions, memory_bytes: int) -> int:
         """Return the bytes of a device that must be free when the engine starts, however few of them it needs."""
@@ -236,13 +236,13 @@ def _used_permille(engine: PagedMemory, options: ServingOptions) -> int:
 def _stated(options: ServingOptions, name: str | None) -> str | None:
     """Return the number that the last argument of this name states; None if there is none, or it is not valid."""
     items = itertools.chain.from_iterable(each.split("=", 1) for each in options.extra_args)
-    found = [value for argument, value in itertools.pairwise(items) if argument == name]
-    return found[-1] if found and _NUMBER.fullmatch(found[-1]) else None
+    values = [value for argument, value in itertools.pairwise(items) if argument == name]
+    return values[-1] if values and _NUMBER.fullmatch(values[-1]) else None
 
 
 def _stated_number(options: ServingOptions, name: str | None) -> int | None:
-    found = _stated(options, name)
-    return int(float(found)) if found else None
+    text = _stated(options, name)
+    return int(float(text)) if text else None
 
 
 def _weights_bytes(layout: Layout, devices: int) -> int:

@@ -138,28 +138,28 @@ class EnginePod:
 def find_overlap(path: str, folders: Iterable[str]) -> str | None:
     """Return the first of `folders` that is at, above or below an absolute path, or None."""
     wanted = _split_path(path)
-    for each in folders:
-        taken = _split_path(each)
+    for folder in folders:
+        taken = _split_path(folder)
         shorter = min(len(wanted), len(taken))
         if wanted[:shorter] == taken[:shorter]:
-            return each
+            return folder
     return None
 
 
 def _split_path(path: str) -> list[str]:
     """Return the folders of an absolute path; `..`, `.` and repeated slashes are resolved."""
-    return [each for each in posixpath.normpath(path).split("/") if each]
+    return [part for part in posixpath.normpath(path).split("/") if part]
 
 
 def refuse_device_variables(field: str, variables: Iterable[EnvVar]) -> str | None:
     """Return which variable of a user would get devices past the device plugin, with the way out, or None."""
-    for each in variables:
-        if reason := explain_device_variable(each.name):
-            return f"{field} sets {each.name} to {each.value!r}, {reason}: remove it, and state hardware.count"
-        if is_runtime_variable(each.name):
+    for variable in variables:
+        if reason := explain_device_variable(variable.name):
+            return f"{field} sets {variable.name} to {variable.value!r}, {reason}: remove it, and state hardware.count"
+        if is_runtime_variable(variable.name):
             return (
-                f"{field} sets {each.name} to {each.value!r}, by which NVIDIA's container runtime would give the "
-                "container more of its node: remove it; an administrator may set it for an accelerator by "
+                f"{field} sets {variable.name} to {variable.value!r}, by which NVIDIA's container runtime would give "
+                "the container more of its node: remove it; an administrator may set it for an accelerator by "
                 "`pomona controller --vendors`"
             )
     return None

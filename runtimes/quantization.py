@@ -118,9 +118,9 @@ def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
         return None
     families, native, emulated = list_families(vendor), set[str](), set[str]()
     for term in terms.split():
-        found = native if not term.startswith("~") else emulated
+        target = native if not term.startswith("~") else emulated
         name = term.strip("~+")
-        found.update(families[families.index(name) :] if term.endswith("+") else {name} - {_ANY})
+        target.update(families[families.index(name) :] if term.endswith("+") else {name} - {_ANY})
     return _Support(frozenset(native), frozenset(emulated), terms == _ANY)
 
 

@@ -66,7 +66,7 @@ def refuse_demand(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 def _refuse_format(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     if demand.format in runtime.formats:
         return None
-    able = " or ".join(_FORMAT_NAMES[each] for each in sorted(runtime.formats))
+    able = " or ".join(_FORMAT_NAMES[file_format] for file_format in sorted(runtime.formats))
     return (
         f"runtime {runtime.name} cannot serve {_FORMAT_NAMES[demand.format]}: set runtime to "
         f"{choose_runtime(demand)}, or give the Model {able} as its source"

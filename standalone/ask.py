@@ -121,7 +121,7 @@ async def continue_chat(
         "model": model,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "messages": [msgspec.to_builtins(each) for each in messages],
+        "messages": [msgspec.to_builtins(message) for message in messages],
     }
     started, first, pieces, counted = time.monotonic(), 0.0, list[str](), 0
     usage: _Usage | None = None
@@ -161,13 +161,13 @@ async def continue_chat(
 
 def _list_pieces(chunk: _Chunk, show: Show, show_thoughts: Show | None) -> list[tuple[str, Show | None]]:
     """Return the texts of a chunk, and the function that shows each."""
-    found: list[tuple[str, Show | None]] = []
+    pieces: list[tuple[str, Show | None]] = []
     for choice in chunk.choices:
         if thought := choice.delta.reasoning_content or choice.delta.reasoning:
-            found.append((thought, show_thoughts))
+            pieces.append((thought, show_thoughts))
         if choice.delta.content:
-            found.append((choice.delta.content, show))
-    return found
+            pieces.append((choice.delta.content, show))
+    return pieces
 
 
 async def _quote_error(body: aiohttp.StreamReader) -> str:

@@ -82,12 +82,12 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
 
 def _describe_stored(*models: Model | None) -> str:
     """Return which Models are served from the store because their source could not be asked; "" if none is."""
-    found = []
+    notes = []
     for model in models:
         ready = model.status.conditions[0] if model and model.status.conditions else None
         if model and ready and ready.reason == _STORED:
-            found.append(f"Model {model.metadata.name}: {ready.message}")
-    return "; ".join(found)
+            notes.append(f"Model {model.metadata.name}: {ready.message}")
+    return "; ".join(notes)
 
 
 def describe_failure(decision: Decision, states: Iterable[ProcessState]) -> str:
@@ -106,15 +106,15 @@ def describe_failure(decision: Decision, states: Iterable[ProcessState]) -> str:
 
 def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
     """Return a line for each service with fields that only a cluster uses."""
-    found = []
+    lines = []
     for service in services:
         spec, name = service.spec, service.metadata.name
         if spec.hardware.accelerator not in {None, "auto", "cpu", "metal"}:
-            found.append(f"{name}: ignored on this machine: spec.hardware.accelerator {spec.hardware.accelerator}")
+            lines.append(f"{name}: ignored on this machine: spec.hardware.accelerator {spec.hardware.accelerator}")
         fields = [field for attribute, field in _POD_FIELDS.items() if getattr(spec, attribute) != _default(attribute)]
         if fields:
-            found.append(f"{name}: ignored on this machine, only pods use them: {', '.join(fields)}")
-    return found
+            lines.append(f"{name}: ignored on this machine, only pods use them: {', '.join(fields)}")
+    return lines
 
 
 def keep_hub_token(model: Model, endpoint: str) -> Model:
@@ -126,12 +126,12 @@ def keep_hub_token(model: Model, endpoint: str) -> Model:
     return model if served_by_hub else structs.replace(model, spec=structs.replace(model.spec, source_secret_ref=None))
 
 
-def with_inspection(model: Model, found: Inspection, problem: str = "") -> Model:
+def with_inspection(model: Model, inspection: Inspection, problem: str = "") -> Model:
     """Return the Model with the facts of its header in the status, as the controller would write it.
 
     `problem` is the reason why the facts are those of the stored weights, and the source was not asked.
     """
-    known = dataclasses.replace(found, sha256=found.sha256 or "")
+    known = dataclasses.replace(inspection, sha256=inspection.sha256 or "")
     facts = take_answer(model, msgspec.convert(known, ModelFacts, from_attributes=True))
     if scheme_of(model.spec.source) == "file":
         # A cluster cannot read the file and so has no revision; with one, the process would have another name here.

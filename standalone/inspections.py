@@ -68,15 +68,15 @@ class ModelInspector:
             return dataclasses.replace(self._access, token=token, patience=_HURRIED if stored else patience)
 
         try:
-            found = await inspect_with_mirrors(source, spec.mirrors, access, sha256=spec.sha256)
+            inspection = await inspect_with_mirrors(source, spec.mirrors, access, sha256=spec.sha256)
         except ArtifactError as error:
             if stored is None or error.reason != "SourceUnreachable":
                 raise
             return stored, error.message
         if source.scheme != "file":
-            record = SourceRecord(found.revision, found.file, found.sha256, found.size_bytes)
+            record = SourceRecord(inspection.revision, inspection.file, inspection.sha256, inspection.size_bytes)
             await asyncio.to_thread(durable.write, self._path(source, spec.sha256), record)
-        return found, ""
+        return inspection, ""
 
     def _find_stored(self, source: Source, sha256: str | None) -> Inspection | None:
         """Return the facts of the weights in the store that the source had last; None if they are not there."""
@@ -88,9 +88,9 @@ class ModelInspector:
             facts = check_stored(source, held.path)
         finally:
             held.release()
-        known = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
+        fields = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
         return Inspection(
-            **known, size_bytes=record.size_bytes, revision=record.revision, file=record.file, sha256=record.sha256
+            **fields, size_bytes=record.size_bytes, revision=record.revision, file=record.file, sha256=record.sha256
         )
 
     def _path(self, source: Source, sha256: str | None) -> Path:

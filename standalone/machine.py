@@ -241,13 +241,13 @@ class Machine:
     def _update_assignments(self, supervisor: Supervisor) -> None:
         """Decide again, and pass the assignments to the supervisor."""
         self._decisions = None
-        assigned = [each for decision in self.decisions.values() for each in decision.assignments]
+        assigned = [assignment for decision in self.decisions.values() for assignment in decision.assignments]
         if any(model.status.phase == "Pending" for model in self.models.values()):
             # An engine of an earlier run may serve the pending Model: nothing is stopped before its inspection.
             supervisor.add(assigned)
         else:
             supervisor.assign(assigned)
-            self._host.retain_holds({each.uid for each in assigned})
+            self._host.retain_holds({assignment.uid for assignment in assigned})
         self._note_change()
 
     async def _inspect_until_known(self, supervisor: Supervisor, key: ObjectKey) -> None:
@@ -274,10 +274,10 @@ class Machine:
         """Return the Model with its status; a Model of Ollama's library has the facts of its spec only."""
         if parse(model.spec.source).scheme == "ollama":
             return desired.assume_ready(model)
-        found, problem = await self._inspector.inspect(model)
+        inspection, problem = await self._inspector.inspect(model)
         if problem:
             log.warning("source_not_asked", model=model.metadata.name, error=problem)
-        return desired.with_inspection(model, found, problem)
+        return desired.with_inspection(model, inspection, problem)
 
     async def _end_if_nothing_serves(self) -> None:
         """Stop everything when the endpoint cannot be opened, or no service serves or may serve without the user."""

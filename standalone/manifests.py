@@ -77,7 +77,7 @@ class Document:
         """Kind and name, if the document has them."""
         metadata = self.manifest.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        return " ".join(str(each) for each in (self.manifest.get("kind"), name) if each) or "a manifest"
+        return " ".join(str(part) for part in (self.manifest.get("kind"), name) if part) or "a manifest"
 
     def describe(self, problem: str, field_path: validation.Path = ()) -> str:
         """Return the problem with the file, the line of its field, and the number of a document among several."""
@@ -93,21 +93,21 @@ def load_manifests(paths: Iterable[Path]) -> Manifests:
         ManifestError: a document is invalid, or there is nothing to serve.
     """
     ours, others = load_documents(paths)
-    found = Manifests(
-        skipped=[each.describe("ignored: `pomona up` serves Models and InferenceServices only") for each in others]
+    manifests = Manifests(
+        skipped=[other.describe("ignored: `pomona up` serves Models and InferenceServices only") for other in others]
     )
     problems = [*find_duplicates(ours, is_one_machine=True), *_find_missing_models(ours)]
-    if not any(each.manifest["kind"] == "InferenceService" for each in ours):
+    if not any(our.manifest["kind"] == "InferenceService" for our in ours):
         given = ", ".join(map(str, paths))
         problems.append(f"{given}: no InferenceService found: add one, or serve a Model alone with --model SOURCE")
     if problems:
         raise ManifestError(problems)
     for document in ours:
         if document.manifest["kind"] == "Model":
-            found.models[document.key] = accept_manifest(document.manifest, Model)
+            manifests.models[document.key] = accept_manifest(document.manifest, Model)
         else:
-            found.services[document.key] = accept_manifest(document.manifest, InferenceService)
-    return found
+            manifests.services[document.key] = accept_manifest(document.manifest, InferenceService)
+    return manifests
 
 
 def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[Document]]:
@@ -117,10 +117,10 @@ def load_documents(paths: Iterable[Path]) -> tuple[list[Document], list[Document
         ManifestError: a file cannot be read, or one of our documents is invalid.
     """
     documents, broken = _read_documents(paths)
-    ours = [each for each in documents if _is_ours(each)]
-    if problems := [*broken, *(problem for each in ours for problem in _find_problems(each))]:
+    ours = [document for document in documents if _is_ours(document)]
+    if problems := [*broken, *(problem for our in ours for problem in _find_problems(our))]:
         raise ManifestError(problems)
-    return ours, [each for each in documents if each not in ours]
+    return ours, [document for document in documents if document not in ours]
 
 
 def accept_manifest(manifest: dict[str, Any], struct: type[T]) -> T:
@@ -187,14 +187,14 @@ def _read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
 def _list_files(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            yield from sorted(each for each in path.iterdir() if each.suffix in _SUFFIXES)
+            yield from sorted(entry for entry in path.iterdir() if entry.suffix in _SUFFIXES)
         else:
             yield path
 
 
 def _parse_documents(path: Path) -> list[Document]:
     """Return the documents of a file, each with its number if there are several."""
-    found, number = list[Document](), 0
+    documents, number = list[Document](), 0
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
@@ -208,7 +208,7 @@ def _parse_documents(path: Path) -> list[Document]:
             value = loader.construct_document(node)
             if value is None:
                 continue
-            found += [replace(each, number=number + 1) for each in _split_list(path, node, value)]
+            documents += [replace(document, number=number + 1) for document in _split_list(path, node, value)]
             number += 1
     except yaml.MarkedYAMLError as error:
         if number:
@@ -216,49 +216,49 @@ def _parse_documents(path: Path) -> list[Document]:
         raise
     finally:
         loader.dispose()
-    return found if number > 1 else [replace(each, number=0) for each in found]
+    return documents if number > 1 else [replace(document, number=0) for document in documents]
 
 
 def _split_list(path: Path, node: yaml.Node, value: object) -> Iterator[Document]:
     """Yield each object of a List, as kubectl and `pomona deploy --dry-run -o json` print several, or the document."""
     if not isinstance(value, dict):
         raise yaml.MarkedYAMLError(problem="a manifest has to be a mapping of fields", problem_mark=node.start_mark)
-    items = next((each for key, each in node.value if key.value == "items"), None)
+    items = next((child for key, child in node.value if key.value == "items"), None)
     if value.get("kind") != "List" or not isinstance(items, yaml.SequenceNode):
         yield Document(path, node, value)
         return
-    for inner, each in zip(items.value, value["items"], strict=True):
-        yield from _split_list(path, inner, each)
+    for inner, manifest in zip(items.value, value["items"], strict=True):
+        yield from _split_list(path, inner, manifest)
 
 
 class _TooLargeError(Exception):
     """The file is larger than any manifest."""
 
 
-def _check_size(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+def _check_size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
     """Count nodes and levels below `node`, each as often as aliases repeat it; raise if there are too many of either.
 
     Args:
         node: the top node.
-        known: counts so far, by the id of a node; None for a node that is being counted.
+        sizes: counts so far, by the id of a node; None for a node that is being counted.
     """
-    if id(node) in known:
-        found = known[id(node)]
-        if found is None:
+    if id(node) in sizes:
+        size = sizes[id(node)]
+        if size is None:
             raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
-        return found
-    known[id(node)] = None
+        return size
+    sizes[id(node)] = None
     inner: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        inner = [each for pair in node.value for each in pair]
+        inner = [child for pair in node.value for child in pair]
     elif isinstance(node, yaml.SequenceNode):
         inner = node.value
-    counted = [_check_size(each, known) for each in inner]
+    counted = [_check_size(child, sizes) for child in inner]
     nodes, levels = 1 + sum(count for count, _ in counted), 1 + max((deep for _, deep in counted), default=0)
     if nodes > _MOST_NODES or levels > _MOST_LEVELS:
         problem = f"more than {_MOST_NODES} values, or {_MOST_LEVELS} levels, with what its aliases repeat"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
-    known[id(node)] = nodes, levels
+    sizes[id(node)] = nodes, levels
     return nodes, levels
 
 
@@ -288,7 +288,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [each for each in resolvers if each[0] != "tag:yaml.org,2002:timestamp"]
+    first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
@@ -305,11 +305,11 @@ def _find_problems(document: Document) -> Iterator[str]:
     elif kind not in validation.kinds():
         yield document.describe(f"kind {kind!r} does not exist: use Model or InferenceService", ("kind",))
     else:
-        found = validation.problems(document.manifest)
-        for problem in found:
+        violations = validation.problems(document.manifest)
+        for problem in violations:
             yield document.describe(str(problem), problem.path)
         yield from _find_source_errors(document)
-        if not found:
+        if not violations:
             yield from _find_type_errors(document)
 
 
@@ -338,10 +338,10 @@ def find_duplicates(documents: Iterable[Document], *, is_one_machine: bool) -> I
     Requests name a service as their model, so that its name is unique on one machine, whatever its namespace.
     """
     stated: defaultdict[tuple[str, ...], list[Document]] = defaultdict(list)
-    for each in documents:
-        kind = each.manifest["kind"]
+    for document in documents:
+        kind = document.manifest["kind"]
         is_alone = is_one_machine and kind == "InferenceService"
-        stated[(kind, each.key.name) if is_alone else (kind, *each.key)].append(each)
+        stated[(kind, document.key.name) if is_alone else (kind, *document.key)].append(document)
     for first, *others in stated.values():
         for other in others:
             where = f"{first.path}:{_find_line(first.node, ())}"
@@ -349,19 +349,19 @@ def find_duplicates(documents: Iterable[Document], *, is_one_machine: bool) -> I
 
 
 def _find_missing_models(documents: Sequence[Document]) -> Iterator[str]:
-    models = {each.key for each in documents if each.manifest["kind"] == "Model"}
-    for each in documents:
-        if each.manifest["kind"] != "InferenceService":
+    models = {document.key for document in documents if document.manifest["kind"] == "Model"}
+    for document in documents:
+        if document.manifest["kind"] != "InferenceService":
             continue
-        spec = accept_manifest(each.manifest, InferenceService).spec
-        there = ", ".join(sorted(name for namespace, name in models if namespace == each.key.namespace)) or "none"
+        spec = accept_manifest(document.manifest, InferenceService).spec
+        there = ", ".join(sorted(name for namespace, name in models if namespace == document.key.namespace)) or "none"
         for field_name, name in [
             ("modelRef", spec.model_ref),
             *((companion.field, companion.name) for companion in list_companions(spec)),
         ]:
-            if ObjectKey(each.key.namespace, name) not in models:
+            if ObjectKey(document.key.namespace, name) not in models:
                 problem = f"spec.{field_name}: Model {name} is not in these files: add it (they have {there})"
-                yield each.describe(problem, ("spec", *field_name.split(".")))
+                yield document.describe(problem, ("spec", *field_name.split(".")))
 
 
 def _find_line(node: yaml.Node, path: validation.Path) -> int:
@@ -369,10 +369,10 @@ def _find_line(node: yaml.Node, path: validation.Path) -> int:
     mark = node.start_mark
     for step in path:
         if isinstance(node, yaml.MappingNode):
-            found = next(((key, value) for key, value in node.value if key.value == step), None)
-            if found is None:
+            pair = next(((key, value) for key, value in node.value if key.value == step), None)
+            if pair is None:
                 break
-            mark, node = found[0].start_mark, found[1]
+            mark, node = pair[0].start_mark, pair[1]
         elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
             node = node.value[step]
             mark = node.start_mark

@@ -30,7 +30,7 @@ async def add_source(manifests: Manifests, source: str, options: StandaloneOptio
     source = _locate_source(source)
     model, service = build_manifests(source, token=options.token is not None)
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
-    if key in manifests.models or any(each.name == key.name for each in manifests.services):
+    if key in manifests.models or any(object_key.name == key.name for object_key in manifests.services):
         raise ManifestError([f"--model {source}: the name {key.name} is taken already: serve them from files"])
     if scheme_of(source) == "file":
         model = await _state_memory(model, service, options)
@@ -53,9 +53,9 @@ def _locate_source(text: str) -> str:
 async def _state_memory(model: Model, service: InferenceService, options: StandaloneOptions) -> Model:
     """Return the Model with the memory that its file needs, which the user states for a cluster."""
     access = SourceAccess(endpoint=options.endpoint, file_root=FILE_ROOT)
-    found = await inspect(parse(model.spec.source), access)
-    known = desired.with_inspection(model, found)
-    served = Served(known, runtime_of(service, known, VENDORS))
+    inspection = await inspect(parse(model.spec.source), access)
+    inspected = desired.with_inspection(model, inspection)
+    served = Served(inspected, runtime_of(service, inspected, VENDORS))
     needed = replica_memory.measure_replica(service, served).total_bytes
     if needed is None:
         problem = "its memory cannot be estimated: write a Model with spec.memoryBytes to a file and serve that"

@@ -62,17 +62,17 @@ def build_row(
         tokens_per_second: rate since the last reading; None if it is not known.
         answers: True if the endpoint forwards to the service.
     """
-    known = sorted(replicas, key=lambda each: _WORST.index(each[0].phase))
-    if not known:
+    ordered = sorted(replicas, key=lambda replica: _WORST.index(replica[0].phase))
+    if not ordered:
         problem = decision.problem
         return Row(name, problem.phase if problem else "Pending", problem.message if problem else "")
-    worst, reserved, used = known[-1]
-    ready = sum(status.phase == "Ready" for status, _, _ in known)
-    measured = [each for _, _, each in known if each]
+    worst, reserved, used = ordered[-1]
+    ready = sum(status.phase == "Ready" for status, _, _ in ordered)
+    measured = [size for _, _, size in ordered if size]
     detail = _describe_progress(worst, reserved, used)
-    if len(known) > 1:
-        detail = f"{ready} of {len(known)} replicas are ready" + (f"; {detail}" if detail else "")
-    phase = worst.phase if not ready else "Ready" if ready == len(known) else "Degraded"
+    if len(ordered) > 1:
+        detail = f"{ready} of {len(ordered)} replicas are ready" + (f"; {detail}" if detail else "")
+    phase = worst.phase if not ready else "Ready" if ready == len(ordered) else "Degraded"
     if ready and not answers:
         phase, detail = "Starting", "loaded; waiting for the endpoint"
     if phase == "Ready" and decision.note:
@@ -114,9 +114,9 @@ class RowBuilder:
     async def build_rows(self, state: ProxyState | None, now: float) -> list[Row]:
         """Return a row for each service; `now` is monotonic, in seconds."""
         machine = self._machine
-        stats = {each.name: each.stats for each in state.services} if state else {}
+        stats = {service.name: service.stats for service in state.services} if state else {}
         self._update_rates(stats, now)
-        found = []
+        rows = []
         for key, decision in machine.decisions.items():
             replicas = []
             for runner in machine.list_replicas(key):
@@ -127,11 +127,11 @@ class RowBuilder:
             name = "/".join(key)
             answers = key in machine.exposure.accepted
             rate = self._rates.get(name)
-            found.append(build_row(key.name, decision, replicas, stats.get(name), rate, answers=answers))
-        return found
+            rows.append(build_row(key.name, decision, replicas, stats.get(name), rate, answers=answers))
+        return rows
 
     def _update_rates(self, stats: Mapping[str, ServiceStats], now: float) -> None:
-        counted = {name: (now, each.tokens_out) for name, each in stats.items()}
+        counted = {name: (now, stat.tokens_out) for name, stat in stats.items()}
         for name, (_, tokens) in counted.items():
             if name in self._counted:
                 before, earlier = self._counted[name]
@@ -214,11 +214,11 @@ def draw_table(head: str, rows: Iterable[Row], foot: str) -> Group:
     drawn = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("SERVICE", "PHASE", "MEMORY", "TOKENS/S", "REQUESTS"):
         drawn.add_column(name, justify="left", overflow="fold")
-    for each in shown:
-        phase = Text(each.phase, style=_STYLES.get(each.phase, "yellow"))
-        cells = (each.memory, each.tokens_per_second, each.requests)
-        drawn.add_row(Text(each.service, style="bold"), phase, *map(Text, cells))
-    details = [Text(f"{each.service}: {each.detail}") for each in shown if each.detail]
+    for row in shown:
+        phase = Text(row.phase, style=_STYLES.get(row.phase, "yellow"))
+        cells = (row.memory, row.tokens_per_second, row.requests)
+        drawn.add_row(Text(row.service, style="bold"), phase, *map(Text, cells))
+    details = [Text(f"{row.service}: {row.detail}") for row in shown if row.detail]
     return Group(Text(head), Text(), drawn, Text(), *details, *([Text()] if details else []), Text(foot, style="dim"))
 
 

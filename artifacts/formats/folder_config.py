@@ -90,14 +90,14 @@ def parse(text: bytes, python_files: Sequence[str] = (), quantization: bytes | N
     """
     config = parse_safe(CONFIG, text, python_files)
     inner = config.get("text_config")
-    found = dict(inner) if isinstance(inner, dict) else config
+    merged = dict(inner) if isinstance(inner, dict) else config
     for key in _OF_ALL_PARTS:
         if key in config:
-            found.setdefault(key, config[key])
-    if quantization is not None and "quantization_config" not in found:
+            merged.setdefault(key, config[key])
+    if quantization is not None and "quantization_config" not in merged:
         stated = parse_safe(QUANTIZATION, quantization).get("quantization")
-        found |= {"quantization_config": stated} if isinstance(stated, dict) else {}
-    return found
+        merged |= {"quantization_config": stated} if isinstance(stated, dict) else {}
+    return merged
 
 
 def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict[str, Any]:
@@ -138,12 +138,12 @@ def _list_nested(value: object) -> Iterator[object]:
     """Yield a value and all that is in it, at any depth."""
     left = [value]
     while left:
-        each = left.pop()
-        yield each
-        if isinstance(each, dict):
-            left += each.values()
-        elif isinstance(each, list):
-            left += each
+        node = left.pop()
+        yield node
+        if isinstance(node, dict):
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
 
 
 def _describe_code(key: str, value: object, python_files: Sequence[str]) -> str:
@@ -177,10 +177,10 @@ def _describe_classes(value: object, python_files: Sequence[str]) -> str:
 
 def _find_foreign_class(classes: object) -> str | None:
     """Return the first item of an `auto_map` that is no class of the same folder; None if there is none."""
-    for each in _list_nested(classes):
-        is_beside = isinstance(each, str) and _CLASS_BESIDE.fullmatch(each)
-        if not is_beside and each is not None and not isinstance(each, (dict, list)):
-            return str(each)
+    for entry in _list_nested(classes):
+        is_beside = isinstance(entry, str) and _CLASS_BESIDE.fullmatch(entry)
+        if not is_beside and entry is not None and not isinstance(entry, (dict, list)):
+            return str(entry)
     return None
 
 
@@ -247,8 +247,8 @@ def _describe_quantization(config: dict[str, Any]) -> str:
     if bits:
         return f"{bits}-bit"
     stated = config.get("quantization_config")
-    if isinstance(stated, dict) and (found := _name_method(stated)):
-        return found
+    if isinstance(stated, dict) and (method := _name_method(stated)):
+        return method
     return read_text(config.get("torch_dtype") or config.get("dtype"))
 
 
@@ -383,8 +383,8 @@ def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Co
         # One window for all layers is ignored: some models do not use it, so the most memory is assumed.
         return Counter({(None, max(near, full)): count})
     window = read_count(config.get("sliding_window"))
-    known = {*_ATTENTION, _RECURRENT_TYPE}
-    if not isinstance(types, list) or len(types) != count or any(str(kind) not in known for kind in types):
+    supported = {*_ATTENTION, _RECURRENT_TYPE}
+    if not isinstance(types, list) or len(types) != count or any(str(kind) not in supported for kind in types):
         return None
     recurrent = Counter({_RECURRENT_KIND: types.count(_RECURRENT_TYPE)})
     types = [kind for kind in types if kind != _RECURRENT_TYPE]

@@ -230,8 +230,8 @@ class _LayoutReader:
         return layout if _is_sane(layout) else None
 
     def _number(self, key: str, default: int | None = None) -> int | None:
-        found = read_count(self._header.metadata.get(f"{self._architecture}.{key}"))
-        return default if found is None else found
+        number = read_count(self._header.metadata.get(f"{self._architecture}.{key}"))
+        return default if number is None else number
 
     def _values(self, key: str, default: int | None) -> tuple[int, ...] | None:
         """Return the value of each layer; the header states a value for each layer, or one for all layers."""
@@ -249,14 +249,14 @@ class _LayoutReader:
         if state_bytes is None:
             return None
         both = self._architecture in _BOTH
-        found: dict[tuple[int, int, int | None, int], int] = {}
+        counts: dict[tuple[int, int, int | None, int], int] = {}
         for (key, value), is_recurrent, window in zip(attention, recurrent, windows, strict=True):
             attends = (key or value) and (both or not is_recurrent)
             kind = (*((key, value, window) if attends else (0, 0, None)), state_bytes if is_recurrent else 0)
-            found[kind] = found.get(kind, 0) + 1
+            counts[kind] = counts.get(kind, 0) + 1
         kinds = [
             Layers(count=count, key_elements=key, value_elements=value, window=window, state_bytes=state)
-            for (key, value, window, state), count in found.items()
+            for (key, value, window, state), count in counts.items()
         ]
         return kinds if len(kinds) <= _MAX_KINDS else None
 
@@ -371,7 +371,7 @@ class _LayoutReader:
 
 
 def _is_sane(layout: Layout) -> bool:
-    sizes = [size for each in (layout, *layout.layers) for size in msgspec.structs.astuple(each)]
+    sizes = [size for struct in (layout, *layout.layers) for size in msgspec.structs.astuple(struct)]
     return all(size <= _LARGEST for size in sizes if isinstance(size, int))
 
 
@@ -380,9 +380,9 @@ def per_layer(value: Value, layers: int) -> tuple[int, ...] | None:
     if not isinstance(value, tuple):
         one = read_count(value)
         return None if one is None else (one,) * layers
-    counts = [int(each) if isinstance(each, bool) else read_count(each) for each in value]
-    known = tuple(count for count in counts if count is not None)
-    return known if len(known) == len(value) == layers else None
+    counts = [int(number) if isinstance(number, bool) else read_count(number) for number in value]
+    valid_counts = tuple(count for count in counts if count is not None)
+    return valid_counts if len(valid_counts) == len(value) == layers else None
 
 
 def widest(value: Value) -> int | None:

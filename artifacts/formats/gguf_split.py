@@ -37,7 +37,7 @@ def name_parts(name: str) -> list[str]:
     number, count = int(match["number"]), int(match["count"])
     if not 0 < number <= count <= _MOST_PARTS:
         raise ValueError(f"names part {number} of {count}: a model has 1 to {_MOST_PARTS} parts")
-    return [f"{match['stem']}-{each:05}-of-{count:05}.gguf" for each in range(1, count + 1)]
+    return [f"{match['stem']}-{index:05}-of-{count:05}.gguf" for index in range(1, count + 1)]
 
 
 def keep_part(kept: list[GGUFHeader], header: GGUFHeader, name: str) -> None:
@@ -46,7 +46,7 @@ def keep_part(kept: list[GGUFHeader], header: GGUFHeader, name: str) -> None:
     Raises:
         ArtifactError: HeaderInvalid; the parts have too many tensors, which would fill the memory of the reader.
     """
-    count = sum(each.tensor_count for each in kept) + header.tensor_count
+    count = sum(gguf_header.tensor_count for gguf_header in kept) + header.tensor_count
     if count > MOST_TENSORS:
         problem = f"its parts have {count} tensors or more, and no model has more than {MOST_TENSORS}"
         raise ArtifactError("HeaderInvalid", f"{name}: {problem}")
@@ -75,8 +75,8 @@ def merge_headers(headers: Sequence[GGUFHeader], names: Sequence[str]) -> GGUFHe
     for number, (header, name) in enumerate(zip(headers, names, strict=True)):
         stated = header.metadata.get("split.no"), header.metadata.get("split.count")
         if stated != (number, len(headers)):
-            found = " of ".join(str(each)[:32] for each in stated)
-            problem = f"its header says that it is part {found} (counted from 0), not {number} of {len(headers)}"
+            position = " of ".join(str(field)[:32] for field in stated)
+            problem = f"its header says that it is part {position} (counted from 0), not {number} of {len(headers)}"
             raise ArtifactError("HeaderInvalid", f"{name}: {problem}: provide the parts of one model")
     shapes = {name: shape for header in headers for name, shape in header.shapes.items()}
     count = sum(header.tensor_count for header in headers)

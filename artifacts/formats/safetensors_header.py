@@ -129,15 +129,15 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
 def merge(headers: Iterable[SafetensorsHeader]) -> SafetensorsHeader:
     """Return the facts of several files that make one model."""
     merged = SafetensorsHeader()
-    for each in headers:
+    for header in headers:
         merged = SafetensorsHeader(
-            tensor_count=merged.tensor_count + each.tensor_count,
-            tensor_bytes=merged.tensor_bytes + each.tensor_bytes,
-            written_for=merged.written_for or each.written_for,
+            tensor_count=merged.tensor_count + header.tensor_count,
+            tensor_bytes=merged.tensor_bytes + header.tensor_bytes,
+            written_for=merged.written_for or header.written_for,
             parameters=None
-            if merged.parameters is None or each.parameters is None
-            else merged.parameters + each.parameters,
-            expert_parameters=merged.expert_parameters + each.expert_parameters,
+            if merged.parameters is None or header.parameters is None
+            else merged.parameters + header.parameters,
+            expert_parameters=merged.expert_parameters + header.expert_parameters,
         )
     return merged
 

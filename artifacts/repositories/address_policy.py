@@ -85,10 +85,10 @@ async def resolve_addresses(host: str) -> list[str]:
     if stated is not None:
         return [stated]
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return [str(address[0]) for *_, address in found]
+    return [str(address[0]) for *_, address in addresses]
 
 
 def networks_text(networks: Iterable[Network]) -> str:

@@ -75,11 +75,14 @@ def _parse_listing(source: Source, text: bytes) -> Listing:
     if not _COMMIT.fullmatch(answer.sha):
         problem = f"names {answer.sha[:100]!r} as its commit, which is none"
         raise ArtifactError("SourceRefused", f"{source.display}: the hub {problem}")
-    wanted = [each for each in answer.siblings if is_wanted(each.name)]
-    if any(each.lfs and not is_digest(each.lfs.sha256) for each in wanted):
+    wanted = [sibling for sibling in answer.siblings if is_wanted(sibling.name)]
+    if any(sibling.lfs and not is_digest(sibling.lfs.sha256) for sibling in wanted):
         raise ArtifactError("SourceRefused", f"{source.display}: the hub states a sha256 that is none")
-    unsized = next((each.name for each in wanted if each.size is None or each.size < 0), None)
+    unsized = next((sibling.name for sibling in wanted if sibling.size is None or sibling.size < 0), None)
     if unsized is not None:
         raise ArtifactError("SourceRefused", f"{source.display}: the hub does not say how large {unsized} is")
-    files = [RepositoryFile(each.name, each.size or 0, each.lfs.sha256 if each.lfs else None) for each in wanted]
+    files = [
+        RepositoryFile(sibling.name, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
+        for sibling in wanted
+    ]
     return Listing(answer.sha, sorted(files, key=lambda file: file.path))

@@ -85,8 +85,8 @@ def find_login(repo: str, data: Mapping[str, bytes]) -> str | None:
         ArtifactError: SourceUnauthorized; a key cannot be read, or the Docker configuration has no such registry.
     """
     if DOCKER_CONFIG_KEY in data:
-        found = _find_in_config(repo, data[DOCKER_CONFIG_KEY])
-        if found is None:
+        login = _find_in_config(repo, data[DOCKER_CONFIG_KEY])
+        if login is None:
             registry = repo.partition("/")[0]
             raise ArtifactError(
                 "SourceUnauthorized",
@@ -94,7 +94,7 @@ def find_login(repo: str, data: Mapping[str, bytes]) -> str | None:
                 f"create secret docker-registry NAME --docker-server={registry} --docker-username=USER "
                 "--docker-password=PASSWORD",
             )
-        return token_text(found)
+        return token_text(login)
     try:
         texts = {key: data[key].decode().strip() for key in (USERNAME_KEY, PASSWORD_KEY, TOKEN_KEY) if key in data}
     except UnicodeDecodeError as error:
@@ -117,8 +117,8 @@ def read_environment(repo: str, environment: Mapping[str, str]) -> str | None:
         if token := environment.get(TOKEN_VARIABLE):
             return token
         if folder := environment.get(CONFIG_VARIABLE):
-            found = _find_in_config(repo, (Path(folder) / "config.json").read_bytes())
-            return token_text(found) if found else None
+            login = _find_in_config(repo, (Path(folder) / "config.json").read_bytes())
+            return token_text(login) if login else None
     except OSError as error:
         raise ArtifactError("SourceUnauthorized", f"{repo}: the login cannot be read: {error}") from error
     return None
@@ -137,7 +137,7 @@ def _find_in_config(repo: str, text: bytes) -> RegistryLogin | None:
     wanted = _config_name(repo)
     # As kubelets choose: the entry of the repository before that of its registry.
     matching = [name for name in config.auths if f"{wanted}/".startswith(f"{_config_name(name)}/")]
-    for name in sorted(matching, key=lambda each: -len(_config_name(each))):
+    for name in sorted(matching, key=lambda entry: -len(_config_name(entry))):
         if login := _read_entry(config.auths[name]):
             return login
     return None
@@ -180,18 +180,18 @@ def read_challenge(challenges: Iterable[str]) -> TokenChallenge | None:
         for match in _SCHEME.finditer(text):
             if match[1].lower() != "bearer":
                 continue
-            found = {
+            parameters = {
                 key.lower(): re.sub(r"\\(.)", r"\1", quoted) or plain
                 for key, quoted, plain in _PARAMETER.findall(text[match.end() :])
             }
             try:
-                realm = URL(found.get("realm", ""))
+                realm = URL(parameters.get("realm", ""))
                 realm.origin()
             except ValueError:
                 return None
             if realm.scheme not in ("http", "https") or not realm.host:
                 return None
-            return TokenChallenge(realm.with_user(None).with_fragment(None), found.get("service", ""))
+            return TokenChallenge(realm.with_user(None).with_fragment(None), parameters.get("service", ""))
     return None
 
 

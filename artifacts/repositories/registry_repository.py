@@ -116,7 +116,7 @@ class RegistryRepository:
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:
         """Open the blob of a file."""
         digest, manifest = await self.resolve(revision)
-        file = next((each for each in manifest.files if each.path == path), None)
+        file = next((entry for entry in manifest.files if entry.path == path), None)
         if file is None:
             raise ArtifactError("SourceNotFound", f"{self._source.display}: the artifact has no file {path!r}")
         url = self._base / "blobs" / f"{_ALGORITHM}{file.sha256}"

@@ -80,7 +80,7 @@ def parse_page(text: bytes) -> ListingPage:
     objects, values = [], {}
     for child in root:
         if _name(child) == "Contents":
-            objects.append(_read_object({_name(each): each.text or "" for each in child}))
+            objects.append(_read_object({_name(element): element.text or "" for element in child}))
         else:
             values[_name(child)] = child.text or ""
     next_token = values.get("NextContinuationToken", "")
@@ -111,7 +111,7 @@ def explain_refusal(
         signed: True if the request had a signature.
     """
     try:
-        fields = {_name(each): each.text or "" for each in _parse(text)}
+        fields = {_name(element): element.text or "" for element in _parse(text)}
     except ValueError:
         fields = {}  # many services and proxies before them refuse without a body
     code = fields.get("Code", "")

@@ -58,14 +58,14 @@ class S3Repository:
                 files.append(RepositoryFile(path, listed.size_bytes, None, listed.entity_tag))
         files.sort(key=lambda file: file.path)
         lines = "\n".join(f"{file.path}\0{file.revision}\0{file.size_bytes}" for file in files)
-        found = hashlib.sha256(lines.encode()).hexdigest()
-        if revision and revision != found:
+        digest = hashlib.sha256(lines.encode()).hexdigest()
+        if revision and revision != digest:
             raise ArtifactError(
                 "SourceChanged",
-                f"{self._source.display}: its objects are not those that were inspected (revision {found}, not "
+                f"{self._source.display}: its objects are not those that were inspected (revision {digest}, not "
                 f"{revision}): delete the Model and create it again to accept the new ones",
             )
-        return Listing(found, files)
+        return Listing(digest, files)
 
     @property
     def _root(self) -> str:

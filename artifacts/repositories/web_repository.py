@@ -23,16 +23,16 @@ class WebRepository:
     async def list_files(self, revision: str | None) -> Listing:
         """Ask for the size of the file or of each part. Raises ArtifactError."""
         files = [await self._describe(name) for name in name_parts(self._source.file) or [self._source.file]]
-        found = files[0].revision
+        current = files[0].revision
         if len(files) > 1:
-            found = hashlib.sha256("\0".join(file.revision for file in files).encode()).hexdigest()
-        if revision and revision != found:
+            current = hashlib.sha256("\0".join(file.revision for file in files).encode()).hexdigest()
+        if revision and revision != current:
             raise ArtifactError(
                 "SourceChanged",
-                f"{self._source.display}: has revision {found} now, not {revision}: delete the Model and create it "
+                f"{self._source.display}: has revision {current} now, not {revision}: delete the Model and create it "
                 "again to accept the new files",
             )
-        return Listing(found, files)
+        return Listing(current, files)
 
     async def _describe(self, name: str) -> RepositoryFile:
         async def read() -> RepositoryFile:

@@ -57,8 +57,8 @@ class _Client(asyncio.Protocol):
         """Take data; return the response if it is complete."""
         self._received += data
         if self._length_bytes < 0:
-            head, found, _ = self._received.partition(b"\r\n\r\n")
-            if not found:
+            head, separator, _ = self._received.partition(b"\r\n\r\n")
+            if not separator:
                 return None
             if b" 200 " not in head[:13]:
                 self.transport.abort()

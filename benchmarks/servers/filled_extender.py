@@ -46,7 +46,7 @@ def fill(feed: ExtenderFeed, nodes: int, services: int) -> None:
         feed.view.store.put(INFERENCE_SERVICES, service)
         served = msgspec.convert(service, InferenceService)
         model_hash = hash_model(msgspec.convert(model, Model), "vllm", served.spec)
-        speeds = {f"nvidia-device-{each}x1": 10.0 + each for each in range(0, len(PRODUCTS), 2)}
+        speeds = {f"nvidia-device-{index}x1": 10.0 + index for index in range(0, len(PRODUCTS), 2)}
         data = {key: encode_record(MeasuredPerformance(tokens_per_second=value)) for key, value in speeds.items()}
         stored = build_config_map(model_hash, data)
         stored["metadata"] |= {"uid": name, "resourceVersion": "1"}

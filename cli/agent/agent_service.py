@@ -67,7 +67,7 @@ class ServiceManagers:
 
         Raises ServiceError, also if the agent is that of the user who called sudo: it is in no domain of root.
         """
-        found = next((each for each in (self.system, self.user) if each.read_arguments() is not None), None)
+        found = next((manager for manager in (self.system, self.user) if manager.read_arguments() is not None), None)
         if found is self.user and (caller := find_sudo_caller()):
             raise ServiceError(f"{found.definition_path} is {caller.pw_name}'s own: run this command without sudo")
         return found
@@ -80,10 +80,10 @@ def find_managers(ctx: click.Context) -> ServiceManagers:
 
 def find_installed(ctx: click.Context) -> ServiceManager:
     """Return the service manager that has the agent. Raises ServiceError, and click.ClickException: none has."""
-    found = find_managers(ctx).find_installed()
-    if found is None:
+    manager = find_managers(ctx).find_installed()
+    if manager is None:
         raise click.ClickException("no agent is installed as a service: run `pomona agent install`")
-    return found
+    return manager
 
 
 def find_agent(managers: ServiceManagers, state_dir: Path | None) -> tuple[ServiceManager | None, Path]:
@@ -283,5 +283,5 @@ def _list_running(folder: Path, pid: int) -> list[str]:
     status = None
     with contextlib.suppress(click.ClickException):
         status = read_status(folder, pid)
-    running = [each for each in status.processes if each.phase != "Stopped"] if status else []
-    return [escape_controls(f"{each.namespace}/{each.service}") for each in running]
+    running = [process for process in status.processes if process.phase != "Stopped"] if status else []
+    return [escape_controls(f"{process_status.namespace}/{process_status.service}") for process_status in running]

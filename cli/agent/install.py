@@ -113,13 +113,13 @@ def _build_definition(
 
 def _read_sources() -> dict[str, str]:
     """Return the variables that say from where weights come. Raises click.ClickException: one has a secret."""
-    found = {name: value for name in SOURCE_VARIABLES if (value := os.environ.get(name))}
-    for name, value in found.items():
+    sources = {name: value for name in SOURCE_VARIABLES if (value := os.environ.get(name))}
+    for name, value in sources.items():
         if "@" in value:
             raise click.ClickException(
                 f"{name} has a user or a password, which every user of this machine could read: leave it out of the URL"
             )
-    return found
+    return sources
 
 
 def _refuse_other_agent(folder: Path, manager: ServiceManager) -> None:

@@ -80,11 +80,11 @@ def _print_newer_output(start: Path, log: Path, count: int) -> None:
 def _find_engine_log(folder: Path, name: str) -> Path:
     """Return the newest log of an engine. Raises click.ClickException: there is none."""
     engines = {path: engine for path in folder.glob("*.log") if (engine := read_engine_log_name(path))}
-    found = [path for path, engine in engines.items() if engine == name or engine.startswith(f"{name}-")]
-    if not found:
-        known = ", ".join(sorted(engines.values())) or "none"
-        raise click.ClickException(f"no engine {name!r} has a log in {folder}; there are: {known}")
-    return max(found, key=lambda path: path.stat().st_mtime)
+    logs = [path for path, engine in engines.items() if engine == name or engine.startswith(f"{name}-")]
+    if not logs:
+        names = ", ".join(sorted(engines.values())) or "none"
+        raise click.ClickException(f"no engine {name!r} has a log in {folder}; there are: {names}")
+    return max(logs, key=lambda path: path.stat().st_mtime)
 
 
 def _follow(path: Path) -> None:

@@ -76,8 +76,8 @@ def owner_policy_options(command: F) -> F:
     decorated: Any = with_policy
     for option in reversed(options):
         decorated = option(decorated)
-    found: F = decorated
-    return found
+    result: F = decorated
+    return result
 
 
 def render_owner_policy(policy: OwnerPolicy, *, keep_awake: bool) -> list[str]:

@@ -108,13 +108,13 @@ def _format_line(label: str, value: str, width: int) -> list[str]:
 def _format_processes(agent: AgentStatus, width: int) -> str:
     titles = ("SERVICE", "MODEL", "RUNTIME", "PHASE", "MEMORY")
     rows = []
-    for each in agent.processes:
-        size = size_text(each.memory_bytes) if each.memory_bytes else "-"
-        rows.append((f"{each.namespace}/{each.service}", each.model, each.runtime, each.phase, size))
+    for process in agent.processes:
+        size = size_text(process.memory_bytes) if process.memory_bytes else "-"
+        rows.append((f"{process.namespace}/{process.service}", process.model, process.runtime, process.phase, size))
     notes = [
         line
-        for each in agent.processes
-        if each.message and each.phase != "Ready"
-        for line in wrap_text(f"{each.namespace}/{each.service}: {each.message}", width, "  ", first="")
+        for process in agent.processes
+        if process.message and process.phase != "Ready"
+        for line in wrap_text(f"{process.namespace}/{process.service}: {process.message}", width, "  ", first="")
     ]
     return "\n".join([render_table(titles, rows, width, {0}), *notes])

@@ -52,10 +52,10 @@ def command(
     except OSError as error:
         raise click.ClickException(f"{error.filename or folder}: {error.strerror or error}") from error
     if output_format != "table":
-        print_facts([_describe(each) for each in stored], output_format)
+        print_facts([_describe(entry) for entry in stored], output_format)
     elif stored:
         # A source is printed in full, and the terminal wraps it.
-        print(render_table(_TITLES, [_format_row(each) for each in stored], None, set()))
+        print(render_table(_TITLES, [_format_row(entry) for entry in stored], None, set()))
     else:
         click.echo(f"no weights in {folder}", err=True)
 
@@ -91,11 +91,11 @@ def _format_row(weights: StoredWeights) -> tuple[str, ...]:
 def _find_weights(stored: list[StoredWeights], text: str) -> StoredWeights:
     if not text:
         raise click.BadParameter("--remove '' names no weights: give the first digits of a digest")
-    found = [each for each in stored if each.manifest.digest.startswith(text.lower())]
-    if len(found) != 1:
-        problem = "no weights have" if not found else f"{len(found)} weights have"
+    matching = [weights for weights in stored if weights.manifest.digest.startswith(text.lower())]
+    if len(matching) != 1:
+        problem = "no weights have" if not matching else f"{len(matching)} weights have"
         raise click.ClickException(f"{problem} a digest that begins with {text!r}: see `pomona agent weights`")
-    return found[0]
+    return matching[0]
 
 
 def _remove(store: WeightsStore, stored: StoredWeights) -> None:

@@ -55,34 +55,34 @@ def command(
         return
     rows = [
         (
-            f"{each.namespace}/{each.name}",
-            f"{each.replicas}",
-            f"{each.gpu}",
-            _describe_memory(each),
-            _money(each.watts),
-            _money(each.cost_per_hour),
-            _money(each.cost_per_million_tokens),
+            f"{model.namespace}/{model.name}",
+            f"{model.replicas}",
+            f"{model.gpu}",
+            _describe_memory(model),
+            _money(model.watts),
+            _money(model.cost_per_hour),
+            _money(model.cost_per_million_tokens),
         )
-        for each in answer.models
+        for model in answer.models
     ]
     rows += [
         (
-            f"{each.namespace} in all",
+            f"{namespace.namespace} in all",
             "",
-            f"{each.total_gpu}",
-            "?" if each.total_memory_gb is None else f"{each.total_memory_gb:g} GiB",
-            _money(each.watts),
-            _money(each.cost_per_hour),
-            _money(each.cost_per_million_tokens),
+            f"{namespace.total_gpu}",
+            "?" if namespace.total_memory_gb is None else f"{namespace.total_memory_gb:g} GiB",
+            _money(namespace.watts),
+            _money(namespace.cost_per_hour),
+            _money(namespace.cost_per_million_tokens),
         )
-        for each in answer.namespaces
+        for namespace in answer.namespaces
     ]
     money = answer.currency
     titles = ("SERVICE", "REPLICAS", "GPUS", "MEMORY", "WATTS", f"{money}/HOUR", f"{money}/MILLION TOKENS")
     print(render_table(titles, rows, progress_width(), {0}) if rows else "no service")
-    for each in answer.models:
-        if each.unknown:
-            click.echo(f"{each.namespace}/{each.name}: not known: {'; '.join(each.unknown)}", err=True)
+    for model in answer.models:
+        if model.unknown:
+            click.echo(f"{model.namespace}/{model.name}: not known: {'; '.join(model.unknown)}", err=True)
 
 
 def _describe_memory(cost: "ModelCost") -> str:

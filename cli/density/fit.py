@@ -83,11 +83,14 @@ def command(
             raise click.ClickException(explain_unknown(model))
         if is_json:
             return build_report(snapshot, table, query, limit), [], []
-        found = query_nodes(snapshot, table, None, query, Page(0, limit))
-        rows = [_render_node(node) for node in found.ranked_nodes]
-        notes = [f"{each.node_name}: not considered: {each.reason}" for each in found.excluded_nodes]
-        if found.next_offset is not None:
-            notes.append(f"{found.total - limit} more: raise --limit")
+        page = query_nodes(snapshot, table, None, query, Page(0, limit))
+        rows = [_render_node(node) for node in page.ranked_nodes]
+        notes = [
+            f"{excluded_node.node_name}: not considered: {excluded_node.reason}"
+            for excluded_node in page.excluded_nodes
+        ]
+        if page.next_offset is not None:
+            notes.append(f"{page.total - limit} more: raise --limit")
         return None, rows, notes
 
     report, rows, notes = answer_by_cluster(target, vendors, answer)
@@ -150,8 +153,8 @@ def read_source(source: str, files: tuple[str, ...], vendors: "Vendors", network
             f"it is unknown where {source} fits: its header does not say what it takes. State the memory of a replica: "
             f"pomona simulate {source} --memory GIB, of a Model with spec.memoryBytes"
         )
-    known = ("file", "format", "gguf", "layout", "totalParameters", "activeParameters")
-    status = {name: facts[name] for name in known if name in facts}
+    fields = ("file", "format", "gguf", "layout", "totalParameters", "activeParameters")
+    status = {name: facts[name] for name in fields if name in facts}
     model = {"metadata": {"name": source}, "spec": {"source": source, "files": list(files)}, "status": status}
     return build_known_model(msgspec.convert(model, Model), vendors, ServingOptions(context_length=CONTEXT_LENGTH))
 
@@ -160,19 +163,19 @@ def explain_unknown(name: str) -> str:
     """Return the message that it is unknown where a model fits, with the way out."""
     from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help
 
-    found = [
+    matches = [
         (entry_name, source.source)
         for entry_name, entry in load_catalog().items()
         if name.casefold() in entry_name
         for source in entry.sources
     ]
-    if not found:
+    if not matches:
         return (
             f"it is unknown where {name} fits: no header of it is in the cluster or the catalog. Read one from its "
             "source: pomona fit hf://ORG/REPO"
         )
     # Each model of the catalog with a layout is among those of the cluster.
-    entry_name, source = found[0]
+    entry_name, source = matches[0]
     return (
         f"it is unknown where {entry_name} fits: no formula is known for the memory of its attention. State the memory "
         f"of a replica by spec.memoryBytes of a Model of {source}, or: pomona deploy {entry_name} --memory GIB"
@@ -190,23 +193,23 @@ def build_report(snapshot: "DensitySnapshot", table: "FitTable", query: "Density
         if name not in snapshot.profile_of:
             results.append({"node": name, "error": "not considered", "reason": exclusion or "its hardware is unknown"})
             continue
-        found = list_llmfit_models(snapshot, table, None, query, Page(0, _TOP), node=name)
-        top = found["models"]
+        answer = list_llmfit_models(snapshot, table, None, query, Page(0, _TOP), node=name)
+        top = answer["models"]
         results.append(
             {
                 "node": name,
                 "model_query": query.text,
                 "use_case": query.use_case,
                 "min_fit": query.min_fit,
-                "system": {"system": found["system"]},
-                "matched_count": found["total_models"],
+                "system": {"system": answer["system"]},
+                "matched_count": answer["total_models"],
                 "candidate_count": len(snapshot.models),
                 "top": top,
             }
         )
         if top:
-            ranked.append(_rank_node(name, found["total_models"], top[0]))
-    ranked.sort(key=lambda each: (-each["best_score"], each["node"]))
+            ranked.append(_rank_node(name, answer["total_models"], top[0]))
+    ranked.sort(key=lambda row: (-row["best_score"], row["node"]))
     return {
         "requested_model": query.text,
         "min_fit": query.min_fit,

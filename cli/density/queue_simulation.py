@@ -49,8 +49,8 @@ class SimulatedQueue(NamedTuple):
         """True if a replica of the service would start."""
         if self.plan is None:
             return False
-        keys = {each.key for each in self.plan.services}
-        return any(each.fate.state == "starts" and each.fate.unit.service in keys for each in self.plan.changes)
+        keys = {service.key for service in self.plan.services}
+        return any(change.fate.state == "starts" and change.fate.unit.service in keys for change in self.plan.changes)
 
 
 async def simulate_queue(
@@ -96,7 +96,7 @@ def build_manifests(model: "KnownModel", store: "Store", wanted: WantedService, 
     from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
 
     def name_free(resource: "Resource", name: str) -> str:
-        taken = {each["metadata"]["name"] for each in store.list(resource)}
+        taken = {manifest["metadata"]["name"] for manifest in store.list(resource)}
         while name in taken:
             name += "-again"
         return name
@@ -125,7 +125,7 @@ def build_manifests(model: "KnownModel", store: "Store", wanted: WantedService, 
     spec |= {"contextLength": wanted.context} if wanted.context is not None else {}
     spec |= {"mode": model.mode} if model.mode != "chat" else {}
     made.append(build("InferenceService", name_free(INFERENCE_SERVICES, SIMULATED), spec))
-    if problems := [str(problem) for each in made for problem in validation.problems(each)]:
+    if problems := [str(problem) for manifest in made for problem in validation.problems(manifest)]:
         raise click.UsageError("; ".join(problems))
     return made
 
@@ -142,22 +142,22 @@ def _choose_amounts(free: Mapping[str, int]) -> Mapping[str, int]:
     return {name: amount for name, amount in sorted(free.items()) if name == MEMORY or "/" in name}
 
 
-def print_queue(found: SimulatedQueue) -> None:
+def print_queue(queue: SimulatedQueue) -> None:
     """Print the effect on the queue for people."""
     from cli.output import progress_width, terminal_width, wrap_text  # noqa: PLC0415 - not needed for --help
     from cli.queue.fate_table import INCOMPLETE, render_changes  # noqa: PLC0415 - same
     from cli.queue.plan import explain_services  # noqa: PLC0415 - same
 
-    if found.plan is None:
-        click.echo(f"the queue is not simulated: {found.problem}", err=True)
+    if queue.plan is None:
+        click.echo(f"the queue is not simulated: {queue.problem}", err=True)
         return
-    changes = found.plan.changes
+    changes = queue.plan.changes
     print()
     print(render_changes(changes, progress_width()) if changes else "the queue would start no replica")
     for line in (
-        *explain_services(found.plan.services),
-        *_describe_remaining(found.plan),
-        *(() if found.plan.after.is_complete else (INCOMPLETE,)),
+        *explain_services(queue.plan.services),
+        *_describe_remaining(queue.plan),
+        *(() if queue.plan.after.is_complete else (INCOMPLETE,)),
     ):
         print("\n".join(wrap_text(line, terminal_width())))
 
@@ -173,13 +173,13 @@ def _describe_remaining(plan: "ManifestPlan") -> list[str]:
     ]
 
 
-def build_queue_facts(found: SimulatedQueue) -> Obj:
+def build_queue_facts(queue: SimulatedQueue) -> Obj:
     """Return the effect on the queue for programs."""
     from cli.queue.fate_table import build_changes  # noqa: PLC0415 - not needed for --help
 
-    if found.plan is None:
-        return {"isKnown": False, "problem": found.problem}
-    plan = found.plan
+    if queue.plan is None:
+        return {"isKnown": False, "problem": queue.problem}
+    plan = queue.plan
     (service,) = plan.services
     problem = service.problem
     return {

@@ -146,15 +146,15 @@ async def _simulate(
 def _print_places(model: str, answer: "SimulateAnswer") -> None:
     rows = [
         (
-            each.node_name,
-            each.fit_level,
-            "" if each.estimated_tps is None else format_rate(each.estimated_tps),
-            f"{each.required_memory_gb:g} GiB",
-            f"{each.before.free_devices} x {each.before.free_gb:g} GiB",
-            "" if each.after is None else f"{each.after.free_devices} x {each.after.free_gb:g} GiB",
-            each.shortfall,
+            node.node_name,
+            node.fit_level,
+            "" if node.estimated_tps is None else format_rate(node.estimated_tps),
+            f"{node.required_memory_gb:g} GiB",
+            f"{node.before.free_devices} x {node.before.free_gb:g} GiB",
+            "" if node.after is None else f"{node.after.free_devices} x {node.after.free_gb:g} GiB",
+            node.shortfall,
         )
-        for each in answer.ranked_nodes
+        for node in answer.ranked_nodes
     ]
     titles = ("NODE", "FIT", "TOKENS/S", "NEEDS", "FREE BEFORE", "FREE AFTER", "WHY")
     print(render_table(titles, rows, progress_width(), {0, 1}) if rows else f"{model} fits nowhere")

@@ -65,13 +65,13 @@ async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
         deleted += await remove_host(cluster.client, name)
         click.echo(f"removed host {name}: {', '.join(deleted)}")
     else:
-        names = [each["metadata"]["name"] for each in (await cluster.client.list_metadata(METAL_HOSTS)).items]
+        names = [item["metadata"]["name"] for item in (await cluster.client.list_metadata(METAL_HOSTS)).items]
         near = get_close_matches(name, names, n=1)
         rest = f"did you mean {near[0]}?" if near else "nothing to remove"
         click.echo(f"host {name} has no rights and no objects: {rest}")
     if left := await list_bound_processes(cluster.client, name):
         click.echo(warn_of_bound_processes(name, left), err=True)
-    if services := sorted({_service(each) for each in bound}):
+    if services := sorted({_service(process) for process in bound}):
         click.echo(
             f"if its machine is not trusted, replace the tokens of the services that it had: {', '.join(services)} "
             "(annotation inference.pomona.dev/rotate-token)",
@@ -87,7 +87,7 @@ def describe_removal(name: str, bound: list[Obj], target: ClusterOptions) -> str
         bound: its processes.
         target: the cluster that the user means, for the command.
     """
-    names = sorted(f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in bound)
+    names = sorted(f"{process['metadata']['namespace']}/{process['metadata']['name']}" for process in bound)
     rest = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
     processes = "1 process" if len(names) == 1 else f"{len(names)} processes"
     return (
@@ -99,7 +99,7 @@ def describe_removal(name: str, bound: list[Obj], target: ClusterOptions) -> str
 
 def warn_of_bound_processes(name: str, left: list[Obj]) -> str:
     """Return the warning about processes that are still bound to a host that was removed."""
-    services = ", ".join(sorted({_service(each) for each in left}))
+    services = ", ".join(sorted({_service(process) for process in left}))
     return (
         f"processes of {services} are still bound to {name}, since the controller does not run or is behind: a machine "
         f"that joins as {name} before they are gone would get them and their tokens: run this again to see"

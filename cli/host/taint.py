@@ -50,7 +50,7 @@ def command(name: str, changes: tuple[str, ...], *, target: ClusterOptions) -> N
     from kube.errors import Conflict  # noqa: PLC0415 - same
     from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
 
-    wanted = [parse_change(each) for each in changes]
+    wanted = [parse_change(change) for change in changes]
 
     async def edit(cluster: "Cluster") -> list[Obj]:
         for tries in range(_TRIES):
@@ -72,30 +72,30 @@ def command(name: str, changes: tuple[str, ...], *, target: ClusterOptions) -> N
         raise AssertionError
 
     taints = run_in_cluster(target, edit)
-    texts = ", ".join(msgspec.convert(each, HostTaint).text for each in taints)
+    texts = ", ".join(msgspec.convert(taint, HostTaint).text for taint in taints)
     print(f"taints of {name}: {texts}" if texts else f"{name} has no taints")
 
 
 def parse_change(text: str) -> TaintChange:
     """Return a change as a user writes it. Raises click.UsageError."""
-    found = _CHANGE.fullmatch(text)
-    effect = (found["effect"] or "") if found else ""
-    if found is None or (not found["removes"] and not effect) or (effect and effect not in _EFFECTS):
+    match = _CHANGE.fullmatch(text)
+    effect = (match["effect"] or "") if match else ""
+    if match is None or (not match["removes"] and not effect) or (effect and effect not in _EFFECTS):
         raise click.UsageError(
             f"{text} is no taint: write KEY=VALUE:EFFECT or KEY:EFFECT with effect {' or '.join(_EFFECTS)}, or KEY- to "
             "remove one"
         )
-    return TaintChange(found["key"], found["value"] or "", effect, bool(found["removes"]))
+    return TaintChange(match["key"], match["value"] or "", effect, bool(match["removes"]))
 
 
 def apply_changes(taints: Sequence[Obj], changes: Iterable[TaintChange]) -> list[Obj]:
     """Return the taints of a host after changes; one that is set again gets the new value."""
-    found = {(each["key"], each["effect"]): each for each in taints}
+    by_key = {(taint["key"], taint["effect"]): taint for taint in taints}
     for change in changes:
         if change.removes:
             effects = [change.effect] if change.effect else _EFFECTS
-            found = {key: each for key, each in found.items() if not (key[0] == change.key and key[1] in effects)}
+            by_key = {key: taint for key, taint in by_key.items() if not (key[0] == change.key and key[1] in effects)}
         else:
             value = {"value": change.value} if change.value else {}
-            found[change.key, change.effect] = {"key": change.key, "effect": change.effect, **value}
-    return list(found.values())
+            by_key[change.key, change.effect] = {"key": change.key, "effect": change.effect, **value}
+    return list(by_key.values())

@@ -68,7 +68,7 @@ def refuse_options_before(ctx: click.Context) -> None:
 
 def sort_waiting(services: list[Obj]) -> list[Obj]:
     """Return the services that wait, by pool and place; those that can never run come last in their pool."""
-    waiting = [each for each in services if each.get("status", {}).get("queue")]
+    waiting = [service for service in services if service.get("status", {}).get("queue")]
     return sorted(waiting, key=_sort_key)
 
 
@@ -85,11 +85,11 @@ def queue_text(service: Obj, field: str) -> str:
 
 def describe_start(queue: Obj, now: datetime) -> str:
     """Return the range of the estimated start, such as `in 5m to 15m`, or why there is none."""
-    found = queue.get("estimatedStart") or {}
-    if not found.get("latest"):
+    estimate = queue.get("estimatedStart") or {}
+    if not estimate.get("latest"):
         return str(queue.get("noEstimate") or "")
     earliest, latest = (
-        max(0.0, (datetime.fromisoformat(found[end]) - now).total_seconds()) if found.get(end) else 0.0
+        max(0.0, (datetime.fromisoformat(estimate[end]) - now).total_seconds()) if estimate.get(end) else 0.0
         for end in ("earliest", "latest")
     )
     return f"in {duration_text(earliest)} to {duration_text(latest)}"

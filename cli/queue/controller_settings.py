@@ -62,7 +62,7 @@ async def read_settings(cluster: "Cluster", stated: StatedSettings) -> "tuple[Qu
 
     default = QueueSettings()
     try:
-        found = await cluster.client.get(DEPLOYMENTS, DEPLOYMENT, CONTROLLER_NAMESPACE)
+        deployment = await cluster.client.get(DEPLOYMENTS, DEPLOYMENT, CONTROLLER_NAMESPACE)
     except (Forbidden, NotFound) as error:
         settings = merge_settings([], default.pods.vendors, stated)
         if None not in (stated.min_run_seconds, stated.scheduling_mode):
@@ -70,8 +70,8 @@ async def read_settings(cluster: "Cluster", stated: StatedSettings) -> "tuple[Qu
         state = "cannot be read" if isinstance(error, Forbidden) else "does not exist"
         assumed = f"--min-run {settings.min_run_seconds:g}s --scheduling-mode {settings.pods.scheduling_mode}"
         return settings, f"Deployment {DEPLOYMENT} in {CONTROLLER_NAMESPACE} {state}: assuming {assumed}"
-    containers = found["spec"]["template"]["spec"]["containers"]
-    arguments = next((each.get("args") or [] for each in containers if each["name"] == "controller"), [])
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    arguments = next((container.get("args") or [] for container in containers if container["name"] == "controller"), [])
     has_vendors = find_option(arguments, "--vendors") is not None
     vendors = await _read_vendors(cluster) if has_vendors else default.pods.vendors
     return merge_settings(arguments, vendors, stated), ""
@@ -90,8 +90,8 @@ async def _read_vendors(cluster: "Cluster") -> "Vendors":
     from runtimes.registry import list_pod_engines  # noqa: PLC0415 - same
 
     try:
-        found = await cluster.client.get(CONFIG_MAPS, VENDORS_MAP, CONTROLLER_NAMESPACE)
-        return parse_vendors(found["data"]["vendors.yaml"], list_pod_engines())
+        config_map = await cluster.client.get(CONFIG_MAPS, VENDORS_MAP, CONTROLLER_NAMESPACE)
+        return parse_vendors(config_map["data"]["vendors.yaml"], list_pod_engines())
     except (ApiError, VendorFileError, KeyError) as error:
         raise click.ClickException(
             f"the controller has a table of accelerators of its own, ConfigMap {VENDORS_MAP} in "
@@ -129,9 +129,9 @@ def find_option(arguments: Sequence[str], name: str) -> str | None:
 
 def list_values(arguments: Sequence[str], name: str) -> list[str]:
     """Return the values of an option among the arguments of a program, as `--name=value` or `--name value`."""
-    found: list[str] = []
-    for number, each in enumerate(arguments):
-        option, equals, value = each.partition("=")
+    values: list[str] = []
+    for number, argument in enumerate(arguments):
+        option, equals, value = argument.partition("=")
         if option == name:
-            found += [value] if equals else arguments[number + 1 : number + 2]
-    return found
+            values += [value] if equals else arguments[number + 1 : number + 2]
+    return values

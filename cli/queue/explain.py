@@ -43,12 +43,12 @@ def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output
     async def read(cluster: "Cluster") -> "tuple[Obj, Unit | None, WaitExplanation | None, list[str]]":
         return await explain_service(cluster, name, stated)
 
-    service, unit, found, missing = run_in_cluster(target, read)
+    service, unit, explanation, missing = run_in_cluster(target, read)
     if output_format in {"json", "yaml"}:
-        print_facts(build_facts(service, unit, found, missing), "json" if output_format == "json" else "yaml")
+        print_facts(build_facts(service, unit, explanation, missing), "json" if output_format == "json" else "yaml")
     else:
         is_wide = output_format == "wide"
-        print("\n".join(render_explanation(service, unit, found, missing, target, is_wide=is_wide)))
+        print("\n".join(render_explanation(service, unit, explanation, missing, target, is_wide=is_wide)))
     click.get_current_context().exit(1 if missing else 0)
 
 
@@ -73,7 +73,12 @@ async def explain_service(
     try:
         copied = await copy_cluster(cluster, stated)
     except RightsMissing as missing:
-        return service, None, None, [describe_api_error(each, cluster.credentials.server) for each in missing.refusals]
+        return (
+            service,
+            None,
+            None,
+            [describe_api_error(refusal, cluster.credentials.server) for refusal in missing.refusals],
+        )
     now, key = read_clock(), object_key(service)
     units = copied.list_units(now)
     waiting = [unit for unit in units if unit.service == key and unit.state == "waiting"]
@@ -86,7 +91,7 @@ async def explain_service(
 def render_explanation(
     service: Obj,
     unit: "Unit | None",
-    found: "WaitExplanation | None",
+    explanation: "WaitExplanation | None",
     missing: list[str],
     target: ClusterOptions,
     *,
@@ -95,28 +100,28 @@ def render_explanation(
     """Return the answer for people; a wide table has the reason in one word, and cuts nothing."""
     name, width = service["metadata"]["name"], terminal_width()
     queue = service.get("status", {}).get("queue")
-    if unit is None or found is None:
+    if unit is None or explanation is None:
         if not missing and not is_in_kueue(queue):
             phase, see = service.get("status", {}).get("phase", "Pending"), f"status {name}{target.render()}"
             return [f"{name} does not wait in the queue: its phase is {phase}; see `{program_name()} {see}`"]
         lines = wrap_text(describe_queue(name, queue), width)
-        return [*lines, *(line for each in missing for line in wrap_text(f"not shown: {each}", width))]
-    if found.admitted:
-        return [f"{name} waits no longer: the next round gives {unit.key} {', '.join(found.admitted)}"]
+        return [*lines, *(line for right in missing for line in wrap_text(f"not shown: {right}", width))]
+    if explanation.admitted:
+        return [f"{name} waits no longer: the next round gives {unit.key} {', '.join(explanation.admitted)}"]
     head = wrap_text(describe_queue(name, queue), width)
     if choice := service.get("status", {}).get("choice", {}).get("message"):
         head += wrap_text(f"chosen among several accelerators: {choice}", width)
-    if found.victims:
-        ending = ", ".join(sorted({str(victim.service) for victim in found.victims}))
+    if explanation.victims:
+        ending = ", ".join(sorted({str(victim.service) for victim in explanation.victims}))
         head += wrap_text(f"the next round evicts replicas of {ending} for it", width)
-    if not found.cells:
+    if not explanation.cells:
         return [*head, "there is no node with an accelerator and no host: add one"]
-    rows = [(each.cell, str(each.refusal), each.message, each.remedy) for each in found.cells]
+    rows = [(cell.cell, str(cell.refusal), cell.message, cell.remedy) for cell in explanation.cells]
     if is_wide:
         table = render_table(_TITLES, rows, None, {0})
     else:
         table = render_table((_TITLES[0], *_TITLES[2:]), [(row[0], *row[2:]) for row in rows], progress_width(), {0})
-    best = describe_best(found)
+    best = describe_best(explanation)
     return [*head, *(wrap_text(best, width) if best else ()), "", table]
 
 
@@ -134,33 +139,33 @@ def is_in_kueue(queue: Obj | None) -> bool:
     return queue is not None and str(queue.get("pool", "")).startswith("kueue/")
 
 
-def describe_best(found: "WaitExplanation") -> str:
+def describe_best(explanation: "WaitExplanation") -> str:
     """Return the best remedy in a sentence; empty if there is none."""
-    best = found.best
+    best = explanation.best
     return f"best remedy, for {best.cell}: {best.remedy} ({best.message})" if best is not None else ""
 
 
-def build_facts(service: Obj, unit: "Unit | None", found: "WaitExplanation | None", missing: list[str]) -> Obj:
+def build_facts(service: Obj, unit: "Unit | None", explanation: "WaitExplanation | None", missing: list[str]) -> Obj:
     """Return the answer for programs."""
-    best = found.best if found is not None else None
+    best = explanation.best if explanation is not None else None
     return {
         "namespace": service["metadata"]["namespace"],
         "service": service["metadata"]["name"],
         "queue": service.get("status", {}).get("queue"),
         "choice": service.get("status", {}).get("choice"),
         "unit": {"kind": unit.key.kind, "name": unit.key.name} if unit is not None else None,
-        "admittedTo": list(found.admitted) if found is not None else [],
-        "evicts": sorted({str(victim.service) for victim in found.victims}) if found is not None else [],
+        "admittedTo": list(explanation.admitted) if explanation is not None else [],
+        "evicts": sorted({str(victim.service) for victim in explanation.victims}) if explanation is not None else [],
         "bestRemedy": {"cell": best.cell, "remedy": best.remedy} if best is not None else None,
         "cells": [
             {
-                "cell": each.cell,
-                "reason": each.refusal.reason,
-                "resource": each.refusal.resource,
-                "message": each.message,
-                "remedy": each.remedy,
+                "cell": cell.cell,
+                "reason": cell.refusal.reason,
+                "resource": cell.refusal.resource,
+                "message": cell.message,
+                "remedy": cell.remedy,
             }
-            for each in (found.cells if found is not None else ())
+            for cell in (explanation.cells if explanation is not None else ())
         ],
         "notShown": missing,
     }

@@ -65,37 +65,37 @@ def list_changes(
         concerned: uids of the units that are shown in any case.
         list_speeds: returns the speeds of services.
     """
-    found, cells = list[PlannedChange](), {cell.id: cell for cell in after.cells}
+    changes, cells = list[PlannedChange](), {cell.id: cell for cell in after.cells}
     for fate in list_differences(before, after, concerned):
         earlier = before.fates.get(first_uid(fate.unit.uid))
         origin = earlier.unit.cells if earlier is not None else ()
         wait = explain_wait(after, fate) if fate.state == "waits" else None
         place = cells.get(fate.cells[0]) if fate.state == "starts" and fate.cells else None
-        found.append(PlannedChange(fate, origin, wait, _find_speed(list_speeds(fate.unit.service), place)))
-    return found
+        changes.append(PlannedChange(fate, origin, wait, _find_speed(list_speeds(fate.unit.service), place)))
+    return changes
 
 
 def _find_speed(speeds: Sequence[ClassSpeed], place: Cell | None) -> ClassSpeed | None:
     """Return the speed of a replica on a cell, whose class is that of a single device."""
     if place is None or not place.device_class:
         return None
-    alike = (each for each in speeds if find_single_class(each.device_class) == place.device_class)
-    return next((each for each in alike if each.tokens_per_second), None)
+    alike = (speed for speed in speeds if find_single_class(speed.device_class) == place.device_class)
+    return next((speed for speed in alike if speed.tokens_per_second), None)
 
 
 def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
     """Return the table; `width` None: with all columns, of which nothing is cut."""
     rows = [
         (
-            str(each.fate.unit.service),
-            each.fate.unit.key.name,
-            each.fate.unit.priority,
-            ",".join(each.fate.unit.pools),
-            _describe_outcome(each),
-            _describe_place(each),
-            describe_cause(each),
+            str(change.fate.unit.service),
+            change.fate.unit.key.name,
+            change.fate.unit.priority,
+            ",".join(change.fate.unit.pools),
+            _describe_outcome(change),
+            _describe_place(change),
+            describe_cause(change),
         )
-        for each in changes
+        for change in changes
     ]
     shown = range(len(_TITLES)) if width is None else _NARROW
     return render_table(
@@ -147,7 +147,7 @@ def _describe_speed(speed: ClassSpeed) -> str:
 
 def build_changes(changes: Sequence[PlannedChange]) -> list[Obj]:
     """Return the facts for programs."""
-    return [_build_change(each) for each in changes]
+    return [_build_change(change) for change in changes]
 
 
 def _build_change(change: PlannedChange) -> Obj:

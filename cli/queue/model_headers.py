@@ -35,9 +35,9 @@ async def read_headers(
     from crds.model import ModelFacts  # noqa: PLC0415 - same
     from kube.resources import ObjectKey, object_key  # noqa: PLC0415 - same
 
-    found, problems = dict[ObjectKey, ModelFacts](), list[str]()
+    headers, problems = dict[ObjectKey, ModelFacts](), list[str]()
     ends = asyncio.get_running_loop().time() + _SECONDS
-    for manifest in (each for each in manifests if each["kind"] == "Model" and is_header_missing(copied, each)):
+    for manifest in (entry for entry in manifests if entry["kind"] == "Model" and is_header_missing(copied, entry)):
         key, spec = object_key(manifest), manifest["spec"]
         try:
             async with asyncio.timeout_at(ends):
@@ -50,16 +50,16 @@ async def read_headers(
                     is_mounted=False,
                     mirrors=(),
                 )
-            found[key] = msgspec.convert(facts, ModelFacts)
+            headers[key] = msgspec.convert(facts, ModelFacts)
         except (ArtifactError, TimeoutError, msgspec.ValidationError) as error:
             why = f"all headers together took more than {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error
             line = f"Model {key}: its header cannot be read here: {getattr(why, 'message', why)}"
             listed = find_catalog_header(spec["source"])
             if listed is not None:
-                found[key] = listed
+                headers[key] = listed
                 line += "; the figures of the catalog are taken for it"
             problems.append(line)
-    return found, problems
+    return headers, problems
 
 
 def find_catalog_header(source: str) -> "ModelFacts | None":
@@ -93,17 +93,17 @@ def build_header(model: "KnownModel", accelerator: str | None) -> "ModelFacts | 
     from crds.model import ModelFacts  # noqa: PLC0415 - not needed for --help
     from crds.weights_header import GGUF  # noqa: PLC0415 - same
 
-    known = model.workloads.get(accelerator or "")
-    workloads = [known] if known is not None else list(model.workloads.values())
-    found = next((workload for workload in workloads if workload.layout is not None), None)
-    if found is None or found.layout is None:
+    exact = model.workloads.get(accelerator or "")
+    workloads = [exact] if exact is not None else list(model.workloads.values())
+    chosen = next((workload for workload in workloads if workload.layout is not None), None)
+    if chosen is None or chosen.layout is None:
         return None
-    layout = found.layout
+    layout = chosen.layout
     share = model.active_share
     return ModelFacts(
         layout=layout,
         size_bytes=layout.tensor_bytes,
-        gguf=GGUF(quantization=found.quantization or model.quantization),
+        gguf=GGUF(quantization=chosen.quantization or model.quantization),
         total_parameters=model.parameters,
         active_parameters=round(model.parameters * share) if model.parameters and share else None,
     )

@@ -79,7 +79,7 @@ def command(
     from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
     from cli.service.manifests import load_files  # noqa: PLC0415 - same
 
-    files = [_STANDARD_INPUT if str(each) == "-" else each for each in paths]
+    files = [_STANDARD_INPUT if str(path) == "-" else path for path in paths]
     manifests, skipped = load_files(files, target.namespace)
     for line in skipped:
         click.echo(line, err=True)
@@ -88,9 +88,9 @@ def command(
         return await plan_files(cluster, manifests, stated, allowed_networks)
 
     services, changes, after = run_in_cluster(target, read)
-    extra: Obj = {"services": [_describe_service(each) for each in services]}
+    extra: Obj = {"services": [_describe_service(service) for service in services]}
     print_plan(changes, after, output_format, extra, explain_services(services))
-    ctx.exit(1 if any(each.problem is not None for each in services) else 0)
+    ctx.exit(1 if any(service.problem is not None for service in services) else 0)
 
 
 async def plan_files(
@@ -113,7 +113,9 @@ async def plan_files(
     from cli.queue.planning import copy_cluster, copy_for_plan, plan_manifests  # noqa: PLC0415 - same
 
     copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
-    placed = [{**each, "metadata": {"namespace": cluster.namespace, **each["metadata"]}} for each in manifests]
+    placed = [
+        {**manifest, "metadata": {"namespace": cluster.namespace, **manifest["metadata"]}} for manifest in manifests
+    ]
     headers, problems = await read_headers(copied, placed, networks)
     for line in problems:
         click.echo(line, err=True)

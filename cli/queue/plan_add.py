@@ -123,8 +123,8 @@ def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChang
     changes = list_changes(before, after, (), copied.list_speeds)
     if changes:
         return changes, after, []
-    known = {cell.id for cell in cells}
-    (cell,) = (each for each in more if each.id not in known)
+    cell_ids = {cell.id for cell in cells}
+    (cell,) = (candidate for candidate in more if candidate.id not in cell_ids)
     return changes, after, list_refusals(cell, plan(more, units, copied.rules, now.timestamp()), copied.rules)
 
 
@@ -134,8 +134,8 @@ def list_refusals(cell: "Cell", made: "Round", rules: "PlanRules") -> list[str]:
 
     first = {unit.service: unit for unit in reversed(made.queue)}
     shown = sorted(first.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
-    found = [(unit.service, explain(unit, [cell], made, rules)[0]) for unit in shown]
-    return [f"{service}: {each.message}: {each.remedy}" for service, each in found]
+    explanations = [(unit.service, explain(unit, [cell], made, rules)[0]) for unit in shown]
+    return [f"{service}: {explanation.message}: {explanation.remedy}" for service, explanation in explanations]
 
 
 def build_machine(
@@ -153,7 +153,7 @@ def build_machine(
         size_bytes = quantity_bytes(memory)
     except ValueError as error:
         raise click.UsageError(f"--memory {memory} is no quantity: give one such as 512Gi") from error
-    pairs = dict(each.partition("=")[::2] for each in labels)
+    pairs = dict(label.partition("=")[::2] for label in labels)
     if accelerator == _METAL:
         if devices is not None:
             raise click.UsageError("--devices: a host has none to count, only --memory for models")
@@ -161,8 +161,8 @@ def build_machine(
         return prepare_machine({"kind": "MetalHost", "metadata": {"labels": pairs}, "status": status})
     vendor = vendors.get(accelerator)
     if vendor is None or vendor.resource is None:
-        known = ", ".join(sorted([_METAL, *(name for name, each in vendors.items() if each.resource)]))
-        raise click.UsageError(f"--accelerator {accelerator} has no devices: use one of {known}")
+        choices = ", ".join(sorted([_METAL, *(name for name, entry in vendors.items() if entry.resource)]))
+        raise click.UsageError(f"--accelerator {accelerator} has no devices: use one of {choices}")
     if devices is None:
         raise click.UsageError("--devices is missing: a node has at least one")
     amounts = {"cpu": _CPU, "memory": memory, "pods": _PODS, vendor.resource: str(devices)}
@@ -176,12 +176,12 @@ def load_machine(path: Path) -> Obj:
         click.UsageError: the file has none.
     """
     try:
-        found = yaml.safe_load(path.read_text())
+        document = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeError) as error:
         raise click.UsageError(f"--file {path} is no YAML: {error}") from error
-    if not isinstance(found, dict) or found.get("kind") not in {"Node", "MetalHost"}:
+    if not isinstance(document, dict) or document.get("kind") not in {"Node", "MetalHost"}:
         raise click.UsageError(f"--file {path} has no Node and no MetalHost: give one of them, alone")
-    return prepare_machine(found)
+    return prepare_machine(document)
 
 
 def prepare_machine(obj: Obj) -> Obj:
@@ -193,7 +193,7 @@ def prepare_machine(obj: Obj) -> Obj:
     spec = obj.get("spec") or {}
     if obj["kind"] == "Node":
         status["allocatable"] = status.get("allocatable") or status.get("capacity") or {}
-        spec = {"taints": [each for each in spec.get("taints") or () if not _is_passing(each)]}
+        spec = {"taints": [taint for taint in spec.get("taints") or () if not _is_passing(taint)]}
     else:
         status["processes"] = []
         status["availableBytes"] = status.get("budgetBytes") or status.get("availableBytes") or 0

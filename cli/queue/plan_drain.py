@@ -74,10 +74,10 @@ def find_cell(name: str, cells: "Sequence[Cell]") -> str:
     Raises:
         click.ClickException: there is none, or a host and a node have this name.
     """
-    found = [cell.id for cell in cells if name in {cell.id, cell.name}]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise click.ClickException(f"{name} is the name of a host and of a node: write {' or '.join(sorted(found))}")
+    ids = [cell.id for cell in cells if name in {cell.id, cell.name}]
+    if len(ids) == 1:
+        return ids[0]
+    if ids:
+        raise click.ClickException(f"{name} is the name of a host and of a node: write {' or '.join(sorted(ids))}")
     there = ", ".join(sorted(cell.id for cell in cells)[:8]) or "none"
     raise click.ClickException(f"{name} is neither a host nor a node with an accelerator: there is {there}")

@@ -100,8 +100,8 @@ async def plan_manifests(
     await copied.read_volumes(client)
     changed = copied.list_units(now)
     after = forecast(copied.list_cells(), changed, copied.rules, now.timestamp())
-    known, keys = {unit.uid for unit in units}, {each.key for each in services}
-    concerned = [unit.uid for unit in changed if unit.service in keys and unit.uid not in known]
+    uids, keys = {unit.uid for unit in units}, {service.key for service in services}
+    concerned = [unit.uid for unit in changed if unit.service in keys and unit.uid not in uids]
     return ManifestPlan(services, list_changes(before, after, concerned, copied.list_speeds), before, after)
 
 
@@ -109,8 +109,8 @@ def report_unread_speeds(cluster: "Cluster", copied: "ClusterCopy") -> None:
     """Say on standard error which facts about speeds the user may not read."""
     from cli.cluster_errors import describe_api_error  # noqa: PLC0415 - not needed for --help
 
-    for each in copied.unread_speeds:
-        reason = describe_api_error(each, cluster.credentials.server)
+    for speed in copied.unread_speeds:
+        reason = describe_api_error(speed, cluster.credentials.server)
         print(f"speeds are known in part, since you may not read all that they follow from: {reason}", file=sys.stderr)
 
 

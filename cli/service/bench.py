@@ -222,9 +222,9 @@ async def _measure_in_cluster(cluster: "Cluster", *, wanted: BenchTarget, plan: 
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
     parallel = plan.parallel or service["spec"].get("parallel", 1)
     async with open_service(cluster, name, None, wanted.hosts_ca) as (session, address):
-        found = await _measure(session, address, name, plan._replace(parallel=parallel))
+        performance = await _measure(session, address, name, plan._replace(parallel=parallel))
     runtime = service.get("status", {}).get("runtime", "")
-    return msgspec.structs.replace(found, model=service["spec"]["modelRef"], runtime=runtime)
+    return msgspec.structs.replace(performance, model=service["spec"]["modelRef"], runtime=runtime)
 
 
 async def _measure(session: "aiohttp.ClientSession", url: str, model: str, plan: "BenchPlan") -> "MeasuredPerformance":
@@ -238,8 +238,8 @@ async def _measure(session: "aiohttp.ClientSession", url: str, model: str, plan:
     result = await measure_endpoint(session, url, model, plan)
     if result.failed is not None:
         print(f"pomona bench: more streams were not measured: {result.failed.message}", file=sys.stderr)
-    found = summarize(result, plan)
-    return msgspec.structs.replace(found, model=model, measured_at=rfc3339(datetime.now(UTC)))
+    performance = summarize(result, plan)
+    return msgspec.structs.replace(performance, model=model, measured_at=rfc3339(datetime.now(UTC)))
 
 
 async def _find_model(session: "aiohttp.ClientSession", url: str) -> str:
@@ -251,7 +251,7 @@ async def _find_model(session: "aiohttp.ClientSession", url: str) -> str:
     try:
         async with session.get(f"{url}/v1/models", allow_redirects=False) as response:
             listed = json.loads(await response.content.read(_MODELS_BYTES))
-            names = [str(each["id"]) for each in listed["data"]]
+            names = [str(model["id"]) for model in listed["data"]]
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise BenchError("Unreachable", f"{url}: {str(error) or type(error).__name__}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -54,8 +54,8 @@ async def _delete(cluster: "Cluster", *, name: str, with_model: bool, is_certain
     if users:
         print(f"Model {model} stays: it is used by {', '.join(users)}", file=sys.stderr)
         return
-    found = await read_object(client, MODELS, model, namespace)
-    await client.delete(MODELS, model, namespace, uid=found["metadata"]["uid"])
+    stored = await read_object(client, MODELS, model, namespace)
+    await client.delete(MODELS, model, namespace, uid=stored["metadata"]["uid"])
     print(f"deleted Model {model} in namespace {namespace}")
 
 

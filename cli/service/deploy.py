@@ -104,7 +104,7 @@ def command(
     if paths:
         if name or any(value not in (None, ()) for value in options.values()):
             raise click.UsageError("--file takes neither NAME nor options of a service: write them into the file")
-        files = [_STANDARD_INPUT if str(each) == "-" else each for each in paths]
+        files = [_STANDARD_INPUT if str(path) == "-" else path for path in paths]
         objects, skipped = load_files(files, target.namespace)
         for line in skipped:
             print(line, file=sys.stderr)
@@ -135,9 +135,9 @@ def _apply_and_wait(
     try:
         run_in_cluster(target, functools.partial(_apply, name=name, objects=objects, applied=applied, show=show))
         if output_format:
-            cleaned = [without_managed_fields(each) for each in applied]
+            cleaned = [without_managed_fields(manifest) for manifest in applied]
             print_manifests(cleaned[0] if len(cleaned) == 1 else cleaned, output_format)
-        services = [each for each in applied if each["kind"] == "InferenceService"]
+        services = [manifest for manifest in applied if manifest["kind"] == "InferenceService"]
         targets = [_locate(target, each, objects) for each in services]
         if not waits or not services:
             return 0
@@ -145,7 +145,7 @@ def _apply_and_wait(
         verdicts = run_in_cluster(target, wait, timeout=timeout)
     except (KeyboardInterrupt, TimeoutError) as error:
         has_timed_out = isinstance(error, TimeoutError)
-        services = [each for each in applied if each["kind"] == "InferenceService"]
+        services = [manifest for manifest in applied if manifest["kind"] == "InferenceService"]
         if names := [each["metadata"]["name"] for each in services]:
             command = f"{program_name()} status {names[0]}{_locate(target, services[0], objects).render()}"
             line_end = "" if has_timed_out else "\n"  # the terminal has shown ^C
@@ -159,7 +159,10 @@ def _apply_and_wait(
 def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> ClusterOptions:
     """Return the options that reach a service: one of a file may be in another namespace than that of the context."""
     name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
-    stated = any((each["metadata"]["name"], each["metadata"].get("namespace")) == (name, namespace) for each in objects)
+    stated = any(
+        (manifest["metadata"]["name"], manifest["metadata"].get("namespace")) == (name, namespace)
+        for manifest in objects
+    )
     return replace(target, namespace=namespace) if stated else target
 
 
@@ -171,14 +174,14 @@ async def _apply(
 
     if name is not None:
         await _check_model(cluster, name, objects[0])
-    for each in objects:
-        resource = MODELS if each["kind"] == "Model" else INFERENCE_SERVICES
-        metadata = {"namespace": cluster.namespace, **each["metadata"]}
+    for manifest in objects:
+        resource = MODELS if manifest["kind"] == "Model" else INFERENCE_SERVICES
+        metadata = {"namespace": cluster.namespace, **manifest["metadata"]}
         done = await cluster.client.apply(
-            resource, {**each, "metadata": metadata}, field_manager=CLI_FIELD_MANAGER, force=False
+            resource, {**manifest, "metadata": metadata}, field_manager=CLI_FIELD_MANAGER, force=False
         )
         applied.append(done)
-        show(f"applied {each['kind']} {metadata['name']} in namespace {metadata['namespace']}")
+        show(f"applied {manifest['kind']} {metadata['name']} in namespace {metadata['namespace']}")
 
 
 async def _check_model(cluster: "Cluster", name: str, first: Obj) -> None:
@@ -217,9 +220,11 @@ async def _wait(
     from cli.service.progress import ProgressPrinter, wait_until_serving  # noqa: PLC0415 - not needed for --help
 
     waits = []
-    for each, target in zip(services, targets, strict=True):
-        printer = ProgressPrinter(f"{each['metadata']['name']}: " if len(services) > 1 else "", show, progress_width())
-        waits.append(wait_until_serving(cluster.client, each, target, printer))
+    for service, target in zip(services, targets, strict=True):
+        printer = ProgressPrinter(
+            f"{service['metadata']['name']}: " if len(services) > 1 else "", show, progress_width()
+        )
+        waits.append(wait_until_serving(cluster.client, service, target, printer))
     return await asyncio.gather(*waits)
 
 

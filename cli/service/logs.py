@@ -68,19 +68,19 @@ async def _print_logs(
         if not pods and may_be_on_hosts(service):
             raise
         processes = []
-    replicas = sorted([*pods, *processes], key=lambda each: str(each["metadata"]["name"]))
+    replicas = sorted([*pods, *processes], key=lambda instance: str(instance["metadata"]["name"]))
     if not replicas:
         says = f"`{program_name()} status {name}{cluster.target.render()}` says what it waits for"
         raise click.ClickException(f"{name} has no replica yet: {says}")
     chosen = choose_replicas(name, replicas, replica)
     has_prefix = len(chosen) > 1
     streams = []
-    for each in chosen:
-        prefix = f"[{each['metadata']['name']}] " if has_prefix else ""
-        if each["kind"] == "Pod":
-            streams.append(print_pod_log(cluster, each, prefix, follow=follow, tail_lines=tail_lines))
+    for instance in chosen:
+        prefix = f"[{instance['metadata']['name']}] " if has_prefix else ""
+        if instance["kind"] == "Pod":
+            streams.append(print_pod_log(cluster, instance, prefix, follow=follow, tail_lines=tail_lines))
         else:
-            print_process_log(each, prefix, tail_lines)
+            print_process_log(instance, prefix, tail_lines)
     await asyncio.gather(*streams)
 
 

@@ -82,11 +82,11 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
                 "them out, or give a source such as hf://ORG/REPO/FILE.gguf"
             )
         objects = [_build_service(options, options.model)]
-    placed = [_place_in_namespace(each, namespace) for each in objects]
+    placed = [_place_in_namespace(manifest, namespace) for manifest in objects]
     problems = [
-        f"{_OPTION_OF_FIELD.get(problem.path, each['kind'] + ' ' + each['metadata']['name'])}: {problem}"
-        for each in placed
-        for problem in validation.problems(each)
+        f"{_OPTION_OF_FIELD.get(problem.path, manifest['kind'] + ' ' + manifest['metadata']['name'])}: {problem}"
+        for manifest in placed
+        for problem in validation.problems(manifest)
     ]
     if problems:
         raise DeployError("\n".join(problems))
@@ -106,21 +106,21 @@ def load_files(paths: Sequence[Path], namespace: str | None) -> tuple[list[Obj],
     except ManifestError as error:
         raise DeployError(str(error)) from error
     problems = list(find_duplicates(ours, is_one_machine=False))
-    for each in ours:
-        stated = each.manifest["metadata"].get("namespace")
+    for our in ours:
+        stated = our.manifest["metadata"].get("namespace")
         if namespace and stated and stated != namespace:
             problem = f"is in namespace {stated}, and --namespace is {namespace}: change one of them"
-            problems.append(each.describe(problem, ("metadata", "namespace")))
+            problems.append(our.describe(problem, ("metadata", "namespace")))
     if not ours:
         problems.append(f"{', '.join(map(str, paths))}: neither a Model nor an InferenceService found")
     if problems:
         raise DeployError("\n".join(problems))
-    objects = [_place_in_namespace(each.manifest, namespace) for each in ours]
+    objects = [_place_in_namespace(our.manifest, namespace) for our in ours]
     skipped = [
-        each.describe("ignored: `pomona deploy` applies Models and InferenceServices; use kubectl apply")
-        for each in others
+        other.describe("ignored: `pomona deploy` applies Models and InferenceServices; use kubectl apply")
+        for other in others
     ]
-    return sorted(objects, key=lambda each: each["kind"] != "Model"), skipped
+    return sorted(objects, key=lambda manifest: manifest["kind"] != "Model"), skipped
 
 
 def _build_from_catalog(options: ServiceOptions) -> list[Obj]:

@@ -11,12 +11,12 @@ def list_model_names(service: Obj) -> list[str]:
     companions = [
         spec.get("speculative", {}).get("draftModelRef"),
         spec.get("projectorModelRef"),
-        *(each["modelRef"] for each in spec.get("adapters", [])),
+        *(adapter["modelRef"] for adapter in spec.get("adapters", [])),
     ]
-    return [spec["modelRef"], *(each for each in companions if each)]
+    return [spec["modelRef"], *(companion for companion in companions if companion)]
 
 
 def find_users(model: str, apart_from: str, services: Iterable[Obj]) -> list[str]:
     """Return the names of the services that use a Model, apart from one."""
-    names = {each["metadata"]["name"] for each in services if model in list_model_names(each)}
+    names = {service["metadata"]["name"] for service in services if model in list_model_names(service)}
     return sorted(names - {apart_from})

@@ -20,11 +20,13 @@ def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> l
     """
     if wanted is None:
         return list(replicas)
-    found = [each for number, each in enumerate(replicas) if wanted in {str(number), each["metadata"]["name"]}]
-    if not found:
-        there = ", ".join(f"{number} ({each['metadata']['name']})" for number, each in enumerate(replicas))
+    matching = [
+        replica for number, replica in enumerate(replicas) if wanted in {str(number), replica["metadata"]["name"]}
+    ]
+    if not matching:
+        there = ", ".join(f"{number} ({replica['metadata']['name']})" for number, replica in enumerate(replicas))
         raise click.ClickException(f"{name} has no replica {wanted}: choose {there}")
-    return found
+    return matching
 
 
 def may_be_on_hosts(service: Obj) -> bool:

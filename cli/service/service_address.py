@@ -55,7 +55,7 @@ async def open_service(
         return
     label = f"{LABEL_SERVICE}={name}"
     pods = (await cluster.client.list(PODS, cluster.namespace, label_selector=label)).items
-    if ready := next((each for each in pods if _serves(each)), None):
+    if ready := next((candidate for candidate in pods if _serves(candidate)), None):
         pod = ready["metadata"]["name"]
         async with (
             forward_port(cluster.credentials, cluster.namespace, pod, SERVICE_PORT) as path,
@@ -98,10 +98,10 @@ def _serves(pod: Obj) -> bool:
 
 def list_host_urls(slices: Iterable[Obj]) -> Iterator[str]:
     """Yield the base URLs of the ready endpoints of EndpointSlices."""
-    for each in slices:
-        for port in each.get("ports") or []:
+    for endpoint_slice in slices:
+        for port in endpoint_slice.get("ports") or []:
             scheme = "https" if port.get("appProtocol") == HTTPS else "http"
-            for endpoint in each.get("endpoints") or []:
+            for endpoint in endpoint_slice.get("endpoints") or []:
                 if endpoint.get("conditions", {}).get("ready"):
                     for address in endpoint["addresses"]:
                         shown = f"[{address}]" if ":" in address else address

@@ -48,8 +48,8 @@ def render_status(objects: ServiceObjects, verdict: Verdict, width: int) -> list
     text = f"{name} {_describe_state(verdict)}" + (f": {verdict.message}" if verdict.message else "")
     lines = [*wrap_text(text, width), *wrap_text(f"next: {verdict.next_step}", width), ""]
     lines += _render_node(build_tree(objects), "", "", width)
-    for each in objects.hidden:
-        lines += ["", *wrap_text(each, width)]
+    for sentence in objects.hidden:
+        lines += ["", *wrap_text(sentence, width)]
     return lines
 
 
@@ -58,7 +58,7 @@ def build_tree(objects: ServiceObjects) -> TreeNode:
     service = objects.service
     status = service.get("status", {})
     wanted = wanted_replicas(msgspec.convert(service, ScaledService))
-    place = " with ".join(each for each in (status.get("accelerator"), status.get("runtime")) if each)
+    place = " with ".join(part for part in (status.get("accelerator"), status.get("runtime")) if part)
     title = f"replicas: {count_serving(service)} of {wanted} ready{f', on {place}' if place else ''}"
     memory = status.get("deviceMemory") or status.get("memory")
     texts = (f"each takes {memory}" if memory else "", *_describe_placement(status))
@@ -66,8 +66,8 @@ def build_tree(objects: ServiceObjects) -> TreeNode:
         title,
         tuple(filter(None, texts)),
         tuple(
-            [*(_build_pod(each) for each in objects.pods)]
-            + [_build_process(each, objects.hosts) for each in objects.processes]
+            [*(_build_pod(pod) for pod in objects.pods)]
+            + [_build_process(process, objects.hosts) for process in objects.processes]
         ),
     )
     models = [_build_model(name, model) for name, model in objects.models.items()]
@@ -109,10 +109,12 @@ def _build_model(name: str, model: Obj | None) -> TreeNode:
     gguf = status.get("gguf", {})
     parameters = f"{status['parameters']} parameters" if status.get("parameters") else ""
     facts = (status.get("size"), gguf.get("quantization"), parameters)
-    texts = [", ".join(str(each) for each in facts if each)]
+    texts = [", ".join(str(fact) for fact in facts if fact)]
     if not status:
         texts.append("the controller has not seen it yet")
-    texts += [_describe_condition(each) for each in status.get("conditions", []) if _is_notable(model, each)]
+    texts += [
+        _describe_condition(condition) for condition in status.get("conditions", []) if _is_notable(model, condition)
+    ]
     return TreeNode(f"Model {name}  {_phase(model)}", tuple(text for text in texts if text))
 
 
@@ -175,7 +177,11 @@ def _build_host(name: str, host: Obj | None) -> TreeNode:
     if host is None:
         return TreeNode(f"MetalHost {name}")
     available = host.get("status", {}).get("available")
-    troubles = [_describe_condition(each) for each in host.get("status", {}).get("conditions", []) if _is_trouble(each)]
+    troubles = [
+        _describe_condition(condition)
+        for condition in host.get("status", {}).get("conditions", [])
+        if _is_trouble(condition)
+    ]
     free = f", {available} free" if available else ""
     return TreeNode(f"MetalHost {name}  {describe_host_state(host)}{free}", tuple(troubles))
 

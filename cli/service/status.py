@@ -77,10 +77,10 @@ async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects
     unseen = hidden if may_be_on_hosts(service) else []
     processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, unseen, label=label)
     pods = await _list(cluster, PODS, cluster.namespace, hidden, label=label)
-    host_names = {each["spec"].get("hostName") for each in processes}
+    host_names = {process["spec"].get("hostName") for process in processes}
     return ServiceObjects(
         service=service,
-        models={each: models.get(each) for each in model_names},
+        models={model_name: models.get(model_name) for model_name in model_names},
         pods=sorted(pods, key=_name),
         processes=sorted(processes, key=_name),
         hosts=await _find(cluster, METAL_HOSTS, None, sorted(filter(None, host_names)), hidden),
@@ -92,10 +92,12 @@ async def _find(
     cluster: "Cluster", resource: "Resource", namespace: str | None, names: Iterable[str], hidden: list[str]
 ) -> dict[str, Obj]:
     """Return those objects with these names that exist: a service has few, of the thousands that may be there."""
-    found: dict[str, Obj] = {}
+    objects: dict[str, Obj] = {}
     for name in names:
-        found |= {_name(each): each for each in await _list(cluster, resource, namespace, hidden, name=name)}
-    return found
+        objects |= {
+            _name(manifest): manifest for manifest in await _list(cluster, resource, namespace, hidden, name=name)
+        }
+    return objects
 
 
 async def _list(

@@ -100,7 +100,7 @@ def choose_starts(
     start, taken = list[BenchmarkStart](), dict(going)
     running = Counter((key in urgent, key.namespace) for key in going)
     while True:
-        totals = {is_urgent: sum(n for (each, _), n in running.items() if each == is_urgent) for is_urgent in (0, 1)}
+        totals = {is_urgent: sum(n for (flag, _), n in running.items() if flag == is_urgent) for is_urgent in (0, 1)}
         able = [
             BenchmarkStart(wanted, node)
             for wanted in due
@@ -111,8 +111,8 @@ def choose_starts(
         if not able:
             return start
 
-        def rank(each: BenchmarkStart) -> tuple[bool, int, int]:
-            key = each.wanted.key
+        def rank(start: BenchmarkStart) -> tuple[bool, int, int]:
+            key = start.wanted.key
             is_urgent = key in urgent
             return not is_urgent, running[is_urgent, key.namespace], turns.get(key.namespace, 0)
 

@@ -313,10 +313,10 @@ class BenchmarkRunner:
             if job is None or not _is_same(job, metadata["uid"]):
                 return None
             if run.task is None:
-                found = read_benchmark(job, self._store.by_index(PODS, OWNER_INDEX, owner_key(job)), now)
-                if isinstance(found, JobOutcome):
-                    return found
-                self._measure(leading, run, found)
+                reading = read_benchmark(job, self._store.by_index(PODS, OWNER_INDEX, owner_key(job)), now)
+                if isinstance(reading, JobOutcome):
+                    return reading
+                self._measure(leading, run, reading)
         return run.task.result() if run.task is not None and run.task.done() else JobOutcome(state="Going")
 
     def _measure(self, leading: Leading, run: _Run, pod: Endpoint) -> None:

@@ -59,8 +59,8 @@ def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: 
         model: the Model that it names.
         now: the time.
     """
-    spec, found = process.spec, process.status.performance
-    if found is None or spec.mode != "chat" or spec.further_artifacts:
+    spec, performance = process.spec, process.status.performance
+    if performance is None or spec.mode != "chat" or spec.further_artifacts:
         return "it has no measurement of a model alone"
     if spec.host_name != host.metadata.name:
         return "it is bound to another host"
@@ -70,7 +70,7 @@ def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: 
     device_class = find_host_class(host)
     if device_class is None or not host.status.memory_bytes:
         return "its host does not say which chip and how much memory it has"
-    record = _read_record(found, now)
+    record = _read_record(performance, now)
     if isinstance(record, str):
         return record
     named = msgspec.structs.replace(
@@ -80,31 +80,31 @@ def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: 
     return HostResult(hash_model(model, spec.runtime, spec), key, named)
 
 
-def _read_record(found: ProcessPerformance, now: datetime) -> MeasuredPerformance | str:
+def _read_record(performance: ProcessPerformance, now: datetime) -> MeasuredPerformance | str:
     """Return the numbers of a measurement, or which one cannot be."""
     try:
-        measured_at = datetime.fromisoformat(found.measured_at)
+        measured_at = datetime.fromisoformat(performance.measured_at)
         is_future, is_past = measured_at > now + MOST_AHEAD, measured_at < EARLIEST
     except (ValueError, TypeError, OverflowError):
-        return f"measuredAt {found.measured_at!r} is no time with a zone"
+        return f"measuredAt {performance.measured_at!r} is no time with a zone"
     if is_future or is_past:
         when = "in the future" if is_future else f"before {EARLIEST.year}"
-        return f"measuredAt {found.measured_at!r} is {when}: set the clock of the host"
+        return f"measuredAt {performance.measured_at!r} is {when}: set the clock of the host"
     rates = {
-        "tokensPerSecond": _read_number(found.tokens_per_second),
-        "promptTokensPerSecond": _read_number(found.prompt_tokens_per_second),
+        "tokensPerSecond": _read_number(performance.tokens_per_second),
+        "promptTokensPerSecond": _read_number(performance.prompt_tokens_per_second),
     }
     for name, rate in rates.items():
         if rate is not None and not 0 < rate <= MOST_REPORTED:
             return f"{name} {rate:g} is not within 0 and {MOST_REPORTED:g}"
     fields = rates | {
-        "timeToFirstTokenMs": found.time_to_first_token_ms,
-        "interTokenLatencyMs": _read_number(found.inter_token_latency_ms),
-        "loadSeconds": found.load_seconds,
+        "timeToFirstTokenMs": performance.time_to_first_token_ms,
+        "interTokenLatencyMs": _read_number(performance.inter_token_latency_ms),
+        "loadSeconds": performance.load_seconds,
     }
-    known = {name: value for name, value in fields.items() if value is not None}
+    reported = {name: value for name, value in fields.items() if value is not None}
     try:
-        return msgspec.convert({**known, "measuredAt": rfc3339(measured_at)}, MeasuredPerformance, strict=False)
+        return msgspec.convert({**reported, "measuredAt": rfc3339(measured_at)}, MeasuredPerformance, strict=False)
     except (msgspec.ValidationError, ValueError, OverflowError) as error:
         return f"it is no measurement ({error})"
 
@@ -131,8 +131,8 @@ class HostResults:
         """Copy for ever."""
         self._due = due = WorkQueue[ObjectKey](PAUSE_SECONDS)
         try:
-            for each in self._store.list(METAL_PROCESSES):
-                self._take_change(METAL_PROCESSES, None, each)
+            for process in self._store.list(METAL_PROCESSES):
+                self._take_change(METAL_PROCESSES, None, process)
             await run_workers(due, functools.partial(self._store_result, leading), _WORKERS, _WRITE_SECONDS)
         finally:
             self._due = None
@@ -151,16 +151,16 @@ class HostResults:
         """
         if not self._measured.kind.exists:
             return PAUSE_SECONDS
-        found = self._read_result(key)
-        if found is None:
+        result = self._read_result(key)
+        if result is None:
             return None
-        if isinstance(found, str):
-            log.info("host_measurement_refused", process=str(key), problem=found)
+        if isinstance(result, str):
+            log.info("host_measurement_refused", process=str(key), problem=result)
             return AGAIN_SECONDS
-        known = self._measured.table.find_exact(found.model_hash, found.key)
+        performance = self._measured.table.find_exact(result.model_hash, result.key)
         # Of two hosts of one class the later counts.
-        if known is None or known.measured_at < found.record.measured_at:
-            await self._measured.writer.write(leading, found.model_hash, found.key, found.record)
+        if performance is None or performance.measured_at < result.record.measured_at:
+            await self._measured.writer.write(leading, result.model_hash, result.key, result.record)
         return None
 
     def _read_result(self, key: ObjectKey) -> HostResult | str | None:

@@ -85,9 +85,9 @@ def collect_addresses(
 
     def add(addresses: Iterable[Any], use: AddressUse) -> None:
         for text in addresses:
-            found = read_address(text or "")
-            if not isinstance(found, AddressUse):
-                single[found] = use
+            address = read_address(text or "")
+            if not isinstance(address, AddressUse):
+                single[address] = use
 
     def add_ranges(texts: Iterable[str], use: AddressUse) -> None:
         ranges.extend((ipaddress.ip_network(text, strict=False), use) for text in texts if text)
@@ -97,18 +97,18 @@ def collect_addresses(
         use = AddressUse("AddressOfService", f"is an address of Service {metadata['namespace']}/{metadata['name']}")
         balancers = obj.get("status", {}).get("loadBalancer", {}).get("ingress") or []
         add([spec.get("clusterIP"), *(spec.get("clusterIPs") or []), *(spec.get("externalIPs") or [])], use)
-        add((each.get("ip") for each in balancers), use)
+        add((balancer.get("ip") for balancer in balancers), use)
     for obj in nodes:
         name, spec = obj["metadata"]["name"], obj.get("spec", {})
         addresses = obj.get("status", {}).get("addresses") or []
-        add((each["address"] for each in addresses), AddressUse("AddressOfNode", f"is an address of node {name}"))
+        add((address["address"] for address in addresses), AddressUse("AddressOfNode", f"is an address of node {name}"))
         pods = AddressUse("AddressOfPod", f"is in the range of the pods of node {name}")
         add_ranges({spec.get("podCIDR", ""), *(spec.get("podCIDRs") or [])}, pods)
     for obj in service_cidrs:
         use = AddressUse("AddressOfService", "is in the range of Services")
         add_ranges(obj.get("spec", {}).get("cidrs") or [], use)
     api = AddressUse("AddressOfApiServer", "is an address of the API server")
-    add((each for endpoint in api_server.get("endpoints") or [] for each in endpoint["addresses"]), api)
+    add((address for endpoint in api_server.get("endpoints") or [] for address in endpoint["addresses"]), api)
     return ClusterAddresses(single, tuple(ranges))
 
 

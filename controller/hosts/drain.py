@@ -44,7 +44,7 @@ def drained_condition(
     left = [process for process in bound if process.holds_memory]
     last = find(host.status.conditions, DRAINED)
     is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
-    blocked = [each for each in left if _is_blocked(each, siblings, now, is_old=is_old)]
+    blocked = [hosted_process for hosted_process in left if _is_blocked(hosted_process, siblings, now, is_old=is_old)]
     generation = host.metadata.generation
     if not left:
         message = "no process is left on this host; `pomona host uncordon` opens it again"
@@ -54,7 +54,7 @@ def drained_condition(
             f"{_count(left)} still on this host: {_list_names(left)}; each is stopped once its replacement on another "
             "host answers"
         )
-        if failing := [each for each in left if _is_failing(each, siblings)]:
+        if failing := [hosted_process for hosted_process in left if _is_failing(hosted_process, siblings)]:
             message += f"; the replacement of {_list_names(failing)} does not start: see `pomona status SERVICE`"
         return condition(DRAINED, true=False, reason=DRAINING, message=message, generation=generation)
     message = (

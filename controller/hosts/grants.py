@@ -74,9 +74,9 @@ def judge_address(
         )
         return AddressVerdict("Refused", use.reason, message)
 
-    def order(each: MetalHost) -> tuple[bool, str, str]:
-        name = each.metadata.name
-        return address not in granted_addresses(roles.get(name)), each.metadata.creation_timestamp, name
+    def order(host: MetalHost) -> tuple[bool, str, str]:
+        name = host.metadata.name
+        return address not in granted_addresses(roles.get(name)), host.metadata.creation_timestamp, name
 
     first = min((host, *claimants), key=order).metadata.name
     if first != host.metadata.name:
@@ -93,7 +93,10 @@ def judge_address(
 
 def decide_grants(host: MetalHost, verdict: AddressVerdict, bound: Iterable[Obj]) -> HostGrants:
     """Return what a host may use; `bound` are the MetalProcesses that are bound to it, deleted or not."""
-    names = [(each["metadata"]["namespace"], each["metadata"]["name"], each["spec"]["serviceName"]) for each in bound]
+    names = [
+        (process["metadata"]["namespace"], process["metadata"]["name"], process["spec"]["serviceName"])
+        for process in bound
+    ]
     return HostGrants(
         addresses=(host.status.address,) if verdict.verdict == "Accepted" else (),
         services=tuple(sorted({f"{namespace}.{service}" for namespace, _name, service in names})),

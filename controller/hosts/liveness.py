@@ -99,38 +99,38 @@ class HostLiveness:
 
     def state(self, host: str) -> Liveness:
         """Return the liveness of a host."""
-        known = self._hosts.get(host)
-        return known.liveness if known else "Unproven"
+        record = self._hosts.get(host)
+        return record.liveness if record else "Unproven"
 
     def find_lease(self, host: str) -> Lease | None:
         """Return the Lease of a host as it was last observed."""
-        known = self._hosts.get(host)
-        return known.lease if known else None
+        record = self._hosts.get(host)
+        return record.lease if record else None
 
     def wait_seconds(self, host: str, now: float) -> float | None:
         """Return the time until the processes of an expired host count as stopped; None: it has not expired."""
-        known = self._hosts.get(host)
-        if known is None or known.expired_at is None:
+        record = self._hosts.get(host)
+        if record is None or record.expired_at is None:
             return None
-        return max(0.0, known.expired_at + known.duration_seconds - now)
+        return max(0.0, record.expired_at + record.duration_seconds - now)
 
     def list_expiries(self, host: str, today: datetime) -> tuple[str, ...] | None:
         """Return the times at which a host has expired lately, for its status; None: it was not observed yet."""
-        known = self._hosts.get(host)
-        return None if known is None else tuple(rfc3339(each) for each in _list_recent(known.expiries, today))
+        record = self._hosts.get(host)
+        return None if record is None else tuple(rfc3339(expiry) for expiry in _list_recent(record.expiries, today))
 
     def distrust(self, host: str, now: float, today: datetime) -> HostDistrust | None:
         """Return why a host that flaps gets nothing new yet; None if it does not flap, or has lived for long enough."""
-        known = self._hosts.get(host)
-        if known is None:
+        record = self._hosts.get(host)
+        if record is None:
             return None
-        count = len(_list_recent(known.expiries, today))
+        count = len(_list_recent(record.expiries, today))
         if count < FLAPPING_EXPIRIES:
             return None
         seconds = trust_seconds(count)
-        if known.liveness != "Alive":
+        if record.liveness != "Alive":
             return HostDistrust(count, seconds, None)
-        left_seconds = known.alive_since + seconds - now
+        left_seconds = record.alive_since + seconds - now
         return HostDistrust(count, seconds, left_seconds) if left_seconds > 0 else None
 
     def observe(
@@ -168,22 +168,22 @@ class HostLiveness:
         today: datetime,
         read_expiries: Callable[[str], Iterable[str]],
     ) -> _Host:
-        known = self._hosts.get(name)
-        if known is None:
+        host = self._hosts.get(name)
+        if host is None:
             earlier = filter(None, map(parse_time, read_expiries(name)))
             fresh = lease is not None and _is_fresh(lease, today)
             return _Host(lease, now, fresh=fresh, expiries=_list_recent(earlier, today))
-        if lease is not None and (known.lease is None or lease.renewed != known.lease.renewed):
-            renewed = _Host(lease, now, fresh=True, expiries=known.expiries)
-            if known.liveness == "Alive":
-                renewed.alive_since = known.alive_since
+        if lease is not None and (host.lease is None or lease.renewed != host.lease.renewed):
+            renewed = _Host(lease, now, fresh=True, expiries=host.expiries)
+            if host.liveness == "Alive":
+                renewed.alive_since = host.alive_since
             return renewed
-        if known.expired_at is None and now - known.since >= known.duration_seconds:
+        if host.expired_at is None and now - host.since >= host.duration_seconds:
             # A host that was never alive here is no more flapping than it was.
-            if known.proven:
-                known.expiries = (*_list_recent(known.expiries, today), today)[-MOST_EXPIRIES:]
-            known.expired_at = now
-        return known
+            if host.proven:
+                host.expiries = (*_list_recent(host.expiries, today), today)[-MOST_EXPIRIES:]
+            host.expired_at = now
+        return host
 
 
 def trust_seconds(expiries: int) -> float:
@@ -195,7 +195,7 @@ def trust_seconds(expiries: int) -> float:
 def _list_recent(expiries: Iterable[datetime], today: datetime) -> list[datetime]:
     """Return the expiries of the last hour; one in the future is of a clock that has jumped."""
     oldest, latest = today - timedelta(seconds=EXPIRIES_SECONDS), today + timedelta(seconds=SKEW_SECONDS)
-    return [each for each in expiries if oldest < each < latest]
+    return [expiry for expiry in expiries if oldest < expiry < latest]
 
 
 def _is_fresh(lease: Lease, today: datetime) -> bool:

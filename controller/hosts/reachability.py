@@ -107,17 +107,17 @@ class ReachabilityProber:
         """Ask one host; return the seconds until it is asked again."""
         if wait := self._wait_seconds(host):
             return wait
-        known = self._asked.get(host)
-        if known is None:
+        asked = self._asked.get(host)
+        if asked is None:
             self._asked_at.pop(host, None)
             return None
         self._asked_at[host] = asyncio.get_running_loop().time()
-        answer = await ask_agent(host, known.place)
-        if self._asked.get(host) != known:
+        answer = await ask_agent(host, asked.place)
+        if self._asked.get(host) != asked:
             return None  # forgotten, or another question is queued already
-        failures = 0 if answer.reached else known.failures + 1
-        self._asked[host] = _Asked(known.place, answer, failures)
-        if answer != known.answer:
+        failures = 0 if answer.reached else asked.failures + 1
+        self._asked[host] = _Asked(asked.place, answer, failures)
+        if answer != asked.answer:
             log.info("host_asked", host=host, reached=answer.reached, reason=answer.reason)
             leading.enqueue(METAL_HOSTS, ObjectKey("", host))
         if failures:

@@ -120,12 +120,14 @@ class LeaseReader:
             return
         client, store, _recorder, enqueue, _ = self._leading
         async with self._reading:  # an answer that is overtaken by a later one would count as a renewal
-            found = await client.list(LEASES, HOSTS_NAMESPACE)
+            object_list = await client.list(LEASES, HOSTS_NAMESPACE)
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
         # A host that was deleted together with its Lease cannot remove its endpoints: it expires like any other.
         names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))
         today = datetime.now(UTC)
-        changed = self.liveness.observe(names, map(read_lease, found.items), self._clock(), today, self._read_expiries)
+        changed = self.liveness.observe(
+            names, map(read_lease, object_list.items), self._clock(), today, self._read_expiries
+        )
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.state(host))
             enqueue(METAL_HOSTS, ObjectKey("", host))
@@ -140,15 +142,15 @@ class LeaseReader:
         """Read all Leases now if one host has renewed its Lease since they were read. Raises as `Client`."""
         if self._leading is not None:
             selector = f"metadata.name={host}"
-            found = await self._leading.client.list(LEASES, HOSTS_NAMESPACE, field_selector=selector)
-            if found.items and read_lease(found.items[0]) != self.liveness.find_lease(host):
+            object_list = await self._leading.client.list(LEASES, HOSTS_NAMESPACE, field_selector=selector)
+            if object_list.items and read_lease(object_list.items[0]) != self.liveness.find_lease(host):
                 await self.read()
 
     def _read_expiries(self, host: str) -> list[str]:
         """Return the expiries that an earlier leader has written into the status of a host."""
-        found = self._leading.store.get(METAL_HOSTS, host) if self._leading is not None else None
-        hosts = decode_stored(self._leading.store, METAL_HOSTS, [found], MetalHost) if self._leading and found else []
-        return [text for each in hosts for text in each.status.lease_expiries]
+        stored = self._leading.store.get(METAL_HOSTS, host) if self._leading is not None else None
+        hosts = decode_stored(self._leading.store, METAL_HOSTS, [stored], MetalHost) if self._leading and stored else []
+        return [text for metal_host in hosts for text in metal_host.status.lease_expiries]
 
     def find_distrust(self, host: str, today: datetime) -> HostDistrust | None:
         """Return why a host is trusted late, or None."""
@@ -242,21 +244,25 @@ def _drained_hosts_of_siblings(store: Store, process: Obj) -> list[ObjectKey]:
     if owner is None:
         return []
     siblings = store.by_index(METAL_PROCESSES, OWNER_INDEX, namespaced(process["metadata"]["namespace"], owner["uid"]))
-    names = {each["spec"].get("hostName") for each in (*siblings, process)}
+    names = {sibling["spec"].get("hostName") for sibling in (*siblings, process)}
     hosts = [store.get(METAL_HOSTS, name) for name in sorted(filter(None, names))]
-    return [object_key(each) for each in hosts if each and each.get("spec", {}).get("drain")]
+    return [object_key(host) for host in hosts if host and host.get("spec", {}).get("drain")]
 
 
 def _hosts_at_address(store: Store, host: Obj) -> list[ObjectKey]:
     """Return the hosts that state the address of this one, which one of them loses or gets."""
-    hosts = (each for address in stated_addresses(host) for each in store.by_index(METAL_HOSTS, ADDRESS_INDEX, address))
-    return [object_key(each) for each in hosts]
+    hosts = (
+        metal_host
+        for address in stated_addresses(host)
+        for metal_host in store.by_index(METAL_HOSTS, ADDRESS_INDEX, address)
+    )
+    return [object_key(other) for other in hosts]
 
 
 def _hosts_of_service(store: Store, service: Obj) -> list[ObjectKey]:
     metadata = service["metadata"]
     processes = store.by_index(METAL_PROCESSES, OWNER_INDEX, namespaced(metadata["namespace"], metadata["uid"]))
-    names = {each["spec"].get("hostName") for each in processes}
+    names = {process["spec"].get("hostName") for process in processes}
     return [ObjectKey("", name) for name in sorted(filter(None, names))]
 
 
@@ -283,7 +289,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
         return Plan(delete=delete, effects=(AskAgent(None),))
     ready = _ready(host, inputs.liveness)
     claimants = _same_address(snapshot, host)
-    roles = {each.metadata.name: _grants_role(snapshot, each.metadata.name) for each in claimants}
+    roles = {claimant.metadata.name: _grants_role(snapshot, claimant.metadata.name) for claimant in claimants}
     verdict = judge_address(host, claimants, roles, inputs.address_use)
     bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
     # An expired host keeps what it was granted: while it is silent its processes are not known to have ended. What a
@@ -296,7 +302,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     reachable = reachable_condition(host, inputs.reachability)
     expiries = host.status.lease_expiries if inputs.expiries is None else list(inputs.expiries)
     stable = stable_condition(host, expiries, inputs.distrust)
-    further = [each for each in (drained, stable) if each is not None]
+    further = [condition for condition in (drained, stable) if condition is not None]
     conditions = [ready, address_condition(host, verdict), reachable, *further]
     again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
     if (recheck_seconds := find_recheck_seconds(host, hosted, siblings, snapshot.now)) is not None:
@@ -305,7 +311,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
         again_seconds = min(again_seconds, inputs.distrust.left_seconds)
     secret = None
     if inputs.tokens is not None:
-        keys = {host_secret_key(each["metadata"]["namespace"], each["spec"]["tokenSecret"]) for each in bound}
+        keys = {host_secret_key(process["metadata"]["namespace"], process["spec"]["tokenSecret"]) for process in bound}
         existing = (inputs.secret or {}).get("data") or {}
         secret = host_secret(host, keep_previous_tokens(inputs.tokens, keys, existing, snapshot.now))
     # Secrets are not in the watch cache, so the existing Secret is among the inputs.
@@ -326,17 +332,17 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
 
 def _list_siblings(snapshot: Snapshot, bound: Iterable[HostedProcess]) -> dict[str, list[HostedProcess]]:
     """Return each affected service's processes on other hosts, keyed by service uid."""
-    found: dict[str, list[HostedProcess]] = {}
+    by_owner: dict[str, list[HostedProcess]] = {}
     for process in bound:
         owner = process.owner_uid
-        if owner and owner not in found:
+        if owner and owner not in by_owner:
             siblings = snapshot.children(METAL_PROCESSES, process.metadata.namespace, owner)
-            found[owner] = [
+            by_owner[owner] = [
                 sibling
                 for sibling in decode_stored(snapshot.store, METAL_PROCESSES, siblings, HostedProcess)
                 if sibling.spec.host_name != process.spec.host_name
             ]
-    return found
+    return by_owner
 
 
 def _has_former_grants(snapshot: Snapshot, name: str) -> bool:
@@ -357,9 +363,9 @@ def _same_address(snapshot: Snapshot, host: MetalHost) -> list[MetalHost]:
     """Return the hosts that state the address of this host, itself among them."""
     hosts = snapshot.store.by_index(METAL_HOSTS, ADDRESS_INDEX, host.status.address) if host.status.address else []
     return [
-        each
-        for each in decode_stored(snapshot.store, METAL_HOSTS, hosts, MetalHost)
-        if each.metadata.deletion_timestamp is None
+        metal_host
+        for metal_host in decode_stored(snapshot.store, METAL_HOSTS, hosts, MetalHost)
+        if metal_host.metadata.deletion_timestamp is None
     ]
 
 

@@ -45,16 +45,16 @@ def list_needed_secrets(
     processes: Iterable[Obj], rotation_of: Callable[[ObjectKey], str] = lambda _service: ""
 ) -> list[NeededSecret]:
     """Return the Secrets that the processes of one host need, sorted; `rotation_of` is called with each service."""
-    found = set()
+    needed = set()
     for obj in processes:
         spec, namespace = obj["spec"], obj["metadata"]["namespace"]
         if owner := controller_of(obj):
             rotation = rotation_of(ObjectKey(namespace, owner["name"]))
-            found.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"], rotation))
-        for each in (spec, *spec.get("furtherArtifacts", ())):
-            if "sourceSecret" in each:
-                found.add(NeededSecret(namespace, each["sourceSecret"], ""))
-    return sorted(found)
+            needed.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"], rotation))
+        for artifact in (spec, *spec.get("furtherArtifacts", ())):
+            if "sourceSecret" in artifact:
+                needed.add(NeededSecret(namespace, artifact["sourceSecret"], ""))
+    return sorted(needed)
 
 
 class _Reading(NamedTuple):
@@ -89,31 +89,31 @@ class HostSecrets:
         self, client: Client, host: str, needs: Iterable[NeededSecret], now: datetime
     ) -> dict[str, str]:
         """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
-        known = self._tokens.get(host, {})
+        cached = self._tokens.get(host, {})
         readings: dict[NeededSecret, _Reading] = {}
         for needed in needs:
-            last = known.get(needed) if needed.service_uid else self._sources.get(needed)
+            last = cached.get(needed) if needed.service_uid else self._sources.get(needed)
             if last is None or last.is_due(now):
                 last = await self._read_token(client, needed, last, now)
                 if not needed.service_uid:
                     self._keep_source(needed, last, now)
             readings[needed] = last
         self._tokens[host] = {needed: reading for needed, reading in readings.items() if needed.service_uid}
-        found = {
+        tokens = {
             host_secret_key(needed.namespace, needed.name): reading.token
             for needed, reading in readings.items()
             if reading.token
         }
-        fitting = fit_tokens(found)
-        if left_out := sorted(found.keys() - fitting.keys()):
+        fitting = fit_tokens(tokens)
+        if left_out := sorted(tokens.keys() - fitting.keys()):
             log.warning("tokens_left_out", host=host, keys=left_out, most_bytes=MOST_TOKENS_BYTES)
         return fitting
 
     async def read_own(self, client: Client, host: str, now: datetime) -> Obj | None:
         """Return the host's existing Secret, or None."""
-        known = self._own.get(host)
-        if known is not None and now - known[1] < READ_OWN_AGAIN:
-            return known[0]
+        cached = self._own.get(host)
+        if cached is not None and now - cached[1] < READ_OWN_AGAIN:
+            return cached[0]
         secret = await read_secret(client, HOSTS_NAMESPACE, host)
         if secret is not None:
             self._own[host] = secret, now
@@ -138,7 +138,7 @@ class HostSecrets:
 
     def _keep_source(self, needed: NeededSecret, reading: _Reading, now: datetime) -> None:
         """Keep a user's Secret for all hosts, and drop those that are due: no host may need them any more."""
-        self._sources = {each: known for each, known in self._sources.items() if not known.is_due(now)}
+        self._sources = {source: known for source, known in self._sources.items() if not known.is_due(now)}
         self._sources[needed] = reading
 
     async def _read_token(self, client: Client, needed: NeededSecret, last: _Reading | None, now: datetime) -> _Reading:
@@ -147,18 +147,18 @@ class HostSecrets:
             if not needed.service_uid:
                 return _Reading(await _read_source(client, needed), now + READ_SOURCE_AGAIN)
             key = ObjectKey(needed.namespace, needed.name)
-            found = await self._known.find_token(client, key, needed.service_uid, needed.rotation)
+            token = await self._known.find_token(client, key, needed.service_uid, needed.rotation)
         except Forbidden as error:
             log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
             return _Reading(last.token if last else None, now + READ_SOURCE_AGAIN)
         # The controller makes the Secret of a service itself, or does its next step, and soon.
-        return _Reading(found.token, None if found.is_settled else now)
+        return _Reading(token.token, None if token.is_settled else now)
 
 
 def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:
     """Return the tokens that fit into one Secret, the smallest first: no tenant fills it up for the others."""
     fitting, left_bytes = dict[str, str](), MOST_TOKENS_BYTES
-    for key, token in sorted(tokens.items(), key=lambda each: (len(each[1]), each[0])):
+    for key, token in sorted(tokens.items(), key=lambda entry: (len(entry[1]), entry[0])):
         left_bytes -= len(token)
         if left_bytes < 0:
             break
@@ -177,12 +177,12 @@ def keep_previous_tokens(
         existing: the data that the Secret has.
         now: the wall clock.
     """
-    kept = {key: each for key, each in _read_previous(existing).items() if each.valid_until > now.timestamp()}
+    kept = {key: token for key, token in _read_previous(existing).items() if token.valid_until > now.timestamp()}
     until = int(now.timestamp()) + OVERLAP_SECONDS
     for key in service_keys:
         if key in existing and key in tokens and existing[key] != tokens[key]:
             kept[key] = PreviousToken(existing[key], until)
-    kept = {key: each for key, each in sorted(kept.items()) if key in tokens and each.token != tokens[key]}
+    kept = {key: token for key, token in sorted(kept.items()) if key in tokens and token.token != tokens[key]}
     if not kept:
         return dict(tokens)
     return {**tokens, PREVIOUS_TOKENS_KEY: base64.b64encode(msgspec.json.encode(kept)).decode()}

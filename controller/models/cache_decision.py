@@ -142,7 +142,7 @@ class _CacheState(NamedTuple):
     ) -> ModelDecision:
         message = inspected_message(self.facts)
         ready = model_condition(self.model, READY, true=True, reason="Inspected", message=message)
-        is_released = any(cached is None or cached.claim != each.metadata.uid for each in self.volumes.superseded)
+        is_released = any(cached is None or cached.claim != claim.metadata.uid for claim in self.volumes.superseded)
         return ModelDecision(
             phase=phase,
             conditions=[ready, *conditions],

@@ -91,20 +91,20 @@ def _list_readers(snapshot: Snapshot, claim: str) -> list[OwnerReference]:
 
     A Deployment may name any owner. Kubernetes would take away one that does not exist, again and again.
     """
-    found: dict[str, OwnerReference] = {}
+    owners: dict[str, OwnerReference] = {}
     for deployment in snapshot.store.by_index(DEPLOYMENTS, CLAIM_INDEX, claim):
         owner = controller_of(deployment)
         if owner is None or owner["kind"] != INFERENCE_SERVICES.kind:
             continue
         service = snapshot.get(INFERENCE_SERVICES, ObjectKey(deployment["metadata"]["namespace"], owner["name"]))
         if service is not None and service["metadata"]["uid"] == owner["uid"]:
-            found[owner["name"]] = OwnerReference(
+            owners[owner["name"]] = OwnerReference(
                 api_version=INFERENCE_SERVICES.api_version,
                 kind=INFERENCE_SERVICES.kind,
                 name=owner["name"],
                 uid=owner["uid"],
             )
-    return [found[name] for name in sorted(found)]
+    return [owners[name] for name in sorted(owners)]
 
 
 def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
@@ -119,8 +119,8 @@ def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
         there = claim.metadata.owner_references
         readers = {reader.uid: reader for reader in observed.readers.get(claim.metadata.name, ())}
         kept = [owner for owner in there if owner.kind != INFERENCE_SERVICES.kind or owner.uid in readers]
-        known = {owner.uid for owner in kept}
-        added = [reader for reader in readers.values() if reader.uid not in known]
+        uids = {owner.uid for owner in kept}
+        added = [reader for reader in readers.values() if reader.uid not in uids]
         owners = [*kept, *added[: max(0, _MOST_READERS - len(kept))]]
         if owners != there:
             operations = (
@@ -141,7 +141,7 @@ async def read_expandable(client: Client, snapshot: Snapshot, model: Model) -> f
 
     A class that may not be read counts as one that cannot grow: the volume is replaced. Raises as `Client`.
     """
-    found = set()
+    expandable = set()
     for claim in list_claims(snapshot, model):
         name = claim.spec.storage_class_name
         if name and claim.is_bound and is_too_small(claim, model.spec.cache):
@@ -150,8 +150,8 @@ async def read_expandable(client: Client, snapshot: Snapshot, model: Model) -> f
             except (Forbidden, NotFound):
                 continue
             if storage_class.get("allowVolumeExpansion"):
-                found.add(name)
-    return frozenset(found)
+                expandable.add(name)
+    return frozenset(expandable)
 
 
 def decide_volume(
@@ -162,14 +162,17 @@ def decide_volume(
     Pods serve earlier weights meanwhile, unless the Model is edited: then its owner wants others.
     """
     cache, cached = model.spec.cache, model.status.cached
-    matching = [each for each in observed.claims if _is_for(each, path)]
+    matching = [claim for claim in observed.claims if _is_for(claim, path)]
     target = max(
-        (each for each in matching if not is_needed or _fits(each, cache, observed.expandable)),
-        key=lambda each: (cached is not None and each.metadata.uid == cached.claim, each.metadata.creation_timestamp),
+        (claim for claim in matching if not is_needed or _fits(claim, cache, observed.expandable)),
+        key=lambda claim: (
+            cached is not None and claim.metadata.uid == cached.claim,
+            claim.metadata.creation_timestamp,
+        ),
         default=None,
     )
-    superseded = tuple(each for each in observed.claims if each is not target)
-    earlier = next((each for each in superseded if cached is not None and each.metadata.uid == cached.claim), None)
+    superseded = tuple(claim for claim in observed.claims if claim is not target)
+    earlier = next((claim for claim in superseded if cached is not None and claim.metadata.uid == cached.claim), None)
     holder = cached if earlier is not None and (not is_edited or _is_of(cached, path, facts)) else None
     if target is None:
         if not is_needed:
@@ -191,9 +194,9 @@ def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedCla
     """Return the superseded claims that nothing mounts, but not the one that the status names for pods to mount."""
     cached = model.status.cached
     return tuple(
-        ref_to(PVCS, each.metadata)
-        for each in decision.superseded
-        if each.metadata.name not in observed.mounted and (cached is None or cached.claim != each.metadata.uid)
+        ref_to(PVCS, claim.metadata)
+        for claim in decision.superseded
+        if claim.metadata.name not in observed.mounted and (cached is None or cached.claim != claim.metadata.uid)
     )
 
 
@@ -232,7 +235,7 @@ def is_too_small(claim: PersistentVolumeClaim, cache: CacheOptions) -> bool:
     if cache.size is None:
         return False
     sizes = (claim.requested, claim.capacity)
-    return quantity_bytes(cache.size) > max(parse_quantity(each) or 0 for each in sizes)
+    return quantity_bytes(cache.size) > max(parse_quantity(siz) or 0 for siz in sizes)
 
 
 def requested_bytes(claim: PersistentVolumeClaim) -> int:
@@ -269,9 +272,9 @@ def _replacement(
     """Return the replacement of earlier claims by the claim of this name, until they are deleted."""
     if not superseded:
         return None
-    earlier = ", ".join(sorted(each.metadata.name for each in superseded))
+    earlier = ", ".join(sorted(claim.metadata.name for claim in superseded))
     message = f"PersistentVolumeClaim {name} replaces {earlier}"
-    old = next((each for each in superseded if holder is not None and each.metadata.uid == holder.claim), None)
+    old = next((claim for claim in superseded if holder is not None and claim.metadata.uid == holder.claim), None)
     if old is not None:
         served = old.metadata.name
         why = _replacement_cause(old, cache)

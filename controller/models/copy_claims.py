@@ -98,17 +98,17 @@ class SortedClaims(NamedTuple):
     @property
     def going(self) -> int:
         """Number of the copies that are being made on nodes that take the pods for that."""
-        return sum(not each.is_refused for each in self.making)
+        return sum(not claim.is_refused for claim in self.making)
 
     @property
     def taken_nodes(self) -> frozenset[str]:
         """Nodes that have, or get, a copy of the wanted weights."""
-        return frozenset(each.node for each in (*self.ready, *self.making))
+        return frozenset(claim.node for claim in (*self.ready, *self.making))
 
     @property
     def replaced_nodes(self) -> list[str]:
         """Nodes whose pods mount earlier weights that nothing replaces yet, also those that an edit has superseded."""
-        mounted = (each.node for each in (*self.earlier, *self.deleted) if each.is_superseded)
+        mounted = (claim.node for claim in (*self.earlier, *self.deleted) if claim.is_superseded)
         return sorted({node for node in mounted if node} - self.taken_nodes - self.gone_nodes)
 
 
@@ -116,7 +116,7 @@ def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
     """Return the claims of the Model that are not being deleted, the oldest first; `path` is that of the weights."""
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
     cache, verified = model.spec.cache, {copy.claim: copy for copy in model.status.copies}
-    found = []
+    surveyed = []
     for claim in observed.claims.claims:
         name, copy = claim.metadata.name, verified.get(claim.metadata.uid)
         is_of_class = claim.spec.storage_class_name == cache.storage_class_name
@@ -127,8 +127,8 @@ def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
             copy = None
         node = copy.node if copy is not None else _find_node(observed, claim)
         is_refused = any(map(triggers.is_refused, _list_fetch_pods(observed, name)))
-        found.append(CopyClaim(claim, node, copy, fits, name in observed.claims.mounted, is_refused))
-    return sorted(found, key=lambda each: each.age)
+        surveyed.append(CopyClaim(claim, node, copy, fits, name in observed.claims.mounted, is_refused))
+    return sorted(surveyed, key=lambda claim: claim.age)
 
 
 def _list_fetch_pods(observed: ObservedModel, claim: str) -> list[Obj]:
@@ -152,13 +152,13 @@ def _find_node(observed: ObservedModel, claim: PersistentVolumeClaim) -> str:
 
 def list_ready(surveyed: Iterable[CopyClaim], gone_nodes: Collection[str]) -> list[CopyClaim]:
     """Return the verified copies of the wanted weights, one on each node: the one that is mounted, else the oldest."""
-    found: dict[str, CopyClaim] = {}
-    for each in surveyed:
-        if each.copy is not None and each.fits and not each.is_evicted and each.node not in gone_nodes:
-            known = found.get(each.node)
-            if known is None or (each.is_mounted and not known.is_mounted):
-                found[each.node] = each
-    return list(found.values())
+    by_node: dict[str, CopyClaim] = {}
+    for claim in surveyed:
+        if claim.copy is not None and claim.fits and not claim.is_evicted and claim.node not in gone_nodes:
+            known = by_node.get(claim.node)
+            if known is None or (claim.is_mounted and not known.is_mounted):
+                by_node[claim.node] = claim
+    return list(by_node.values())
 
 
 def count_demand(
@@ -169,14 +169,14 @@ def count_demand(
     Services share copies, so the one with the most replicas decides. Where pods of earlier weights are about to leave
     their place, a refusal is not final.
     """
-    serving = [each for each in consumers if wanted_replicas(each.service) > 0]
+    serving = [consumer for consumer in consumers if wanted_replicas(consumer.service) > 0]
     if not serving:
         return CopyDemand(0)
-    largest = max(serving, key=lambda each: wanted_replicas(each.service))
-    number, names = min(wanted_replicas(largest.service), MOST_COPIES), {each.name for each in ready}
-    is_changing = bool({each.node for each in ready} & {each.node for each in surveyed if each.is_superseded})
+    largest = max(serving, key=lambda consumer: wanted_replicas(consumer.service))
+    number, names = min(wanted_replicas(largest.service), MOST_COPIES), {claim.name for claim in ready}
+    is_changing = bool({claim.node for claim in ready} & {claim.node for claim in surveyed if claim.is_superseded})
     is_full = bool(ready) and not is_changing
-    refused = next((each for each in serving if is_full and names <= each.refused), None)
+    refused = next((consumer for consumer in serving if is_full and names <= consumer.refused), None)
     if refused is None:
         return CopyDemand(number, largest)
     return CopyDemand(min(max(number, len(ready) + 1), MOST_COPIES), refused)
@@ -187,40 +187,43 @@ def sort_claims(inspected: InspectedModel, surveyed: Sequence[CopyClaim], demand
     observed = inspected.observed.copies
     ready = list_ready(surveyed, observed.gone_nodes)
     in_use = _list_in_use(ready, demand)
-    victims = [each for each in ready if each.claim.metadata.uid in observed.victims and each.name not in in_use]
-    ready = [each for each in ready if each not in victims]
-    there = {each.node for each in ready}
+    victims = [claim for claim in ready if claim.claim.metadata.uid in observed.victims and claim.name not in in_use]
+    ready = [claim for claim in ready if claim not in victims]
+    there = {claim.node for claim in ready}
     others = [
-        each
-        for each in surveyed
-        if each not in ready and each not in victims and not each.is_evicted and each.node not in observed.gone_nodes
+        claim
+        for claim in surveyed
+        if claim not in ready
+        and claim not in victims
+        and not claim.is_evicted
+        and claim.node not in observed.gone_nodes
     ]
     earlier = [
-        each
-        for each in others
-        if each.copy is not None and not each.fits and (not ready or (each.is_mounted and each.node not in there))
+        other
+        for other in others
+        if other.copy is not None and not other.fits and (not ready or (other.is_mounted and other.node not in there))
     ]
     if not ready and demand.number:
-        in_use |= {each.name for each in earlier}
-    in_use |= {each.name for each in earlier if each.is_mounted}
-    started = [each for each in others if each.copy is None and each.fits]
-    placed = {each.node: each for each in reversed(started) if each.node and each.node not in there}
+        in_use |= {claim.name for claim in earlier}
+    in_use |= {claim.name for claim in earlier if claim.is_mounted}
+    started = [other for other in others if other.copy is None and other.fits]
+    placed = {claim.node: claim for claim in reversed(started) if claim.node and claim.node not in there}
     lacking = max(0, demand.number - len(ready))
-    making = sorted(placed.values(), key=lambda each: each.age)
-    going = [each for each in making if not each.is_refused][:lacking]
+    making = sorted(placed.values(), key=lambda claim: claim.age)
+    going = [claim for claim in making if not claim.is_refused][:lacking]
     # Where the node takes no pod, another copy is made meanwhile; the refused pod stays, by which that is known.
-    making = [*going, *[each for each in making if each.is_refused][:lacking]]
-    unplaced = [each for each in started if not each.node][: min(1, lacking - len(going))]
-    evicted = [*victims, *(each for each in surveyed if each.is_evicted)]
+    making = [*going, *[claim for claim in making if claim.is_refused][:lacking]]
+    unplaced = [claim for claim in started if not claim.node][: min(1, lacking - len(going))]
+    evicted = [*victims, *(claim for claim in surveyed if claim.is_evicted)]
     kept = [*ready, *earlier, *making, *unplaced, *evicted]
-    deleted = [each for each in surveyed if each not in kept]
+    deleted = [claim for claim in surveyed if claim not in kept]
     return SortedClaims(ready, earlier, making, unplaced, evicted, deleted, frozenset(in_use), observed.gone_nodes)
 
 
 def _list_in_use(ready: Sequence[CopyClaim], demand: CopyDemand) -> set[str]:
     """Return the names of the copies that pods mount, and of those that a replica needs beside them."""
-    mounted = {each.name for each in ready if each.is_mounted}
+    mounted = {claim.name for claim in ready if claim.is_mounted}
     # The one that was in use last is needed next.
-    spare = [each for each in ready if not each.is_mounted]
-    spare.sort(key=lambda each: (each.copy.unused_since if each.copy else "") or "9", reverse=True)
-    return mounted | {each.name for each in spare[: max(0, demand.number - len(mounted))]}
+    spare = [claim for claim in ready if not claim.is_mounted]
+    spare.sort(key=lambda claim: (claim.copy.unused_since if claim.copy else "") or "9", reverse=True)
+    return mounted | {claim.name for claim in spare[: max(0, demand.number - len(mounted))]}

@@ -27,11 +27,11 @@ class StoredCopy(NamedTuple):
 def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[StoredCopy]:
     """Return the copies of one node that go, so that the others take at most `limit_bytes` if possible."""
     copies = list(copies)
-    total = sum(each.size_bytes for each in copies)
+    total = sum(stored_copy.size_bytes for stored_copy in copies)
     if total <= limit_bytes:
         return []
     victims = []
-    for copy in sorted(each for each in copies if each.unused_since):
+    for copy in sorted(stored_copy for stored_copy in copies if stored_copy.unused_since):
         if total > limit_bytes:
             victims.append(copy)
             total -= copy.size_bytes
@@ -41,7 +41,12 @@ def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[Store
 def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[StoredCopy]:
     """Return the copies that go from a node of the cluster, whose limit the administrator states, or its disk."""
     short = store.by_index(MODELS, SHORTAGE_INDEX, node)
-    limits = [each["keepBytes"] for model in short for each in model["status"]["shortages"] if each["node"] == node]
+    limits = [
+        shortage["keepBytes"]
+        for model in short
+        for shortage in model["status"]["shortages"]
+        if shortage["node"] == node
+    ]
     if limit_bytes is not None:
         limits.append(limit_bytes)
     return choose_victims(_list_copies(store, node), min(limits)) if limits else []
@@ -54,7 +59,7 @@ def count_bytes(store: Store, node: str) -> int:
 
 def models_of_victims(store: Store, model: Obj, limit_bytes: int | None) -> list[ObjectKey]:
     """Return the Models with a copy that goes from one of the nodes of this Model."""
-    nodes = {each["node"] for part in _read_parts(model) for each in part}
+    nodes = {entry["node"] for part in _read_parts(model) for entry in part}
     return sorted({victim.model for node in sorted(nodes) for victim in find_victims(store, node, limit_bytes)})
 
 
@@ -70,20 +75,20 @@ def _read_parts(model: Obj) -> list[list[Obj]]:
 
 def _list_copies(store: Store, node: str) -> Sequence[StoredCopy]:
     """Return the copies on a node, which are gathered once for all Models with a copy there."""
-    models, known = store.by_index(MODELS, NODE_INDEX, node), store.get(NODES, node)
+    models, stored = store.by_index(MODELS, NODE_INDEX, node), store.get(NODES, node)
     gather = functools.partial(_gather_copies, store, node, models)
-    return gather() if known is None else store.derive(NODES, known, "copies", gather, models)
+    return gather() if stored is None else store.derive(NODES, stored, "copies", gather, models)
 
 
 def _gather_copies(store: Store, node: str, models: Sequence[Obj]) -> Sequence[StoredCopy]:
-    by_node = (store.derive(MODELS, each, "copies", functools.partial(_group_copies, each)) for each in models)
+    by_node = (store.derive(MODELS, model, "copies", functools.partial(_group_copies, model)) for model in models)
     return [copy for copies in by_node for copy in copies[node]]
 
 
 def _group_copies(model: Obj) -> Mapping[str, Sequence[StoredCopy]]:
     """Return the copies of a Model by their node."""
-    key, found = object_key(model), dict[str, list[StoredCopy]]()
+    key, by_node = object_key(model), dict[str, list[StoredCopy]]()
     for copy in model["status"]["copies"]:
         stored = StoredCopy(copy.get("unusedSince", ""), key, copy["claim"], copy.get("sizeBytes", 0))
-        found.setdefault(copy["node"], []).append(stored)
-    return found
+        by_node.setdefault(copy["node"], []).append(stored)
+    return by_node

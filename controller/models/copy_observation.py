@@ -142,7 +142,7 @@ def _observe_consumer(
     stored = snapshot.store.get(INFERENCE_SERVICES, name, namespace)
     measure = functools.partial(reserve, service, Served(model, runtime_of(service, model, vendors), companions))
     # A Model may have a thousand services, each pod of which wakes it.
-    models = (model, *(each.model for each in companions))
+    models = (model, *(companion.model for companion in companions))
     reservation = (
         measure()
         if stored is None
@@ -228,24 +228,24 @@ async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool
     if is_known or not consumers:
         return False
     try:
-        found = await client.get(STORAGE_CLASSES, cache.storage_class_name)
+        storage_class = await client.get(STORAGE_CLASSES, cache.storage_class_name)
     except (Forbidden, NotFound):
         return False
-    return bool(found.get("volumeBindingMode", "Immediate") == "Immediate")
+    return bool(storage_class.get("volumeBindingMode", "Immediate") == "Immediate")
 
 
 def models_of_mounts(store: Store, user: Obj) -> list[ObjectKey]:
     """Return the Models whose copies a pod mounts, or any of whose volumes a Deployment does."""
     namespace, spec = user["metadata"]["namespace"], user.get("spec") or {}
     is_deployment = "template" in spec
-    found = set()
+    keys = set()
     for name in mounted_claims((spec.get("template") or {}).get("spec") or spec):
         claim = store.get(PVCS, name, namespace)
         owner = controller_of(claim) if claim is not None else None
         model = store.get(MODELS, owner["name"], namespace) if owner is not None else None
         if model is not None and (is_deployment or (model["spec"].get("cache") or {}).get("scope") == "node"):
-            found.add(object_key(model))
-    return sorted(found)
+            keys.add(object_key(model))
+    return sorted(keys)
 
 
 def mounts(user: Obj) -> object:

@@ -101,7 +101,7 @@ class CopyReport(NamedTuple):
         model = self.inspected.model
         if lacks and lacks[0] not in REASONS_WITHOUT_EVENT:
             return [model_condition(model, VOLUME_CHANGING, true=False, reason=lacks[0], message=lacks[1])]
-        served = ", ".join(sorted(each.name for each in earlier))
+        served = ", ".join(sorted(claim.name for claim in earlier))
         message = (
             f"copies are replaced: pods serve from PersistentVolumeClaim {served} until the weights on the new volume "
             "are verified"
@@ -124,7 +124,7 @@ class CopyReport(NamedTuple):
     def _worst(self) -> JobProgress:
         """Return the fetch that has most trouble."""
         rank = {"Failed": 0, "Broken": 1, "Going": 2, "Succeeded": 3}
-        return min(self.going, key=lambda each: (rank[each.outcome.state], not each.outcome.reason))
+        return min(self.going, key=lambda progress: (rank[progress.outcome.state], not progress.outcome.reason))
 
 
 def _name_nodes(copies: Iterable[NodeCopy]) -> str:

@@ -123,5 +123,5 @@ def model_condition(model: Model, kind: str, *, true: bool, reason: str, message
 def inspected_message(facts: ModelFacts) -> str:
     """Return the message of an inspected Model: file, architecture, quantization and size."""
     gguf = facts.gguf or GGUF()
-    known = (gguf.architecture, gguf.quantization, size_text(facts.size_bytes) if facts.size_bytes else "")
-    return f"{facts.file or 'folder'}: " + ", ".join(each for each in known if each)
+    parts = (gguf.architecture, gguf.quantization, size_text(facts.size_bytes) if facts.size_bytes else "")
+    return f"{facts.file or 'folder'}: " + ", ".join(part for part in parts if part)

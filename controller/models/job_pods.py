@@ -66,7 +66,7 @@ async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -
     While Events cannot be read nothing is known of it, and the object is decided all the same: without the right to, or
     when their store does not answer, which may be another one than that of all other objects.
     """
-    namespace, found = owner.namespace, dict[str, str]()
+    namespace, problems = owner.namespace, dict[str, str]()
     jobs = snapshot.children(JOBS, namespace, owner.uid)
     lacking = [job for job in jobs if _lacks_pod(job, snapshot)]
     for job in sorted(lacking, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)[:_MOST_JOBS]:
@@ -81,11 +81,11 @@ async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -
             )
         except (ApiError, Unreachable) as error:
             log.warning("events_not_readable", job=f"{namespace}/{job['metadata']['name']}", error=str(error))
-            return found
+            return problems
         if events.items:
             last = max(events.items, key=lambda event: str(event["time"]))
-            found[uid] = advise_on_refusal(str(last["note"]))
-    return found
+            problems[uid] = advise_on_refusal(str(last["note"]))
+    return problems
 
 
 def advise_on_refusal(words: str) -> str:

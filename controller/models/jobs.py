@@ -71,7 +71,7 @@ def keep_literal(arguments: Iterable[str]) -> list[str]:
 
     Tenants and servers state parts of them, and a variable of the container may be a secret.
     """
-    return [each.replace("$", "$$") for each in arguments]
+    return [argument.replace("$", "$$") for argument in arguments]
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -287,7 +287,7 @@ def verb(job: Obj) -> str:
 
 def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     """Return the outcome of a Job, from its conditions and its newest pod."""
-    pod = max(pods, key=lambda each: each["metadata"]["creationTimestamp"], default=None)
+    pod = max(pods, key=lambda candidate: candidate["metadata"]["creationTimestamp"], default=None)
     ended = _ended(job)
     if ended is not None and ended.reason == DEADLINE_EXCEEDED:
         return JobOutcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
@@ -372,7 +372,7 @@ def _is_of(job: Obj, digest: str) -> bool:
 
 
 def _list_pull_secrets(job: Obj) -> set[str]:
-    return {each["name"] for each in job["spec"]["template"]["spec"].get("imagePullSecrets") or ()}
+    return {secret["name"] for secret in job["spec"]["template"]["spec"].get("imagePullSecrets") or ()}
 
 
 def _attempt(job: Obj) -> int:
@@ -460,4 +460,4 @@ def _resources(reservation: Reservation) -> Obj:
 
 
 def _larger(quantity: str, other: str) -> str:
-    return max(quantity, other, key=lambda each: parse_quantity(each) or 0)
+    return max(quantity, other, key=lambda amount: parse_quantity(amount) or 0)

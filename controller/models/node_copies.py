@@ -71,34 +71,36 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     surveyed = survey_claims(inspected, path)
     consumers = observed.copies.consumers if is_for_pods else ()
     demand = count_demand(consumers, list_ready(surveyed, observed.copies.gone_nodes), surveyed)
-    found = sort_claims(inspected, surveyed, demand)
+    claims = sort_claims(inspected, surveyed, demand)
     # The replicas of an inspection that the status does not have yet cannot be measured.
     is_news = facts != volume.read_facts(model)
-    plan = _CopyPlan(inspected, path, demand, found).without_outdated()
-    obstacle = find_obstacle(inspected) if demand.number > len(found.ready) else None
+    plan = _CopyPlan(inspected, path, demand, claims).without_outdated()
+    obstacle = find_obstacle(inspected) if demand.number > len(claims.ready) else None
     fetches = [] if obstacle else plan.fetch()
     create = () if obstacle or is_news else tuple(plan.new_claims())
-    going = [each.progress for each in fetches if not each.is_done]
-    copies = plan.list_copies(each.claim for each in fetches if each.is_done)
+    going = [fetch.progress for fetch in fetches if not fetch.is_done]
+    copies = plan.list_copies(fetch.claim for fetch in fetches if fetch.is_done)
     report = CopyReport(inspected, path, demand, obstacle, copies, going)
     offered = {copy.claim for copy in model.status.copies}
-    released = [each for each in (*plan.found.evicted, *plan.found.deleted) if not each.is_mounted]
-    is_offered = any(each.claim.metadata.uid in offered for each in released)
-    waits = (obstacle.again_seconds if obstacle else None, *(each.final_seconds for each in consumers))
+    released = [claim for claim in (*plan.found.evicted, *plan.found.deleted) if not claim.is_mounted]
+    is_offered = any(claim.claim.metadata.uid in offered for claim in released)
+    waits = (obstacle.again_seconds if obstacle else None, *(consumer.final_seconds for consumer in consumers))
     return ModelDecision(
         phase=report.phase(),
-        conditions=report.conditions(found.earlier),
-        facts=_update_facts(inspected, found, fetches),
+        conditions=report.conditions(claims.earlier),
+        facts=_update_facts(inspected, claims, fetches),
         copies=copies,
-        shortages=[short for each in fetches if (short := _find_shortage(inspected, each)) is not None],
-        works=[inspected.inspected, *(each.progress for each in fetches), *plan.records()],
+        shortages=[short for fetch in fetches if (short := _find_shortage(inspected, fetch)) is not None],
+        works=[inspected.inspected, *(fetch.progress for fetch in fetches), *plan.records()],
         create=create,
-        patch=tuple(_mark_evicted(each) for each in found.evicted if not each.is_evicted),
+        patch=tuple(_mark_evicted(claim) for claim in claims.evicted if not claim.is_evicted),
         # A claim is deleted when the status does not offer it to services any more.
-        delete=tuple(ref_to(PVCS, each.claim.metadata) for each in released if each.claim.metadata.uid not in offered),
+        delete=tuple(
+            ref_to(PVCS, claim.claim.metadata) for claim in released if claim.claim.metadata.uid not in offered
+        ),
         again_seconds=0.0
         if is_offered or (is_news and demand.number)
-        else min((each for each in waits if each is not None), default=None),
+        else min((wait for wait in waits if wait is not None), default=None),
     )
 
 
@@ -112,14 +114,14 @@ class _CopyPlan(NamedTuple):
 
     def without_outdated(self) -> "_CopyPlan":
         """Return the plan without the claim that has no node yet if its Job would ask for something else now."""
-        wanted, found = _digest_placement(*self._place_anywhere()), self.found
-        outdated = [each for each in found.unplaced if each.claim.metadata.annotations.get(PLACEMENT) != wanted]
-        unplaced = [each for each in found.unplaced if each not in outdated]
-        return self._replace(found=found._replace(unplaced=unplaced, deleted=[*found.deleted, *outdated]))
+        wanted, claims = _digest_placement(*self._place_anywhere()), self.found
+        outdated = [claim for claim in claims.unplaced if claim.claim.metadata.annotations.get(PLACEMENT) != wanted]
+        unplaced = [claim for claim in claims.unplaced if claim not in outdated]
+        return self._replace(found=claims._replace(unplaced=unplaced, deleted=[*claims.deleted, *outdated]))
 
     def fetch(self) -> list[_Fetch]:
         """Return the works that make copies."""
-        return [self._fetch(each) for each in (*self.found.making, *self.found.unplaced)]
+        return [self._fetch(claim) for claim in (*self.found.making, *self.found.unplaced)]
 
     def _fetch(self, claim: CopyClaim) -> _Fetch:
         asked = self._place_anywhere()
@@ -147,11 +149,11 @@ class _CopyPlan(NamedTuple):
 
     def _place_anywhere(self) -> tuple[Placement, Reservation]:
         """Return what a Job asks whose node the scheduler chooses."""
-        consumer, found = self.demand.consumer, self.found
+        consumer, claims = self.demand.consumer, self.found
         if consumer is None:
             return Placement(), Reservation()
         placement = volume.place_fetch(self.inspected.model, consumer.service, self.inspected.settings)
-        return placement, _reserve_elsewhere(consumer.reservation, {*found.taken_nodes, *found.replaced_nodes})
+        return placement, _reserve_elsewhere(consumer.reservation, {*claims.taken_nodes, *claims.replaced_nodes})
 
     def records(self) -> list[JobProgress]:
         """Return the ended works of the copies, whose last Jobs are kept."""
@@ -165,16 +167,20 @@ class _CopyPlan(NamedTuple):
 
     def new_claims(self) -> Iterator[tuple[Resource, Obj]]:
         """Yield the claims to create: where earlier weights are replaced, and one whose node the scheduler chooses."""
-        found, model, observed = self.found, self.inspected.model, self.inspected.observed.claims
-        lacking = max(0, min(self.demand.number - len(found.ready), MOST_FETCHES) - found.going)
-        nodes = found.replaced_nodes[: max(0, lacking - len(found.unplaced))]
-        if not nodes and any(each.is_refused for each in found.unplaced) and self.demand.consumer is not None:
+        claims, model, observed = self.found, self.inspected.model, self.inspected.observed.claims
+        lacking = max(0, min(self.demand.number - len(claims.ready), MOST_FETCHES) - claims.going)
+        nodes = claims.replaced_nodes[: max(0, lacking - len(claims.unplaced))]
+        if (
+            not nodes
+            and any(copy_claim.is_refused for copy_claim in claims.unplaced)
+            and self.demand.consumer is not None
+        ):
             # What has the room may be the very pods that are to be replaced.
-            nodes = sorted(self.demand.consumer.other_nodes - found.taken_nodes)[:lacking]
+            nodes = sorted(self.demand.consumer.other_nodes - claims.taken_nodes)[:lacking]
         marks = [{NODE: node} for node in nodes]
-        if lacking > len(nodes) and not found.unplaced:
+        if lacking > len(nodes) and not claims.unplaced:
             marks.append({PLACEMENT: _digest_placement(*self._place_anywhere())})
-        used = {*(each.metadata.name for each in observed.claims), *observed.leaving}
+        used = {*(volume_claim.metadata.name for volume_claim in observed.claims), *observed.leaving}
         used |= {copy.name for copy in model.status.copies}
         for mark in marks:
             name = _free_name(model, self.path, used)
@@ -185,24 +191,24 @@ class _CopyPlan(NamedTuple):
 
     def list_copies(self, done: Iterable[CopyClaim]) -> list[NodeCopy]:
         """Return the copies for the status, with the time since which each is not in use."""
-        found, now = self.found, rfc3339(self.inspected.now)
+        sorted_claims, now = self.found, rfc3339(self.inspected.now)
         copies = [
             NodeCopy(
-                node=each.node,
-                name=each.name,
-                claim=each.claim.metadata.uid,
+                node=copy_claim.node,
+                name=copy_claim.name,
+                claim=copy_claim.claim.metadata.uid,
                 path=self.path,
                 sha256=self.inspected.facts.sha256,
-                size_bytes=claims.requested_bytes(each.claim),
+                size_bytes=claims.requested_bytes(copy_claim.claim),
             )
-            for each in done
+            for copy_claim in done
         ]
-        for each in (*found.ready, *found.earlier):
-            if (copy := each.copy) is not None:
-                since = "" if each.name in found.in_use else copy.unused_since or now
-                size_bytes = claims.requested_bytes(each.claim)
+        for copy_claim in (*sorted_claims.ready, *sorted_claims.earlier):
+            if (copy := copy_claim.copy) is not None:
+                since = "" if copy_claim.name in sorted_claims.in_use else copy.unused_since or now
+                size_bytes = claims.requested_bytes(copy_claim.claim)
                 copies.append(msgspec.structs.replace(copy, unused_since=since, size_bytes=size_bytes))
-        return sorted(copies, key=lambda each: (each.node, each.name))
+        return sorted(copies, key=lambda copy: (copy.node, copy.name))
 
 
 def _free_name(model: Model, path: str, used: Collection[str]) -> str:
@@ -216,18 +222,18 @@ def _free_name(model: Model, path: str, used: Collection[str]) -> str:
     return next(name for name in names if name not in used)
 
 
-def _update_facts(inspected: InspectedModel, found: SortedClaims, fetches: Iterable[_Fetch]) -> ModelFacts:
+def _update_facts(inspected: InspectedModel, claims: SortedClaims, fetches: Iterable[_Fetch]) -> ModelFacts:
     """Return the facts, with those of the header that arrived."""
-    if found.ready:
+    if claims.ready:
         return volume.keep_fetched(inspected.facts, inspected.model)
-    answer = next((each.progress.outcome.answer for each in fetches if each.is_done), None)
+    answer = next((fetch.progress.outcome.answer for fetch in fetches if fetch.is_done), None)
     return volume.take_fetched(inspected.facts, answer) if answer is not None else inspected.facts
 
 
 def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | None:
     """Return the shortage that a fetch found last; each attempt that finds one demands its space once."""
     node, outcome = fetch.claim.node, fetch.progress.outcome
-    known = next((each for each in inspected.model.status.shortages if each.node == node), None)
+    known = next((shortage for shortage in inspected.model.status.shortages if shortage.node == node), None)
     if fetch.is_done or outcome.state == "Failed":
         return None
     # With the next attempt comes the outcome of the last one, which is known.

@@ -71,7 +71,11 @@ def observe_model(
         copies = observe_copies(
             snapshot,
             model,
-            [each for each in (consumer, *consumers) if each is not None and each.spec.model_ref == key.name],
+            [
+                service
+                for service in (consumer, *consumers)
+                if service is not None and service.spec.model_ref == key.name
+            ],
             reserve,
             vendors=settings.vendors,
             limit_bytes=settings.node_cache_bytes,
@@ -144,9 +148,9 @@ def read_placement(service: Obj) -> object:
     """Return what a Model reads of a service: what users decide, and the pods that were chosen for it."""
     status = service.get("status") or {}
     shares = (status.get("choice") or {}).get("accelerators", ())
-    in_pods = [(each["accelerator"], each.get("replicas", 0)) for each in shares if each["accelerator"] != METAL]
+    in_pods = [(share["accelerator"], share.get("replicas", 0)) for share in shares if share["accelerator"] != METAL]
     is_decided = bool((service["spec"].get("scheduling") or {}).get("pools") and status.get("accelerator"))
-    return all_but_status(service), [each for each in in_pods if each[1]], is_decided
+    return all_but_status(service), [pod for pod in in_pods if pod[1]], is_decided
 
 
 def _place(service: InferenceService, accelerator: str, replicas: int) -> InferenceService:
@@ -177,5 +181,7 @@ def models_served_beside(store: Store, model: Obj) -> list[ObjectKey]:
     """Return the companions that are served together with this Model, on the same hardware."""
     namespace, name = model["metadata"]["namespace"], model["metadata"]["name"]
     services = store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(namespace, name))
-    beside = {each for obj in services if obj["spec"]["modelRef"] == name for each in companion_names(obj)}
+    beside = {
+        companion_name for obj in services if obj["spec"]["modelRef"] == name for companion_name in companion_names(obj)
+    }
     return [ObjectKey(namespace, companion) for companion in sorted(beside)]

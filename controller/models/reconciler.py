@@ -126,15 +126,15 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         )
     if _is_inspected(model):
         facts, inspected = _inspected_facts(model, observed, settings)
-        known = InspectedModel(model, observed, settings, now, facts, inspected)
+        inspected_model = InspectedModel(model, observed, settings, now, facts, inspected)
         if refused or not refresh.is_watched(model):
-            return decide_weights(known)
+            return decide_weights(inspected_model)
 
         def look(last_checked: str) -> JobProgress:
             return _inspect(model, observed, settings, now, last_checked)
 
         check = refresh.check_source(model, facts, look, now)
-        made = decide_weights(known._replace(facts=check.facts))
+        made = decide_weights(inspected_model._replace(facts=check.facts))
         return msgspec.structs.replace(
             made,
             conditions=[*made.conditions, *check.conditions],

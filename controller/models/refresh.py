@@ -75,8 +75,12 @@ def check_source(
 
     `inspect` inspects the source once for each time of the check before.
     """
-    known = find(model.status.conditions, REFRESHED)
-    last = _condition(model, true=known.status == "True", reason=known.reason, message=known.message) if known else None
+    condition = find(model.status.conditions, REFRESHED)
+    last = (
+        _condition(model, true=condition.status == "True", reason=condition.reason, message=condition.message)
+        if condition
+        else None
+    )
     waits = JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=model.spec.refresh_interval_seconds)
     if not model.status.last_checked:
         message = f"the source has revision {facts.revision}"
@@ -89,11 +93,14 @@ def check_source(
     progress = inspect(model.status.last_checked)
     outcome = progress.outcome
     if outcome.state == "Succeeded":
-        found = take_answer(model, outcome.answer)
+        model_facts = take_answer(model, outcome.answer)
         reason, message = UP_TO_DATE, f"the source has revision {facts.revision}"
-        if found.revision != facts.revision:
-            reason, message = "RevisionChanged", f"the source has revision {found.revision}, after {facts.revision}"
-            facts = found
+        if model_facts.revision != facts.revision:
+            reason, message = (
+                "RevisionChanged",
+                f"the source has revision {model_facts.revision}, after {facts.revision}",
+            )
+            facts = model_facts
         return SourceCheck(facts, waits, rfc3339(now), [_condition(model, true=True, reason=reason, message=message)])
     if outcome.state == "Going":
         return SourceCheck(facts, progress, model.status.last_checked, [last] if last else [])

@@ -51,13 +51,13 @@ class Served(NamedTuple):
 
 def list_companions(spec: InferenceServiceSpec) -> tuple[Companion, ...]:
     """Return the companions that a service names, without their Models, in the order in which hosts get them."""
-    found = []
+    companions = []
     if spec.speculative is not None:
-        found.append(Companion("draft", "speculative.draftModelRef", spec.speculative.draft_model_ref))
+        companions.append(Companion("draft", "speculative.draftModelRef", spec.speculative.draft_model_ref))
     if spec.projector_model_ref is not None:
-        found.append(Companion("projector", "projectorModelRef", spec.projector_model_ref))
-    found += [Companion("adapter", "adapters", each.model_ref, each.scale) for each in spec.adapters]
-    return tuple(found)
+        companions.append(Companion("projector", "projectorModelRef", spec.projector_model_ref))
+    companions += [Companion("adapter", "adapters", adapter.model_ref, adapter.scale) for adapter in spec.adapters]
+    return tuple(companions)
 
 
 def read_companions(find: Callable[[ObjectKey], Model | None], service: InferenceService) -> tuple[Companion, ...]:

@@ -104,8 +104,10 @@ async def read_verdict(client: Client, model: Model, *, has_work: bool = False) 
     reference, metadata = model.spec.source_secret_ref, model.metadata
     if reference is None:
         return None
-    known = find(model.status.conditions, ACCEPTED)
-    is_known = known is not None and known.status == "True" and known.observed_generation == metadata.generation
+    condition = find(model.status.conditions, ACCEPTED)
+    is_known = (
+        condition is not None and condition.status == "True" and condition.observed_generation == metadata.generation
+    )
     if is_known and model.status.phase == "Ready" and not has_work:
         return None
     try:

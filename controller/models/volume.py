@@ -167,7 +167,7 @@ def place_fetch(model: Model, consumer: InferenceService | None, settings: PodSe
     allowed = allowed_tolerations(spec.tolerations, settings.limits)
     tolerations = (*settings.vendors[accelerator_of(consumer, model)].tolerations, *allowed)
     selected = select_nodes(consumer, model, settings.vendors)
-    return Placement(selected, tuple(msgspec.to_builtins(each) for each in tolerations))
+    return Placement(selected, tuple(msgspec.to_builtins(toleration) for toleration in tolerations))
 
 
 def place_inspection(

@@ -91,8 +91,8 @@ class Admission:
             while True:
                 await self._trigger.wait()
                 report = await term.play_round()
-                found, spent_seconds = report.round, report.processor_seconds
-                self._trigger.note_round(found.queue, spent_seconds=spent_seconds, has_decided=bool(found.actions))
+                made, spent_seconds = report.round, report.processor_seconds
+                self._trigger.note_round(made.queue, spent_seconds=spent_seconds, has_decided=bool(made.actions))
 
     def _wake_on_change(self, store: Store, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         if resource in {PODS, METAL_PROCESSES}:
@@ -164,8 +164,8 @@ class _Term:
 
     def _adopt(self, left: LedgerContent) -> None:
         """Keep the places that another leader has left, and finish what it began."""
-        known = {place.unit for place in self._freed}
-        self._freed = (*(place for place in left.freed if place.unit not in known), *self._freed)
+        uids = {place.unit for place in self._freed}
+        self._freed = (*(place for place in left.freed if place.unit not in uids), *self._freed)
         for uid, claim in self._claims.add(left.claims).items():
             self._tasks.create_task(self._finish(uid, claim))
 
@@ -175,7 +175,7 @@ class _Term:
         store = self._leading.store
         # One may be no unit here, such as the rest of a gang.
         is_any_waiting = any(find_gate(pod) is not None for pod in store.list(PODS))
-        if is_any_waiting or any("hostName" not in each["spec"] for each in store.list(METAL_PROCESSES)):
+        if is_any_waiting or any("hostName" not in process["spec"] for process in store.list(METAL_PROCESSES)):
             log.warning("late_writes_awaited", seconds=LATE_WRITE_SECONDS)
             await asyncio.sleep(LATE_WRITE_SECONDS)
         await self._ledger.write(self._claims.list_all({}), self._freed)
@@ -183,7 +183,7 @@ class _Term:
     async def _show_refused_turns(self, error: str) -> None:
         """Show which units have their turn while nothing may be done, since the ledger is refused or incomplete."""
         _observed, report = await self._plan(self._list_gone())
-        turns = (each.unit.uid for each in report.round.actions if isinstance(each, Admit | Nominate))
+        turns = (action.unit.uid for action in report.round.actions if isinstance(action, Admit | Nominate))
         failures = dict.fromkeys(turns, error)
         self._parts.on_round(report._replace(round=report.round._replace(actions=()), failures=failures))
 
@@ -260,15 +260,15 @@ class _Term:
         meter = ProcessorMeter()
         with meter.running():
             self._parts.on_round(report)
-        found = report.round
-        for seconds in (found.again_seconds, observed.again_seconds):
+        made = report.round
+        for seconds in (made.again_seconds, observed.again_seconds):
             if seconds is not None:
                 asyncio.get_running_loop().call_later(seconds, self._wake)
         await self._keep_places(observed, gone)
         overdue = self._list_overdue(observed.units)
-        if found.actions or overdue or self._unwritten or self._claims.has_given_up:
-            if await self._write_ledger(found.actions, overdue):
-                await self._carry_out(found)
+        if made.actions or overdue or self._unwritten or self._claims.has_given_up:
+            if await self._write_ledger(made.actions, overdue):
+                await self._carry_out(made)
                 await self._requeue(overdue)
             else:
                 self._wake()
@@ -286,39 +286,39 @@ class _Term:
             cells, is_all_known = self._claims.reserve(self._parts.registry.list_cells(), observed.units)
             self._vanished.expect(observed.units)
             plannable = self._list_plannable(observed.units, started)
-            units = [self._parts.registry.devices.add_freed(each) for each in plannable]
+            units = [self._parts.registry.devices.add_freed(unit) for unit in plannable]
             rules = self._parts.rules()
 
         def run_planner() -> Round:
             with meter.running():
                 return plan(cells, units, rules, now)
 
-        found = await asyncio.to_thread(run_planner)
+        made = await asyncio.to_thread(run_planner)
         if not is_all_known:
             # A cell that seems full may be free in a moment: nobody is evicted for want of it.
-            found = found._replace(
-                actions=tuple(each for each in found.actions if isinstance(each, Admit) and each.cells)
+            made = made._replace(
+                actions=tuple(action for action in made.actions if isinstance(action, Admit) and action.cells)
             )
         took, failures = loop.time() - started, self._retries.list_errors()
         claimed = self._claims.list_cells()
-        return observed, RoundReport(found, cells, observed.units, now, took, meter.seconds, failures, claimed)
+        return observed, RoundReport(made, cells, observed.units, now, took, meter.seconds, failures, claimed)
 
     def _list_gone(self) -> list[FreedPlace]:
         """Return the freed places that successors may inherit."""
-        return [each for each in self._freed if is_gone(self._leading.store, each)]
+        return [place for place in self._freed if is_gone(self._leading.store, place)]
 
     def _add_vanished(self) -> None:
         """Keep the places of units that have vanished since the last round."""
-        known = {place.unit for place in self._freed}
-        found = [place for place in self._vanished.take() if place.unit not in known]
-        self._freed = (*self._freed, *found)
-        self._unwritten.update(place.unit for place in found)
+        uids = {place.unit for place in self._freed}
+        places = [place for place in self._vanished.take() if place.unit not in uids]
+        self._freed = (*self._freed, *places)
+        self._unwritten.update(place.unit for place in places)
 
     async def _observe(self, moment: datetime, gone: Iterable[FreedPlace], meter: ProcessorMeter) -> ObservedUnits:
         """Return the units, without keeping others from their turn for long."""
         freed: dict[str, list[str]] = {}
-        for each in gone:
-            freed.setdefault(each.service, []).append(each.enqueued_at)
+        for place in gone:
+            freed.setdefault(place.service, []).append(place.enqueued_at)
         steps = observe_units_in_steps(
             self._leading.store,
             self._parts.vendors,
@@ -343,7 +343,7 @@ class _Term:
             for cell in self._unscheduled.note_refusal(unit, loop.time()):
                 self._parts.registry.suspect(cell, SUSPECT, message, PINNED_SECONDS)
             loop.call_later(PINNED_SECONDS, self._wake)
-        return [each for each in overdue if not self._retries.is_paused(each.unit.uid, loop.time())]
+        return [pod for pod in overdue if not self._retries.is_paused(pod.unit.uid, loop.time())]
 
     async def _requeue(self, overdue: Iterable[OverduePod]) -> None:
         for unit, message in overdue:
@@ -368,17 +368,17 @@ class _Term:
 
     async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
         """Write what is about to be done; False: nothing of it may be done."""
-        admissions = [each for each in actions if isinstance(each, Admit)]
+        admissions = [action for action in actions if isinstance(action, Admit)]
         claims = build_claims(admissions, self._claims.count_objects())
         if len(claims) < len(admissions):
             self._wake()
         # The service itself makes the successor of a process, with its place.
-        ended = [each.victim for each in actions if isinstance(each, EvictUnit)] + [each.unit for each in overdue]
+        ended = [action.victim for action in actions if isinstance(action, EvictUnit)] + [pod.unit for pod in overdue]
         freed = [free_place(unit) for unit in ended if unit.key.kind != "process"]
         if not claims and not ended and not self._unwritten and not self._claims.has_given_up:
             return True
-        known = {place.unit for place in self._freed}
-        freed_places = (*self._freed, *(place for place in freed if place.unit not in known))
+        uids = {place.unit for place in self._freed}
+        freed_places = (*self._freed, *(place for place in freed if place.unit not in uids))
         self._claims.has_given_up = False
         try:
             await self._ledger.write(self._claims.list_all(claims), freed_places)
@@ -393,11 +393,11 @@ class _Term:
         self._losses = 0
         return True
 
-    async def _carry_out(self, found: Round) -> None:
+    async def _carry_out(self, made: Round) -> None:
         """Carry a round out. One unit that is refused holds up no other."""
-        admissions = [each for each in found.actions if isinstance(each, Admit) and each.unit.uid in self._claims]
+        admissions = [admit for admit in made.actions if isinstance(admit, Admit) and admit.unit.uid in self._claims]
         with self._parts.admitting() if admissions else contextlib.nullcontext():
-            pending = {self._tasks.create_task(self._admit(each)) for each in admissions}
+            pending = {self._tasks.create_task(self._admit(admission)) for admission in admissions}
             done = set(pending)
             while pending and done:
                 # What hangs goes on, with its room reserved, while others are planned.
@@ -409,9 +409,15 @@ class _Term:
             if not await self._try(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
                 unpromised.add(unit.uid)
 
-        noted = (each for each in found.actions if isinstance(each, Nominate | WithdrawNomination))
-        await write_at_once(WRITES_AT_ONCE, (functools.partial(note, each) for each in noted))
-        for action in found.actions:
+        noted = (
+            withdraw_nomination
+            for withdraw_nomination in made.actions
+            if isinstance(withdraw_nomination, Nominate | WithdrawNomination)
+        )
+        await write_at_once(
+            WRITES_AT_ONCE, (functools.partial(note, withdraw_nomination) for withdraw_nomination in noted)
+        )
+        for action in made.actions:
             # Only once its cell is promised: else the room that is made may go to whoever comes first.
             if isinstance(action, EvictUnit) and action.preemptor.uid not in unpromised:
                 await self._evict(action)
@@ -492,7 +498,11 @@ class _Term:
             await self._try(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
 
         due = [(key, place) for key, place in observed.places.items() if not self._retries.is_paused(str(key), now)]
-        await write_at_once(WRITES_AT_ONCE, (functools.partial(keep, *each) for each in due))
-        spent = {each for each in gone if each.enqueued_at not in observed.open_places.get(each.service, ())}
-        self._freed = tuple(each for each in self._freed if each not in spent)
-        self._unwritten.intersection_update(each.unit for each in self._freed)
+        await write_at_once(WRITES_AT_ONCE, (functools.partial(keep, *entry) for entry in due))
+        spent = {
+            freed_place
+            for freed_place in gone
+            if freed_place.enqueued_at not in observed.open_places.get(freed_place.service, ())
+        }
+        self._freed = tuple(freed_place for freed_place in self._freed if freed_place not in spent)
+        self._unwritten.intersection_update(freed_place.unit for freed_place in self._freed)

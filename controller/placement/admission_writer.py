@@ -182,7 +182,9 @@ class AdmissionWriter:
         """Note that an eviction was refused, and return whether it has been for too long."""
         # An eviction that was given up long ago begins anew.
         self._refusals = {
-            each: found for each, found in self._refusals.items() if now - found.latest < EVICTION_PATIENCE_SECONDS
+            refusal: found
+            for refusal, found in self._refusals.items()
+            if now - found.latest < EVICTION_PATIENCE_SECONDS
         }
         first = self._refusals[uid].first if uid in self._refusals else now
         self._refusals[uid] = _EvictionRefusals(first, now)
@@ -206,33 +208,33 @@ class AdmissionWriter:
         for name in names:
             while True:
                 # One that is made meanwhile under the same name is not the one that was asked for.
-                known = self._store.get(resource, name.name, name.namespace)
+                stored = self._store.get(resource, name.name, name.namespace)
                 try:
-                    found = await self._client.get(resource, name.name, name.namespace)
+                    current = await self._client.get(resource, name.name, name.namespace)
                 except NotFound:
-                    if known is not None:
-                        uid = known["metadata"]["uid"]
+                    if stored is not None:
+                        uid = stored["metadata"]["uid"]
                         self._store.remove(resource, name.namespace, name.name, uid=uid)
                 except (ApiError, Unreachable) as error:
                     log.warning("unit_not_read", object=str(name), error=str(error))
                     await asyncio.sleep(READ_AGAIN_SECONDS)
                     continue
                 else:
-                    self._store.put(resource, found)
+                    self._store.put(resource, current)
                 break
 
     def _find(self, resource: Resource, name: ObjectKey) -> Obj:
-        found = self._store.get(resource, name.name, name.namespace)
-        if found is None or "deletionTimestamp" in found["metadata"]:
+        stored = self._store.get(resource, name.name, name.namespace)
+        if stored is None or "deletionTimestamp" in stored["metadata"]:
             raise StaleUnit(f"{resource.kind} {name} is gone")
-        return found
+        return stored
 
     def _find_object(self, unit: Unit, name: ObjectKey) -> Obj:
         """Return an object of a unit. Raises StaleUnit if it is gone, also if another one has its name."""
-        found = self._find(_resource_of(unit.key.kind), name)
-        if unit.key.kind != "gang" and found["metadata"]["uid"] != unit.uid:
+        stored = self._find(_resource_of(unit.key.kind), name)
+        if unit.key.kind != "gang" and stored["metadata"]["uid"] != unit.uid:
             raise StaleUnit(f"{name} is the name of a successor")
-        return found
+        return stored
 
     async def _patch(self, resource: Resource, name: ObjectKey, operations: Operations) -> None:
         self._require_leadership()

@@ -46,7 +46,7 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
                 free.append((search.sort_key(unit, choice), Alternative(device_class, choice.cell_id, score)))
             elif device_class != own:
                 refused[device_class] = Alternative(device_class, refusal=refusal or NO_ROOM)
-    free.sort(key=lambda each: each[0])
-    known = {each.device_class for _, each in free}
-    others = [each for name, each in sorted(refused.items()) if name not in known]
-    return tuple([each for _, each in free] + others)[:MOST_ALTERNATIVES]
+    free.sort(key=lambda entry: entry[0])
+    free_classes = {alternative.device_class for _, alternative in free}
+    others = [alternative for name, alternative in sorted(refused.items()) if name not in free_classes]
+    return tuple([alternative for _, alternative in free] + others)[:MOST_ALTERNATIVES]

@@ -230,7 +230,7 @@ class Board:
         counts = sort_refusals(self._count_refusals(unit, self._shown))
         ending = entry.nomination.victims if entry.nomination is not None else ()
         services = (self._victims[uid] for uid in ending if uid in self._victims)
-        victims = tuple(sorted({name_service(each, service.namespace) for each in services}))
+        victims = tuple(sorted({name_service(key, service.namespace) for key in services}))
         reason = entry.reason
         if reason is None:
             reason = find_lack(unit, counts)
@@ -271,10 +271,10 @@ class Board:
     def _list_entries(self, shown: _ShownRound) -> tuple[dict[ObjectKey, _Entry], dict[str, int]]:
         """Return the first waiting unit of each service, and the length of the queue of each pool."""
         decided, failures = shown.round, shown.failures
-        nominated = {each.unit.uid: each.nomination for each in decided.actions if isinstance(each, Nominate)}
+        nominated = {action.unit.uid: action.nomination for action in decided.actions if isinstance(action, Nominate)}
         # One that failed before may fail again: it is not taken out of the queue for each try.
-        gone = {each.unit.uid for each in decided.actions if isinstance(each, Admit)} - shown.failures.keys()
-        withdrawn = {each.unit.uid for each in decided.actions if isinstance(each, WithdrawNomination)}
+        gone = {action.unit.uid for action in decided.actions if isinstance(action, Admit)} - shown.failures.keys()
+        withdrawn = {action.unit.uid for action in decided.actions if isinstance(action, WithdrawNomination)}
         queues: dict[str, _PoolQueue] = {}
         entries: dict[ObjectKey, _Entry] = {}
         needs: dict[str, tuple[Lane, int]] = {}
@@ -329,15 +329,15 @@ class Board:
         sought = frozenset[str]().union(*awaited.values())
         there = {unit.uid: unit for unit in units if unit.uid in sought} if sought else {}
         # One that has ended is among the units no more.
-        known = {uid: service for uid, service in self._victims.items() if uid in sought}
-        self._victims = known | {uid: unit.service for uid, unit in there.items()}
-        found = dict(entries)
+        kept = {uid: service for uid, service in self._victims.items() if uid in sought}
+        self._victims = kept | {uid: unit.service for uid, unit in there.items()}
+        updated = dict(entries)
         for service, victims in awaited.items():
             ends = [there[uid].ends_by for uid in victims if uid in there]
             times = [moment for moment in ends if moment is not None]
             if times and len(times) == len(ends):
-                found[service] = entries[service]._replace(victims_end_by=max(times))
-        return found
+                updated[service] = entries[service]._replace(victims_end_by=max(times))
+        return updated
 
     def _tell_changes(
         self, entries: Mapping[ObjectKey, _Entry], lengths: Mapping[str, int], *, is_everyone_told: bool

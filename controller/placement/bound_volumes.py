@@ -64,30 +64,30 @@ class NodeSelection:
     def select(self, terms: Sequence[Obj]) -> frozenset[str]:
         """Return the names of the nodes that meet one of the terms; equal terms are compared with the nodes once."""
         key = msgspec.json.encode(terms)
-        found = self._selected.get(key)
-        if found is None:
-            found = self._selected[key] = frozenset(
+        names = self._selected.get(key)
+        if names is None:
+            names = self._selected[key] = frozenset(
                 node["metadata"]["name"] for term in terms for node in self._narrow(term) if matches_term(term, node)
             )
-        return found
+        return names
 
     def _narrow(self, term: Obj) -> Iterable[Obj]:
         """Return the nodes that may meet a term: that of a volume on the disk of a node names it, by a label."""
-        for each in term.get("matchExpressions") or ():
-            if each["operator"] == "In":
-                labelled = self._group_by_label(each["key"])
-                return [node for value in each["values"] for node in labelled.get(value, ())]
+        for expression in term.get("matchExpressions") or ():
+            if expression["operator"] == "In":
+                labelled = self._group_by_label(expression["key"])
+                return [node for value in expression["values"] for node in labelled.get(value, ())]
         return self._nodes
 
     def _group_by_label(self, key: str) -> dict[str, list[Obj]]:
         """Return the nodes by the value of one of their labels."""
-        found = self._by_label.get(key)
-        if found is None:
-            found = self._by_label[key] = {}
+        by_value = self._by_label.get(key)
+        if by_value is None:
+            by_value = self._by_label[key] = {}
             for node in self._nodes:
                 if (value := node["metadata"]["labels"].get(key)) is not None:
-                    found.setdefault(value, []).append(node)
-        return found
+                    by_value.setdefault(value, []).append(node)
+        return by_value
 
 
 class BoundVolumes:
@@ -150,14 +150,14 @@ class BoundVolumes:
         stored = self._store.get(PVCS, key.name, key.namespace)
         if stored is not None:
             return next(iter(decode_stored(self._store, PVCS, (stored,), PersistentVolumeClaim)), None), True
-        found, is_known = self._look_up(PVCS, key)
-        return found if isinstance(found, PersistentVolumeClaim) else None, is_known
+        answer, is_known = self._look_up(PVCS, key)
+        return answer if isinstance(answer, PersistentVolumeClaim) else None, is_known
 
     def _list_placed(self, claim: str, sharing: Sequence[Obj]) -> Sequence[Obj]:
         """Return those of the pods with a claim that have a node: they are gathered once for all that wait."""
 
         def gather() -> Sequence[Obj]:
-            return [each for each in sharing if find_taken_node(each)]
+            return [pod for pod in sharing if find_taken_node(pod)]
 
         return self._store.derive(PODS, sharing[0], f"placed with {claim}", gather, sharing) if sharing else ()
 
@@ -192,11 +192,11 @@ class BoundVolumes:
     async def _read_some(self, client: Client) -> None:
         """Read some objects at once; one that cannot be read now is read after all others."""
         wanted = list(itertools.islice(self._wanted, READS_AT_ONCE))
-        for each in wanted:
-            del self._wanted[each]
-        reads = (self._read_object(client, *each) for each in wanted)
+        for reference in wanted:
+            del self._wanted[reference]
+        reads = (self._read_object(client, *reference) for reference in wanted)
         outcomes = await asyncio.gather(*reads, return_exceptions=True)
-        failed = {each: error for each, error in zip(wanted, outcomes, strict=True) if error is not None}
+        failed = {reference: error for reference, error in zip(wanted, outcomes, strict=True) if error is not None}
         self._wanted |= dict.fromkeys(failed)
         for error in failed.values():
             raise error
@@ -224,7 +224,7 @@ class BoundVolumes:
     def _forget_unused(self) -> None:
         """Forget what nobody has asked for since it was due: what is asked for is read again then."""
         now = self._clock()
-        self._read = {key: each for key, each in self._read.items() if each.due > now or key in self._wanted}
+        self._read = {key: reading for key, reading in self._read.items() if reading.due > now or key in self._wanted}
         self._forget_at = max(_MANY_READ, 2 * len(self._read))
 
     def _note_change(self) -> None:
@@ -280,17 +280,19 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iter
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("podAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or ()
     terms = [
-        (each.get("labelSelector") or {}).get("matchLabels") or {}
-        for each in required
-        if each["topologyKey"] == _HOSTNAME
+        (term.get("labelSelector") or {}).get("matchLabels") or {}
+        for term in required
+        if term["topologyKey"] == _HOSTNAME
     ]
     if not terms and (not access_modes or not _SHARED.isdisjoint(access_modes)):
         return None
-    others = [each for each in sharing if each["metadata"]["uid"] != pod["metadata"]["uid"] and find_taken_node(each)]
+    others = [
+        other for other in sharing if other["metadata"]["uid"] != pod["metadata"]["uid"] and find_taken_node(other)
+    ]
     if terms:
-        beside = [each for each in others if any(_has_labels(each, labels) for labels in terms)]
+        beside = [other for other in others if any(_has_labels(other, labels) for labels in terms)]
     else:
-        beside = [each for each in others if "deletionTimestamp" not in each["metadata"]]
+        beside = [other for other in others if "deletionTimestamp" not in other["metadata"]]
     return frozenset(map(find_taken_node, beside)) or None
 
 

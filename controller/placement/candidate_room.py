@@ -119,7 +119,7 @@ class RoomCounter:
     def find_best(self, unit: Unit) -> Cell | None:
         """Return the free cell that would be the best for a unit of one part; None if none has room."""
         need = largest_part(unit)
-        found = [
+        scored = [
             (score_cell(unit, need, cell, self._left[cell.id], 0), cell)
             for pool in unit.pools
             if self._made.limits.count_room(unit, pool, 1)
@@ -128,7 +128,7 @@ class RoomCounter:
             and not self._is_closed_to(unit, cell.id)
             and fits(need, self._left[cell.id])
         ]
-        best = min(found, key=lambda each: (-each[0].points, each[0].leftover, each[1].name), default=None)
+        best = min(scored, key=lambda entry: (-entry[0].points, entry[0].leftover, entry[1].name), default=None)
         return best[1] if best is not None else None
 
     def _is_closed_to(self, unit: Unit, cell: str) -> bool:
@@ -270,9 +270,9 @@ class CandidateRooms:
         if self._counter is None or (self._is_outdated and began >= self._serves_until):
             self._counter = RoomCounter(self._registry.list_cells(), self._report.round, self._report.cells)
             self._is_outdated, self._serves_until = False, began
-        found = ask(self._counter, hold_at_volumes(prospect, self._find_volume_nodes))
+        answer = ask(self._counter, hold_at_volumes(prospect, self._find_volume_nodes))
         self._serves_until += (loop.time() - began) * IDLE_SHARE
-        return found
+        return answer
 
     def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
         """Report a service when the room for one of these replicas comes or goes."""
@@ -298,7 +298,7 @@ class CandidateRooms:
         self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]
     ) -> tuple[tuple[str, bool, bool] | None, ...]:
         """Return the room for replicas, and note since when there is some."""
-        found, since = list[tuple[str, bool, bool] | None](), self._free_since.setdefault(service, {})
+        rooms, since = list[tuple[str, bool, bool] | None](), self._free_since.setdefault(service, {})
         for accelerator, prospect in prospects.items():
             room = self.count(prospect)
             has_room = room is not None and room.replicas > 0
@@ -306,8 +306,8 @@ class CandidateRooms:
                 since.setdefault(accelerator, asyncio.get_running_loop().time())
             else:
                 since.pop(accelerator, None)
-            found.append((accelerator, has_room, room.could_run) if room is not None else None)
-        return tuple(found)
+            rooms.append((accelerator, has_room, room.could_run) if room is not None else None)
+        return tuple(rooms)
 
     def restart(self) -> None:
         """Forget everything: another replica may have led since."""
@@ -326,9 +326,9 @@ class CandidateRooms:
                 self._counter = None
             began = until = loop.time()
             for service, followed in list(self._followed.items()):
-                found = self._look(service, followed.prospects)
-                if found != followed.told and self._followed.get(service) is followed:
-                    self._followed[service] = followed._replace(told=found)
+                rooms = self._look(service, followed.prospects)
+                if rooms != followed.told and self._followed.get(service) is followed:
+                    self._followed[service] = followed._replace(told=rooms)
                     self._on_change(service)
                 if loop.time() - until >= STEP_SECONDS:
                     await asyncio.sleep(0)

@@ -127,10 +127,10 @@ def _host_capacity(store: Store, host: MetalHost, bound: Sequence[Obj]) -> HostC
 
 
 def _stored(store: Store, host: str) -> Obj:
-    found = store.get(METAL_HOSTS, host)
-    if found is None:
+    stored = store.get(METAL_HOSTS, host)
+    if stored is None:
         raise KeyError(host)
-    return found
+    return stored
 
 
 def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapacity]:
@@ -138,13 +138,13 @@ def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapa
 
     Raises KeyError for a host that is not in the store.
     """
-    found = []
+    capacities = []
     for host in hosts:
         name = host.metadata.name
         bound = store.by_index(METAL_PROCESSES, HOST_INDEX, name)
         compute = functools.partial(_host_capacity, store, host, bound)
-        found.append(store.derive(METAL_HOSTS, _stored(store, name), "capacity", compute, bound))
-    return found
+        capacities.append(store.derive(METAL_HOSTS, _stored(store, name), "capacity", compute, bound))
+    return capacities
 
 
 def eligible_hosts(
@@ -154,12 +154,12 @@ def eligible_hosts(
 
     The host with most free memory comes first, ties are in the order of names.
     """
-    found = [
+    suitable = [
         capacity
         for capacity in among
         if capacity.is_open and capacity.host not in avoid and not requirement.refuse_host(capacity)
     ]
-    return sorted(found, key=lambda capacity: (-capacity.free_bytes, capacity.host))
+    return sorted(suitable, key=lambda capacity: (-capacity.free_bytes, capacity.host))
 
 
 class FreeMemory:
@@ -168,17 +168,19 @@ class FreeMemory:
     def __init__(self, capacities: Iterable[HostCapacity]) -> None:
         self._largest: dict[tuple[object, ...], HostCapacity] = {}
         self._by_requirement: dict[HostRequirement, int] = {}
-        for each in capacities:
-            if each.is_open:
-                offer = each.runtimes, each.namespaces, each.labels, each.taints
+        for capacity in capacities:
+            if capacity.is_open:
+                offer = capacity.runtimes, capacity.namespaces, capacity.labels, capacity.taints
                 known = self._largest.get(offer)
-                if known is None or each.free_bytes > known.free_bytes:
-                    self._largest[offer] = each
+                if known is None or capacity.free_bytes > known.free_bytes:
+                    self._largest[offer] = capacity
 
     def has_room(self, requirement: HostRequirement, needed_bytes: int) -> bool:
         """Return whether one open host that meets a requirement has so much left."""
         largest = self._by_requirement.get(requirement)
         if largest is None:
-            fitting = (each.free_bytes for each in self._largest.values() if not requirement.refuse_host(each))
+            fitting = (
+                capacity.free_bytes for capacity in self._largest.values() if not requirement.refuse_host(capacity)
+            )
             largest = self._by_requirement[requirement] = max(fitting, default=-1)
         return needed_bytes <= largest

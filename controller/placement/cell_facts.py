@@ -50,7 +50,7 @@ def find_accelerator(node: Obj, vendors: Vendors) -> str:
         for name, count in allocatable.items()
         if vendor.offers(name)
     ]
-    return max(offered, key=lambda each: each[0])[1] if offered else ""
+    return max(offered, key=lambda offer: offer[0])[1] if offered else ""
 
 
 def close_node(node: Obj) -> Closure:
@@ -83,7 +83,7 @@ def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts:
         claimable: the accelerator of its devices that may be claimed; empty if there are none.
     """
     # A pod must not be refused for ever by a taint that closes the cell only for some time.
-    taints = [each for each in node["spec"]["taints"] if not each["key"].startswith(_CONDITION_TAINT)]
+    taints = [taint for taint in node["spec"]["taints"] if not taint["key"].startswith(_CONDITION_TAINT)]
     labels = node["metadata"]["labels"]
     part = {"metadata": {"name": node["metadata"]["name"], "labels": labels}, "spec": {"taints": taints}}
     total, closure = count_allocatable(node["status"]["allocatable"]), close_node(node)
@@ -98,7 +98,7 @@ def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts:
 
 def _list_condition_taints(node: Obj) -> list[str]:
     return [
-        each["key"]
-        for each in node["spec"]["taints"]
-        if each["key"].startswith(_CONDITION_TAINT) and each.get("effect") != "PreferNoSchedule"
+        taint["key"]
+        for taint in node["spec"]["taints"]
+        if taint["key"].startswith(_CONDITION_TAINT) and taint.get("effect") != "PreferNoSchedule"
     ]

@@ -62,7 +62,7 @@ class CellIndex:
         self._bound, self._evaluate, self._changes, self._seen = bound, evaluate, changes, len(changes)
         self._choices: dict[str, CellChoice | None] = {}
         """By `Cell.id`, the choices that are evaluated already."""
-        self._bounds = {name: found.key for name in likely if (found := bound(name, cells[name])) is not None}
+        self._bounds = {name: choice.key for name in likely if (choice := bound(name, cells[name])) is not None}
         self._heap: list[_Key] = list(self._bounds.values())
         heapq.heapify(self._heap)
 
@@ -73,12 +73,12 @@ class CellIndex:
             if cell is None:
                 continue
             self._choices.pop(name, None)
-            found = self._bound(name, cell)
-            if found is None:
+            choice = self._bound(name, cell)
+            if choice is None:
                 self._bounds.pop(name, None)
             else:
-                self._bounds[name] = found.key
-                heapq.heappush(self._heap, found.key)
+                self._bounds[name] = choice.key
+                heapq.heappush(self._heap, choice.key)
         self._seen = len(self._changes)
 
     def find(self, name: str) -> CellChoice | None:

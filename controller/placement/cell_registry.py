@@ -226,9 +226,10 @@ class CellRegistry:
 
     def _take_host(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Take a host, or a process that is bound to one."""
-        found = [each for each in (old, new) if each is not None]
+        versions = [version for version in (old, new) if version is not None]
         hosts = (
-            each["metadata"]["name"] if resource == METAL_HOSTS else each["spec"].get("hostName") for each in found
+            version["metadata"]["name"] if resource == METAL_HOSTS else version["spec"].get("hostName")
+            for version in versions
         )
         for host in dict.fromkeys(hosts):
             if host:
@@ -280,7 +281,7 @@ class CellRegistry:
     def _update(self) -> None:
         """Build all cells that may have changed."""
         now = self._clock()
-        for cell_id in [cell_id for cell_id, each in self._suspicions.items() if each.until <= now]:
+        for cell_id in [cell_id for cell_id, suspicion in self._suspicions.items() if suspicion.until <= now]:
             del self._suspicions[cell_id]
             self._mark(cell_id)
         for node, was_stale in self._utilized.items():
@@ -301,11 +302,11 @@ class CellRegistry:
         for cell_id in marked:
             kind, _, name = cell_id.partition("/")
             cell = self._build_node(name) if kind == "node" else self._build_host(name)
-            known = self._cells.get(cell_id)
-            if cell == known:
+            previous = self._cells.get(cell_id)
+            if cell == previous:
                 continue
             self._revision += 1
-            if (cell and cell.node) != (known and known.node):
+            if (cell and cell.node) != (previous and previous.node):
                 self._node_revision += 1
             if cell is not None:
                 self._cells[cell_id] = cell
@@ -323,7 +324,10 @@ class CellRegistry:
         if self._costs.put(cell_id, facts.cost):
             self._mark_all()
         ours, others = self._ours.sum_of(name), self.foreign.sum_of(name)
-        free = {each: amount - ours.get(each, 0) - others.get(each, 0) for each, amount in facts.total.items()}
+        free = {
+            resource: amount - ours.get(resource, 0) - others.get(resource, 0)
+            for resource, amount in facts.total.items()
+        }
         claimable, unclaimed = self.devices.count_room(name)
         reason, message = self._close(cell_id, facts.closure)
         pool = self._pools.find_pool(facts.accelerator, labels_of(facts.node))
@@ -353,8 +357,8 @@ class CellRegistry:
 
     def _read_hardware(self, name: str, facts: NodeFacts) -> tuple[ServingDevices, int | None]:
         """Return one device of a node, and the utilization of its devices in percent if pods share them."""
-        found = self._store.get(NODE_FITNESSES, name)
-        decoded = decode_stored(self._store, NODE_FITNESSES, [found] if found is not None else [], NodeFitness)
+        stored = self._store.get(NODE_FITNESSES, name)
+        decoded = decode_stored(self._store, NODE_FITNESSES, [stored] if stored is not None else [], NodeFitness)
         fitness = decoded[0].status if decoded else None
         # The hardware of a node does not change because its agent is silent; its utilization does.
         hardware = describe_node(labels_of(facts.node), fitness, self._vendors)
@@ -364,7 +368,7 @@ class CellRegistry:
 
     def _find_utilization(self, name: str, facts: NodeFacts, fitness: NodeFitnessStatus | None) -> int | None:
         """Return the utilization of devices that pods share, from a heartbeat that is not stale."""
-        percents = [each.utilization_percent for each in fitness.devices] if fitness is not None else []
+        percents = [device.utilization_percent for device in fitness.devices] if fitness is not None else []
         stated = [percent for percent in percents if percent is not None]
         if facts.share is None or not stated:
             self._utilized.pop(name, None)
@@ -373,8 +377,8 @@ class CellRegistry:
         return None if is_stale else sum(stated) // len(stated)
 
     def _build_host(self, name: str) -> Cell | None:
-        found = self._store.get(METAL_HOSTS, name)
-        hosts = decode_stored(self._store, METAL_HOSTS, [found] if found is not None else [], MetalHost)
+        stored = self._store.get(METAL_HOSTS, name)
+        hosts = decode_stored(self._store, METAL_HOSTS, [stored] if stored is not None else [], MetalHost)
         cell_id = f"host/{name}"
         if not hosts:
             self._hosts.pop(name, None)
@@ -416,8 +420,8 @@ def read_facts(fitness: Obj) -> object:
     """Return the facts of a NodeFitness by which cells are scored."""
     status = fitness.get("status") or {}
     devices = [
-        (each.get("product"), each.get("memoryBytes"), each.get("utilizationPercent"))
-        for each in status.get("devices") or ()
+        (device.get("product"), device.get("memoryBytes"), device.get("utilizationPercent"))
+        for device in status.get("devices") or ()
     ]
     is_shared = any(percent for _, _, percent in devices)
     facts = [status.get(name) for name in ("vendor", "deviceClass", "processor", "cpuCores")]

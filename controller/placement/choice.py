@@ -47,8 +47,8 @@ class _Trial:
     """The replicas of each accelerator while they are chosen."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        self.candidates = [each for each in candidates if not each.refusal]
-        self.replicas = {each.accelerator: 0 for each in self.candidates}
+        self.candidates = [candidate for candidate in candidates if not candidate.refusal]
+        self.replicas = {candidate.accelerator: 0 for candidate in self.candidates}
 
     @property
     def total(self) -> int:
@@ -56,23 +56,23 @@ class _Trial:
 
     def find_room(self, candidate: Candidate) -> int:
         """Return the further replicas that a candidate takes at once: those that run there anyway, and its room."""
-        known = self.replicas[candidate.accelerator]
-        return max(0, candidate.running + candidate.room - known)
+        planned = self.replicas[candidate.accelerator]
+        return max(0, candidate.running + candidate.room - planned)
 
     def add(self, wanted: int) -> None:
         """Add replicas until there are as many as wanted: where there is room, and then where they may wait."""
-        for each in self.candidates:
-            self.replicas[each.accelerator] += min(self.find_room(each), wanted - self.total)
+        for candidate in self.candidates:
+            self.replicas[candidate.accelerator] += min(self.find_room(candidate), wanted - self.total)
         if self.candidates and self.total < wanted:
-            waits_for = next((each for each in self.candidates if each.could_run), self.candidates[0])
+            waits_for = next((candidate for candidate in self.candidates if candidate.could_run), self.candidates[0])
             self.replicas[waits_for.accelerator] += wanted - self.total
 
     def remove(self, wanted: int) -> None:
         """Remove replicas until there are as many as wanted: first those that wait, and the last accelerator first."""
-        for least in (lambda each: each.running, lambda _each: 0):
-            for each in reversed(self.candidates):
-                known = self.replicas[each.accelerator]
-                self.replicas[each.accelerator] -= max(0, min(known - least(each), self.total - wanted))
+        for least in (lambda candidate: candidate.running, lambda _each: 0):
+            for candidate in reversed(self.candidates):
+                planned = self.replicas[candidate.accelerator]
+                self.replicas[candidate.accelerator] -= max(0, min(planned - least(candidate), self.total - wanted))
 
     def move(self, origin: Candidate, number: int, targets: Sequence[Candidate]) -> None:
         """Move up to this number of replicas to where there is room."""
@@ -95,15 +95,15 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
     if last is None:
         trial.add(wanted)
         return trial.replicas
-    for each in trial.candidates:
-        trial.replicas[each.accelerator] = last.get(each.accelerator, 0)
+    for candidate in trial.candidates:
+        trial.replicas[candidate.accelerator] = last.get(candidate.accelerator, 0)
     if trial.total > wanted:
         trial.remove(wanted)
-    for each in trial.candidates:
-        waiting = max(0, trial.replicas[each.accelerator] - each.running)
-        trial.move(each, min(waiting, each.settled), trial.candidates)
-        if not each.could_run and any(other.could_run for other in trial.candidates):
-            trial.replicas[each.accelerator] = min(trial.replicas[each.accelerator], each.running)
+    for candidate in trial.candidates:
+        waiting = max(0, trial.replicas[candidate.accelerator] - candidate.running)
+        trial.move(candidate, min(waiting, candidate.settled), trial.candidates)
+        if not candidate.could_run and any(other.could_run for other in trial.candidates):
+            trial.replicas[candidate.accelerator] = min(trial.replicas[candidate.accelerator], candidate.running)
     trial.add(wanted)
     if _is_settled(trial):
         _move_to_better(trial)
@@ -112,13 +112,13 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
 
 def _is_settled(trial: _Trial) -> bool:
     """Return whether all replicas serve where they are to be, and no others do."""
-    return all(each.ready == trial.replicas[each.accelerator] for each in trial.candidates)
+    return all(candidate.ready == trial.replicas[candidate.accelerator] for candidate in trial.candidates)
 
 
 def _move_to_better(trial: _Trial) -> None:
     """Move one replica to the first accelerator that is better than its own, if any is."""
     for place, better in enumerate(trial.candidates):
-        later = [each for each in trial.candidates[place + 1 :] if trial.replicas[each.accelerator]]
+        later = [candidate for candidate in trial.candidates[place + 1 :] if trial.replicas[candidate.accelerator]]
         if better.is_better and better.room > 0 and later:
             trial.move(later[-1], 1, [better])
             return
@@ -132,25 +132,25 @@ def list_watched(candidates: Sequence[Candidate], chosen: Mapping[str, int], *, 
         chosen: the present choice.
         is_ordered: True if the service prefers earlier accelerators to later ones.
     """
-    open_ones = [each for each in candidates if not each.refusal]
-    if any(chosen.get(each.accelerator, 0) > each.running for each in open_ones):
-        return frozenset(each.accelerator for each in open_ones)
-    used = [place for place, each in enumerate(open_ones) if chosen.get(each.accelerator, 0)]
+    open_ones = [candidate for candidate in candidates if not candidate.refusal]
+    if any(chosen.get(one.accelerator, 0) > one.running for one in open_ones):
+        return frozenset(one.accelerator for one in open_ones)
+    used = [place for place, one in enumerate(open_ones) if chosen.get(one.accelerator, 0)]
     earlier = open_ones[: used[-1]] if used and is_ordered else []
-    return frozenset(each.accelerator for each in earlier)
+    return frozenset(candidate.accelerator for candidate in earlier)
 
 
 def list_shares(candidates: Sequence[Candidate], chosen: Mapping[str, int]) -> list[AcceleratorShare]:
     """Return the choice as the status has it, with the reason why replicas are not on each of the accelerators."""
     return [
         AcceleratorShare(
-            accelerator=each.accelerator,
-            replicas=chosen.get(each.accelerator, 0),
-            reason=(reason := _find_reason(each, chosen)),
-            message=_explain_reason(each, reason),
-            tokens_per_second=format_rate(each.tokens_per_second) if each.tokens_per_second else None,
+            accelerator=candidate.accelerator,
+            replicas=chosen.get(candidate.accelerator, 0),
+            reason=(reason := _find_reason(candidate, chosen)),
+            message=_explain_reason(candidate, reason),
+            tokens_per_second=format_rate(candidate.tokens_per_second) if candidate.tokens_per_second else None,
         )
-        for each in candidates
+        for candidate in candidates
     ]
 
 
@@ -176,10 +176,10 @@ def _explain_reason(candidate: Candidate, reason: ShareReason | None) -> str:
 def describe_shares(shares: Sequence[AcceleratorShare]) -> str:
     """Return a choice in words, such as `2 on metal (52 tokens/s), 1 on nvidia; amd: no node has amd.com/gpu`."""
     used = ", ".join(
-        f"{each.replicas} on {each.accelerator}"
-        + (f" ({each.tokens_per_second} tokens/s)" if each.tokens_per_second is not None else "")
-        for each in shares
-        if each.replicas
+        f"{share.replicas} on {share.accelerator}"
+        + (f" ({share.tokens_per_second} tokens/s)" if share.tokens_per_second is not None else "")
+        for share in shares
+        if share.replicas
     )
-    refused = [f"{each.accelerator}: {each.message}" for each in shares if each.message and not each.replicas]
+    refused = [f"{share.accelerator}: {share.message}" for share in shares if share.message and not share.replicas]
     return "; ".join([used, *refused] if used else refused)

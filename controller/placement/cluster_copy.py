@@ -127,7 +127,7 @@ class ClusterCopy:
             is_queued_by_default=self._is_queued,
             find_volume_nodes=self.volumes.find_nodes,
         )
-        return tuple(self.registry.devices.add_freed(self._complete(each)) for each in observed.units)
+        return tuple(self.registry.devices.add_freed(self._complete(unit)) for unit in observed.units)
 
     def list_speeds(self, service: ObjectKey) -> tuple[ClassSpeed, ...]:
         """Return the speeds of a service by device class; none while its status is of an earlier spec."""
@@ -161,8 +161,8 @@ class ClusterCopy:
         table = read_pools(self.store, vendors)
         service = find_queued_service(self.store, unit.service, table, is_queued_by_default=self._is_queued)
         slices = demand_slices(unit.parts[0], service, vendors)
-        found = build_requirement(unpin(pod["spec"]), self.volumes.find_nodes(pod), slices)
-        return msgspec.structs.replace(unit, requirement=found)
+        node_requirement = build_requirement(unpin(pod["spec"]), self.volumes.find_nodes(pod), slices)
+        return msgspec.structs.replace(unit, requirement=node_requirement)
 
 
 async def copy_reading(client: Client, reading: QueueReading) -> ClusterCopy:
@@ -203,6 +203,6 @@ def unpin(pod_spec: Obj) -> Obj:
 
 
 def _unpin_term(term: Obj) -> Obj:
-    fields = [each for each in term.get("matchFields") or () if each["key"] != "metadata.name"]
+    fields = [field for field in term.get("matchFields") or () if field["key"] != "metadata.name"]
     kept = {name: value for name, value in term.items() if name != "matchFields" and value}
     return kept | ({"matchFields": fields} if fields else {})

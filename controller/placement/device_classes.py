@@ -51,8 +51,8 @@ class DeviceClasses:
         if entry is not None:
             self._cells[cell] = entry
             touched |= self._count(*entry, 1)
-        for each in sorted(touched):
-            self._list(each)
+        for name in sorted(touched):
+            self._list(name)
 
     def _count(self, accelerator: str, devices: ServingDevices, number: int) -> set[str]:
         """Count cells of a class, and return its accelerator if that may change the description of the class."""
@@ -68,14 +68,14 @@ class DeviceClasses:
         return {accelerator} if count <= 1 else set()
 
     def _list(self, accelerator: str) -> None:
-        found = tuple(
+        classes = tuple(
             min(members, key=_rate)
             for (name, _), members in sorted(self._members.items(), key=lambda item: item[0])
             if name == accelerator
         )
-        if found == self._listed.get(accelerator, ()):
+        if classes == self._listed.get(accelerator, ()):
             return
-        self._listed[accelerator] = found
+        self._listed[accelerator] = classes
         for listener in self._listeners:
             listener(accelerator)
 

@@ -30,7 +30,9 @@ class DeviceFeed:
     def __init__(self, store: Store, namespaces: Sequence[str] = ()) -> None:
         self._store = store
         self._templates = OptionalKind(RESOURCE_CLAIM_TEMPLATES, OURS, namespaces)
-        self._counted = [OptionalKind(each, "") for each in (RESOURCE_SLICES, RESOURCE_CLAIMS) if not namespaces]
+        self._counted = [
+            OptionalKind(resource, "") for resource in (RESOURCE_SLICES, RESOURCE_CLAIMS) if not namespaces
+        ]
         self._is_wanted = asyncio.Event()
         store.subscribe(self._take_change)
 

@@ -52,7 +52,7 @@ class DeviceNeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def name(self) -> str:
         """Name by which the queue counts such devices; needs of different numbers have the same."""
         memory = [f"{_MEMORY}>={self.memory_mib}Mi"] if self.memory_mib else []
-        text = ", ".join([*memory, *(each.text for each in self.demands)])
+        text = ", ".join([*memory, *(demand.text for demand in self.demands)])
         if len(text) > _LONGEST_NAME:
             text = f"{text[:_LONGEST_NAME]} {hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
         return f"{self.driver}/[{text or 'any'}{CLAIMED}"
@@ -62,17 +62,17 @@ class DeviceNeed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.memory_mib and _read_memory(device, self.driver) < self.memory_mib * MIB:
             return False
         attributes = device.attributes
-        return all(_meets(each, _find_qualified(attributes, each.name, self.driver)) for each in self.demands)
+        return all(_meets(demand, _find_qualified(attributes, demand.name, self.driver)) for demand in self.demands)
 
     def list_expressions(self) -> list[str]:
         """Return the expressions of CEL that select such devices; what a device does not state selects none."""
-        found = []
+        expressions = []
         if self.memory_mib:
             capacity = f"device.capacity['{self.driver}']"
-            found.append(
+            expressions.append(
                 f"'{_MEMORY}' in {capacity} && {capacity}.{_MEMORY}.compareTo(quantity('{self.memory_mib}Mi')) >= 0"
             )
-        return found + [_render_demand(each, self.driver) for each in self.demands]
+        return expressions + [_render_demand(demand, self.driver) for demand in self.demands]
 
 
 def any_device(driver: DeviceDriver) -> DeviceNeed:
@@ -102,7 +102,7 @@ def decode_need(text: str) -> DeviceNeed | None:
 
 def pad_version(version: str) -> str:
     """Return a version such as 8.9 with all three of its numbers, which CEL demands."""
-    numbers = [str(int(each)) for each in version.split(".")]
+    numbers = [str(int(part)) for part in version.split(".")]
     return ".".join([*numbers, *["0"] * (_PARTS_OF_VERSION - len(numbers))])
 
 
@@ -115,7 +115,7 @@ def _render_demand(demand: AttributeDemand, driver: str) -> str:
             f"{value}.compareTo(semver('{pad_version(demand.at_least)}')) >= 0"
             if demand.at_least
             else _join_alternatives(
-                [f"{value}.compareTo(semver('{pad_version(each)}')) == 0" for each in demand.values]
+                [f"{value}.compareTo(semver('{pad_version(wanted)}')) == 0" for wanted in demand.values]
             )
         )
     elif demand.at_least:
@@ -144,13 +144,13 @@ def _find_qualified(values: Mapping[str, Any], name: str, driver: str) -> Any:
     domain, _, bare = name.rpartition("/")
     if domain and domain != driver:
         return values.get(name)
-    found = values.get(bare)
-    return values.get(f"{driver}/{bare}") if found is None else found
+    entry = values.get(bare)
+    return values.get(f"{driver}/{bare}") if entry is None else entry
 
 
 def _read_memory(device: Device, driver: str) -> int:
-    found = _find_qualified(device.capacity, _MEMORY, driver) or {}
-    return _parse_bytes(found.get("value"))
+    capacity = _find_qualified(device.capacity, _MEMORY, driver) or {}
+    return _parse_bytes(capacity.get("value"))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -166,11 +166,11 @@ def _meets(demand: AttributeDemand, stated: Obj | None) -> bool:
         version = _parse_version(str(value))
         if demand.at_least:
             return version >= _parse_version(pad_version(demand.at_least))
-        return any(version == _parse_version(pad_version(each)) for each in demand.values)
+        return any(version == _parse_version(pad_version(wanted)) for wanted in demand.values)
     if demand.at_least:
         return int(value) >= int(demand.at_least)
     if demand.type == "int":
-        return any(int(value) == int(each) for each in demand.values)
+        return any(int(value) == int(wanted) for wanted in demand.values)
     text = str(value).lower() if demand.type == "bool" else str(value)
     return text in demand.values
 
@@ -180,5 +180,5 @@ def _parse_version(version: str) -> tuple[tuple[int, ...], bool, str]:
     """Return the sort key of a semantic version: one before a release, such as 1.0.0-rc1, is less than it."""
     number, dash, label = version.partition("+")[0].partition("-")
     parts = number.split(".")
-    numbers = tuple(int(each) if each.isascii() and each.isdecimal() else -1 for each in parts)
+    numbers = tuple(int(part) if part.isascii() and part.isdecimal() else -1 for part in parts)
     return numbers, not dash, label

@@ -134,21 +134,21 @@ class DeviceRegistry:
         before = self._devices.pop(key, {})
         for name, devices in before.items():
             del self._pools[name][key]
-            for each in devices:
-                del self._nodes[each]
-        found: dict[str, dict[DeviceId, Device]] = {}
+            for device_id in devices:
+                del self._nodes[device_id]
+        by_node: dict[str, dict[DeviceId, Device]] = {}
         for spec, device in _list_devices(self._slices[key].values()):
             # A device of no single node, such as one in the network, is left to the scheduler.
             if node := spec.node_name or device.node_name:
-                found.setdefault(node, {})[DeviceId(*key, device.name)] = device
-        if found:
-            self._devices[key] = found
+                by_node.setdefault(node, {})[DeviceId(*key, device.name)] = device
+        if by_node:
+            self._devices[key] = by_node
         if not self._slices[key]:
             del self._slices[key]
-        for name, devices in found.items():
+        for name, devices in by_node.items():
             self._pools.setdefault(name, {})[key] = None
             self._nodes |= dict.fromkeys(devices, name)
-        return {*before, *found}
+        return {*before, *by_node}
 
     def take_claim(self, old: Obj | None, new: Obj | None) -> set[str]:
         """Take a change of a ResourceClaim, of whomever it is."""
@@ -157,35 +157,35 @@ class DeviceRegistry:
             return set()
         key = object_key(obj)
         nodes = set[str]()
-        if (known := self._claims.pop(key, None)) is not None:
-            nodes |= self._list_nodes_of(known)
-            for each in known.devices:
-                self._claims_of[each].discard(key)
-                if not self._claims_of[each]:
-                    del self._claims_of[each]
-            if self._claim_of_pod.get(known.pod) == key:
-                del self._claim_of_pod[known.pod]
+        if (allocated_claim := self._claims.pop(key, None)) is not None:
+            nodes |= self._list_nodes_of(allocated_claim)
+            for device in allocated_claim.devices:
+                self._claims_of[device].discard(key)
+                if not self._claims_of[device]:
+                    del self._claims_of[device]
+            if self._claim_of_pod.get(allocated_claim.pod) == key:
+                del self._claim_of_pod[allocated_claim.pod]
         claim = _read_claim(new) if new is not None else None
         if claim is None:
             return nodes
         self._claims[key] = claim
-        for each in claim.devices:
-            self._claims_of.setdefault(each, set()).add(key)
+        for device in claim.devices:
+            self._claims_of.setdefault(device, set()).add(key)
         if claim.pod:
             self._claim_of_pod[claim.pod] = key
         return nodes | self._list_nodes_of(claim)
 
     def _list_nodes_of(self, claim: _AllocatedClaim) -> set[str]:
-        return {node for each in claim.devices if (node := self._nodes.get(each)) is not None}
+        return {node for device in claim.devices if (node := self._nodes.get(device)) is not None}
 
     def take_pod(self, pod: Obj, *, is_gone: bool) -> set[str]:
         """Take a change of a pod of ours."""
         uid: str = pod["metadata"]["uid"]
         need = None if is_gone else find_need(pod)
         nodes = self._take_need(uid, need)
-        if (known := self._pods.pop(uid, None)) is not None:
-            self._pods_of[known.node].discard(uid)
-            nodes.add(known.node)
+        if (claiming_pod := self._pods.pop(uid, None)) is not None:
+            self._pods_of[claiming_pod.node].discard(uid)
+            nodes.add(claiming_pod.node)
         # Tenants make pods with the labels and annotations of ours, but only the queue notes places.
         node = find_taken_node(pod) if need is not None and is_noted(pod) else ""
         if need is not None and node:
@@ -213,7 +213,7 @@ class DeviceRegistry:
                 self._needs[name] = need
                 changed.append(need)
             self._wanted_by.setdefault(name, set()).add(uid)
-        return {node for each in changed for node in self._match_need(each)}
+        return {node for device_need in changed for node in self._match_need(device_need)}
 
     def _match_need(self, need: DeviceNeed) -> set[str]:
         """Match all devices with a need that is new, or forget one that is gone; return the nodes of its driver.
@@ -244,8 +244,8 @@ class DeviceRegistry:
         free_devices = self._list_free(node)
         pending = [self._pods[uid] for uid in self._pods_of.get(node, ()) if uid not in self._claim_of_pod]
         reserved_for = Counter[str]()
-        for each in pending:
-            reserved_for[each.need] += each.number
+        for pod in pending:
+            reserved_for[pod.need] += pod.number
         total, free = {}, {}
         unclaimed = {devices: len(devices & free_devices) for devices in set(matching.values())}
         for name, devices in matching.items():
@@ -260,7 +260,7 @@ class DeviceRegistry:
 
     def _sum_pending(self, pending: Iterable[_ClaimingPod], driver: str) -> int:
         """Return the devices of a driver that pods without an allocation get."""
-        return sum(each.number for each in pending if self._needs[each.need].driver == driver)
+        return sum(pod.number for pod in pending if self._needs[pod.need].driver == driver)
 
     def _has_overlap(self, matching: Mapping[str, frozenset[DeviceId]]) -> bool:
         """Return whether pods with different needs might get the same device."""
@@ -290,14 +290,14 @@ class DeviceRegistry:
         pools = self._pools.get(node)
         if not pools:
             return {}
-        found = self._matching.get(node)
-        if found is None:
-            found = self._matching[node] = {}
+        matching = self._matching.get(node)
+        if matching is None:
+            matching = self._matching[node] = {}
             own = (self._accelerators[driver][1] for driver in {key.driver for key in pools})
             for name, need in ({need.name: need for need in own} | self._needs).items():
                 if any(key.driver == need.driver for key in pools):
-                    found[name] = self._list_matching(node, need)
-        return found
+                    matching[name] = self._list_matching(node, need)
+        return matching
 
     def _list_matching(self, node: str, need: DeviceNeed) -> frozenset[DeviceId]:
         """Return the devices of a node that meet a need."""
@@ -316,10 +316,12 @@ class DeviceRegistry:
         free: set[DeviceId] = set()
         for key in self._pools[node]:
             devices = self._devices[key][node]
-            taken = {each for each in devices if self._is_taken(each)}
-            parts = {part for each in taken for part in _list_parts(devices[each])}
+            taken = {device_id for device_id in devices if self._is_taken(device_id)}
+            parts = {part for device_id in taken for part in _list_parts(devices[device_id])}
             free |= {
-                each for each, device in devices.items() if each not in taken and parts.isdisjoint(_list_parts(device))
+                device_id
+                for device_id, device in devices.items()
+                if device_id not in taken and parts.isdisjoint(_list_parts(device))
             }
         return frozenset(free)
 
@@ -342,8 +344,8 @@ def _list_devices(slices: Collection[ResourceSlice]) -> list[tuple[SliceSpec, De
 
     A device with a taint is left out: no claim of ours tolerates one.
     """
-    latest = max((each.spec.pool.generation for each in slices), default=0)
-    current = [each.spec for each in slices if each.spec.pool.generation == latest]
+    latest = max((resource_slice.spec.pool.generation for resource_slice in slices), default=0)
+    current = [resource_slice.spec for resource_slice in slices if resource_slice.spec.pool.generation == latest]
     if not current or len(current) != current[0].pool.resource_slice_count:
         return []
     return [
@@ -356,7 +358,7 @@ def _list_devices(slices: Collection[ResourceSlice]) -> list[tuple[SliceSpec, De
 
 def _list_parts(device: Device) -> set[str]:
     """Return the sets of counters from which a device takes something: it shares a chip with others that do."""
-    return {each.counter_set for each in device.consumes_counters}
+    return {counter.counter_set for counter in device.consumes_counters}
 
 
 def _read_claim(obj: Obj) -> _AllocatedClaim | None:

@@ -120,11 +120,11 @@ def list_moved(processes: Iterable[MetalProcess], *, bound_only: bool = False) -
     """Return the uids of the processes in whose place others were created on request, to go to a better host."""
     return {
         uid
-        for each in processes
-        if (uid := each.metadata.annotations.get(MOVES))
-        and each.metadata.deletion_timestamp is None
-        and each.status.phase not in HOLDS_NO_MEMORY
-        and (each.spec.host_name is not None or not bound_only)
+        for process in processes
+        if (uid := process.metadata.annotations.get(MOVES))
+        and process.metadata.deletion_timestamp is None
+        and process.status.phase not in HOLDS_NO_MEMORY
+        and (process.spec.host_name is not None or not bound_only)
     }
 
 
@@ -153,21 +153,21 @@ def choose_moves(
         capacities: the capacity that each live host has left.
         now: the wall clock.
     """
-    moved = list_moved(processes, bound_only=True) & {each.metadata.uid for each in processes}
+    moved = list_moved(processes, bound_only=True) & {metal_process.metadata.uid for metal_process in processes}
     requested = parse_time(requested_at)
     if moved or requested is None or not is_requested(requested_at, now):
         return moved
     waiting = list_moved(processes)
     settled = [
-        each
-        for each in processes
-        if each.status.phase == "Ready"
-        and each.metadata.deletion_timestamp is None
-        and (created := parse_time(each.metadata.creation_timestamp)) is not None
+        metal_process
+        for metal_process in processes
+        if metal_process.status.phase == "Ready"
+        and metal_process.metadata.deletion_timestamp is None
+        and (created := parse_time(metal_process.metadata.creation_timestamp)) is not None
         and created < requested
     ]
     # The move that has begun is judged first, so that it goes on.
-    for process in sorted(settled, key=lambda each: (each.metadata.uid not in waiting, each.metadata.name)):
+    for process in sorted(settled, key=lambda process: (process.metadata.uid not in waiting, process.metadata.name)):
         if _has_better_host(process, processes, require_host(process, demands), capacities):
             return {process.metadata.uid}
     return set()
@@ -184,17 +184,17 @@ def _has_better_host(
     Where the weights are does not count: a host that has just joined has none.
     """
     own, needed = process.spec.host_name, process.spec.memory_bytes
-    others = [each for each in siblings if each is not process]
-    present = next((each for each in capacities if each.host == own), None)
+    others = [sibling for sibling in siblings if sibling is not process]
+    present = next((host_capacity for host_capacity in capacities if host_capacity.host == own), None)
     if present is None:
         return False
-    avoid = {own, *(each.spec.host_name for each in others if each.status.phase == "Rejected")}
+    avoid = {own, *(other.spec.host_name for other in others if other.status.phase == "Rejected")}
 
     def rank(capacity: HostCapacity, free_bytes: int) -> tuple[int, int, int]:
-        beside = sum(each.spec.host_name == capacity.host for each in others)
+        beside = sum(other.spec.host_name == capacity.host for other in others)
         return beside, -free_bytes, -capacity.bandwidth_bytes_per_second
 
     return any(
-        each.free_bytes >= needed and rank(each, each.free_bytes) < rank(present, present.free_bytes + needed)
-        for each in eligible_hosts(requirement, avoid, capacities)
+        host.free_bytes >= needed and rank(host, host.free_bytes) < rank(present, present.free_bytes + needed)
+        for host in eligible_hosts(requirement, avoid, capacities)
     )

@@ -80,7 +80,7 @@ def _restrict(pod: Obj, field: str, added: Sequence[Obj]) -> Operations:
     for index, term in enumerate(required["nodeSelectorTerms"]):
         path = f"{_REQUIRED}/nodeSelectorTerms/{index}/{field}"
         if term.get(field):
-            operations += [{"op": "add", "path": f"{path}/-", "value": each} for each in added]
+            operations += [{"op": "add", "path": f"{path}/-", "value": requirement} for requirement in added]
         else:
             operations.append({"op": "add", "path": path, "value": [*added]})
     return operations

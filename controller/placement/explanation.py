@@ -58,14 +58,14 @@ def explain(unit: Unit, cells: Iterable[Cell], made: Round, rules: PlanRules) ->
         made: the round.
         rules: the rules of the round.
     """
-    found = []
+    explanations = []
     for cell in cells:
         limit = made.limits.find_refusal(unit, cell.pool)
         refusal = find_static_refusal(unit, cell) or find_refusal_now(unit, cell.id, made, limit)
         place = RefusedPlace(unit, cell, refusal.resource, limit, made, rules)
         message, remedy = find_refusal_of(refusal.reason).explain(place)
-        found.append(CellExplanation(cell.id, refusal, message, remedy))
-    return found
+        explanations.append(CellExplanation(cell.id, refusal, message, remedy))
+    return explanations
 
 
 class _Feasible(NamedTuple):
@@ -99,10 +99,12 @@ class RefusalCounter:
 
     def update(self, cells: Iterable[Cell], made: Round) -> None:
         """Count after another round from now on; cells that are as they were are not judged again."""
-        known, left = self._cells, self._made.left
+        previous, left = self._cells, self._made.left
         self._cells, self._made = {cell.id: cell for cell in cells}, made
         stale = [
-            name for name, cell in known.items() if cell is not self._cells.get(name) or made.left[name] != left[name]
+            name
+            for name, cell in previous.items()
+            if cell is not self._cells.get(name) or made.left[name] != left[name]
         ]
         for verdicts in self._verdicts.values():
             for name in stale:
@@ -116,10 +118,10 @@ class RefusalCounter:
         # What a limit keeps for others depends on the place of the unit.
         limits = tuple(self._made.limits.find_refusal(unit, pool) for pool in unit.pools)
         key = (*kind, unit.nomination, unit.rank, unit.is_protected, limits, len(unit.parts))
-        found = self._counts.get(key)
-        if found is None:
-            found = self._counts[key] = self._count(unit, kind)
-        return found
+        counts = self._counts.get(key)
+        if counts is None:
+            counts = self._counts[key] = self._count(unit, kind)
+        return counts
 
     def _count(self, unit: Unit, kind: tuple[object, ...]) -> Mapping[str, int]:
         if kind not in self._split:

@@ -126,7 +126,9 @@ def _choose_devices(unit: Unit, free: Sequence[Amounts]) -> Unit:
     if not number:
         return unit
     parts = tuple({name: amount for name, amount in part.items() if name != CLAIM_SLOT} for part in unit.parts)
-    others = {name: number for each in free for name in each if name.endswith(CLAIMED) and name not in unit.parts[0]}
+    others = {
+        name: number for amounts in free for name in amounts if name.endswith(CLAIMED) and name not in unit.parts[0]
+    }
     return msgspec.structs.replace(unit, parts=parts, freed_beside=others)
 
 
@@ -156,7 +158,7 @@ class _Future:
                     self._nominate(action.unit, None)
                 case EvictUnit():
                     self._evict(action)
-        for unit in [each for each in self.units.values() if each.state == "ending"]:
+        for unit in [candidate for candidate in self.units.values() if candidate.state == "ending"]:
             self._end(unit)
         return self.units != before
 
@@ -256,12 +258,12 @@ def list_differences(before: QueueForecast, after: QueueForecast, concerned: Ite
         concerned: uids of the units that are shown in any case.
     """
     shown = set(concerned)
-    found = [
+    fates = [
         fate
         for uid, fate in after.fates.items()
         if uid in shown or uid not in before.fates or before.fates[uid].outcome != fate.outcome
     ]
-    return sorted(found, key=lambda fate: (first_uid(fate.unit.uid) not in shown, fate.unit.order))
+    return sorted(fates, key=lambda fate: (first_uid(fate.unit.uid) not in shown, fate.unit.order))
 
 
 class Wait(NamedTuple):
@@ -279,7 +281,7 @@ def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
     made, pool = end.round, fate.unit.pools[:1]
     uid = first_uid(fate.unit.uid)
     queue = [unit for unit in made.queue if unit.pools[:1] == pool and not _is_hopeless(made, unit)]
-    unit = next(each for each in made.queue if first_uid(each.uid) == uid)
+    unit = next(candidate for candidate in made.queue if first_uid(candidate.uid) == uid)
     position = queue.index(unit) + 1 if unit in queue else 0
     counts = sort_refusals(RefusalCounter(end.cells, made).count(unit))
     reason = find_reason(made, unit.uid, unit.nomination) or find_lack(unit, counts)

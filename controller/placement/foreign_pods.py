@@ -113,10 +113,10 @@ class ForeignPods:
         """Take a list of what `read` returned of each pod."""
         listed: set[bytes] = set()
         changed: set[str] = set()
-        for each in items:
-            uid = _shorten_uid(each["metadata"]["uid"])
+        for item in items:
+            uid = _shorten_uid(item["metadata"]["uid"])
             listed.add(uid)
-            changed.update(self._taken.hold(uid, each["node"], each["amounts"]))
+            changed.update(self._taken.hold(uid, item["node"], item["amounts"]))
         changed.update(self._taken.release_others(listed))
         self._report(changed)
 

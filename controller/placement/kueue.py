@@ -146,9 +146,9 @@ class KueueQueues:
             return None
         queue = waiting[0]["metadata"]["labels"][KUEUE_QUEUE_NAME]
         answer = self._answers.get(ObjectKey(namespace, queue), _NOT_READ)
-        found = [answer.places[uid] for pod in waiting if (uid := pod["metadata"]["uid"]) in answer.places]
-        problem = "" if found else answer.problem or _INADMISSIBLE.format(namespace=namespace)
-        return KueueStanding(namespace, queue, min(found, default=None), len(answer.places), problem)
+        places = [answer.places[uid] for pod in waiting if (uid := pod["metadata"]["uid"]) in answer.places]
+        problem = "" if places else answer.problem or _INADMISSIBLE.format(namespace=namespace)
+        return KueueStanding(namespace, queue, min(places, default=None), len(answer.places), problem)
 
     async def _read(self, client: Client, queue: ObjectKey) -> KueueAnswer | None:
         """Return the answer about one LocalQueue; None: the API does not answer."""
@@ -187,13 +187,13 @@ def parse_pending(summary: Obj) -> dict[str, KueuePlace]:
     workloads = msgspec.convert(summary, _PendingWorkloads).items
     return {
         owner.uid: KueuePlace(
-            each.position_in_local_queue + 1,
-            each.position_in_cluster_queue,
-            each.metadata.creation_timestamp,
-            each.metadata.name,
+            workload.position_in_local_queue + 1,
+            workload.position_in_cluster_queue,
+            workload.metadata.creation_timestamp,
+            workload.metadata.name,
         )
-        for each in workloads
-        for owner in each.metadata.owner_references
+        for workload in workloads
+        for owner in workload.metadata.owner_references
     }
 
 

@@ -159,15 +159,15 @@ class QueueLedger:
         once: from then on the caller knows better which claims are still open.
         """
         try:
-            found = await self._client.get(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
+            stored = await self._client.get(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
         except NotFound:
             content = LedgerContent(leader=self._leader, is_incomplete=True)
             self._written = _WrittenLedger(_version(await self._client.create(CONFIG_MAPS, _encode(content))), content)
         else:
-            content = _decode(found)
+            content = _decode(stored)
             if self._left is None or content.leader != self._leader:
                 self._left = content
-            self._written = _WrittenLedger(_version(found), content)
+            self._written = _WrittenLedger(_version(stored), content)
             await self._replace(content)
         left, self._left = self._left or LedgerContent(), LedgerContent()
         return msgspec.structs.replace(left, is_incomplete=content.is_incomplete)

@@ -31,8 +31,8 @@ class LimitVictims:
                     break
                 if victim.uid not in picked:
                     picked[victim.uid] = victim
-                    for each in lacking:
-                        lacking[each] -= self._limits.room_of(victim.uid, each)
+                    for limit_key in lacking:
+                        lacking[limit_key] -= self._limits.room_of(victim.uid, limit_key)
             if lacking[key] > 0:
                 return None
         return list(picked.values()) or None
@@ -41,11 +41,11 @@ class LimitVictims:
         """Return units that make room in all limits, and others that are no more important: some may be on one cell."""
         running = [unit.rank for unit in first if not self._candidates.is_ending(unit)]
         rank = min(running, default=_LOWEST_RANK + 1)
-        found = {unit.uid: unit for unit in first}
+        by_uid = {unit.uid: unit for unit in first}
         for key in self._limits.list_lacking(preemptor, pool) or ():
             victims = self._list_victims(preemptor, key, rank, is_patient=is_patient)
-            found |= {unit.uid: unit for unit in itertools.islice(victims, _MOST)}
-        return list(found.values())
+            by_uid |= {unit.uid: unit for unit in itertools.islice(victims, _MOST)}
+        return list(by_uid.values())
 
     def _list_victims(self, preemptor: Unit, key: LimitKey, rank: int, *, is_patient: bool) -> Iterator[Unit]:
         """Yield the units that free something of a limit: those that end first, then the least important and latest.

@@ -75,8 +75,8 @@ def build_node(
         is_stale: its node agent is silent.
     """
     report = report or NodeFitnessStatus()
-    known = [each for each in (report.available_bytes, cell.free.get(MEMORY)) if each is not None]
-    memory = max(0, min(known)) if known else None
+    limits = [limit for limit in (report.available_bytes, cell.free.get(MEMORY)) if limit is not None]
+    memory = max(0, min(limits)) if limits else None
     vendor = vendors.get(hardware.vendor)
     is_known = vendor is not None
     bases, free = _describe_room(cell, hardware.round_down(), report, memory) if is_known else ((), ())
@@ -131,7 +131,7 @@ def take_room(machine: ViewedMachine, count: int, needed_bytes: int) -> tuple[in
     taken, rest = machine.free_bytes[:count], machine.free_bytes[count:]
     if machine.is_exclusive:
         return rest
-    return tuple(sorted((*(max(0, each - needed_bytes) for each in taken), *rest), reverse=True))
+    return tuple(sorted((*(max(0, free_bytes - needed_bytes) for free_bytes in taken), *rest), reverse=True))
 
 
 def _round_free(base: ServingDevices, free: int) -> int:
@@ -167,7 +167,9 @@ def _list_devices(hardware: DeviceHardware, report: NodeFitnessStatus, count: in
     """Return the free memory of each device by what is observed, the emptiest first, without those of unknown size."""
     observed: Sequence[int | None]
     if hardware.lists_devices:
-        observed = [each.memory_bytes if each.free_bytes is None else each.free_bytes for each in report.devices]
+        observed = [
+            device.memory_bytes if device.free_bytes is None else device.free_bytes for device in report.devices
+        ]
     else:
         observed = (hardware.memory_bytes or (hardware.describe_replica(1).memory_bytes,)) * count
     return sorted((size for size in observed if size is not None), reverse=True)

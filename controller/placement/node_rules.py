@@ -35,14 +35,14 @@ class NodeRules:
         self._selector = tuple((pod_spec.get("nodeSelector") or {}).items())
         tolerations = pod_spec.get("tolerations") or ()
         self._any_value = {
-            (each.get("key") or "", each.get("effect") or "")
-            for each in tolerations
-            if each.get("operator") == "Exists"
+            (toleration.get("key") or "", toleration.get("effect") or "")
+            for toleration in tolerations
+            if toleration.get("operator") == "Exists"
         }
         self._one_value = {
-            (each.get("key"), each.get("value") or "", each.get("effect") or "")
-            for each in tolerations
-            if each.get("operator") != "Exists"
+            (toleration.get("key"), toleration.get("value") or "", toleration.get("effect") or "")
+            for toleration in tolerations
+            if toleration.get("operator") != "Exists"
         }
         affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
         required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
@@ -79,7 +79,9 @@ def admits(node: Obj, pod_spec: Obj) -> bool:
 
 def find_untolerated(taints: Iterable[HostTaint], tolerations: Collection[Toleration]) -> HostTaint | None:
     """Return the first taint of a host that none of these tolerates; None if all are tolerated."""
-    return next((taint for taint in taints if not any(_tolerates_host(each, taint) for each in tolerations)), None)
+    return next(
+        (taint for taint in taints if not any(_tolerates_host(toleration, taint) for toleration in tolerations)), None
+    )
 
 
 def _tolerates_host(toleration: Toleration, taint: HostTaint) -> bool:
@@ -101,7 +103,10 @@ def _read_term(term: Obj) -> _Term:
 
 
 def _read_tests(expressions: Iterable[Obj]) -> tuple[tuple[str, _Test], ...]:
-    return tuple((each["key"], _OPERATORS[each["operator"]](each.get("values") or ())) for each in expressions)
+    return tuple(
+        (expression["key"], _OPERATORS[expression["operator"]](expression.get("values") or ()))
+        for expression in expressions
+    )
 
 
 def _meets(term: _Term, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:

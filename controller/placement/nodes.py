@@ -32,7 +32,7 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
 
     def reduce(node: Obj) -> Obj:
         metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
-        taints = [{name: each[name] for name in _OF_TAINT if name in each} for each in spec.get("taints") or ()]
+        taints = [{name: taint[name] for name in _OF_TAINT if name in taint} for taint in spec.get("taints") or ()]
         return {
             "metadata": {
                 "name": metadata["name"],
@@ -58,9 +58,13 @@ def read_sizes(node: Obj) -> object:
 def _find_ready(status: Obj) -> list[Obj]:
     """Return the condition Ready without the time of the last heartbeat; its reason and message only if it is bad."""
     return [
-        {name: each[name] for name in _OF_CONDITION if name in each and (each["status"] != "True" or name in _OF_READY)}
-        for each in status.get("conditions") or ()
-        if each["type"] == "Ready"
+        {
+            name: condition[name]
+            for name in _OF_CONDITION
+            if name in condition and (condition["status"] != "True" or name in _OF_READY)
+        }
+        for condition in status.get("conditions") or ()
+        if condition["type"] == "Ready"
     ]
 
 
@@ -121,8 +125,8 @@ def find_device_sizes(store: Store, accelerator: str) -> DeviceSizes:
 
 
 def _find_overcommit_percent(store: Store, accelerator: str) -> int:
-    specs = (each["spec"] for each in store.list(ACCELERATOR_POOLS))
-    stated: list[int] = [each.get("memoryOvercommitPercent", 0) for each in specs if each["accelerator"] == accelerator]
+    specs = (pool["spec"] for pool in store.list(ACCELERATOR_POOLS))
+    stated: list[int] = [spec.get("memoryOvercommitPercent", 0) for spec in specs if spec["accelerator"] == accelerator]
     return max((WHOLE_PERCENT, *stated))
 
 

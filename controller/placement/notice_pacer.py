@@ -73,13 +73,13 @@ class NoticePacer:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._told_at = {key: at for key, at in self._told_at.items() if at + SERVICE_SECONDS > now}
-        for service in [each for each in self._urgent if each not in self._told_at]:
+        for service in [object_key for object_key in self._urgent if object_key not in self._told_at]:
             del self._urgent[service]
             self._told_at[service] = now
             self._notify(service)
         if now >= self._next_move_at:
             self._tell_move(now)
-        dues = [self._told_at[each] + SERVICE_SECONDS for each in self._urgent]
+        dues = [self._told_at[object_key] + SERVICE_SECONDS for object_key in self._urgent]
         if self._moves:
             dues.append(self._find_next_move())
         if self._timer is not None:
@@ -89,7 +89,7 @@ class NoticePacer:
     def _tell_move(self, now: float) -> None:
         # To look for each of a thousand services among those that were told takes as long as to write a status.
         nearest = heapq.nsmallest(len(self._told_at) + 1, self._moves.items(), key=operator.itemgetter(1))
-        service = next((each for each, _place in nearest if each not in self._told_at), None)
+        service = next((object_key for object_key, _place in nearest if object_key not in self._told_at), None)
         if service is None:
             return
         del self._moves[service]
@@ -100,6 +100,6 @@ class NoticePacer:
 
     def _find_next_move(self) -> float:
         """Return when the next move is told; only those that were told a moment ago are looked at."""
-        if any(each not in self._told_at for each in self._moves):
+        if any(move not in self._told_at for move in self._moves):
             return self._next_move_at
-        return max(self._next_move_at, min(self._told_at[each] for each in self._moves) + SERVICE_SECONDS)
+        return max(self._next_move_at, min(self._told_at[move] for move in self._moves) + SERVICE_SECONDS)

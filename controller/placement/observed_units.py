@@ -107,7 +107,7 @@ def observe_units(
         is_queued_by_default=is_queued_by_default,
         find_volume_nodes=find_volume_nodes,
     )
-    return next(found for found in steps if found is not None)
+    return next(step for step in steps if step is not None)
 
 
 def observe_units_in_steps(
@@ -142,14 +142,14 @@ def observe_units_in_steps(
         freed = _share(tuple(unseen.pop(service.uid))) if service is not None and service.uid in unseen else ()
         volume_nodes = _find_volume_nodes(store, key, find_volume_nodes)
         objects = grouped._replace(volume_nodes=volume_nodes, orders=orders)
-        found = _derive_service_units(store, service, objects, vendors, freed)
-        units += found.units
-        units += [_judge_ending(each, now.timestamp()) for each in found.ending]
-        ends = [each.ends_by for each in found.ending if each.ends_by is not None]
+        service_units = _derive_service_units(store, service, objects, vendors, freed)
+        units += service_units.units
+        units += [_judge_ending(unit, now.timestamp()) for unit in service_units.ending]
+        ends = [unit.ends_by for unit in service_units.ending if unit.ends_by is not None]
         judged_at += [moment + seconds for moment in ends for seconds in (-MOST_GRACE_SECONDS, LATE_SECONDS)]
-        places.update(found.places)
-        if service is not None and found.open_places:
-            open_places[service.uid] = found.open_places
+        places.update(service_units.places)
+        if service is not None and service_units.open_places:
+            open_places[service.uid] = service_units.open_places
         yield None
     waits = (moment - now.timestamp() for moment in judged_at)
     again_seconds = min((seconds for seconds in waits if seconds >= 0), default=None)
@@ -164,9 +164,9 @@ async def take_last_step(steps: Iterable[ObservedUnits | None], seconds: float, 
     remaining = iter(steps)
     while True:
         with meter.running():
-            found = _take_steps(remaining, seconds)
-        if found is not None:
-            return found
+            units = _take_steps(remaining, seconds)
+        if units is not None:
+            return units
         await asyncio.sleep(0)
 
 
@@ -174,9 +174,9 @@ def _take_steps(steps: Iterator[ObservedUnits | None], seconds: float) -> Observ
     """Take steps for some seconds; return the units, or None if there are steps left."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
-    for found in steps:
-        if found is not None or loop.time() >= until:
-            return found
+    for step in steps:
+        if step is not None or loop.time() >= until:
+            return step
     raise AssertionError("the last step returns the units")
 
 
@@ -199,11 +199,11 @@ def _group_by_service(store: Store) -> dict[ObjectKey, _ServiceObjects]:
         reference = controller_of(children[0])
         if reference is not None and reference.get("kind") == "InferenceService":
             processes.setdefault(ObjectKey(owner.partition("/")[0], reference["name"]), []).append(children)
-    found = {key: _ServiceObjects((), children) for key, children in processes.items()}
+    by_service = {key: _ServiceObjects((), children) for key, children in processes.items()}
     for named in store.index_values(PODS, SERVICE_INDEX):
         key = _parse_key(named)
-        found[key] = _ServiceObjects(store.by_index(PODS, SERVICE_INDEX, named), processes.get(key, ()))
-    return found
+        by_service[key] = _ServiceObjects(store.by_index(PODS, SERVICE_INDEX, named), processes.get(key, ()))
+    return by_service
 
 
 @functools.lru_cache(maxsize=16_384)
@@ -217,8 +217,8 @@ def _find_volume_nodes(store: Store, key: ObjectKey, find_volume_nodes: FindVolu
     waiting = store.by_index(PODS, GATE_INDEX, namespaced(key.namespace, key.name))
     if not waiting:
         return ()
-    found: _VolumeNodes = _share(tuple((pod["metadata"]["uid"], find_volume_nodes(pod)) for pod in waiting))
-    return found
+    volume_nodes: _VolumeNodes = _share(tuple((pod["metadata"]["uid"], find_volume_nodes(pod)) for pod in waiting))
+    return volume_nodes
 
 
 def _derive_service_units(
@@ -239,26 +239,30 @@ def _build_service_units(
     derived = (
         _derive_pod_replica(store, pod, service, vendors, nodes.get(pod["metadata"]["uid"])) for pod in objects.pods
     )
-    replicas = join_gangs([each for each in derived if each is not None])
+    replicas = join_gangs([pod_replica for pod_replica in derived if pod_replica is not None])
     for children in objects.processes:
         replicas += _list_process_replicas(store, children, service, vendors, objects.orders)
     texts = _parse_freed(service, freed)
     # An earlier service of the same name may still have pods that end: their places are its own.
-    own = [each for each in replicas if service is not None and each.unit.enqueued_at >= service.created_at]
+    own = [
+        replica_unit
+        for replica_unit in replicas
+        if service is not None and replica_unit.unit.enqueued_at >= service.created_at
+    ]
     wanted = service.replicas if service is not None else 0
     assigned, replaces = assign_places(own, texts, wanted), assign_predecessors(own)
     superseded = find_superseded(own, wanted)
     units = [
         msgspec.structs.replace(
-            each.unit,
-            enqueued_at=assigned.get(each.unit.uid, each.unit.enqueued_at),
-            replaces=replaces.get(each.unit.uid, frozenset()),
-            is_superseded=each.unit.uid in superseded,
+            replica_unit.unit,
+            enqueued_at=assigned.get(replica_unit.unit.uid, replica_unit.unit.enqueued_at),
+            replaces=replaces.get(replica_unit.unit.uid, frozenset()),
+            is_superseded=replica_unit.unit.uid in superseded,
         )
-        if each.unit.uid in assigned or each.unit.uid in replaces or each.unit.uid in superseded
-        else each.unit
-        for each in replicas
-        if each.unit.state != "ending"
+        if replica_unit.unit.uid in assigned or replica_unit.unit.uid in replaces or replica_unit.unit.uid in superseded
+        else replica_unit.unit
+        for replica_unit in replicas
+        if replica_unit.unit.state != "ending"
     ]
     places = {
         UnitKey("process" if unit.key.kind == "process" else "pod", *name): format_place(unit.enqueued_at)
@@ -299,15 +303,15 @@ def _list_process_replicas(
 ) -> list[ReplicaUnit]:
     decoded = decode_stored(store, METAL_PROCESSES, objects, MetalProcess)
     stored = {object_key(obj): obj for obj in objects}
-    found = []
+    replicas = []
     for process in decoded:
         obj = stored[ObjectKey(process.metadata.namespace, process.metadata.name)]
         compute = functools.partial(_build_process, process, service, vendors)
         replica = store.derive(METAL_PROCESSES, obj, "process-replica", compute, service, vendors)
-        found += [replica] if replica is not None else []
+        replicas += [replica] if replica is not None else []
     tolerations = service.host_demands.tolerations if service is not None else ()
     displaced = find_displacements(decoded, orders, tolerations, list_moved(decoded))
-    return compare_siblings(found, decoded, displaced)
+    return compare_siblings(replicas, decoded, displaced)
 
 
 def _build_process(process: MetalProcess, service: QueuedService | None, vendors: Vendors) -> ReplicaUnit | None:
@@ -354,14 +358,14 @@ def _decode_nomination(text: Any, prefix: str, key: ObjectKey) -> Nomination | N
     if not text:
         return None
     try:
-        found = msgspec.json.decode(text, type=_EncodedNomination)
+        nomination = msgspec.json.decode(text, type=_EncodedNomination)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         log.warning("nomination_unreadable", object=str(key), error=str(error))
         return None
-    if not found.cells or not _are_cells(found.cells, prefix):
+    if not nomination.cells or not _are_cells(nomination.cells, prefix):
         log.warning("nomination_unreadable", object=str(key), error=f"cells are not of the form {prefix}NAME")
         return None
-    return Nomination(found.cells, frozenset(found.victims))
+    return Nomination(nomination.cells, frozenset(nomination.victims))
 
 
 def _are_cells(cells: Iterable[str], prefix: str) -> bool:

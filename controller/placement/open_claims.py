@@ -144,14 +144,14 @@ class OpenClaims:
 
     def _sum_being_written(self, but: str, names: Sequence[str]) -> dict[str, Amounts]:
         """Return what others are getting of these cells at this moment."""
-        found: dict[str, Amounts] = {}
+        sums: dict[str, Amounts] = {}
         for uid, unit in self._being_written.items():
             if uid == but:
                 continue
             for need, name in zip(unit.parts, self._claims[uid].cells, strict=False):
                 if name in names:
-                    found[name] = add_amounts(found.get(name, NOTHING), need)
-        return found
+                    sums[name] = add_amounts(sums.get(name, NOTHING), need)
+        return sums
 
 
 def _leave_free(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: bool) -> Cell:

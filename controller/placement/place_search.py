@@ -109,22 +109,22 @@ class PlaceSearch:
     def list_feasible(self, unit: Unit, need: Amounts, pool: str) -> Mapping[str, Cell]:
         """Return the cells of a pool that could ever run a need of a unit, by `Cell.id`."""
         key = (unit.identity, need_key(need), pool)
-        found = self._feasible.get(key)
-        if found is None:
-            found = self._feasible[key] = {
+        feasible = self._feasible.get(key)
+        if feasible is None:
+            feasible = self._feasible[key] = {
                 name: cell for name, cell in self._list_admitting(unit, pool).items() if fits(need, cell.total)
             }
-        return found
+        return feasible
 
     def _list_admitting(self, unit: Unit, pool: str) -> Mapping[str, Cell]:
         """Return the cells of a pool whose rules a unit meets."""
         key = (unit.identity, pool)
-        found = self._admitting.get(key)
-        if found is None:
-            found = self._admitting[key] = {
+        admitting = self._admitting.get(key)
+        if admitting is None:
+            admitting = self._admitting[key] = {
                 name: cell for name, cell in self._by_pool.get(pool, {}).items() if not unit.refuse(cell)
             }
-        return found
+        return admitting
 
     def list_roomy(self, unit: Unit, need: Amounts, pool: str) -> Iterable[str]:
         """Return the open cells of a pool that have room for a need of a unit, by `Cell.id`."""
@@ -133,16 +133,16 @@ class PlaceSearch:
         if names is None:
             names = self._list_open(unit, need, pool)
         # What does not fit now does not fit later in this round, whatever the priority.
-        found = self._roomy[key] = [name for name in names if fits(need, self.left[name])]
-        return found
+        roomy = self._roomy[key] = [name for name in names if fits(need, self.left[name])]
+        return roomy
 
     def _list_open(self, unit: Unit, need: Amounts, pool: str) -> Mapping[str, Cell]:
         key = (unit.identity, need_key(need), pool)
-        found = self._open.get(key)
-        if found is None:
+        open_cells = self._open.get(key)
+        if open_cells is None:
             feasible = self.list_feasible(unit, need, pool)
-            found = self._open[key] = {name: cell for name, cell in feasible.items() if not cell.closed}
-        return found
+            open_cells = self._open[key] = {name: cell for name, cell in feasible.items() if not cell.closed}
+        return open_cells
 
     def is_closed_to(self, unit: Unit, cell: str) -> bool:
         """Return whether a unit may not pass one ahead of it that waits for a cell."""
@@ -239,11 +239,11 @@ class PlaceSearch:
             if pool in self.exhausted:
                 continue
             if self._limits.find_refusal(unit, pool) is None:
-                found = self._place_parts(unit, pool, means, PlaceTrial())
+                place = self._place_parts(unit, pool, means, PlaceTrial())
             else:
-                found = self._place_within_limits(unit, pool, means) if means != "free" else None
-            if found is not None:
-                return found
+                place = self._place_within_limits(unit, pool, means) if means != "free" else None
+            if place is not None:
+                return place
         return None
 
     def _place_within_limits(self, unit: Unit, pool: str, means: Means) -> FoundPlace | None:
@@ -253,12 +253,12 @@ class PlaceSearch:
         if first is None:
             return None
         least = self._spare_victims(unit, pool, (), first)
-        if (found := self._place_once_ended(unit, pool, "free", least)) is not None:
-            return found
+        if (place := self._place_once_ended(unit, pool, "free", least)) is not None:
+            return place
         # Where several of them are on one cell, no stranger has to end.
         alike = self._limit_victims.add_alike(unit, pool, least, is_patient=is_patient)
-        found = self._place_once_ended(unit, pool, "free", alike)
-        return found if found is not None else self._place_once_ended(unit, pool, means, least)
+        place = self._place_once_ended(unit, pool, "free", alike)
+        return place if place is not None else self._place_once_ended(unit, pool, means, least)
 
     def _place_once_ended(self, unit: Unit, pool: str, means: Means, victims: Iterable[Unit]) -> FoundPlace | None:
         trial = PlaceTrial()
@@ -284,8 +284,8 @@ class PlaceSearch:
         scores: dict[int, CellScore] = {}
         for number in order_parts(unit):
             need = unit.parts[number]
-            picked = (self.pick_cell(unit, need, pool, each, trial) for each in _MEANS[means])
-            choice = next((each for each in picked if each is not None), None)
+            picked = (self.pick_cell(unit, need, pool, mean, trial) for mean in _MEANS[means])
+            choice = next((cell_choice for cell_choice in picked if cell_choice is not None), None)
             if choice is None:
                 return None
             cell = self.cells[choice.cell_id]
@@ -297,7 +297,7 @@ class PlaceSearch:
             trial.left[cell.id] = subtract_amounts(trial.left.get(cell.id, self.left[cell.id]), need)
         victims = self._spare_victims(unit, pool, cells, trial.victims.values())
         wait_seconds = self._candidates.find_wait(victims)
-        return FoundPlace(tuple(cells), victims, tuple(scores[each] for each in range(len(cells))), wait_seconds)
+        return FoundPlace(tuple(cells), victims, tuple(scores[index] for index in range(len(cells))), wait_seconds)
 
     def _end_in_trial(self, trial: PlaceTrial, victims: Iterable[Unit]) -> None:
         for victim in victims:
@@ -315,7 +315,7 @@ class PlaceSearch:
         lacking = dict(self._limits.list_lacking(unit, pool) or {})
         for key in lacking:
             lacking[key] -= sum(self._limits.room_of(uid, key) for uid in kept)
-        for victim in sorted(kept.values(), key=lambda each: self._candidates.spare_order(unit, pool, each)):
+        for victim in sorted(kept.values(), key=lambda candidate: self._candidates.spare_order(unit, pool, candidate)):
             others = {cell: subtract_amounts(left[cell], self._candidates.room_of(victim.uid, cell)) for cell in needs}
             short = {key: lack + self._limits.room_of(victim.uid, key) for key, lack in lacking.items()}
             ending = kept.keys() - {victim.uid}

@@ -127,12 +127,12 @@ class Planning:
         holding = [unit for unit in everything if unit.state != "waiting"]
         self._holders = {unit.uid: unit for unit in holding}
         self._rules = rules
-        known = {cell.id: cell for cell in cells}
-        pools = {unit.uid: find_pool(unit, known, rules.pools) for unit in holding}
+        by_id = {cell.id: cell for cell in cells}
+        pools = {unit.uid: find_pool(unit, by_id, rules.pools) for unit in holding}
         self._candidates = Candidates(holding, pools, now, rules.min_run_seconds)
         self._limits = PoolLimits(rules.pools, rules.quotas)
-        self._search = self.build_search(known.values())
-        self._elastic = {name: each.elastic for name, each in rules.pools.items() if each.elastic > 0}
+        self._search = self.build_search(by_id.values())
+        self._elastic = {name: pool_rules.elastic for name, pool_rules in rules.pools.items() if pool_rules.elastic > 0}
         for unit in self._waiting:
             if unit.nomination is not None and self._could_ever_start(unit):
                 self._search.promise(unit, unit.nomination.cells, self._list_staying(unit.nomination))
@@ -231,13 +231,13 @@ class Planning:
         if nomination is None and not unit.replaces and self.is_hopeless(unit, shape):
             self._block(unit, shape)
             return
-        found = self._search.find_place(unit, "free")
-        if found is not None:
-            self._admit(unit, found.cells, found.scores)
+        place = self._search.find_place(unit, "free")
+        if place is not None:
+            self._admit(unit, place.cells, place.scores)
         elif pool := self._find_elastic_pool(unit):
             self._admit_unpinned(unit, pool)
-        elif (found := self._find_place_of_others(unit)) is not None:
-            self._nominate(unit, found)
+        elif (place := self._find_place_of_others(unit)) is not None:
+            self._nominate(unit, place)
         else:
             if nomination is not None:
                 self._actions.append(WithdrawNomination(unit))
@@ -279,22 +279,22 @@ class Planning:
             self._admit(unit, nomination.cells)
             return True
         # Without a victim there is nothing to wait for: the room of those that ended is gone.
-        if not staying or any(self._candidates.is_replaced(each.uid) for each in staying):
+        if not staying or any(self._candidates.is_replaced(victim.uid) for victim in staying):
             return False
-        ending = [each for each in staying if self._candidates.is_ending(each) or each.uid in unit.replaces]
-        running = [each for each in staying if each not in ending]
-        if not all(self._candidates.may_evict(unit, each) for each in running):
+        ending = [victim for victim in staying if self._candidates.is_ending(victim) or victim.uid in unit.replaces]
+        running = [victim for victim in staying if victim not in ending]
+        if not all(self._candidates.may_evict(unit, victim) for victim in running):
             return False
         # A better place may have become free meanwhile: what was evicted for this one then serves others.
-        if may_move and (found := self._search.find_place(unit, "free")) is not None:
-            self._admit(unit, found.cells, found.scores)
+        if may_move and (place := self._search.find_place(unit, "free")) is not None:
+            self._admit(unit, place.cells, place.scores)
             return True
         if not self._search.hold(unit, nomination.cells, staying):
             return False
         self._kept.update(nomination.cells)
         self._limits.add(unit, cells[0].pool, staying)
         # The eviction of some may have failed, or the controller may have ended before it.
-        self._actions += [EvictUnit(each, unit) for each in running]
+        self._actions += [EvictUnit(victim, unit) for victim in running]
         return True
 
     def _list_staying(self, nomination: Nomination) -> Sequence[Unit]:
@@ -325,18 +325,18 @@ class Planning:
         self._limits.add(unit, pool)
         self._actions.append(Admit(unit, (), node_labels=self._rules.pools[pool].node_labels))
 
-    def _nominate(self, unit: Unit, found: FoundPlace) -> None:
+    def _nominate(self, unit: Unit, place: FoundPlace) -> None:
         """Nominate a unit for cells. Its victims make way for it; the rollout ends those that it replaces."""
         running = [
             victim
-            for victim in found.victims
+            for victim in place.victims
             if not self._candidates.is_ending(victim) and victim.uid not in unit.replaces
         ]
-        if not self._search.hold(unit, found.cells, found.victims):
-            raise AssertionError(f"{unit.key} does not fit in the place of its victims on {found.cells}")
-        self._kept.update(found.cells)
-        self._limits.add(unit, self._search.cells[found.cells[0]].pool, found.victims)
-        nomination = Nomination(found.cells, frozenset(victim.uid for victim in found.victims))
+        if not self._search.hold(unit, place.cells, place.victims):
+            raise AssertionError(f"{unit.key} does not fit in the place of its victims on {place.cells}")
+        self._kept.update(place.cells)
+        self._limits.add(unit, self._search.cells[place.cells[0]].pool, place.victims)
+        nomination = Nomination(place.cells, frozenset(victim.uid for victim in place.victims))
         if nomination != unit.nomination:
             self._actions.append(Nominate(unit, nomination))
         self._actions += [EvictUnit(victim, unit) for victim in running]
@@ -350,7 +350,11 @@ class Planning:
 
     def _find_blockage(self, unit: Unit) -> tuple[Blockage, Mapping[str, bool]]:
         """Close the cells that a unit waits for; return why it waits, and the pools whose limits are kept for it."""
-        refusals = {pool: found for pool in unit.pools if (found := self._limits.find_refusal(unit, pool)) is not None}
+        refusals = {
+            pool: limit_refusal
+            for pool in unit.pools
+            if (limit_refusal := self._limits.find_refusal(unit, pool)) is not None
+        }
         feasible, waited_for, pools = self._list_awaited(unit, refusals)
         need, left = unit.parts[0], self._search.left
         is_shadowed = any(
@@ -387,8 +391,8 @@ class Planning:
         """Return the cells for which a unit waits: the same ones for all that differ in their priority alone."""
         parts = tuple(map(need_key, unit.parts))
         key = unit.identity, parts, unit.pools, unit.avoid, tuple(refusals)
-        found = self._awaited.get(key)
-        if found is None:
+        cells = self._awaited.get(key)
+        if cells is None:
             feasible = self._list_feasible(unit)
             open_cells = {
                 name: cell
@@ -400,8 +404,8 @@ class Planning:
                 and self._search.may_become_free(unit, name)
             }
             pools = frozenset(cell.pool for cell in open_cells.values())
-            found = self._awaited[key] = _AwaitedCells(feasible, open_cells, pools)
-        return found
+            cells = self._awaited[key] = _AwaitedCells(feasible, open_cells, pools)
+        return cells
 
     def _find_limit(
         self, unit: Unit, feasible: Mapping[str, Cell], refusals: Mapping[str, LimitRefusal]

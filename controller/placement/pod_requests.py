@@ -49,15 +49,15 @@ def count_amounts(quantities: Mapping[str, Decimal]) -> dict[str, int]:
 
 def count_allocatable(allocatable: Mapping[str, object]) -> dict[str, int]:
     """Return what a node has for pods as whole numbers, rounded down; what is no quantity counts as none."""
-    found = {name: _quantity(value) for name, value in allocatable.items()}
-    return {name: math.floor(amount * _MILLI if name == CPU else amount) for name, amount in found.items()}
+    amounts = {name: _quantity(value) for name, value in allocatable.items()}
+    return {name: math.floor(amount * _MILLI if name == CPU else amount) for name, amount in amounts.items()}
 
 
 def add_up(requests: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
     """Return the sums by resource."""
     total: dict[str, Decimal] = {}
-    for each in requests:
-        for resource, quantity in each.items():
+    for request in requests:
+        for resource, quantity in request.items():
             total[resource] = total.get(resource, _ZERO) + quantity
     return total
 
@@ -86,7 +86,7 @@ def is_noted(pod: Obj) -> bool:
 
 def is_gated(pod_spec: Obj) -> bool:
     """Return whether a pod waits for the queue."""
-    return any(each["name"] == QUEUE_GATE for each in pod_spec.get("schedulingGates") or ())
+    return any(gate["name"] == QUEUE_GATE for gate in pod_spec.get("schedulingGates") or ())
 
 
 def find_pinned_node(pod_spec: Obj) -> str:
@@ -97,16 +97,18 @@ def find_pinned_node(pod_spec: Obj) -> str:
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     names = (_names_of_term(term) for term in required.get("nodeSelectorTerms") or ())
-    found = {each for each in names if len(each) <= 1}
-    return next(iter(found.pop()), "") if len(found) == 1 else ""
+    pinned = {name for name in names if len(name) <= 1}
+    return next(iter(pinned.pop()), "") if len(pinned) == 1 else ""
 
 
 def _names_of_term(term: Obj) -> frozenset[str]:
     """Return the nodes that a term names, all of which a node would have to be."""
     return frozenset(
-        each["values"][0]
-        for each in term.get("matchFields") or ()
-        if each["key"] == "metadata.name" and each["operator"] == "In" and len(each.get("values") or ()) == 1
+        requirement["values"][0]
+        for requirement in term.get("matchFields") or ()
+        if requirement["key"] == "metadata.name"
+        and requirement["operator"] == "In"
+        and len(requirement.get("values") or ()) == 1
     )
 
 

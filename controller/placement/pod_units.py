@@ -105,7 +105,7 @@ def build_pod_replica(
         nomination=nomination if state == "waiting" else None,
         evictable_since=_find_scheduled_at(pod),
         is_protected=service is not None and (service.is_protected or (state != "waiting" and not service.is_queued)),
-        has_other_gate=any(each["name"] != QUEUE_GATE for each in spec.get("schedulingGates") or ()),
+        has_other_gate=any(gate["name"] != QUEUE_GATE for gate in spec.get("schedulingGates") or ()),
         speeds=service.speeds if service is not None else NO_SPEEDS,
         is_assessed=service is None or service.is_assessed,
     )
@@ -185,26 +185,26 @@ def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
     The pods of a gang wait as one unit, and none does before all exist. Pods of it that run, or end, are a unit, too:
     if only some were admitted when the controller ended, the others wait as one.
     """
-    found = [each.replica for each in pods if not each.gang]
+    replicas = [pod.replica for pod in pods if not pod.gang]
     gangs: dict[str, list[PodReplica]] = {}
-    for each in pods:
-        if each.gang:
-            gangs.setdefault(each.gang, []).append(each)
+    for pod in pods:
+        if pod.gang:
+            gangs.setdefault(pod.gang, []).append(pod)
     for name, members in gangs.items():
-        living = sum(each.replica.unit.state != "ending" for each in members)
-        is_complete = living >= max(each.gang_size for each in members)
+        living = sum(member.replica.unit.state != "ending" for member in members)
+        is_complete = living >= max(member.gang_size for member in members)
         for state in _STATES:
-            alike = [each.replica for each in members if each.replica.unit.state == state]
+            alike = [member.replica for member in members if member.replica.unit.state == state]
             if alike and ((is_complete and len(alike) <= MOST_IN_GANG) or state != "waiting"):
-                found.append(_join(name, sorted(alike, key=lambda each: each.unit.key.name)))
-    return found
+                replicas.append(_join(name, sorted(alike, key=lambda unit: unit.unit.key.name)))
+    return replicas
 
 
 def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
-    units = [each.unit for each in members]
+    units = [member.unit for member in members]
     first = units[0]  # its uid stands for the gang, as its name does where a place is freed
     cells = tuple(cell for unit in units for cell in unit.cells)
-    ends_by = [each.ends_by for each in members if each.ends_by is not None]
+    ends_by = [member.ends_by for member in members if member.ends_by is not None]
     since = [unit.evictable_since for unit in units if unit.evictable_since is not None]
     promised = (unit.nomination for unit in units if unit.nomination is not None)
     unit = msgspec.structs.replace(
@@ -222,5 +222,5 @@ def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
         is_protected=any(unit.is_protected for unit in units),
         has_other_gate=any(unit.has_other_gate for unit in units),
     )
-    own_place = min(each.own_place for each in members)
+    own_place = min(member.own_place for member in members)
     return members[0]._replace(unit=unit, own_place=own_place, ends_by=max(ends_by, default=None))

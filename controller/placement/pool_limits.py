@@ -145,10 +145,10 @@ class PoolLimits:
             pool: the pool.
             leaving: units that end for it, or that it replaces: what they free counts no more.
         """
-        found: LimitRefusal | None = None
+        refusal: LimitRefusal | None = None
         for key, allowed, amount in self._list_limits(unit, pool):
-            back = sum(self.room_of(each.uid, key) for each in leaving if each.uid in unit.replaces)
-            freed = sum(self.room_of(each.uid, key) for each in leaving if each.uid not in unit.replaces)
+            back = sum(self.room_of(other.uid, key) for other in leaving if other.uid in unit.replaces)
+            freed = sum(self.room_of(other.uid, key) for other in leaving if other.uid not in unit.replaces)
             used = self._used.get(key, 0) - back - freed
             # What takes no more than those that it replaces passes nobody.
             is_kept = amount > back and (
@@ -157,9 +157,9 @@ class PoolLimits:
             if amount > allowed:
                 # Whatever ends, this one stays.
                 return LimitRefusal(key, allowed, used, amount)
-            if found is None and amount > 0 and (used + amount > allowed or is_kept):
-                found = LimitRefusal(key, allowed, used, amount)
-        return found
+            if refusal is None and amount > 0 and (used + amount > allowed or is_kept):
+                refusal = LimitRefusal(key, allowed, used, amount)
+        return refusal
 
     def exceeds(self, unit: Unit, pool: str) -> bool:
         """Return whether a unit needs more than a limit of a pool allows if nothing else counts."""
@@ -236,12 +236,12 @@ class PoolLimits:
         measure: Measure = MEMORY if isinstance(unit.requirement, HostRequirement) else DEVICES
         home = unit.pools[0] if unit.pools else pool
         rules, home_rules = self._pools.get(pool, _UNLIMITED), self._pools.get(home, _UNLIMITED)
-        found: list[tuple[LimitReason, str, int | None]] = (
+        limits: list[tuple[LimitReason, str, int | None]] = (
             [("Nominal", pool, rules.nominal)]
             if pool == home
             else [("Lending", pool, rules.lending_limit), ("Borrowing", home, home_rules.borrowing_limit)]
         )
-        for reason, owner, allowed in found:
+        for reason, owner, allowed in limits:
             if allowed is not None:
                 yield LimitKey(reason, owner, measure), allowed, sum_amounts(unit.parts, measure)
 

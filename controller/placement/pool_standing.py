@@ -74,8 +74,10 @@ def measure_pools(
         *_find_overuse(table, use),
     ]
     standings = {
-        each.name: PoolStanding(DEVICES, problems=(PoolProblem(each.name, "InvalidSpec", each.message),))
-        for each in table.refused
+        refused_pool.name: PoolStanding(
+            DEVICES, problems=(PoolProblem(refused_pool.name, "InvalidSpec", refused_pool.message),)
+        )
+        for refused_pool in table.refused
     }
     for pool in table.defined:
         name = pool.name
@@ -87,13 +89,13 @@ def measure_pools(
             borrowed=use.borrowed[name],
             lent=use.lent[name],
             waiting=use.waiting[name],
-            problems=tuple(each for each in problems if each.pool == name),
+            problems=tuple(problem for problem in problems if problem.pool == name),
         )
     return standings
 
 
 def _count_use(cells: Iterable[Cell], units: Iterable[Unit]) -> _PoolUse:
-    known = {cell.id: cell for cell in cells}
+    by_id = {cell.id: cell for cell in cells}
     use = _PoolUse(Counter(), Counter(), Counter(), Counter(), Counter())
     for unit in units:
         home = unit.pools[0] if unit.pools else ""
@@ -101,7 +103,7 @@ def _count_use(cells: Iterable[Cell], units: Iterable[Unit]) -> _PoolUse:
             use.waiting[home] += not unit.is_superseded
             continue
         for part, cell_id in zip(unit.parts, unit.cells, strict=False):
-            if (cell := known.get(cell_id)) is not None:
+            if (cell := by_id.get(cell_id)) is not None:
                 _add_part(use, part, cell, home, unit.key.namespace)
     return use
 

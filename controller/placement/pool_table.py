@@ -54,9 +54,9 @@ class PoolTable(NamedTuple):
     def list_selecting(self, accelerator: str, labels: Mapping[str, str]) -> list[str]:
         """Return the pools that select a node or host; it belongs to the first."""
         return [
-            each.name
-            for each in self.defined
-            if each.accelerator == accelerator and each.name != accelerator and each.selects(labels)
+            pool.name
+            for pool in self.defined
+            if pool.accelerator == accelerator and pool.name != accelerator and pool.selects(labels)
         ]
 
     def find_pool(self, accelerator: str, labels: Mapping[str, str]) -> str:
@@ -65,27 +65,30 @@ class PoolTable(NamedTuple):
 
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return all pools of an accelerator: first that of its own name, then the others by name."""
-        others = (each.name for each in self.defined if each.accelerator == accelerator and each.name != accelerator)
+        others = (pool.name for pool in self.defined if pool.accelerator == accelerator and pool.name != accelerator)
         return (accelerator, *others)
 
     def find_accelerator(self, pool: str) -> str:
         """Return the accelerator of a pool; empty if there is no such pool."""
-        found = next((each.accelerator for each in self.defined if each.name == pool), "")
-        return found or (pool if pool in self.accelerators else "")
+        accelerator = next((defined_pool.accelerator for defined_pool in self.defined if defined_pool.name == pool), "")
+        return accelerator or (pool if pool in self.accelerators else "")
 
     def find_overcommit_percent(self, pool: str) -> int:
         """Return the memory that pods on one time-sliced device of a pool may take together, in percent."""
-        return next((each.rules.overcommit_percent for each in self.defined if each.name == pool), WHOLE_PERCENT)
+        return next(
+            (defined_pool.rules.overcommit_percent for defined_pool in self.defined if defined_pool.name == pool),
+            WHOLE_PERCENT,
+        )
 
     @property
     def rules(self) -> Mapping[str, PoolRules]:
         """The rules of each pool that is defined."""
-        return {each.name: each.rules for each in self.defined}
+        return {pool.name: pool.rules for pool in self.defined}
 
     @property
     def quotas(self) -> Quotas:
         """The quotas by namespace and pool."""
-        return {(namespace, each.name): quota for each in self.defined for namespace, quota in each.quotas}
+        return {(namespace, pool.name): quota for pool in self.defined for namespace, quota in pool.quotas}
 
 
 NO_POOLS: Final = PoolTable()
@@ -96,7 +99,7 @@ def read_pools(store: Store, vendors: Vendors) -> PoolTable:
 
     def compute() -> PoolTable:
         pools = decode_stored(store, ACCELERATOR_POOLS, store.list(ACCELERATOR_POOLS), AcceleratorPool)
-        return _share(build_table((each for each in pools if each.metadata.deletion_timestamp is None), vendors))
+        return _share(build_table((pool for pool in pools if pool.metadata.deletion_timestamp is None), vendors))
 
     return store.summarize((ACCELERATOR_POOLS,), "pool table", compute)
 
@@ -109,11 +112,13 @@ def _share(table: PoolTable) -> PoolTable:
 
 def build_table(pools: Iterable[AcceleratorPool], vendors: Vendors) -> PoolTable:
     """Return the table of these pools."""
-    found = [_read_pool(each, vendors) for each in sorted(pools, key=lambda pool: pool.metadata.name)]
+    entries = [
+        _read_pool(accelerator_pool, vendors) for accelerator_pool in sorted(pools, key=lambda pool: pool.metadata.name)
+    ]
     return PoolTable(
         tuple(name for name, vendor in vendors.items() if vendor.has_devices),
-        tuple(each for each in found if isinstance(each, DefinedPool)),
-        tuple(each for each in found if isinstance(each, RefusedPool)),
+        tuple(defined_pool for defined_pool in entries if isinstance(defined_pool, DefinedPool)),
+        tuple(refused_pool for refused_pool in entries if isinstance(refused_pool, RefusedPool)),
     )
 
 
@@ -121,9 +126,9 @@ def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | Refused
     name, spec = pool.metadata.name, pool.spec
     vendor = vendors.get(spec.accelerator)
     if vendor is None or not vendor.has_devices:
-        known = ", ".join(sorted(each for each, found in vendors.items() if found.has_devices))
+        choices = ", ".join(sorted(accelerator for accelerator, entry in vendors.items() if entry.has_devices))
         state = "does not exist" if vendor is None else "has no devices"
-        return RefusedPool(name, f"accelerator {spec.accelerator} {state}: use one of {known}")
+        return RefusedPool(name, f"accelerator {spec.accelerator} {state}: use one of {choices}")
     if name in vendors and name != spec.accelerator:
         message = f"{name} is the name of another accelerator, whose pool has it: choose another name for this pool"
         return RefusedPool(name, message)
@@ -135,7 +140,7 @@ def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | Refused
         node_labels=tuple(sorted(spec.node_selector.items())) if name != spec.accelerator else (),
         overcommit_percent=spec.memory_overcommit_percent or WHOLE_PERCENT,
     )
-    quotas = tuple((each.namespace, PoolQuota(each.devices, _read_quantity(each.memory))) for each in spec.quotas)
+    quotas = tuple((quota.namespace, PoolQuota(quota.devices, _read_quantity(quota.memory))) for quota in spec.quotas)
     return DefinedPool(name, spec.accelerator, rules, quotas)
 
 

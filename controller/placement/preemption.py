@@ -66,8 +66,8 @@ class Candidates:
         self._yields: dict[str, dict[tuple[int, bool, bool], _Yield]] = {}
         for unit in holding:
             self._add(unit)
-        for found in self._by_cell.values():
-            found.sort(key=self.order_victims)
+        for units in self._by_cell.values():
+            units.sort(key=self.order_victims)
 
     def _add(self, unit: Unit) -> None:
         # Where a unit is must be known of each of its parts, or its end may free nothing.
@@ -147,17 +147,17 @@ class Candidates:
             return None
         yields = self._yields.setdefault(cell.id, {})
         key = preemptor.rank, is_borrowed(preemptor, cell.pool), is_patient
-        found = yields.get(key)
-        if found is None:
-            found = yields[key] = self._sum_yield(preemptor, cell.id, is_patient=is_patient)
+        yielded = yields.get(key)
+        if yielded is None:
+            yielded = yields[key] = self._sum_yield(preemptor, cell.id, is_patient=is_patient)
         count = 1
         for name, amount in need.items():
             lacking = amount - free.get(name, amount)
             if lacking > 0:
-                if lacking > found.most.get(name, 0):
+                if lacking > yielded.most.get(name, 0):
                     return None
-                count = max(count, -(-lacking // found.largest[name]))
-        return 0.0, 0, -self._lowest[cell.id], 0 if found.has_ending else count, 0
+                count = max(count, -(-lacking // yielded.largest[name]))
+        return 0.0, 0, -self._lowest[cell.id], 0 if yielded.has_ending else count, 0
 
     def could_yield(self, unit: Unit, cells: Mapping[str, Cell], left: Mapping[str, Amounts]) -> bool:
         """Return whether others might make room on one of the cells for a part of a unit of a higher priority."""
@@ -212,7 +212,7 @@ class Candidates:
 
     def find_wait(self, victims: Iterable[Unit]) -> float:
         """Return the time until all of these units may be evicted."""
-        return max((self.seconds_left(each) for each in victims if not self.is_ending(each)), default=0.0)
+        return max((self.seconds_left(victim) for victim in victims if not self.is_ending(victim)), default=0.0)
 
     def has_victims(self, rank: int, cell: str) -> bool:
         """Return whether a cell may have a unit that makes room for this rank, without a look at each."""
@@ -297,10 +297,10 @@ def find_victims(
         return None
     # A larger one that was picked later may make earlier ones needless.
     if len(picked) > 1:
-        for each in sorted(picked, key=lambda each: candidates.spare_order(preemptor, cell.pool, each[0])):
-            back = {name: amount + each[1].get(name, 0) for name, amount in lacking.items()}
+        for pick in sorted(picked, key=lambda entry: candidates.spare_order(preemptor, cell.pool, entry[0])):
+            back = {name: amount + pick[1].get(name, 0) for name, amount in lacking.items()}
             if all(amount <= 0 for amount in back.values()):
-                picked.remove(each)
+                picked.remove(pick)
                 lacking = back
     evicted = [victim for victim, _ in picked if not candidates.is_ending(victim)]
     is_owner = not is_borrowed(preemptor, cell.pool)

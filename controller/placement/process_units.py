@@ -44,7 +44,7 @@ def build_process_replica(
     key = ObjectKey(metadata.namespace, metadata.name)
     need = {MEMORY: spec.memory_bytes}
     own_place = draw_place(metadata.creation_timestamp, metadata.uid)
-    is_owned = service is not None and any(each.uid == service.uid for each in metadata.owner_references)
+    is_owned = service is not None and any(reference.uid == service.uid for reference in metadata.owner_references)
     owner = service if is_owned else None
     unit = Unit(
         key=UnitKey("process", key.namespace, key.name),
@@ -100,7 +100,7 @@ def _find_template(process: MetalProcess) -> str:
     shape = (
         {name: value for name, value in fields.items() if name not in _REPLACES_NOTHING},
         _without_mirrors(process.spec.artifact),
-        [without_defaults(each) | {"artifact": _without_mirrors(each.artifact)} for each in further],
+        [without_defaults(artifact) | {"artifact": _without_mirrors(artifact.artifact)} for artifact in further],
     )
     return hashlib.sha256(msgspec.json.encode(shape, order="deterministic")).hexdigest()[:16]
 
@@ -138,7 +138,7 @@ def compare_siblings(
 
 def _spec_key(process: MetalProcess) -> tuple[str, str]:
     """Return a key of the processes of one owner with the same spec: their names differ in the last number only."""
-    owner = next((each.uid for each in process.metadata.owner_references if each.controller), "")
+    owner = next((reference.uid for reference in process.metadata.owner_references if reference.controller), "")
     return owner, process.metadata.name.rpartition("-")[0]
 
 

@@ -20,9 +20,9 @@ class QueueEventSender:
     async def send(self, service: ObjectKey, event: Event) -> None:
         """Send an Event about a service that still exists, after those before it."""
         async with self._sending:
-            found = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
-            if found is not None:
-                await self._leading.recorder.event(found, event.type, event.reason, event.note, event.action)
+            stored = self._leading.store.get(INFERENCE_SERVICES, service.name, service.namespace)
+            if stored is not None:
+                await self._leading.recorder.event(stored, event.type, event.reason, event.note, event.action)
 
 
 def describe_admission(unit: Unit, cells: tuple[str, ...]) -> Event:

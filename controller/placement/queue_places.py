@@ -45,16 +45,16 @@ class ReplicaUnit(NamedTuple):
 def parse_time(text: object) -> datetime | None:
     """Return a time as an object of the API states it; None for what is none, or has no time zone."""
     try:
-        found = datetime.fromisoformat(text) if isinstance(text, str) else None
-        return found.astimezone(UTC) if found is not None and found.tzinfo is not None else None
+        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
+        return moment.astimezone(UTC) if moment is not None and moment.tzinfo is not None else None
     except (ValueError, OverflowError):
         return None
 
 
 def parse_seconds(text: object) -> float | None:
     """Return a time in seconds since 1970; None for what is no time."""
-    found = parse_time(text)
-    return None if found is None else found.timestamp()
+    moment = parse_time(text)
+    return None if moment is None else moment.timestamp()
 
 
 def format_place(enqueued_at: float) -> str:
@@ -107,53 +107,55 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wante
     taken, staying = _places_of(current), _places_of(earlier)
     leaving = _places_of(ending).union(freed)
     # Units that end are soon gone, and their places with them; earlier ones keep theirs for later successors.
-    found = _inherit(current, leaving, staying, taken)
+    inherited = _inherit(current, leaving, staying, taken)
     # What is evicted during a change comes back with the earlier template first.
-    found |= _inherit(earlier, leaving, set(), taken | staying | set(found.values()))
-    return found | _inherit_elsewhere(current, found, len(current) - wanted)
+    inherited |= _inherit(earlier, leaving, set(), taken | staying | set(inherited.values()))
+    return inherited | _inherit_elsewhere(current, inherited, len(current) - wanted)
 
 
 def _inherit(
     replicas: Iterable[ReplicaUnit], leaving: Collection[float], staying: Collection[float], taken: Collection[float]
 ) -> dict[str, float]:
     """Return the places that replicas inherit: of those that are leaving first, then of those that stay for now."""
-    found = dict[str, float]()
+    inherited = dict[str, float]()
     # Somebody may make pods by thousands: the first place is at hand without a look at all others.
-    first, second = (sorted(set(each) - set(taken)) for each in (leaving, set(staying) - set(leaving)))
-    heirs = [each for each in replicas if each.unit.state == "waiting" and not each.has_inherited]
-    for heir in sorted(heirs, key=lambda each: (each.own_place, each.unit.uid)):
-        left = next((each for each in (first, second) if each and each[0] < heir.own_place), None)
+    first, second = (sorted(set(places) - set(taken)) for places in (leaving, set(staying) - set(leaving)))
+    heirs = [replica for replica in replicas if replica.unit.state == "waiting" and not replica.has_inherited]
+    for heir in sorted(heirs, key=lambda unit: (unit.own_place, unit.unit.uid)):
+        left = next((places for places in (first, second) if places and places[0] < heir.own_place), None)
         if left is not None:
-            found[heir.unit.uid] = heapq.heappop(left)
+            inherited[heir.unit.uid] = heapq.heappop(left)
             if heir.unit.enqueued_at in leaving and heir.unit.enqueued_at not in first:
                 # The place that it leaves is that of another unit, too, whose successor comes next.
                 heapq.heappush(first, heir.unit.enqueued_at)
-    return found
+    return inherited
 
 
-def _inherit_elsewhere(current: Sequence[ReplicaUnit], found: Mapping[str, float], surplus: int) -> dict[str, float]:
+def _inherit_elsewhere(
+    current: Sequence[ReplicaUnit], inherited: Mapping[str, float], surplus: int
+) -> dict[str, float]:
     """Return the places that the newest units inherit from those of other rollouts, as many as are more than wanted.
 
     They replace units that are about to end: of another accelerator, or of earlier weights. Which these are is not
     known yet. It is said of the latest ones that wait, so that none gets a better place than the one that ends.
     """
-    known = Counter(each.unit.enqueued_at for each in current)
-    known.update(found.values())
+    counter = Counter(unit.unit.enqueued_at for unit in current)
+    counter.update(inherited.values())
     # A place that two have was inherited already.
-    donors = [each for each in current if known[each.unit.enqueued_at] == 1 and each.unit.uid not in found]
-    donors.sort(key=lambda each: (each.unit.state == "waiting", each.unit.enqueued_at))
+    donors = [unit for unit in current if counter[unit.unit.enqueued_at] == 1 and unit.unit.uid not in inherited]
+    donors.sort(key=lambda unit: (unit.unit.state == "waiting", unit.unit.enqueued_at))
     left: dict[str, list[ReplicaUnit]] = {}
-    for each in donors:
-        left.setdefault(each.rollout, []).append(each)
-    heirs = [each for each in donors if each.unit.state == "waiting" and not each.has_inherited]
+    for unit in donors:
+        left.setdefault(unit.rollout, []).append(unit)
+    heirs = [unit for unit in donors if unit.unit.state == "waiting" and not unit.has_inherited]
     handed = dict[str, float]()
-    for heir in sorted(heirs, key=lambda each: (-each.own_place, each.unit.uid))[: max(0, surplus)]:
+    for heir in sorted(heirs, key=lambda unit: (-unit.own_place, unit.unit.uid))[: max(0, surplus)]:
         for rollout in left.values():
             # Heirs come from the newest to the oldest: one that is newer than this one gives its place to none.
             while rollout and rollout[-1].unit.enqueued_at >= heir.own_place:
                 rollout.pop()
-        last = [each[-1] for rollout, each in left.items() if each and rollout != heir.rollout]
-        donor = max(last, key=lambda each: (each.unit.state == "waiting", each.unit.enqueued_at), default=None)
+        last = [units[-1] for rollout, units in left.items() if units and rollout != heir.rollout]
+        donor = max(last, key=lambda unit: (unit.unit.state == "waiting", unit.unit.enqueued_at), default=None)
         if donor is not None:
             left[donor.rollout].pop()
             handed[heir.unit.uid] = donor.unit.enqueued_at
@@ -170,7 +172,7 @@ def list_open_places(
     """
     current, earlier, _ending = split_replicas(replicas)
     # One that inherits another place leaves its own to the next.
-    left = set(freed) - _places_of(each for each in (*current, *earlier) if each.unit.uid not in assigned)
+    left = set(freed) - _places_of(unit for unit in (*current, *earlier) if unit.unit.uid not in assigned)
     promised = left.intersection(assigned.values())
     # Whoever deletes pods again and again, sooner than they inherit, would fill the ledger.
     lacking = max(0, wanted - len(current))
@@ -178,7 +180,7 @@ def list_open_places(
 
 
 def _places_of(replicas: Iterable[ReplicaUnit]) -> set[float]:
-    return {each.unit.enqueued_at for each in replicas}
+    return {replica.unit.enqueued_at for replica in replicas}
 
 
 def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[str]]:
@@ -188,24 +190,24 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
     """
     current, earlier, _ending = split_replicas(replicas)
     heirs_of, left_of = dict[str, list[Unit]](), dict[str, list[str]]()
-    for each in current:
-        if each.unit.state == "waiting":
-            heirs_of.setdefault(each.rollout, []).append(each.unit)
-    for each in earlier:
-        if each.unit.state == "running":
-            left_of.setdefault(each.rollout, []).append(each.unit.uid)
-    found: dict[str, set[str]] = {}
+    for replica_unit in current:
+        if replica_unit.unit.state == "waiting":
+            heirs_of.setdefault(replica_unit.rollout, []).append(replica_unit.unit)
+    for replica_unit in earlier:
+        if replica_unit.unit.state == "running":
+            left_of.setdefault(replica_unit.rollout, []).append(replica_unit.unit.uid)
+    predecessors: dict[str, set[str]] = {}
     for rollout, uids in left_of.items():
         heirs = sorted(heirs_of.get(rollout, ()), key=lambda unit: unit.order)
         left = sorted(uids)
         for heir in heirs:
             own = [] if heir.nomination is None else [uid for uid in left if uid in heir.nomination.victims]
-            found.setdefault(heir.uid, set()).update(own)
+            predecessors.setdefault(heir.uid, set()).update(own)
             if own:
                 left = [uid for uid in left if uid not in own]
         for index, heir in enumerate(heirs):
-            found[heir.uid].update(left[index :: len(heirs)])
-    return {uid: frozenset(replaced) for uid, replaced in found.items() if replaced}
+            predecessors[heir.uid].update(left[index :: len(heirs)])
+    return {uid: frozenset(replaced) for uid, replaced in predecessors.items() if replaced}
 
 
 def find_superseded(replicas: Sequence[ReplicaUnit], wanted: int) -> frozenset[str]:
@@ -215,11 +217,11 @@ def find_superseded(replicas: Sequence[ReplicaUnit], wanted: int) -> frozenset[s
     of a template that time alone calls an earlier one: of two that were made in one second, that may be the later.
     """
     current, earlier, _ending = split_replicas(replicas)
-    waiting = [each for each in earlier if each.unit.state == "waiting"]
-    is_complete = sum(each.unit.state == "running" for each in (*current, *earlier)) >= wanted
-    rollouts = {each.rollout for each in current if each.unit.state == "waiting"}
+    waiting = [unit for unit in earlier if unit.unit.state == "waiting"]
+    is_complete = sum(unit.unit.state == "running" for unit in (*current, *earlier)) >= wanted
+    rollouts = {unit.rollout for unit in current if unit.unit.state == "waiting"}
     return frozenset(
-        each.unit.uid for each in waiting if each.rollout in rollouts or (is_complete and each.is_present is False)
+        unit.unit.uid for unit in waiting if unit.rollout in rollouts or (is_complete and unit.is_present is False)
     )
 
 
@@ -240,17 +242,17 @@ def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
     present one.
     """
     everything = list(replicas)
-    split = SplitReplicas([], [], [each for each in everything if each.unit.state == "ending"])
-    living = [each for each in everything if each.unit.state != "ending"]
+    split = SplitReplicas([], [], [unit for unit in everything if unit.unit.state == "ending"])
+    living = [unit for unit in everything if unit.unit.state != "ending"]
     first: dict[tuple[str, str], float] = {}
-    for each in everything:
-        made = each.rollout, each.template
-        first[made] = min(each.own_place, first.get(made, each.own_place))
+    for unit in everything:
+        made = unit.rollout, unit.template
+        first[made] = min(unit.own_place, first.get(made, unit.own_place))
     present: dict[str, tuple[float, str]] = {}
-    for each in living:
-        began = first[each.rollout, each.template], each.template
-        present[each.rollout] = max(began, present.get(each.rollout, began))
-    for each in living:
-        is_present = present[each.rollout][1] == each.template if each.is_present is None else each.is_present
-        (split.current if is_present and not each.is_displaced else split.earlier).append(each)
+    for unit in living:
+        began = first[unit.rollout, unit.template], unit.template
+        present[unit.rollout] = max(began, present.get(unit.rollout, began))
+    for unit in living:
+        is_present = present[unit.rollout][1] == unit.template if unit.is_present is None else unit.is_present
+        (split.current if is_present and not unit.is_displaced else split.earlier).append(unit)
     return split

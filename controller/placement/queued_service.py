@@ -142,8 +142,8 @@ class QueuedService(NamedTuple):
     def find_deployment(self, name: str) -> OwnDeployment | None:
         """Return its Deployment of this name, or None."""
         index = bisect.bisect_left(self.deployments, (name,))
-        found = self.deployments[index : index + 1]
-        return found[0] if found and found[0].name == name else None
+        candidates = self.deployments[index : index + 1]
+        return candidates[0] if candidates and candidates[0].name == name else None
 
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return the pools that a replica on this accelerator may use, its home first."""
@@ -288,9 +288,9 @@ def _accelerator_of(need: Amounts, service: QueuedService | None, vendors: Vendo
     """Return the accelerator of a pod: that which its service states, unless the pod requests devices of another."""
     accelerator = service.accelerator if service is not None else ""
     for name, amount in need.items():
-        if amount > 0 and (found := _find_accelerator(name, vendors)):
+        if amount > 0 and (fallback := _find_accelerator(name, vendors)):
             stated = vendors.get(accelerator)
-            return accelerator if stated is not None and stated.offers(name) else found
+            return accelerator if stated is not None and stated.offers(name) else fallback
     return accelerator
 
 

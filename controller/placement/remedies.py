@@ -25,7 +25,7 @@ class WaitExplanation(NamedTuple):
     @property
     def best(self) -> CellExplanation | None:
         """The cell where least has to be done; None if nothing has to be, or nothing would help."""
-        return next((each for each in self.cells if each.remedy), None)
+        return next((cell for cell in self.cells if cell.remedy), None)
 
 
 def explain_unit(
@@ -41,22 +41,30 @@ def explain_unit(
         now: the wall clock, in seconds since 1970.
     """
     made = plan(cells, units, rules, now)
-    admitted = next((each for each in made.actions if isinstance(each, Admit) and each.unit.uid == unit.uid), None)
+    admitted = next(
+        (action for action in made.actions if isinstance(action, Admit) and action.unit.uid == unit.uid), None
+    )
     if admitted is not None:
         return WaitExplanation(admitted.cells)
-    nominated = next((each for each in made.actions if isinstance(each, Nominate) and each.unit.uid == unit.uid), None)
+    nominated = next(
+        (action for action in made.actions if isinstance(action, Nominate) and action.unit.uid == unit.uid), None
+    )
     if nominated is not None:
         unit = msgspec.structs.replace(unit, nomination=nominated.nomination)
-    victims = [each.victim for each in made.actions if isinstance(each, EvictUnit) and each.preemptor.uid == unit.uid]
+    victims = [
+        action.victim for action in made.actions if isinstance(action, EvictUnit) and action.preemptor.uid == unit.uid
+    ]
     kept = {cell.id: made.left[cell.id] for cell in cells}
-    found = explain(unit, cells, made, rules)
-    found.sort(key=lambda each: (*_measure_distance(each, unit, kept[each.cell]), each.cell))
-    return WaitExplanation((), tuple(victims), tuple(found))
+    explanations = explain(unit, cells, made, rules)
+    explanations.sort(
+        key=lambda explanation: (*_measure_distance(explanation, unit, kept[explanation.cell]), explanation.cell)
+    )
+    return WaitExplanation((), tuple(victims), tuple(explanations))
 
 
-def _measure_distance(found: CellExplanation, unit: Unit, left: Amounts) -> tuple[int, float, int]:
+def _measure_distance(explanation: CellExplanation, unit: Unit, left: Amounts) -> tuple[int, float, int]:
     """Return how far a cell is from running a unit: the kind of obstacle, the room that lacks, and the effort."""
-    reason, need = found.refusal.reason, largest_part(unit)
+    reason, need = explanation.refusal.reason, largest_part(unit)
     lacking = max(
         (1 - max(0, left.get(name, amount)) / amount for name, amount in need.items() if amount > 0), default=0.0
     )

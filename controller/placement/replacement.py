@@ -120,17 +120,19 @@ def count_surge(replacement: SpeedReplacement | None, replicas: Sequence[Present
     """
     if replacement is None or not is_active(replacement):
         return 0
-    leaving = next((each for each in replicas if each.uid == replacement.uid), None)
+    leaving = next((replica for replica in replicas if replica.uid == replacement.uid), None)
     if leaving is None:
         return 0
-    ready = sum(each.is_ready for each in replicas if each is not leaving)
+    ready = sum(replica.is_ready for replica in replicas if replica is not leaving)
     return 0 if ready >= wanted and leaving.is_marked else 1
 
 
 def find_replica(degraded: DegradedReplica, replicas: Sequence[PresentReplica]) -> PresentReplica | None:
     """Return a replica that is degraded among those that are there; None: it has gone, or its node is known no more."""
-    found = (replica for replica in replicas if replica.place == degraded.place)
-    return next((replica for replica in found if not degraded.address or degraded.address in replica.addresses), None)
+    candidates = (replica for replica in replicas if replica.place == degraded.place)
+    return next(
+        (replica for replica in candidates if not degraded.address or degraded.address in replica.addresses), None
+    )
 
 
 def pick_worst(degraded: Sequence[DegradedReplica]) -> DegradedReplica:
@@ -177,7 +179,11 @@ def find_hold(
     if facts.obstacle:
         return ReplacementHold("NotMovable", facts.obstacle)
     past = [replacement for replacement in (last, *beside) if replacement is not None]
-    waits = [(find_cool_down(each, rules.cool_down_seconds, now), each.ended_at) for each in past if each.ended_at]
+    waits = [
+        (find_cool_down(speed_replacement, rules.cool_down_seconds, now), speed_replacement.ended_at)
+        for speed_replacement in past
+        if speed_replacement.ended_at
+    ]
     seconds, ended_at = max(waits, default=(0.0, ""))
     if seconds > 0:
         message = f"the last replacement in its namespace ended at {ended_at}, and the cool-down holds"
@@ -234,9 +240,9 @@ class Progress(NamedTuple):
 
 def go_on(replacement: SpeedReplacement, facts: ServiceFacts, now: datetime) -> Progress:
     """Return a replacement that goes on, or has ended now."""
-    leaving = next((each for each in facts.replicas if each.uid == replacement.uid), None)
-    others = [each for each in facts.replicas if each is not leaving]
-    ready = [each for each in others if each.is_ready]
+    leaving = next((replica for replica in facts.replicas if replica.uid == replacement.uid), None)
+    others = [replica for replica in facts.replicas if replica is not leaving]
+    ready = [other for other in others if other.is_ready]
     if leaving is None:
         if len(ready) >= facts.wanted and facts.wanted:
             to_place = ready[-1].place
@@ -247,7 +253,7 @@ def go_on(replacement: SpeedReplacement, facts: ServiceFacts, now: datetime) -> 
     started = parse_time(replacement.started_at)
     # Clocks of leaders differ by little; whoever may write the status can state a time at which it never ends.
     passed = abs((now - started).total_seconds()) if started is not None else math.inf
-    has_place = sum(bool(each.place) for each in others) >= facts.wanted
+    has_place = sum(bool(other.place) for other in others) >= facts.wanted
     limit, what = PLACE_SECONDS, "the better place was taken"
     if len(ready) >= facts.wanted:
         # A tenant who takes the mark of the pod away again and again keeps it.

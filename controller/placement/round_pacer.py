@@ -76,10 +76,10 @@ class RoundPacer:
         self._began_at, self._ended_at = began_at, ended_at
         if has_decided:
             return
-        for each in RoundCause:
-            if each <= cause:
-                rest = max(0.0, self._rested_at[each] - ended_at) + spent_seconds * IDLE_SHARE
-                self._rested_at[each] = ended_at + min(rest, MOST_OWED_SECONDS)
+        for round_cause in RoundCause:
+            if round_cause <= cause:
+                rest = max(0.0, self._rested_at[round_cause] - ended_at) + spent_seconds * IDLE_SHARE
+                self._rested_at[round_cause] = ended_at + min(rest, MOST_OWED_SECONDS)
 
     def find_begin(self, cause: RoundCause) -> float:
         """Return when the next round may begin, if this is its cause."""

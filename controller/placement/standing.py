@@ -91,14 +91,14 @@ def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
 def find_largest(unit: Unit, cells: Iterable[Cell]) -> Cell | None:
     """Return the cell with the most of the scarce resource, of those whose rules a unit meets."""
     lane, _ = measure_need(unit)
-    found = [cell for cell in cells if cell.pool in unit.pools and not unit.refuse(cell)]
-    return max(found, key=lambda cell: (cell.total.get(lane.resource, 0), cell.name), default=None)
+    eligible = [cell for cell in cells if cell.pool in unit.pools and not unit.refuse(cell)]
+    return max(eligible, key=lambda cell: (cell.total.get(lane.resource, 0), cell.name), default=None)
 
 
 def find_lacking(unit: Unit, counts: CellCounts) -> str:
     """Return the resource of which most cells have too little free."""
-    found = max(counts.short.items(), key=lambda item: (item[1], item[0]), default=None)
-    return found[0] if found is not None else measure_need(unit)[0].resource
+    scarcest = max(counts.short.items(), key=lambda item: (item[1], item[0]), default=None)
+    return scarcest[0] if scarcest is not None else measure_need(unit)[0].resource
 
 
 def find_lack(unit: Unit, counts: CellCounts) -> QueueReason:
@@ -112,9 +112,9 @@ def find_lack(unit: Unit, counts: CellCounts) -> QueueReason:
 def describe_need(unit: Unit) -> str:
     """Return what one replica needs of what is scarce, such as `nvidia.com/gpu: 2`."""
     lane, total = measure_need(unit)
-    each = unit.parts[0].get(lane.resource, 0)
-    if len(unit.parts) > 1 and each * len(unit.parts) == total:
-        return f"{len(unit.parts)} pods with {_describe_amount(lane.resource, each)} each"
+    per_pod = unit.parts[0].get(lane.resource, 0)
+    if len(unit.parts) > 1 and per_pod * len(unit.parts) == total:
+        return f"{len(unit.parts)} pods with {_describe_amount(lane.resource, per_pod)} each"
     return _describe_amount(lane.resource, total)
 
 
@@ -195,10 +195,10 @@ def _describe_lack(unit: Unit, facts: WaitFacts) -> str:
 def _describe_open(unit: Unit, counts: CellCounts, noun: str) -> str:
     """Return that the open cells have too little free: a gang may wait although some of them have enough for a pod."""
     if len(unit.parts) > 1:
-        found = f"the only open {noun}" if counts.open == 1 else f"the {counts.open} {noun}s"
-        return f"not all of them fit into what is free on {found} that could run one"
-    found = f"the only open {noun}" if counts.open == 1 else f"each of the {counts.open} {noun}s"
-    return f"{found} that could run it has less free"
+        subject = f"the only open {noun}" if counts.open == 1 else f"the {counts.open} {noun}s"
+        return f"not all of them fit into what is free on {subject} that could run one"
+    subject = f"the only open {noun}" if counts.open == 1 else f"each of the {counts.open} {noun}s"
+    return f"{subject} that could run it has less free"
 
 
 def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str:

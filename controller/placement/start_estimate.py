@@ -173,7 +173,7 @@ class LaneHistory:
             return "TooFewSeen"
         scale = self.running / self._run_seconds
         freed, freed_squares = releases.amount * scale, releases.squares * scale
-        higher = [flow for each, flow in self._arrivals.items() if each < rank]
+        higher = [flow for arrival, flow in self._arrivals.items() if arrival < rank]
         taken = sum(flow.amount for flow in higher) / self._seconds
         taken_squares = sum(flow.squares for flow in higher) / self._seconds
         rate = freed - taken

@@ -130,25 +130,25 @@ class StartEstimator:
         """
         history = self._history(lane, now)
         forecast = history.forecast_wait(unit.rank, needed)
-        known = self._waiting.get(unit.uid)
-        if known is None:
+        waiting = self._waiting.get(unit.uid)
+        if waiting is None:
             return "TooFewSeen"
         if isinstance(forecast, str):
-            known.last_range = None
+            waiting.last_range = None
             return forecast
-        if not known.forecasts or needed <= known.needed * HALF:
-            known.forecasts.append((now, forecast))
-            known.needed = needed
-        found = history.find_range(unit.rank, forecast, now)
-        if isinstance(found, str):
-            known.last_range = None
-            return found
-        last = known.last_range
-        if last is None or not last.is_narrow(now) or not last.is_near(found, now):
-            known.last_range = found
-            if known.first_range is None:
-                known.first_range, known.first_range_at = found, now
-        return known.last_range or found
+        if not waiting.forecasts or needed <= waiting.needed * HALF:
+            waiting.forecasts.append((now, forecast))
+            waiting.needed = needed
+        span = history.find_range(unit.rank, forecast, now)
+        if isinstance(span, str):
+            waiting.last_range = None
+            return span
+        last = waiting.last_range
+        if last is None or not last.is_narrow(now) or not last.is_near(span, now):
+            waiting.last_range = span
+            if waiting.first_range is None:
+                waiting.first_range, waiting.first_range_at = span, now
+        return waiting.last_range or span
 
     def _history(self, lane: Lane, now: float) -> LaneHistory:
         history = self._lanes.get(lane)

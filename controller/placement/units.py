@@ -142,7 +142,9 @@ class NodeRequirement(msgspec.Struct, frozen=True, dict=True):
         required: Obj = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
         terms: list[Obj] = required.get("nodeSelectorTerms") or []
         wanted = [{"key": name, "operator": "In", "values": [value]} for name, value in labels]
-        return bool(terms) and all(each in (term.get("matchExpressions") or ()) for term in terms for each in wanted)
+        return bool(terms) and all(
+            expression in (term.get("matchExpressions") or ()) for term in terms for expression in wanted
+        )
 
     def refuse(self, cell: Cell) -> str:
         """Return why a cell can never run the pod, as one CamelCase word; empty if it can."""

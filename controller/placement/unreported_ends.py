@@ -45,14 +45,14 @@ class UnreportedEnds:
                 self._ends[uid] = _UnreportedEnd(unit, loop.time() + UNREPORTED_SECONDS)
                 loop.call_later(UNREPORTED_SECONDS, self._wake)
         self._known = there
-        for uid, each in list(self._ends.items()):
-            if each.until <= loop.time() or uid in there or not _is_reported(store, each.unit):
+        for uid, end in list(self._ends.items()):
+            if end.until <= loop.time() or uid in there or not _is_reported(store, end.unit):
                 del self._ends[uid]
-        return (*units, *(each.unit for each in self._ends.values()))
+        return (*units, *(end.unit for end in self._ends.values()))
 
 
 def _is_reported(store: Store, unit: Unit) -> bool:
     """Return whether the host of a process reports its memory as taken."""
     host = store.get(METAL_HOSTS, unit.cells[0].removeprefix("host/"))
     processes = (host.get("status") or {}).get("processes") or () if host is not None else ()
-    return any(each["uid"] == unit.uid for each in processes)
+    return any(process["uid"] == unit.uid for process in processes)

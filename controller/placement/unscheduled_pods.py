@@ -71,17 +71,17 @@ class UnscheduledPods:
             is_elastic: returns whether the queue gives a unit no node; another one without a pin was made without a
                 gate, and so would its successor be.
         """
-        refused = [OverduePod(unit, found) for unit in units if (found := find_refusal(store, unit)) is not None]
-        self._since = {each.unit.uid: self._since.get(each.unit.uid, now) for each in refused}
+        refused = [OverduePod(unit, message) for unit in units if (message := find_refusal(store, unit)) is not None]
+        self._since = {pod.unit.uid: self._since.get(pod.unit.uid, now) for pod in refused}
         overdue, waits = [], []
-        for each in refused:
-            if not each.unit.cells and not is_elastic(each.unit):
+        for pod in refused:
+            if not pod.unit.cells and not is_elastic(pod.unit):
                 continue
             # What no scheduler looks at keeps room on each node of its pool, or the choice of devices, in vain.
-            limit = PINNED_SECONDS if each.unit.cells or each.message == _UNTRIED else UNPINNED_SECONDS
-            left = self._since[each.unit.uid] + limit - now
+            limit = PINNED_SECONDS if pod.unit.cells or pod.message == _UNTRIED else UNPINNED_SECONDS
+            left = self._since[pod.unit.uid] + limit - now
             if left <= 0:
-                overdue.append(each)
+                overdue.append(pod)
             else:
                 waits.append(left)
         return OverduePods(tuple(overdue), min(waits, default=None))
@@ -101,7 +101,7 @@ class UnscheduledPods:
             self._refusals[cell, unit.service] = now
             self._services_of.setdefault(cell, set()).add(unit.service)
             self._cells_of.setdefault(unit.service, set()).add(cell)
-        return [cell for cell in unit.cells if len({each.namespace for each in self._services_of[cell]}) > 1]
+        return [cell for cell in unit.cells if len({key.namespace for key in self._services_of[cell]}) > 1]
 
     def _forget(self, cell: str, service: ObjectKey) -> None:
         del self._refusals[cell, service]
@@ -115,11 +115,11 @@ class UnscheduledPods:
         )
 
 
-def _discard(found: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
+def _discard(groups: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
     """Take a value from the set of a key, and an empty set from all."""
-    found[key].discard(value)
-    if not found[key]:
-        del found[key]
+    groups[key].discard(value)
+    if not groups[key]:
+        del groups[key]
 
 
 def find_refusal(store: Store, unit: Unit) -> str | None:

@@ -73,8 +73,8 @@ def is_gone(store: Store, place: FreedPlace) -> bool:
 
     The place of a process is written down only once that is over.
     """
-    found = store.get(PODS, place.name, place.namespace)
-    return found is None or found["metadata"]["uid"] != place.unit or _has_left(PODS, found)
+    pod = store.get(PODS, place.name, place.namespace)
+    return pod is None or pod["metadata"]["uid"] != place.unit or _has_left(PODS, pod)
 
 
 def _has_left(resource: Resource, obj: Obj) -> bool:

@@ -40,9 +40,11 @@ class RoomWatch:
         # This is called several times a second, and nearly always a few of the same cells have changed.
         changed = [(old, new) for old, new in zip(before, cells, strict=False) if old is not new]
         if len(before) != len(cells) or any(old.id != new.id for old, new in changed):
-            known, found = ({cell.id: cell for cell in each} for each in (before, cells))
-            return not known.keys() <= found.keys() or any(
-                self._matters(known.get(name), cell) for name, cell in found.items() if cell is not known.get(name)
+            old_cells, new_cells = ({cell.id: cell for cell in group} for group in (before, cells))
+            return not old_cells.keys() <= new_cells.keys() or any(
+                self._matters(old_cells.get(name), cell)
+                for name, cell in new_cells.items()
+                if cell is not old_cells.get(name)
             )
         return any(self._matters(old, new) for old, new in changed)
 
@@ -72,11 +74,11 @@ def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:
     for unit in waiting:
         for pool in unit.pools:
             for part in unit.parts:
-                known = least.setdefault(pool, dict(part))
-                for name in [name for name in known if name not in part]:
-                    del known[name]
-                for name in known:
-                    known[name] = min(known[name], part[name])
+                amounts = least.setdefault(pool, dict(part))
+                for name in [name for name in amounts if name not in part]:
+                    del amounts[name]
+                for name in amounts:
+                    amounts[name] = min(amounts[name], part[name])
     return least
 
 
@@ -117,7 +119,7 @@ def decisive_facts(resource: Resource, obj: Obj) -> object:
         if status.get("observedGeneration") != generation:
             return generation, status.get("accelerator")
         # Another speed decides where a unit goes that fits, and makes no room; a class that is accepted does.
-        refused = [(each["deviceClass"], each.get("refusal")) for each in status.get("speeds") or ()]
+        refused = [(speed["deviceClass"], speed.get("refusal")) for speed in status.get("speeds") or ()]
         accepted = sorted(name for name, refusal in refused if refusal is None)
         return generation, status.get("accelerator"), status.get("deviceMemoryBytes"), accepted, len(refused)
     if resource == ACCELERATOR_POOLS:
@@ -126,7 +128,10 @@ def decisive_facts(resource: Resource, obj: Obj) -> object:
         # Its pods are units of the service once it exists, and may be seen before it is.
         return metadata["uid"]
     annotations = metadata.get("annotations") or {}
-    conditions = {each["type"]: (each["status"], each.get("reason")) for each in status.get("conditions") or ()}
+    conditions = {
+        condition["type"]: (condition["status"], condition.get("reason"))
+        for condition in status.get("conditions") or ()
+    }
     return (
         metadata["uid"],
         "deletionTimestamp" in metadata,

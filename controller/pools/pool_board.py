@@ -77,8 +77,8 @@ class PoolBoard:
         self._standings = measure_pools(table, cells, self._units, self._find_labels) if is_needed else {}
 
     def _find_labels(self, cell: Cell) -> Mapping[str, str]:
-        found: Obj | None = cell.node if cell.kind == "node" else self._store.get(METAL_HOSTS, cell.name)
-        return labels_of(found) if found is not None else {}
+        machine: Obj | None = cell.node if cell.kind == "node" else self._store.get(METAL_HOSTS, cell.name)
+        return labels_of(machine) if machine is not None else {}
 
     def _take_change(self, resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
         if resource == ACCELERATOR_POOLS and read_pools(self._store, self._vendors) is not self._measured_of:

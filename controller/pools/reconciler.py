@@ -38,7 +38,7 @@ def decide_pool(snapshot: Snapshot, key: ObjectKey) -> Plan:
 
 
 def _build_amounts(standing: PoolStanding) -> Obj:
-    total, used = (amount_text(standing.measure, each) for each in (standing.total, standing.used))
+    total, used = (amount_text(standing.measure, amount) for amount in (standing.total, standing.used))
     return {
         "cells": standing.cells,
         "waiting": standing.waiting,
@@ -57,7 +57,7 @@ def _build_amounts(standing: PoolStanding) -> Obj:
 def _build_ready(standing: PoolStanding, generation: int) -> Obj:
     if standing.problems:
         first: PoolProblem = standing.problems[0]
-        message = "; ".join(each.message for each in standing.problems)
+        message = "; ".join(problem.message for problem in standing.problems)
         return condition(READY, true=False, reason=first.reason, message=message, generation=generation)
     noun = "host" if standing.measure == MEMORY else "node"
     number = f"{standing.cells} {noun}{'' if standing.cells == 1 else 's'}"

@@ -96,4 +96,4 @@ def _convert(obj: dict[str, Any] | None) -> InferenceService | None:
 
 def _make_line(text: str, longest: int) -> str:
     """Return a text as one line of printable characters, as a header field needs it."""
-    return shorten_text("".join(each if each.isprintable() else " " for each in text), longest)
+    return shorten_text("".join(character if character.isprintable() else " " for character in text), longest)

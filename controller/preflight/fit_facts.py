@@ -40,14 +40,14 @@ def find_fit_facts(
     expects_nodes = hardware.memory is not None or hardware.device_selector is not None
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     model = snapshot.read(MODELS, ObjectKey(key.namespace, service.spec.model_ref), Model)
-    companions = read_companions(lambda each: snapshot.read(MODELS, each, Model), service)
+    companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
     table = read_pools(snapshot.store, settings.vendors)
     names = list_candidates(service, model, table, settings.vendors)
     if not names:
-        found = check_replica(snapshot.store, service, model, companions, settings)
-        classes = find_speeds(key, service, found.accelerator, found.checked.served)
-        problem = found.checked.problem
-        has_unknown = problem is None and has_unknown_devices(found.accelerator or "")
+        replica = check_replica(snapshot.store, service, model, companions, settings)
+        classes = find_speeds(key, service, replica.accelerator, replica.checked.served)
+        problem = replica.checked.problem
+        has_unknown = problem is None and has_unknown_devices(replica.accelerator or "")
         return FitFacts(classes, [problem] if problem is not None else [], expects_nodes, has_unknown, least)
     checked = [
         check_candidate(
@@ -61,9 +61,9 @@ def find_fit_facts(
         for name in names
     ]
     return FitFacts(
-        sort_speeds(speed for each in checked for speed in each.speeds),
-        [each.problem for each in checked if each.problem is not None],
+        sort_speeds(speed for candidate in checked for speed in candidate.speeds),
+        [candidate.problem for candidate in checked if candidate.problem is not None],
         expects_nodes,
-        any(each.problem is None and has_unknown_devices(each.accelerator) for each in checked),
+        any(candidate.problem is None and has_unknown_devices(candidate.accelerator) for candidate in checked),
         least,
     )

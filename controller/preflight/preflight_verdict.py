@@ -95,23 +95,23 @@ def judge_fit(facts: FitFacts) -> FitVerdict:
         return FitVerdict("fits")
     if fit is not None and fit["status"] == "Unknown":
         return FitVerdict("unknown", fit["message"])
-    too_small = [each for each in facts.problems if each.reason == DEVICE_TOO_SMALL]
-    others = [each for each in facts.problems if each.reason != DEVICE_TOO_SMALL]
+    too_small = [problem for problem in facts.problems if problem.reason == DEVICE_TOO_SMALL]
+    others = [problem for problem in facts.problems if problem.reason != DEVICE_TOO_SMALL]
     # What is wrong on one accelerator for now may pass there; what is wrong for good is no reason to hope.
-    if open_problem := next((each for each in others if each.phase != "Failed"), None):
+    if open_problem := next((other for other in others if other.phase != "Failed"), None):
         return FitVerdict("unknown", open_problem.message)
     if facts.has_unknown_devices:
         return FitVerdict("unknown", UNKNOWN_DEVICES)
     if fit is None and not too_small:
         return FitVerdict("unknown", others[0].message if others else NO_CLASSES)
     messages = [fit["message"]] if fit is not None else []
-    messages += dict.fromkeys(each.message for each in too_small)
+    messages += dict.fromkeys(problem.message for problem in too_small)
     message = "; ".join(messages)
     # A list that is full may lack the class on which it would fit.
     if (
         len(facts.classes) >= MOST_CLASSES
         or (facts.expects_nodes and not too_small)
-        or not all(_certainly_fails(each, facts.least_tokens_per_second) for each in facts.classes)
+        or not all(_certainly_fails(speed, facts.least_tokens_per_second) for speed in facts.classes)
     ):
         return FitVerdict("unknown", message)
     return FitVerdict("unfit", message)

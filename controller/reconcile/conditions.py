@@ -23,7 +23,7 @@ def condition(kind: str, *, true: bool | None, reason: str, message: str, genera
 
 def find(conditions: Iterable[Condition], kind: str) -> Condition | None:
     """Return the condition of this type, or None."""
-    return next((each for each in conditions if each.type == kind), None)
+    return next((condition for condition in conditions if condition.type == kind), None)
 
 
 def has_condition(obj: Obj, kind: str) -> bool:
@@ -45,14 +45,15 @@ def transitions(
     The Event is Normal for a condition that became True or has a reason in `normal`, else a Warning: put reasons of
     normal progress into `silent` or `normal`.
     """
-    before = {each.type: (each.status, each.reason) for each in old}
+    before = {condition.type: (condition.status, condition.reason) for condition in old}
     return tuple(
         Event(
-            "Normal" if each["status"] == "True" or each["reason"] in normal else "Warning",
-            each["reason"],
-            each["message"],
+            "Normal" if condition["status"] == "True" or condition["reason"] in normal else "Warning",
+            condition["reason"],
+            condition["message"],
             action,
         )
-        for each in new
-        if each["reason"] not in silent and before.get(each["type"]) != (each["status"], each["reason"])
+        for condition in new
+        if condition["reason"] not in silent
+        and before.get(condition["type"]) != (condition["status"], condition["reason"])
     )

@@ -143,9 +143,9 @@ def _has_more_writes(plan: Plan, earlier: Plan) -> bool:
     created = {(resource, obj["metadata"]["name"]) for resource, obj in earlier.create}
     return (
         any((resource, obj["metadata"]["name"]) not in created for resource, obj in plan.create)
-        or any(each not in earlier.apply for each in plan.apply)
-        or any(each not in earlier.patch for each in plan.patch)
-        or any(each not in earlier.delete for each in plan.delete)
+        or any(write not in earlier.apply for write in plan.apply)
+        or any(patch not in earlier.patch for patch in plan.patch)
+        or any(ref not in earlier.delete for ref in plan.delete)
     )
 
 

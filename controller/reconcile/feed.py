@@ -103,8 +103,8 @@ class Feed:
             if self.namespace is None:
                 for resource in (ROLES, ROLE_BINDINGS):
                     tasks.create_task(start(Selection(resource, HOSTS_NAMESPACE, OURS)))
-            for each in complete:
-                await each.wait()
+            for event in complete:
+                await event.wait()
             on_complete(self.namespace)
             self.settled.set()
 

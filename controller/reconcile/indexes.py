@@ -91,7 +91,7 @@ def controller_of(obj: Obj) -> Obj | None:
 def companion_names(service: Obj) -> set[str]:
     """Return the names of the companions of a service as the API server sent it."""
     spec = service["spec"]
-    names = {each["modelRef"] for each in spec.get("adapters") or []}
+    names = {adapter["modelRef"] for adapter in spec.get("adapters") or []}
     names |= {spec.get("projectorModelRef"), (spec.get("speculative") or {}).get("draftModelRef")}
     return {name for name in names if name}
 
@@ -161,12 +161,12 @@ def _host_of_slice(obj: Obj) -> list[str]:
 
 def _reasons(obj: Obj) -> list[str]:
     conditions = (obj.get("status") or {}).get("conditions") or ()
-    return [each["reason"] for each in conditions if each["type"] == "Ready"]
+    return [condition["reason"] for condition in conditions if condition["type"] == "Ready"]
 
 
 def mounted_claims(pod_spec: Obj) -> list[str]:
     """Return the names of the PersistentVolumeClaims that a pod's spec mounts."""
-    claims = (each.get("persistentVolumeClaim") for each in pod_spec.get("volumes") or ())
+    claims = (volume.get("persistentVolumeClaim") for volume in pod_spec.get("volumes") or ())
     return sorted({claim["claimName"] for claim in claims if claim})
 
 
@@ -182,7 +182,7 @@ def _node_of_pod(pod: Obj) -> list[str]:
 def waits_for_kueue(pod: Obj) -> bool:
     """Return whether a pod waits for Kueue to admit it; one that is being deleted does not."""
     gates = pod.get("spec", {}).get("schedulingGates") or ()
-    return any(each["name"] == KUEUE_GATE for each in gates) and "deletionTimestamp" not in pod["metadata"]
+    return any(gate["name"] == KUEUE_GATE for gate in gates) and "deletionTimestamp" not in pod["metadata"]
 
 
 def _kueue_queue_of_pod(pod: Obj) -> list[str]:
@@ -215,7 +215,7 @@ def _claims_of_deployment(deployment: Obj) -> list[str]:
 
 def _stated_nodes(field: str) -> IndexKeys:
     def keys(model: Obj) -> set[str]:
-        return {each["node"] for each in (model.get("status") or {}).get(field) or ()}
+        return {entry["node"] for entry in (model.get("status") or {}).get(field) or ()}
 
     return keys
 

@@ -269,7 +269,7 @@ async def _until_closed(sockets: WeakSet[socket.socket]) -> None:
     """Wait until closed watches have shut down TLS: a loop that ends before that leaks their sockets."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FAREWELL_SECONDS):
-            while any(each.fileno() >= 0 for each in sockets):  # noqa: ASYNC110 - a socket has no event for its end
+            while any(sock.fileno() >= 0 for sock in sockets):  # noqa: ASYNC110 - a socket has no event for its end
                 await asyncio.sleep(0.01)
 
 

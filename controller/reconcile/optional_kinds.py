@@ -81,13 +81,13 @@ class OptionalKind:
         selector = self._label_selector
         watches = [
             asyncio.create_task(
-                reflect(client, store, Selection(self.resource, namespace, label_selector=selector), each)
+                reflect(client, store, Selection(self.resource, namespace, label_selector=selector), event)
             )
-            for namespace, each in zip(namespaces, synced, strict=True)
+            for namespace, event in zip(namespaces, synced, strict=True)
         ]
         try:
-            for each in synced:
-                await each.wait()
+            for event in synced:
+                await event.wait()
             self.exists = True
             yield
         finally:
@@ -103,7 +103,7 @@ class OptionalKind:
 
     async def _find_namespaces(self, client: Client) -> list[str | None]:
         """Return the namespaces in which the kind can be read; None stands for all. Raises as `Client`."""
-        found: list[str | None] = []
+        readable: list[str | None] = []
         for namespace in self._namespaces:
             try:
                 await client.try_list(self.resource, namespace)
@@ -114,5 +114,5 @@ class OptionalKind:
                     log.warning("optional_kind_refused", resource=str(self.resource), error=str(error))
                 self._is_refusal_logged = True
             else:
-                found.append(namespace)
-        return found
+                readable.append(namespace)
+        return readable

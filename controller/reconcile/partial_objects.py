@@ -103,8 +103,8 @@ def _intern(value: Any) -> Any:
     if type(value) is str:
         return sys.intern(value) if len(value) <= _LONGEST_SHARED else value
     if type(value) is dict:
-        return {sys.intern(name): _intern(each) for name, each in value.items()}
-    return [_intern(each) for each in value] if type(value) is list else value
+        return {sys.intern(name): _intern(child) for name, child in value.items()}
+    return [_intern(child) for child in value] if type(value) is list else value
 
 
 def _pick(obj: Mapping[str, Any], names: Collection[str]) -> Obj:
@@ -145,9 +145,9 @@ def _conditions(status: Obj, kinds: Collection[str], timed: Collection[str] = ()
     """Return the conditions of these types, with what explains them; those of type `timed` with their time."""
     fields = ("type", "status", "reason", "message")
     return [
-        _pick(each, (*fields, "lastTransitionTime") if each["type"] in timed else fields)
-        for each in status.get("conditions") or ()
-        if each["type"] in kinds
+        _pick(condition, (*fields, "lastTransitionTime") if condition["type"] in timed else fields)
+        for condition in status.get("conditions") or ()
+        if condition["type"] in kinds
     ]
 
 
@@ -161,11 +161,15 @@ def _of_pod(obj: Obj) -> Obj:
     kept = {
         **_pick(status, ("phase", "podIPs")),
         "conditions": _conditions(status, _POD_CONDITIONS, timed=_POD_CONDITIONS),
-        "containerStatuses": [_pick(each, ("name", "state", "lastState", "started", "ready")) for each in containers],
+        "containerStatuses": [
+            _pick(container, ("name", "state", "lastState", "started", "ready")) for container in containers
+        ],
     }
     spec = obj.get("spec") or {}
     requests: Obj = {
-        kind: [_pick(each, ("restartPolicy",)) | {"resources": _requests_of(each)} for each in spec[kind]]
+        kind: [
+            _pick(container, ("restartPolicy",)) | {"resources": _requests_of(container)} for container in spec[kind]
+        ]
         for kind in ("initContainers", "containers")
         if kind in spec
     }
@@ -191,7 +195,7 @@ def _claim_volumes(pod_spec: Obj) -> Obj:
 def _of_job(obj: Obj) -> Obj:
     """Return a Job with its work, claims, pull secrets and end: Models keep that of each copy on a node as a record."""
     pod = obj["spec"]["template"]["spec"]
-    containers = [_pick(each, ("name",)) for each in pod.get("containers") or ()]
+    containers = [_pick(container, ("name",)) for container in pod.get("containers") or ()]
     return {
         "metadata": _unmanaged(obj)["metadata"],
         "spec": {
@@ -217,7 +221,9 @@ def _of_deployment(obj: Obj) -> Obj:
     named: Obj = obj["spec"]["template"].get("metadata") or {}
     mark = _pick(named.get("annotations") or {}, (POD_TEMPLATE,))
     containers = {
-        kind: [_of_container(each) for each in pod[kind]] for kind in ("initContainers", "containers") if kind in pod
+        kind: [_of_container(container) for container in pod[kind]]
+        for kind in ("initContainers", "containers")
+        if kind in pod
     }
     return {
         "metadata": metadata,
@@ -241,8 +247,8 @@ def _of_claim(obj: Obj) -> Obj:
     allocation = (obj.get("status") or {}).get("allocation") or {}
     names = ("name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp")
     results = [
-        _pick(each, ("driver", "pool", "device", "adminAccess"))
-        for each in (allocation.get("devices") or {}).get("results") or ()
+        _pick(result, ("driver", "pool", "device", "adminAccess"))
+        for result in (allocation.get("devices") or {}).get("results") or ()
     ]
     kept: Obj = {"allocation": {"devices": {"results": results}}} if results else {}
     return {"metadata": _pick(obj["metadata"], names), "status": kept}

@@ -89,8 +89,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     def read(self, resource: Resource, key: ObjectKey, struct: type[T]) -> T | None:
         """Return the object as `struct`, or None if it does not exist or cannot be decoded."""
-        found = self.get(resource, key)
-        return None if found is None else next(iter(decode_stored(self.store, resource, [found], struct)), None)
+        stored = self.get(resource, key)
+        return None if stored is None else next(iter(decode_stored(self.store, resource, [stored], struct)), None)
 
     def children(self, resource: Resource, namespace: str, owner_uid: str) -> Sequence[Obj]:
         """Return the objects of a namespace whose controlling owner has this uid."""
@@ -147,19 +147,19 @@ def readable(objects: Iterable[Obj], struct: type[T]) -> list[T]:
 
     A status with values that only a newer agent writes counts as empty, so that running replicas keep running.
     """
-    return [found for obj in objects if (found := _decode(obj, struct)) is not None]
+    return [decoded for obj in objects if (decoded := _decode(obj, struct)) is not None]
 
 
 def decode_stored(store: Store, resource: Resource, objects: Iterable[Obj], struct: type[T]) -> list[T]:
     """Return objects of the store as `readable` does; each version of an object is decoded once."""
-    found = (store.derive(resource, obj, struct.__name__, functools.partial(_decode, obj, struct)) for obj in objects)
-    return [each for each in found if each is not None]
+    decoded = (store.derive(resource, obj, struct.__name__, functools.partial(_decode, obj, struct)) for obj in objects)
+    return [instance for instance in decoded if instance is not None]
 
 
 def _decode(obj: Obj, struct: type[T]) -> T | None:
-    for known in (obj, {**obj, "status": {}}):
+    for variant in (obj, {**obj, "status": {}}):
         try:
-            return msgspec.convert(known, struct)
+            return msgspec.convert(variant, struct)
         except msgspec.ValidationError as error:
             log.warning("object_not_decoded", kind=struct.__name__, name=obj["metadata"]["name"], error=str(error))
     return None

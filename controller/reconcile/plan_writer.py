@@ -175,10 +175,10 @@ class PlanWriter:
 
     async def _exists(self, ref: Ref) -> bool:
         try:
-            found = await self._client.get(ref.resource, ref.name, ref.namespace or None)
+            current = await self._client.get(ref.resource, ref.name, ref.namespace or None)
         except NotFound:
             return False
-        return bool(found["metadata"]["uid"] == ref.uid)
+        return bool(current["metadata"]["uid"] == ref.uid)
 
 
 def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:

@@ -116,10 +116,10 @@ def _refusal_reason(error: ApiError | NotOurs) -> str:
 
 def _describe_refusal(error: Exception) -> str:
     """Return the words of the API server; with the way out if it has asked a webhook that does not answer."""
-    if (found := _UNANSWERED_WEBHOOK.search(str(error))) is None:
+    if (match := _UNANSWERED_WEBHOOK.search(str(error))) is None:
         return str(error)
     return (
-        f"{error}; let webhook {found[1]} answer again, or delete its configuration, one of those in: "
+        f"{error}; let webhook {match[1]} answer again, or delete its configuration, one of those in: "
         "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
     )
 
@@ -166,16 +166,16 @@ class DroppedFields:
 
     def note(self, writer: Reconciled, resource: Resource, sent: Obj, answer: Obj) -> None:
         """Note the fields of a spec that the answer to its write lacks; none, and none is known any more."""
-        key, known = object_key(answer), self._dropped.setdefault(writer, {})
-        known[resource, key] = [
+        key, dropped = object_key(answer), self._dropped.setdefault(writer, {})
+        dropped[resource, key] = [
             f"{path} of {resource.kind} {key.name}"
             for path in list_dropped(sent.get("spec"), answer.get("spec"), "spec")
         ]
 
     def list_missing(self, writer: Reconciled) -> list[str]:
         """Return the fields that the API server has not kept, of objects that are there and were made for another."""
-        known = self._dropped.pop(writer, {})
-        there = {what: lost for what, lost in known.items() if lost and self._find(what) is not None}
+        dropped = self._dropped.pop(writer, {})
+        there = {what: lost for what, lost in dropped.items() if lost and self._find(what) is not None}
         if there:
             self._dropped[writer] = there
         else:
@@ -184,8 +184,8 @@ class DroppedFields:
 
     def is_doubted(self, writer: Reconciled) -> bool:
         """Return whether the API server is to be asked again for fields that it has not kept, which is then noted."""
-        known, doubt = self._find(writer), self._doubts.get(writer)
-        if known is None or not _lacks_fields(known):
+        current, doubt = self._find(writer), self._doubts.get(writer)
+        if current is None or not _lacks_fields(current):
             return False
         if doubt is not None and (self._now() - doubt.asked_at).total_seconds() < DOUBT_SECONDS:
             return False

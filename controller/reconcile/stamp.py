@@ -74,5 +74,5 @@ def _digest(spec: Mapping[str, Any]) -> str:
 
 
 def _read_stamp(obj: Obj) -> str | None:
-    found: str | None = (obj["metadata"].get("annotations") or {}).get(ANNOTATION_STAMP)
-    return found
+    annotation: str | None = (obj["metadata"].get("annotations") or {}).get(ANNOTATION_STAMP)
+    return annotation

@@ -80,7 +80,7 @@ def serving_facts(host: Obj) -> object:
     The condition Drained changes with each process that leaves, and each change would enqueue all that waits.
     """
     status = {name: value for name, value in host.get("status", {}).items() if name != "controllerVersion"}
-    conditions = [each for each in status.get("conditions", ()) if each["type"] not in _REPORTED]
+    conditions = [condition for condition in status.get("conditions", ()) if condition["type"] not in _REPORTED]
     return steady_facts({**host, "status": {**status, "conditions": conditions}})
 
 
@@ -94,20 +94,20 @@ def is_scheduled(pod: Obj) -> bool:
     """Return whether a scheduler has looked at a pod, whatever it found, or a node runs it, whoever placed it there."""
     status = pod.get("status", {})
     is_placed = status.get("phase", "Pending") != "Pending"
-    return is_placed or any(each["type"] == "PodScheduled" for each in status.get("conditions") or ())
+    return is_placed or any(condition["type"] == "PodScheduled" for condition in status.get("conditions") or ())
 
 
 def is_gated(pod: Obj) -> bool:
     """Return whether a pod waits for the queue to give it a node: until then, no scheduler tries to place it."""
-    return any(each["name"] == QUEUE_GATE for each in pod.get("spec", {}).get("schedulingGates") or ())
+    return any(gate["name"] == QUEUE_GATE for gate in pod.get("spec", {}).get("schedulingGates") or ())
 
 
 def is_refused(pod: Obj) -> bool:
     """Return whether the scheduler found no node for a pod, which it tries again when nodes change."""
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(
-        (each["type"], each["status"], each.get("reason")) == ("PodScheduled", "False", "Unschedulable")
-        for each in conditions
+        (condition["type"], condition["status"], condition.get("reason")) == ("PodScheduled", "False", "Unschedulable")
+        for condition in conditions
     )
 
 

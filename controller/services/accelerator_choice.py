@@ -87,7 +87,7 @@ class ChosenAccelerators(NamedTuple):
     @property
     def accelerator(self) -> str:
         """The accelerators that are used."""
-        return ",".join(each.accelerator for each in self.shares if each.replicas)
+        return ",".join(share.accelerator for share in self.shares if share.replicas)
 
 
 def choose_accelerators(
@@ -126,7 +126,7 @@ def choose_accelerators(
         return unchanged._replace(problem=ServiceProblem(UNKNOWN_POOL, message, "Pending"))
     if rooms is None:
         return unchanged._replace(problem=ServiceProblem(*CHOICE_OUT_OF_SCOPE, "Failed"))
-    companions = read_companions(lambda each: snapshot.read(MODELS, each, Model), service)
+    companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
     checked = [
         check_candidate(
             snapshot.store,
@@ -139,8 +139,8 @@ def choose_accelerators(
         )
         for name in names
     ]
-    unchanged = unchanged._replace(speeds=sort_speeds(speed for each in checked for speed in each.speeds))
-    if all(each.problem is not None for each in checked):
+    unchanged = unchanged._replace(speeds=sort_speeds(speed for candidate in checked for speed in candidate.speeds))
+    if all(candidate.problem is not None for candidate in checked):
         model_problem = checked[0].model_problem
         return unchanged._replace(problem=_join_problems(checked), model_problem=model_problem)
     return _choose_when_measured(snapshot, service, checked, unchanged, settings=settings, rooms=rooms, probes=probes)
@@ -157,17 +157,21 @@ def _choose_when_measured(
     probes: ProbeSource | None,
 ) -> ChosenAccelerators:
     """Return the choice, or the last one while the room is not known or measurements are being made."""
-    known = {each.accelerator: rooms.count(each.prospect) for each in checked if each.prospect is not None}
-    if None in known.values():
+    candidate_rooms = {
+        candidate.accelerator: rooms.count(candidate.prospect)
+        for candidate in checked
+        if candidate.prospect is not None
+    }
+    if None in candidate_rooms.values():
         # A new leader keeps to the last choice until it has planned its first round, which enqueues each service.
         message = "waiting for the controller to look at the queue"
         problem = ServiceProblem("Choosing", message, "Progressing") if not unchanged.shares else None
-        watched = {each.accelerator: each.prospect for each in checked if each.prospect is not None}
+        watched = {candidate.accelerator: candidate.prospect for candidate in checked if candidate.prospect is not None}
         return unchanged._replace(problem=problem, watched=watched)
     counts = count_replicas(snapshot, service, settings.vendors)
-    if (wait := _find_wait(snapshot, service, unchanged, known, None if counts else probes)) is not None:
+    if (wait := _find_wait(snapshot, service, unchanged, candidate_rooms, None if counts else probes)) is not None:
         return wait
-    chosen = _choose_by_room(snapshot, service, checked, known, counts=counts, rooms=rooms)
+    chosen = _choose_by_room(snapshot, service, checked, candidate_rooms, counts=counts, rooms=rooms)
     return chosen._replace(speeds=unchanged.speeds, probing_since=unchanged.probing_since)
 
 
@@ -175,7 +179,7 @@ def _find_wait(
     snapshot: Snapshot,
     service: InferenceService,
     unchanged: ChosenAccelerators,
-    known: Mapping[str, CandidateRoom | None],
+    candidate_rooms: Mapping[str, CandidateRoom | None],
     probes: ProbeSource | None,
 ) -> ChosenAccelerators | None:
     """Return that the first choice waits for measurements; None: it does not.
@@ -185,7 +189,7 @@ def _find_wait(
     # With pools, their order decides, and no speed.
     if probes is None or unchanged.shares or not wanted_replicas(service) or service.spec.scheduling.pools:
         return None
-    usable = frozenset[str]().union(*(each.device_classes for each in known.values() if each is not None))
+    usable = frozenset[str]().union(*(room.device_classes for room in candidate_rooms.values() if room is not None))
     classes = list_unmeasured(unchanged.speeds, usable)
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     wait = wait_for_probes(key, classes, unchanged.probing_since, snapshot.now, probes)
@@ -202,7 +206,7 @@ def _choose_by_room(
     snapshot: Snapshot,
     service: InferenceService,
     checked: Sequence[CheckedCandidate],
-    known: Mapping[str, CandidateRoom | None],
+    candidate_rooms: Mapping[str, CandidateRoom | None],
     *,
     counts: Mapping[str, ReplicaCounts],
     rooms: RoomSource,
@@ -210,33 +214,45 @@ def _choose_by_room(
     """Return the choice among accelerators of which the room is known, unless they are refused."""
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     candidates = [
-        _describe(snapshot, each, known.get(each.accelerator) or _NO_ROOM, counts.get(each.accelerator, NO_REPLICAS))
-        for each in checked
+        _describe(
+            snapshot,
+            candidate,
+            candidate_rooms.get(candidate.accelerator) or _NO_ROOM,
+            counts.get(candidate.accelerator, NO_REPLICAS),
+        )
+        for candidate in checked
     ]
     is_ordered = bool(service.spec.scheduling.pools)
     if not is_ordered:
         # Python's sort is stable: accelerators of equal or unknown speed stay in the order of the table.
-        candidates.sort(key=lambda each: -each.tokens_per_second)
+        candidates.sort(key=lambda candidate: -candidate.tokens_per_second)
     else:
         candidates = [
-            each._replace(is_better=rooms.free_seconds(key, each.accelerator) >= BETTER_SECONDS) for each in candidates
+            candidate._replace(is_better=rooms.free_seconds(key, candidate.accelerator) >= BETTER_SECONDS)
+            for candidate in candidates
         ]
     last, inputs = service.status.choice or AcceleratorChoice(), _digest_spec(service)
-    before = {each.accelerator: each.replicas for each in last.accelerators}
+    before = {share.accelerator: share.replicas for share in last.accelerators}
     wanted = wanted_replicas(service)
     chosen = choose(wanted, candidates, before if last.inputs == inputs else None)
     watched = list_watched(candidates, chosen, is_ordered=is_ordered)
     pauses = [_find_settling_seconds(snapshot, candidates, chosen, counts)]
     if is_ordered:
-        roomy = [each.accelerator for each in candidates if each.room and each.accelerator in watched]
+        roomy = [
+            candidate.accelerator for candidate in candidates if candidate.room and candidate.accelerator in watched
+        ]
         free = (rooms.free_seconds(key, accelerator) for accelerator in roomy)
         pauses += [BETTER_SECONDS - seconds for seconds in free if seconds < BETTER_SECONDS]
-    again_seconds = min((each for each in pauses if each is not None), default=None)
+    again_seconds = min((pause for pause in pauses if pause is not None), default=None)
     return ChosenAccelerators(
         list_shares(candidates, chosen),
         inputs,
         again_seconds=again_seconds,
-        watched={each.accelerator: each.prospect for each in checked if each.prospect and each.accelerator in watched},
+        watched={
+            candidate.accelerator: candidate.prospect
+            for candidate in checked
+            if candidate.prospect and candidate.accelerator in watched
+        },
     )
 
 
@@ -252,7 +268,7 @@ def _describe(snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom
         ready=counts.ready,
         settled=counts.count_settled(snapshot.now, SETTLE_SECONDS),
         tokens_per_second=room.tokens_per_second
-        or max((float(each.tokens_per_second or 0) for each in checked.speeds if each.refusal is None), default=0.0),
+        or max((float(speed.tokens_per_second or 0) for speed in checked.speeds if speed.refusal is None), default=0.0),
     )
 
 
@@ -261,10 +277,10 @@ def _find_settling_seconds(
 ) -> float | None:
     """Return the time after which a replica that waits may go to where there is room now; None: none may."""
     waits = []
-    for each in candidates:
-        has_room = any(other.room and not other.refusal for other in candidates if other is not each)
-        if has_room and chosen.get(each.accelerator, 0) > each.running:
-            waiting_since = counts.get(each.accelerator, NO_REPLICAS).waiting_since
+    for candidate in candidates:
+        has_room = any(other.room and not other.refusal for other in candidates if other is not candidate)
+        if has_room and chosen.get(candidate.accelerator, 0) > candidate.running:
+            waiting_since = counts.get(candidate.accelerator, NO_REPLICAS).waiting_since
             ages = ((snapshot.now - since).total_seconds() for since in waiting_since)
             waits += [SETTLE_SECONDS - age for age in ages if age < SETTLE_SECONDS]
     return min(waits, default=None)
@@ -272,12 +288,14 @@ def _find_settling_seconds(
 
 def _join_problems(checked: Sequence[CheckedCandidate]) -> ServiceProblem:
     """Return why no accelerator can be chosen: the problem that all have, or that of each."""
-    problems = [(each.accelerator, each.problem) for each in checked if each.problem is not None]
+    problems = [(candidate.accelerator, candidate.problem) for candidate in checked if candidate.problem is not None]
     first = problems[0][1]
     if all(problem == first for _, problem in problems):
         return first
-    message = "no accelerator can serve it: " + "; ".join(f"{name}: {each.message}" for name, each in problems)
-    is_final = all(each.phase == "Failed" for _, each in problems)
+    message = "no accelerator can serve it: " + "; ".join(
+        f"{name}: {service_problem.message}" for name, service_problem in problems
+    )
+    is_final = all(service_problem.phase == "Failed" for _, service_problem in problems)
     return ServiceProblem("NoAccelerator", message, "Failed" if is_final else "Pending")
 
 

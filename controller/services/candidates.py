@@ -95,19 +95,20 @@ def check_candidate(
     """Check one accelerator, which `service` states. Weights are fetched to a volume only after it is chosen."""
     accelerator = service.spec.hardware.accelerator or ""
     assumed = [
-        each._replace(model=_assume_weights(each.model)) if each.model is not None else each for each in companions
+        companion._replace(model=_assume_weights(companion.model)) if companion.model is not None else companion
+        for companion in companions
     ]
     assumed_model = _assume_weights(model) if model is not None else None
-    found = check_replica(store, service, assumed_model, assumed, settings, has_claims=has_claims)
-    problem = found.checked.problem or _refuse_queue(service, found, settings)
+    replica = check_replica(store, service, assumed_model, assumed, settings, has_claims=has_claims)
+    problem = replica.checked.problem or _refuse_queue(service, replica, settings)
     pools = service.spec.scheduling.pools or read_pools(store, settings.vendors).list_pools(accelerator)
-    prospect = None if problem is not None else _build_prospect(service, found, tuple(pools), settings)
+    prospect = None if problem is not None else _build_prospect(service, replica, tuple(pools), settings)
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
-    speeds = find_speeds(key, service, accelerator, found.checked.served) if prospect is not None else ()
+    speeds = find_speeds(key, service, accelerator, replica.checked.served) if prospect is not None else ()
     if prospect is not None:
         profile = read_speeds(speeds, service.spec.placement)
         prospect = prospect._replace(unit=replace(prospect.unit, speeds=profile))
-    return CheckedCandidate(accelerator, problem, found.checked.model_problem, prospect, speeds)
+    return CheckedCandidate(accelerator, problem, replica.checked.model_problem, prospect, speeds)
 
 
 def _assume_weights(model: Model) -> Model:
@@ -115,26 +116,29 @@ def _assume_weights(model: Model) -> Model:
     cached = find(model.status.conditions, _CACHED)
     if cached is None or cached.status == "True" or model.spec.cache.scope == "node":
         return model
-    conditions = [replace(each, status="True") if each.type == _CACHED else each for each in model.status.conditions]
+    conditions = [
+        replace(condition, status="True") if condition.type == _CACHED else condition
+        for condition in model.status.conditions
+    ]
     return replace(model, status=replace(model.status, conditions=conditions))
 
 
-def _refuse_queue(service: InferenceService, found: CheckedReplica, settings: PodSettings) -> ServiceProblem | None:
+def _refuse_queue(service: InferenceService, replica: CheckedReplica, settings: PodSettings) -> ServiceProblem | None:
     """Return why the room for a pod is not known, or None: the queue gives it none."""
-    if found.choice is None or is_queued(service, request_devices(service, found.choice.vendor), settings):
+    if replica.choice is None or is_queued(service, request_devices(service, replica.choice.vendor), settings):
         return None
     message = "its pods do not go by the queue, which alone knows the room: set spec.scheduling.mode to Queue"
     return ServiceProblem("InvalidSpec", message, "Failed")
 
 
 def _build_prospect(
-    service: InferenceService, found: CheckedReplica, pools: tuple[str, ...], settings: PodSettings
+    service: InferenceService, replica: CheckedReplica, pools: tuple[str, ...], settings: PodSettings
 ) -> ProspectiveReplica | None:
-    served, choice = found.checked.served, found.choice
+    served, choice = replica.checked.served, replica.choice
     if served is None:
         return None
     if choice is None:
-        spec, bytes_needed = service.spec, found.checked.memory.total_bytes
+        spec, bytes_needed = service.spec, replica.checked.memory.total_bytes
         if bytes_needed is None:
             return None
         process = desired_spec(service, served, bytes_needed)

@@ -55,24 +55,26 @@ def assess_classes(
     if is_memory_stated(served):
         workload = workload._replace(stated_bytes=served.model.spec.stated_bytes)
     share = find_active_share(served.model)
-    found = []
-    for each in classes:
-        devices = each._replace(device_class=count_devices(each.device_class, number), device_count=max(1, number))
+    speeds = []
+    for serving_devices in classes:
+        devices = serving_devices._replace(
+            device_class=count_devices(serving_devices.device_class, number), device_count=max(1, number)
+        )
         fit = assess_fit(workload, service.spec, devices, corrections, active_share=share)
         record = measured.get(devices.device_class) if not served.companions else None
-        found.append(_describe_class(devices.device_class, fit, record, service.spec.placement))
-    return sort_speeds(found)
+        speeds.append(_describe_class(devices.device_class, fit, record, service.spec.placement))
+    return sort_speeds(speeds)
 
 
 def sort_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
     """Return the speeds as they are listed: the fastest first."""
-    return tuple(sorted(speeds, key=lambda each: (-float(each.tokens_per_second or 0), each.device_class)))
+    return tuple(sorted(speeds, key=lambda speed: (-float(speed.tokens_per_second or 0), speed.device_class)))
 
 
 def cut_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
     """Return the speeds that fit into the status, where the queue reads them: classes that are accepted first."""
     listed = sort_speeds(speeds)
-    return sort_speeds(sorted(listed, key=lambda each: each.refusal is not None)[:MOST_CLASSES])
+    return sort_speeds(sorted(listed, key=lambda speed: speed.refusal is not None)[:MOST_CLASSES])
 
 
 def describe_refusal(speed: ClassSpeed) -> str:
@@ -175,16 +177,16 @@ class SpeedAssessor:
         records = self._measured.list_classes(model_hash, key.namespace)
         classes = self._list_classes(accelerator)
         corrections = ScopedCorrections(self._measured.corrections, key.namespace)
-        found = tuple(
-            corrections.find(each.vendor, count_devices(each.device_class, request.number), served.runtime)
-            for each in classes
+        class_corrections = tuple(
+            corrections.find(devices.vendor, count_devices(devices.device_class, request.number), served.runtime)
+            for devices in classes
         )
-        inputs = (served, service.spec, request.number, classes, records, found)
-        known = self._known.setdefault(key, {}).get(accelerator)
-        if known is None or known.inputs != inputs:
+        inputs = (served, service.spec, request.number, classes, records, class_corrections)
+        assessment = self._known.setdefault(key, {}).get(accelerator)
+        if assessment is None or assessment.inputs != inputs:
             speeds = assess_classes(service, served, request.number, classes, records, corrections=corrections)
-            known = self._known[key][accelerator] = _Assessment(inputs, speeds)
-        return known.speeds
+            assessment = self._known[key][accelerator] = _Assessment(inputs, speeds)
+        return assessment.speeds
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""

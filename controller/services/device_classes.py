@@ -32,15 +32,15 @@ def find_replica_class(
         place: the name of the node or host of the replica.
         vendors: the table of accelerators.
     """
-    names = [each for each in accelerators if each in vendors]
+    names = [accelerator for accelerator in accelerators if accelerator in vendors]
     if METAL in names and (host := snapshot.read(METAL_HOSTS, ObjectKey("", place), MetalHost)) is not None:
         return find_host_class(host)
     node = snapshot.get(NODES, ObjectKey("", place))
     if node is None:
         return None
     for name in names:
-        if vendors[name].resource is not None and (found := find_node_class(service, name, vendors[name], node)):
-            return found
+        if vendors[name].resource is not None and (device_class := find_node_class(service, name, vendors[name], node)):
+            return device_class
     if any(vendors[name].resource is None and vendors[name].in_pods for name in names):
         return _find_processor_class(snapshot, service, node)
     return None

@@ -55,7 +55,9 @@ _UNKNOWN_MEMORY: Final[Mapping[str, str]] = MappingProxyType({})
 
 def most_severe(problems: Iterable[ServiceProblem | None]) -> ServiceProblem | None:
     """Return the first of the most severe problems, or None if there is no problem."""
-    return min((each for each in problems if each), key=lambda each: _SEVERITY.index(each.phase), default=None)
+    return min(
+        (problem for problem in problems if problem), key=lambda problem: _SEVERITY.index(problem.phase), default=None
+    )
 
 
 def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
@@ -63,9 +65,9 @@ def diagnose_deployment(deployment: Obj) -> ServiceProblem | None:
     for condition in deployment.get("status", {}).get("conditions", []):
         if condition["type"] == "ReplicaFailure" and condition["status"] == "True":
             message: str = condition.get("message", "")
-            if (found := _MISSING_CLASS.search(message)) is not None:
+            if (match := _MISSING_CLASS.search(message)) is not None:
                 message = (
-                    f"PriorityClass {found[1]} does not exist, so no pod can be created: kubectl apply --server-side "
+                    f"PriorityClass {match[1]} does not exist, so no pod can be created: kubectl apply --server-side "
                     "-f deploy/install/priority-classes.yaml"
                 )
                 return ServiceProblem("PriorityClassMissing", message, "Failed")
@@ -198,7 +200,7 @@ def _closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str |
     They are not counted: while an administrator drains one host after the other, each new number would rewrite the
     status of all that waits.
     """
-    found = []
+    closed = []
     cordoned = [capacity.host for capacity in capable if capacity.is_cordoned]
     paused = [capacity for capacity in capable if capacity.pause and not capacity.is_cordoned]
     flapping = [capacity for capacity in capable if capacity.distrust]
@@ -210,24 +212,24 @@ def _closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str |
     ]
     if short:
         state = f"host {short[0]} is short of memory and accepts nothing until it has recovered"
-        found.append(_ClosedHosts(MEMORY_PRESSURE, state, "free memory there"))
+        closed.append(_ClosedHosts(MEMORY_PRESSURE, state, "free memory there"))
     if paused:
         state = f"host {paused[0].host} is paused by its owner ({paused[0].pause})"
-        found.append(_ClosedHosts(HOST_PAUSED, state, "wait for the end of the pause"))
+        closed.append(_ClosedHosts(HOST_PAUSED, state, "wait for the end of the pause"))
     if flapping:
         state = flapping[0].distrust
-        found.append(_ClosedHosts(FLAPPING, state, "wait until it is stable"))
+        closed.append(_ClosedHosts(FLAPPING, state, "wait until it is stable"))
     if cordoned:
         more = " and more" if len(cordoned) > _MOST_NAMED else ""
         names = ", ".join(cordoned[:_MOST_NAMED]) + more
         state = f"host {names} is cordoned" if len(cordoned) == 1 else f"hosts {names} are cordoned"
-        found.append(_ClosedHosts(_NO_HOST_FITS, state, f"`pomona host uncordon {cordoned[0]}`"))
-    return found
+        closed.append(_ClosedHosts(_NO_HOST_FITS, state, f"`pomona host uncordon {cordoned[0]}`"))
+    return closed
 
 
 def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement) -> str:
     """Return which label or taint keeps a replica from all of these hosts, with the way out."""
-    labelled = [each for each in capable if requirement.selector <= each.labels]
+    labelled = [capacity for capacity in capable if requirement.selector <= capacity.labels]
     for host in labelled:
         if (taint := find_untolerated(host.taints, requirement.tolerations)) is not None:
             return (
@@ -278,7 +280,7 @@ def _unbound(
     if not given:
         message = (
             f"none of the {len(capacities)} live hosts is given to namespace {namespace}: an administrator may add it "
-            f"to spec.namespaces of one, such as MetalHost {min(each.host for each in capacities)}"
+            f"to spec.namespaces of one, such as MetalHost {min(host_capacity.host for host_capacity in capacities)}"
         )
         return ServiceProblem("NoHost", message, "Pending")
     reachable = [capacity for capacity in given if not capacity.address_problem]
@@ -290,19 +292,30 @@ def _unbound(
         hint = RUNTIMES[runtime].install_hint if runtime in RUNTIMES else "install it"
         message = f"none of the {len(reachable)} live hosts can run {runtime}: {hint} on one of them"
         return ServiceProblem("NoHost", message, "Pending")
-    admitting = [each for each in capable if requirement.refuse_host(each) not in {"LabelMissing", "Taint"}]
+    admitting = [
+        host_capacity
+        for host_capacity in capable
+        if requirement.refuse_host(host_capacity) not in {"LabelMissing", "Taint"}
+    ]
     if not admitting:
         return ServiceProblem("NoHost", _explain_rules(capable, requirement), "Pending")
-    refused = {each.spec.host_name: each.status.message or "it has stopped it" for each in siblings.rejected}
-    left_by = {each.process.spec.host_name for each in siblings.displaced}
-    short = {each.process.spec.host_name for each in siblings.displaced if each.why.cause == MEMORY_PRESSURE}
+    refused = {
+        metal_process.spec.host_name: metal_process.status.message or "it has stopped it"
+        for metal_process in siblings.rejected
+    }
+    left_by = {displaced_process.process.spec.host_name for displaced_process in siblings.displaced}
+    short = {
+        displaced_process.process.spec.host_name
+        for displaced_process in siblings.displaced
+        if displaced_process.why.cause == MEMORY_PRESSURE
+    }
     closed = _closed_hosts(admitting, short)
     left = eligible_hosts(requirement, {*refused, *left_by}, reachable)
     if not left and closed:
         reason, state, remedy = closed[0]
         message = f"{state}; no other host can run it: {remedy}"
         message += f", or run `pomona agent` on a host that has {size_text(needed)} free"
-        return ServiceProblem(reason, "; ".join((message, *(each.state for each in closed[1:]))), "Pending")
+        return ServiceProblem(reason, "; ".join((message, *(hosts.state for hosts in closed[1:]))), "Pending")
     if not left:
         host, why = next(iter(refused.items()))
         return ServiceProblem("Rejected", f"host {host} rejected it: {why}", "Failed")
@@ -310,7 +323,7 @@ def _unbound(
     if best.free_bytes >= needed:
         return ServiceProblem(BINDING, f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
     message = _explain_shortage(needed, left, advise)
-    message = "; ".join((message, *(each.state for each in closed)))
+    message = "; ".join((message, *(hosts.state for hosts in closed)))
     if len(given) < len(capacities):
         message += f"; {len(capacities) - len(given)} more live hosts are not given to namespace {namespace}"
     return ServiceProblem(_NO_HOST_FITS, message, "Pending")

@@ -31,14 +31,14 @@ class Endpoint(NamedTuple):
 
 def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
     """Return the addresses that the EndpointSlices of one Service offer, sorted."""
-    found = set()
-    for each in slices:
-        ports = [port for port in each.get("ports") or [] if port.get("name") == PORT_NAME]
-        _service, host = split_slice_name(each["metadata"]["name"])
-        for endpoint in each.get("endpoints") or []:
+    endpoints = set()
+    for endpoint_slice in slices:
+        ports = [port for port in endpoint_slice.get("ports") or [] if port.get("name") == PORT_NAME]
+        _service, host = split_slice_name(endpoint_slice["metadata"]["name"])
+        for endpoint in endpoint_slice.get("endpoints") or []:
             # An absent `ready` means ready, as for every consumer of slices.
             if endpoint.get("conditions", {}).get("ready", True) is not False:
-                found |= {
+                endpoints |= {
                     Endpoint(
                         address,
                         port["port"],
@@ -50,16 +50,16 @@ def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
                     for address in endpoint["addresses"]
                     for port in ports
                 }
-    return tuple(sorted(found))
+    return tuple(sorted(endpoints))
 
 
 def exposed_hosts(store: Store, namespace: str, service: str) -> set[str]:
     """Return the hosts whose EndpointSlice for a service has a ready endpoint."""
     slices = store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(namespace, service))
-    return {each.host for each in ready_endpoints(slices)}
+    return {endpoint.host for endpoint in ready_endpoints(slices)}
 
 
 def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
     """Return the addresses of these pods and MetalHosts of a service; to no other one its token is sent."""
     addresses = {address["ip"] for pod in pods for address in pod.get("status", {}).get("podIPs") or []}
-    return addresses | {each.get("status", {}).get("address", "") for each in hosts}
+    return addresses | {host.get("status", {}).get("address", "") for host in hosts}

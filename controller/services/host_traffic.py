@@ -37,7 +37,7 @@ def find_host_traffic(snapshot: Snapshot, namespace: str, service_uid: str) -> T
 
 def sum_host_traffic(processes: Iterable[MetalProcess], hosts: Mapping[str, MetalHost]) -> Traffic:
     """Return the sum over the processes that serve; a host that is lost reports nothing any more."""
-    found = UNKNOWN_TRAFFIC
+    traffic = UNKNOWN_TRAFFIC
     for process in processes:
         status = process.status
         if status.phase != "Ready" or host_is_lost(process.spec.host_name or "", hosts):
@@ -45,15 +45,15 @@ def sum_host_traffic(processes: Iterable[MetalProcess], hosts: Mapping[str, Meta
         rate, requests, average = status.tokens_per_second, status.requests_per_minute, status.average_latency_ms
         if min(requests or 0, average or 0) < 0:  # these count nothing
             continue
-        found = combine_traffic(
-            found,
+        traffic = combine_traffic(
+            traffic,
             Traffic(
                 None if requests is None else min(requests, MOST_REQUESTS_REPORTED),
                 average,
                 min(float(rate), MOST_REPORTED) if rate else None,
             ),
         )
-    return found
+    return traffic
 
 
 def take_host_traffic(shown: Traffic, of_hosts: Traffic) -> Traffic:

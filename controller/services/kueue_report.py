@@ -85,5 +85,5 @@ def reads_of_queue(queue: Obj) -> object:
 def _explain_stop(queue: Obj) -> str:
     """Return why Kueue admits nothing from a LocalQueue, in its own words; empty if it does."""
     conditions = (queue.get("status") or {}).get("conditions") or ()
-    stopped = (each for each in conditions if (each["type"], each["status"]) == ("Active", "False"))
-    return next((str(each.get("message", "")) for each in stopped), "")
+    stopped = (condition for condition in conditions if (condition["type"], condition["status"]) == ("Active", "False"))
+    return next((str(condition.get("message", "")) for condition in stopped), "")

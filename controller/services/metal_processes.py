@@ -55,19 +55,19 @@ def observe_hosts(
         return Replicas(total=0)
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
     requested_at = service.metadata.annotations.get(REBALANCE_AT)
-    is_waiting = len(processes) < wanted or any(each.spec.host_name is None for each in processes)
+    is_waiting = len(processes) < wanted or any(process.spec.host_name is None for process in processes)
     # The hosts are looked at one by one only for a replica that waits for one of them, or may move.
     if is_waiting or is_requested(requested_at, snapshot.now):
         hosts, capacities = list_hosts(snapshot.store)
     else:
-        hosts, capacities = _registered_hosts(snapshot.store, {each.spec.host_name for each in processes}), []
+        hosts, capacities = _registered_hosts(snapshot.store, {process.spec.host_name for process in processes}), []
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
     exposed = exposed_hosts(snapshot.store, service.metadata.namespace, service.metadata.name)
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
     moved = set[str]()
     if name is not None and (requested_at or list_moved(processes)):
-        current = [each for each in processes if is_current(each, name, estimated)]
+        current = [process for process in processes if is_current(process, name, estimated)]
         moved = choose_moves(current, requested_at, demands, capacities, snapshot.now)
     standing = sort_processes(
         name,
@@ -148,16 +148,16 @@ def _diagnose_kept(
 ) -> list[ServiceProblem | None]:
     """Return why each process that is kept does not serve. All hosts are looked at once for those that wait alike."""
     problems: list[ServiceProblem | None] = []
-    known: dict[tuple[HostRequirement, int], ServiceProblem | None] = {}
-    for each in standing.kept:
-        requirement = require_host(each, demands)
-        if each.spec.host_name is not None:
-            problems.append(diagnosis.diagnose_process(each, capacities, standing, advise, requirement))
+    by_kind: dict[tuple[HostRequirement, int], ServiceProblem | None] = {}
+    for process in standing.kept:
+        requirement = require_host(process, demands)
+        if process.spec.host_name is not None:
+            problems.append(diagnosis.diagnose_process(process, capacities, standing, advise, requirement))
             continue
-        kind = requirement, each.spec.memory_bytes
-        if kind not in known:
-            known[kind] = diagnosis.diagnose_process(each, capacities, standing, advise, requirement)
-        problems.append(known[kind])
+        kind = requirement, process.spec.memory_bytes
+        if kind not in by_kind:
+            by_kind[kind] = diagnosis.diagnose_process(process, capacities, standing, advise, requirement)
+        problems.append(by_kind[kind])
     return problems
 
 
@@ -173,12 +173,12 @@ def list_hosts(store: Store) -> tuple[dict[str, MetalHost], list[HostCapacity]]:
 
 def _registered_hosts(store: Store, names: Collection[str | None] | None) -> dict[str, MetalHost]:
     """Return the hosts with these names that are registered and stay; all hosts if `names` is None."""
-    found = (
+    hosts = (
         store.list(METAL_HOSTS)
         if names is None
         else [host for name in names if name and (host := store.get(METAL_HOSTS, name)) is not None]
     )
-    decoded = decode_stored(store, METAL_HOSTS, found, MetalHost)
+    decoded = decode_stored(store, METAL_HOSTS, hosts, MetalHost)
     return {host.metadata.name: host for host in decoded if host.metadata.deletion_timestamp is None}
 
 
@@ -275,7 +275,7 @@ def _is_orphan(metadata: ObjectMeta) -> bool:
     Nobody else may delete it, and it would keep memory of its host for ever.
     """
     is_ours = metadata.labels.get(LABEL_MANAGED_BY) == MANAGED_BY
-    has_owner = any(each.controller for each in metadata.owner_references)
+    has_owner = any(reference.controller for reference in metadata.owner_references)
     return is_ours and not has_owner and metadata.deletion_timestamp is None
 
 
@@ -298,7 +298,7 @@ def release(process: HostedProcess | MetalProcess, *, host_exists: bool, wait_se
         {
             "op": "replace",
             "path": "/metadata/finalizers",
-            "value": [each for each in metadata.finalizers if each != PROCESS_FINALIZER],
+            "value": [finalizer for finalizer in metadata.finalizers if finalizer != PROCESS_FINALIZER],
         },
     )
     return Plan(patch=(Patch(process_ref(metadata), operations),))

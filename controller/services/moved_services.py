@@ -85,18 +85,18 @@ class MovedServices:
         return plan
 
     def _find_report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
-        found, now = self._decided.get(key), snapshot.now
-        if found is None or not found.since <= now < found.until:
+        decided_service, now = self._decided.get(key), snapshot.now
+        if decided_service is None or not decided_service.since <= now < decided_service.until:
             return None
         service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
-        if service is None or _identify(service) != _identify(found.view.service):
+        if service is None or _identify(service) != _identify(decided_service.view.service):
             return None
         standing = self._find_standing(key, recall_standing(service.status.queue))
         if standing is None:
             return None
-        view = msgspec.structs.replace(found.view, service=service, standing=standing)
-        status = found.status | build_status(view, None)
-        seconds = min(found.again_seconds, (found.until - now).total_seconds())
+        view = msgspec.structs.replace(decided_service.view, service=service, standing=standing)
+        status = decided_service.status | build_status(view, None)
+        seconds = min(decided_service.again_seconds, (decided_service.until - now).total_seconds())
         return Plan(status=status, events=build_events(service, status), again_seconds=seconds)
 
 

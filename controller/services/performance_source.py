@@ -86,11 +86,11 @@ class PerformanceSource:
     def _find_performance(self, key: ObjectKey, pair: MeasuredPair | None) -> ServicePerformance | None:
         if pair is None:
             return None
-        known = self.table.list_classes(pair.model_hash, key.namespace)
-        found = [(known[name], name) for name in sorted(pair.device_classes & known.keys())]
-        if not found:
+        records = self.table.list_classes(pair.model_hash, key.namespace)
+        candidates = [(records[name], name) for name in sorted(pair.device_classes & records.keys())]
+        if not candidates:
             return None
-        record, device_class = min(found, key=lambda each: each[0].tokens_per_second)
+        record, device_class = min(candidates, key=lambda candidate: candidate[0].tokens_per_second)
         return describe_performance(record, pair.model_hash, device_class)
 
     def forget(self, key: ObjectKey) -> None:

@@ -33,7 +33,7 @@ def report_placement(
         return last if last is not None and last.place.partition("/")[2] in nodes else None
     if note.cell.partition("/")[2] not in nodes:
         return None
-    by_class = {find_single_class(each.device_class): each for each in speeds}
+    by_class = {find_single_class(speed.device_class): speed for speed in speeds}
     known = by_class.get(note.device_class)
     return PlacementStatus(
         place=note.cell,
@@ -43,7 +43,7 @@ def report_placement(
         source=known.source if known is not None else None,
         fit=known.fit if known is not None else None,
         reason=note.score.explain() if note.score is not None else "others ended to make room for it there",
-        others=[_describe_alternative(each, by_class.get(each.device_class)) for each in note.others],
+        others=[_describe_alternative(other, by_class.get(other.device_class)) for other in note.others],
     )
 
 

@@ -68,10 +68,14 @@ def assume_inspection(
     if model is None or obj is None or model.status.observed_generation == model.metadata.generation:
         return ""
     status, note = desired(model, ObservedModel(), copy.settings.pods, now).status, ""
-    known = _find_facts(copy, model, earlier, headers.get(key)) if status and status["phase"] == "Pending" else None
-    if known is not None:
-        status, note = _build_status(model, known.facts), known.note
-    conditions = [{**each, "lastTransitionTime": rfc3339(now)} for each in (status or {}).get("conditions", ())]
+    known_facts = (
+        _find_facts(copy, model, earlier, headers.get(key)) if status and status["phase"] == "Pending" else None
+    )
+    if known_facts is not None:
+        status, note = _build_status(model, known_facts.facts), known_facts.note
+    conditions = [
+        {**condition, "lastTransitionTime": rfc3339(now)} for condition in (status or {}).get("conditions", ())
+    ]
     copy.store.put(MODELS, revise({**obj, "status": {**(status or {}), "conditions": conditions}}))
     return note
 
@@ -96,9 +100,9 @@ def _find_alike(copy: ClusterCopy, model: Model, earlier: Obj | None) -> Model |
         # The status of an edited Model is about its earlier source.
         is_current = status.get("observedGeneration") == obj["metadata"].get("generation")
         if obj["spec"].get("source") == model.spec.source and status.get("layout") and is_current:
-            for found in readable([obj], Model):
-                if tuple(found.spec.files) == tuple(model.spec.files):
-                    return found
+            for candidate in readable([obj], Model):
+                if tuple(candidate.spec.files) == tuple(model.spec.files):
+                    return candidate
     return None
 
 

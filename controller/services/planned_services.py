@@ -97,7 +97,7 @@ def plan_services(
         now: the wall clock.
         headers: what was read in the headers of Models that the cluster has not inspected.
     """
-    ordered = sorted(manifests, key=lambda each: each["kind"] != "Model")
+    ordered = sorted(manifests, key=lambda manifest: manifest["kind"] != "Model")
     speeds = SpeedSources(assessor=SpeedAssessor(copy.registry.list_classes, copy.measured, copy.settings.pods.vendors))
     keys, assumed = list[ObjectKey](), dict[ObjectKey, str]()
     for manifest in ordered:
@@ -142,8 +142,8 @@ def _plan_service(
         problem = ServiceProblem("InvalidSpec", "its fields cannot be read: see `pomona deploy --dry-run`", "Failed")
         return PlannedService(key, problem)
     model_key = ObjectKey(key.namespace, service.spec.model_ref)
-    models = (model_key, *(ObjectKey(key.namespace, each.name) for each in list_companions(service.spec)))
-    notes = tuple(assumed[each] for each in models if each in assumed)
+    models = (model_key, *(ObjectKey(key.namespace, companion.name) for companion in list_companions(service.spec)))
+    notes = tuple(assumed[model] for model in models if model in assumed)
     notes += _assume_weights(copy, snapshot.read(MODELS, model_key, Model))
     rooms, pods = _CopiedRooms(copy, now), copy.settings.pods
     chosen = choose_accelerators(snapshot, key, service, pods, rooms, find_speeds=speeds.find_speeds)
@@ -167,8 +167,8 @@ def _note_status(copy: ClusterCopy, view: ServiceView, key: ObjectKey, classes: 
         return
     status: Obj = {"observedGeneration": obj["metadata"].get("generation")}
     status["speeds"] = [without_defaults(speed) for speed in cut_speeds(classes)]
-    if (each := view.memory.device_bytes_each) is not None:
-        status["deviceMemoryBytes"] = each
+    if (device_bytes := view.memory.device_bytes_each) is not None:
+        status["deviceMemoryBytes"] = device_bytes
     copy.store.put(INFERENCE_SERVICES, revise({**obj, "status": {**(obj.get("status") or {}), **status}}))
 
 
@@ -197,7 +197,8 @@ def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
     if there is None:
         return ()
     conditions = [
-        {**each, "status": "True"} if each["type"] == "Cached" else each for each in there["status"]["conditions"]
+        {**condition, "status": "True"} if condition["type"] == "Cached" else condition
+        for condition in there["status"]["conditions"]
     ]
     copy.store.put(MODELS, revise({**there, "status": {**there["status"], "conditions": conditions}}))
     return (f"after the weights of Model {model.metadata.name} have been fetched",)
@@ -257,7 +258,7 @@ def _has_template(observed: Obj, desired: Obj) -> bool:
     An update of Pomona may be due for them, which is not what is asked.
     """
     earlier, later = (
-        (each["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS) for each in (observed, desired)
+        (deployment["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS) for deployment in (observed, desired)
     )
     same = {**desired, "spec": {**desired["spec"], "replicas": observed["spec"].get("replicas")}}
     return earlier == later or is_desired(same, observed)

@@ -38,17 +38,19 @@ def refuse_pools(
     names = service.spec.scheduling.pools
     if not names:
         return None
-    known = table.list_pools(accelerator)
-    offered = f"use {' or '.join(known)}"
+    pools = table.list_pools(accelerator)
+    offered = f"use {' or '.join(pools)}"
     for name in names:
-        found = table.find_accelerator(name)
-        if not found:
+        actual = table.find_accelerator(name)
+        if not actual:
             message = (
                 f"spec.scheduling.pools names {name}, which does not exist: {offered}, or create AcceleratorPool {name}"
             )
             return ServiceProblem(UNKNOWN_POOL, message, "Pending")
-        if found != accelerator:
-            message = f"spec.scheduling.pools names {name}, which has accelerator {found}, not {accelerator}: {offered}"
+        if actual != accelerator:
+            message = (
+                f"spec.scheduling.pools names {name}, which has accelerator {actual}, not {accelerator}: {offered}"
+            )
             return ServiceProblem("InvalidSpec", message, "Failed")
     in_pods = accelerator in vendors and vendors[accelerator].in_pods
     if in_pods and (service.spec.scheduling.mode or mode) == "Native":

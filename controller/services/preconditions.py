@@ -124,12 +124,12 @@ def _model_problem(
         ("modelRef", service.spec.model_ref, model),
         *((companion.field, companion.name, companion.model) for companion in companions),
     ]
-    for field, name, found in named:
-        if found is None or found.metadata.deletion_timestamp is not None:
+    for field, name, candidate in named:
+        if candidate is None or candidate.metadata.deletion_timestamp is not None:
             namespace = service.metadata.namespace
             message = f"Model {name} does not exist in namespace {namespace}: create it, or edit spec.{field}"
             return ServiceProblem("ModelNotFound", message, "Pending")
-        problem = _unusable(found, in_pods=in_pods)
+        problem = _unusable(candidate, in_pods=in_pods)
         if problem is not None:
             return problem
     return None
@@ -290,25 +290,27 @@ def _contradiction(
     service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor
 ) -> str | None:
     spec, accelerator = service.spec, decided_accelerator(service, model)
-    for each in (model, *(companion.model for companion in companions)):
-        if vendor.in_pods and each is not None and scheme_of(each.spec.source) == "file":
+    for candidate in (model, *(companion.model for companion in companions)):
+        if vendor.in_pods and candidate is not None and scheme_of(candidate.spec.source) == "file":
             return (
-                f"accelerator {accelerator} runs pods, which cannot read {each.spec.source} of Model "
-                f"{each.metadata.name}: set hardware.accelerator to metal, or give the Model an hf:// or https:// "
+                f"accelerator {accelerator} runs pods, which cannot read {candidate.spec.source} of Model "
+                f"{candidate.metadata.name}: set hardware.accelerator to metal, or give the Model an hf:// or https:// "
                 "source"
             )
     if vendor.in_pods:
         return next((message for each in companions if (message := _refuse_copies(each)) is not None), None)
-    for each in (model, *(companion.model for companion in companions)):
-        if each is not None and scheme_of(each.spec.source) in ("s3", "pvc"):
+    for candidate in (model, *(companion.model for companion in companions)):
+        if candidate is not None and scheme_of(candidate.spec.source) in ("s3", "pvc"):
             return (
-                f"accelerator {accelerator} runs on hosts, which cannot read {each.spec.source} of Model "
-                f"{each.metadata.name}: use an accelerator of pods, or give the Model an hf:// or https:// source"
+                f"accelerator {accelerator} runs on hosts, which cannot read {candidate.spec.source} of Model "
+                f"{candidate.metadata.name}: use an accelerator of pods, or give the Model an hf:// or https:// source"
             )
     of_pods = {
         "image": spec.image is not None,
         "resources": spec.resources != Resources(),
-        "tolerations with tolerationSeconds": any(each.toleration_seconds is not None for each in spec.tolerations),
+        "tolerations with tolerationSeconds": any(
+            toleration.toleration_seconds is not None for toleration in spec.tolerations
+        ),
         "container": spec.container is not None,
         "pod": spec.pod != PodOptions(),
         "hardware": spec.hardware != ServiceHardware(accelerator=spec.hardware.accelerator),
@@ -334,10 +336,10 @@ def _memory_problem(service: InferenceService, served: Served, memory: ReplicaMe
     """Return the reason why the memory of a replica is not known, or is understated; None if it is known."""
     if service.spec.resources.memory is not None:
         return None
-    understated = next((each for each in memory.models if each.is_understated), None)
+    understated = next((model for model in memory.models if model.is_understated), None)
     if understated is not None:
         return ServiceProblem("MemoryUnderstated", _explain_understated(understated), "Failed")
-    unknown = next((each.name for each in memory.models if each.size_bytes is None), None)
+    unknown = next((model.name for model in memory.models if model.size_bytes is None), None)
     if unknown is None:
         return None
     runtime = served.runtime
@@ -393,7 +395,7 @@ def _device_problem(
 def _find_largest_product(service: InferenceService, model: Model) -> int | None:
     """Return the memory of the largest device in hardware.products, in bytes; None if one of them is not listed."""
     products = [find_product(accelerator_of(service, model), name) for name in service.spec.hardware.products]
-    sizes = [each.memory_mib * MIB for each in products if each is not None and each.memory_mib is not None]
+    sizes = [product.memory_mib * MIB for product in products if product is not None and product.memory_mib is not None]
     return max(sizes) if sizes and len(sizes) == len(products) else None
 
 

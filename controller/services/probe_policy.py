@@ -44,7 +44,7 @@ class Question(NamedTuple):
     @property
     def in_pods(self) -> bool:
         """True if a pod is among the endpoints."""
-        return any(not each.host for each in self.endpoints)
+        return any(not endpoint.host for endpoint in self.endpoints)
 
     @property
     def digest(self) -> str:
@@ -93,11 +93,11 @@ class ProbeTrouble(NamedTuple):
 
 def update_trouble(trouble: ProbeTrouble | None, probe: Probe, now: float) -> ProbeTrouble | None:
     """Return the trouble of a service after a probe; None if the service answers and no endpoint is known to fail."""
-    known = trouble or ProbeTrouble()
-    failures = known.failures + 1
+    probe_trouble = trouble or ProbeTrouble()
+    failures = probe_trouble.failures + 1
     if probe.result.ok:
         return ProbeTrouble(failures, failed=probe.failed) if probe.failed else None
-    error_since, unknown_since = known.error_since, known.unknown_since
+    error_since, unknown_since = probe_trouble.error_since, probe_trouble.unknown_since
     if probe.result.reason in UNKNOWN:
         unknown_since = now if unknown_since is None else unknown_since
     else:

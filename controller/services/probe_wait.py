@@ -65,8 +65,8 @@ def list_unmeasured(speeds: Iterable[ClassSpeed], usable: Collection[str]) -> fr
     """
     if len(usable) < 2:  # noqa: PLR2004 - a choice is between two
         return frozenset()
-    able = [each for each in speeds if find_single_class(each.device_class) in usable and each.fit != "too_tight"]
-    return frozenset(each.device_class for each in able if each.refusal is None and each.source != "Measured")
+    able = [speed for speed in speeds if find_single_class(speed.device_class) in usable and speed.fit != "too_tight"]
+    return frozenset(speed.device_class for speed in able if speed.refusal is None and speed.source != "Measured")
 
 
 def wait_for_probes(

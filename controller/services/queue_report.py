@@ -68,7 +68,11 @@ def recall_standing(queue: QueueStatus | None) -> ServiceStanding | None:
         pool=queue.pool,
         position=queue.position,
         length=queue.length or 0,
-        ahead={each: queue.ahead_by_priority[each] for each in PRIORITY_RANK if each in queue.ahead_by_priority},
+        ahead={
+            priority: queue.ahead_by_priority[priority]
+            for priority in PRIORITY_RANK
+            if priority in queue.ahead_by_priority
+        },
         waiting_for=queue.waiting_for,
         enqueued_at=enqueued_at,
         cells=tuple(queue.nominated.cells) if queue.nominated else (),
@@ -101,8 +105,8 @@ def build_queue_events(before: QueueStatus | None, after: Obj | None) -> tuple[E
         note = f"waits at place {after['place']} of pool {after['pool']} for {after['waitingFor']}"
         events.append(Event("Normal", QUEUED, note, "Queue"))
     promised = after.get("nominated")
-    known = before.nominated if before is not None else None
-    if promised is not None and (known is None or known.cells != promised["cells"]):
+    nomination = before.nominated if before is not None else None
+    if promised is not None and (nomination is None or nomination.cells != promised["cells"]):
         victims = ", ".join(promised.get("victims", ())) or "others"
         note = f"gets {', '.join(promised['cells'])} as soon as replicas of {victims} have ended"
         events.append(Event("Normal", "Nominated", note, "Queue"))

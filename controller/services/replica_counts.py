@@ -32,7 +32,7 @@ class ReplicaCounts(NamedTuple):
 
     def count_settled(self, now: datetime, seconds: float) -> int:
         """Return those that have waited for so long."""
-        return sum((now - each).total_seconds() >= seconds for each in self.waiting_since)
+        return sum((now - since).total_seconds() >= seconds for since in self.waiting_since)
 
 
 NO_REPLICAS: Final = ReplicaCounts()
@@ -41,11 +41,11 @@ NO_REPLICAS: Final = ReplicaCounts()
 def count_replicas(snapshot: Snapshot, service: InferenceService, vendors: Vendors) -> Mapping[str, ReplicaCounts]:
     """Return the replicas of a service that are not being deleted, by accelerator."""
     labels = find_pod_labels(snapshot, service, vendors)
-    found = {
+    in_pods = {
         accelerator: _count_pods(list_service_pods(snapshot, service, label).pods) for accelerator, label in labels
     }
     on_hosts = _count_processes(snapshot, service)
-    return found | ({METAL: on_hosts} if on_hosts != NO_REPLICAS else {})
+    return in_pods | ({METAL: on_hosts} if on_hosts != NO_REPLICAS else {})
 
 
 def find_pod_labels(snapshot: Snapshot, service: InferenceService, vendors: Vendors) -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ def find_pod_labels(snapshot: Snapshot, service: InferenceService, vendors: Vend
     A service that was made for one accelerator has pods without a label. They keep that when it may use several.
     """
     owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
-    return sorted({(_accelerator_of(each, vendors), accelerator_label(each)) for each in owned})
+    return sorted({(_accelerator_of(deployment, vendors), accelerator_label(deployment)) for deployment in owned})
 
 
 def choose_label(labels: Iterable[tuple[str, str]], accelerator: str) -> str:
@@ -65,7 +65,7 @@ def choose_label(labels: Iterable[tuple[str, str]], accelerator: str) -> str:
 def keep_label(snapshot: Snapshot, service: InferenceService, accelerator: str | None) -> str:
     """Return the label of the pods of the only accelerator: they have one if there were several before."""
     owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
-    return next((label for each in owned if (label := accelerator_label(each)) == accelerator), "")
+    return next((label for deployment in owned if (label := accelerator_label(deployment)) == accelerator), "")
 
 
 def _accelerator_of(deployment: Obj, vendors: Vendors) -> str:
@@ -90,20 +90,22 @@ def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCo
     if not children:
         return NO_REPLICAS
     processes = [
-        each
-        for each in decode_stored(store, METAL_PROCESSES, children, MetalProcess)
-        if each.metadata.deletion_timestamp is None and each.status.phase not in HOLDS_NO_MEMORY
+        process
+        for process in decode_stored(store, METAL_PROCESSES, children, MetalProcess)
+        if process.metadata.deletion_timestamp is None and process.status.phase not in HOLDS_NO_MEMORY
     ]
-    names = {each.spec.host_name for each in processes if each.spec.host_name}
+    names = {process.spec.host_name for process in processes if process.spec.host_name}
     stored = [host for name in names if (host := store.get(METAL_HOSTS, name)) is not None]
-    hosts = {each.metadata.name: each for each in decode_stored(store, METAL_HOSTS, stored, MetalHost)}
+    hosts = {
+        metal_host.metadata.name: metal_host for metal_host in decode_stored(store, METAL_HOSTS, stored, MetalHost)
+    }
     displaced = find_displacements(processes, read_orders(store), service.spec.tolerations, list_moved(processes))
     placed = [
-        each
-        for each in processes
-        if (name := each.spec.host_name) and not host_is_lost(name, hosts) and each.metadata.uid not in displaced
+        process
+        for process in processes
+        if (name := process.spec.host_name) and not host_is_lost(name, hosts) and process.metadata.uid not in displaced
     ]
     exposed = exposed_hosts(snapshot.store, metadata.namespace, metadata.name)
-    ready = sum(each.status.phase == "Ready" and each.spec.host_name in exposed for each in placed)
-    waiting = [each.metadata.creation_timestamp for each in processes if not each.spec.host_name]
+    ready = sum(process.status.phase == "Ready" and process.spec.host_name in exposed for process in placed)
+    waiting = [process.metadata.creation_timestamp for process in processes if not process.spec.host_name]
     return ReplicaCounts(len(placed), ready, tuple(map(datetime.fromisoformat, waiting)))

@@ -63,8 +63,8 @@ class ReplicaMemory(NamedTuple):
     @property
     def total_bytes(self) -> int | None:
         """The bytes that a replica takes without devices; None if those of a Model are not known."""
-        sizes = [each.size_bytes for each in self.models]
-        return None if not sizes or None in sizes else sum(each for each in sizes if each is not None)
+        sizes = [model.size_bytes for model in self.models]
+        return None if not sizes or None in sizes else sum(siz for siz in sizes if siz is not None)
 
     @property
     def stated_bytes(self) -> int | None:
@@ -90,19 +90,19 @@ class ReplicaMemory(NamedTuple):
 def is_memory_stated(served: Served) -> bool:
     """Return whether a Model of the service states its memory in spec.memoryBytes, so that it is not estimated."""
     return any(
-        each.spec.stated_bytes is not None
-        for each in (served.model, *(companion.model for companion in served.companions))
-        if each
+        model.spec.stated_bytes is not None
+        for model in (served.model, *(companion.model for companion in served.companions))
+        if model
     )
 
 
 def measure_replica(service: InferenceService, served: Served, devices: int = 0) -> ReplicaMemory:
     """Return the memory of a replica, on a host or in a pod with this number of devices."""
     workload = describe_workload(served)
-    found = estimate(workload, service.spec)
+    estimated = estimate(workload, service.spec)
     has_draft = any(companion.role == "draft" for companion in served.companions)
-    draft_bytes = sum(found.draft) if found and found.draft else None
-    models = [_measure_model(served.model.metadata.name, served.model, sum(found.own_parts) if found else None)]
+    draft_bytes = sum(estimated.draft) if estimated and estimated.draft else None
+    models = [_measure_model(served.model.metadata.name, served.model, sum(estimated.own_parts) if estimated else None)]
     for name, model, role in ((each.name, each.model, each.role) for each in served.companions):
         further = further_bytes(role, model.status.size_bytes) if model else None
         models.append(_measure_model(name, model, draft_bytes if role == "draft" else further))
@@ -111,7 +111,7 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
     if is_unknown or (memory.is_stated and not devices):
         return memory
     if not devices:
-        return memory._replace(in_pod=PodMemory(found) if found else None)
+        return memory._replace(in_pod=PodMemory(estimated) if estimated else None)
     on_devices = workload._replace(stated_bytes=memory.stated_bytes)
     return memory._replace(in_pod=estimate_pod(on_devices, service.spec, devices))
 

@@ -69,8 +69,10 @@ def _keep_deciding(spec: MetalProcessSpec) -> MetalProcessSpec:
     patched.
     """
     further = [
-        msgspec.structs.replace(each, artifact=msgspec.structs.replace(each.artifact, mirrors=[]))
-        for each in spec.further_artifacts
+        msgspec.structs.replace(
+            further_artifact, artifact=msgspec.structs.replace(further_artifact.artifact, mirrors=[])
+        )
+        for further_artifact in spec.further_artifacts
     ]
     artifact = msgspec.structs.replace(spec.artifact, mirrors=[])
     decided = msgspec.structs.replace(spec, artifact=artifact, further_artifacts=further, benchmark=None)
@@ -165,8 +167,8 @@ def sort_processes(
             standing.superseded.append(process)
             if current and not lost and why is not None:
                 standing.displaced.append(DisplacedProcess(process, why))
-    usable.sort(key=lambda each: _preference(each, exposed))
-    standing.superseded.sort(key=lambda each: _preference(each, exposed))
+    usable.sort(key=lambda process: _preference(process, exposed))
+    standing.superseded.sort(key=lambda process: _preference(process, exposed))
     standing.kept.extend(usable[:wanted])
     standing.surplus.extend(usable[wanted:])
     return standing
@@ -182,7 +184,7 @@ def is_current(process: MetalProcess, name: str, estimated: MetalProcessSpec | N
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
     """Return whether the process is bound and has this spec, apart from the memory that is reserved."""
     there = msgspec.structs.replace(process.spec, host_name=None, memory_bytes=spec.memory_bytes)
-    fields, wanted = (without_defaults(_keep_deciding(each)) for each in (there, spec))
+    fields, wanted = (without_defaults(_keep_deciding(process_spec)) for process_spec in (there, spec))
     return process.spec.host_name is not None and fields == wanted
 
 
@@ -230,7 +232,10 @@ def plan_steps(
     """
     delete = [*standing.surplus, *standing.finished]
     # For each replica that no client reaches yet, one superseded process stays.
-    reached = sum(each.status.phase == "Ready" and each.spec.host_name in exposed for each in standing.kept)
+    reached = sum(
+        metal_process.status.phase == "Ready" and metal_process.spec.host_name in exposed
+        for metal_process in standing.kept
+    )
     stay = max(0, wanted - reached)
     delete += standing.superseded[stay:]
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
@@ -243,7 +248,7 @@ def plan_steps(
         created_at = parse_seconds(service.metadata.creation_timestamp) or 0.0
         places = itertools.chain(_inheritable_places(standing, created_at), itertools.repeat(None))
         moves = itertools.chain(_list_unfollowed_moves(standing), itertools.repeat(None))
-        create = tuple(_process(service, spec, *each) for each in zip(names, places, moves, strict=False))
+        create = tuple(_process(service, spec, *row) for row in zip(names, places, moves, strict=False))
     return MetalProcessSteps(
         create=create,
         patch=_list_edits(standing, spec) if spec is not None else (),
@@ -295,7 +300,7 @@ def _expire_rejections(
 def _list_unfollowed_moves(standing: SortedProcesses) -> list[str]:
     """Return the uids of processes that leave for a better host, and in whose place none was created yet."""
     followed = list_moved([*standing.kept, *standing.surplus])
-    uids = (each.process.metadata.uid for each in standing.displaced if each.why.cause == REBALANCE)
+    uids = (process.process.metadata.uid for process in standing.displaced if process.why.cause == REBALANCE)
     return [uid for uid in uids if uid not in followed]
 
 
@@ -323,8 +328,8 @@ def _blocking_processes(
 
 def _read_victims(process: MetalProcess) -> frozenset[str] | None:
     """Return the `uid` of all that ends for a process, or that it replaces; None if it is promised no cell."""
-    found = read_nomination(process)
-    return None if found is None else found.victims
+    nomination = read_nomination(process)
+    return None if nomination is None else nomination.victims
 
 
 def _find_blocking_processes(
@@ -337,7 +342,7 @@ def _find_blocking_processes(
     """Return superseded processes of one host whose memory a waiting successor needs, because it fits nowhere else."""
     if waiting is None:
         return []
-    left = (each.process for each in standing.displaced)
+    left = (displaced_process.process for displaced_process in standing.displaced)
     avoid = {process.spec.host_name for process in (*standing.rejected, *left)}
     eligible = eligible_hosts(require_host(waiting, demands), avoid, capacities)
     if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible):
@@ -360,7 +365,8 @@ def _inheritable_places(standing: SortedProcesses, created_at: float) -> list[st
     """
     replaced = (*standing.superseded, *standing.rejected, *standing.finished, *standing.terminating)
     there, kept = (
-        Counter(find_process_place(each, created_at) for each in processes) for processes in (replaced, standing.kept)
+        Counter(find_process_place(process, created_at) for process in processes)
+        for processes in (replaced, standing.kept)
     )
     return [format_place(place) for place in sorted((there - kept).elements())]
 

@@ -115,19 +115,19 @@ def _services_beside_volume(store: Store, pod: Obj) -> list[ObjectKey]:
     """Return the services whose pods mount a volume of this one, and wait for a node: it may be where this one is."""
     namespace = pod["metadata"]["namespace"]
     return [
-        ObjectKey(namespace, each["metadata"]["labels"][LABEL_SERVICE])
+        ObjectKey(namespace, other["metadata"]["labels"][LABEL_SERVICE])
         for claim in mounted_claims(pod.get("spec") or {})
-        for each in store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
-        if LABEL_SERVICE in each["metadata"]["labels"] and waits_for_node(each)
+        for other in store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
+        if LABEL_SERVICE in other["metadata"]["labels"] and waits_for_node(other)
     ]
 
 
 def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
     """Return the services that a host serves, and those that wait for a host, each once."""
     served = store.by_index(METAL_PROCESSES, HOST_INDEX, host["metadata"]["name"])
-    found = {ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"]): None for obj in served}
+    services = {ObjectKey(obj["metadata"]["namespace"], obj["spec"]["serviceName"]): None for obj in served}
     waiting = (ObjectKey(*value.split("/")) for value in store.index_values(METAL_PROCESSES, WAITING_INDEX))
-    return [*(found | dict.fromkeys(waiting))]
+    return [*(services | dict.fromkeys(waiting))]
 
 
 def _service_by_label(label: str) -> Callable[[Store, Obj], list[ObjectKey]]:

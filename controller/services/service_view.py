@@ -104,28 +104,28 @@ def build_view(
     pod_runtime = ""
     if chosen is None:
         shown = service
-        found = check_replica(
+        replica = check_replica(
             snapshot.store, service, model, companions, settings, further=kueue.problem, has_claims=has_claims
         )
-        blocker = found.checked.problem
-        replicas = _observe_replicas(snapshot, service, found, wanted, settings=settings, may_roll_out=may_roll_out)
+        blocker = replica.checked.problem
+        replicas = _observe_replicas(snapshot, service, replica, wanted, settings=settings, may_roll_out=may_roll_out)
     else:
         parts = list_parts(snapshot.store, service, chosen, model, companions, settings=settings)
-        found, shown, blocker = summarize_parts(service, chosen, parts)
+        replica, shown, blocker = summarize_parts(service, chosen, parts)
         pod_runtime = find_pod_runtime(parts)
         replicas = observe_several(snapshot, service, parts, wanted, settings=settings, may_roll_out=may_roll_out)
-    checked = found.checked
+    checked = replica.checked
     replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = ready_endpoints(slices)
     addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
     remarks = preconditions.list_remarks(
-        shown, model, settings.vendors, checked.memory, smallest_device_bytes=found.devices.smallest_bytes
+        shown, model, settings.vendors, checked.memory, smallest_device_bytes=replica.devices.smallest_bytes
     )
-    is_known = model is not None and found.accelerator is not None
+    is_known = model is not None and replica.accelerator is not None
     return ServiceView(
         service=service,
-        accelerator=found.accelerator,
+        accelerator=replica.accelerator,
         chosen=chosen,
         runtime=runtime_of(shown, model, settings.vendors) if model is not None and is_known else "",
         pod_runtime=pod_runtime,
@@ -137,7 +137,7 @@ def build_view(
         wanted=wanted,
         replicas=replicas,
         endpoints=endpoints,
-        own_endpoints=tuple(each for each in endpoints if each.address in addresses),
+        own_endpoints=tuple(endpoint for endpoint in endpoints if endpoint.address in addresses),
         standing=standing,
         kueue=kueue.standing if wanted else None,
     )
@@ -146,7 +146,7 @@ def build_view(
 def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
     children = snapshot.children(METAL_PROCESSES, key.namespace, service.metadata.uid)
-    names = {each["spec"].get("hostName") for each in children}
+    names = {process["spec"].get("hostName") for process in children}
     hosts = (snapshot.get(METAL_HOSTS, ObjectKey("", name)) for name in names if name)
     return replica_addresses(pods, (host for host in hosts if host is not None))
 
@@ -154,15 +154,15 @@ def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceSer
 def _observe_replicas(
     snapshot: Snapshot,
     service: InferenceService,
-    found: CheckedReplica,
+    replica: CheckedReplica,
     wanted: int,
     *,
     settings: PodSettings,
     may_roll_out: bool,
 ) -> Replicas:
     """Return replicas in pods and on hosts. Of a service that may not run none is created; existing ones stay."""
-    checked, choice = found.checked, found.choice
-    label = keep_label(snapshot, service, found.accelerator)
+    checked, choice = replica.checked, replica.choice
+    label = keep_label(snapshot, service, replica.accelerator)
     pods = observe_pods(
         snapshot, service, checked.served, choice, wanted, settings=settings, may_roll_out=may_roll_out, label=label
     )

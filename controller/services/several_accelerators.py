@@ -49,8 +49,8 @@ def list_parts(
     for share in chosen.shares:
         if share.replicas:
             stated = state_accelerator(service, share.accelerator, table, share.replicas)
-            found = check_replica(store, stated, model, companions, settings, further=chosen.problem)
-            parts.append(AcceleratorPart(share.accelerator, stated, share.replicas, found))
+            replica = check_replica(store, stated, model, companions, settings, further=chosen.problem)
+            parts.append(AcceleratorPart(share.accelerator, stated, share.replicas, replica))
     return parts
 
 
@@ -58,7 +58,7 @@ def summarize_parts(
     service: InferenceService, chosen: ChosenAccelerators, parts: Sequence[AcceleratorPart]
 ) -> tuple[CheckedReplica, InferenceService, ServiceProblem | None]:
     """Return what is shown of a service: that of the first part that is served, and why none is."""
-    served = next((each for each in parts if each.found.checked.served is not None), None)
+    served = next((part for part in parts if part.found.checked.served is not None), None)
     shown = served or next(iter(parts), None)
     if shown is None:
         checked = CheckedService(None, chosen.problem, chosen.model_problem)
@@ -68,7 +68,7 @@ def summarize_parts(
 
 def find_pod_runtime(parts: Sequence[AcceleratorPart]) -> str:
     """Return the engine of the replicas in pods; empty if there are none."""
-    return next((each.found.choice.runtime for each in parts if each.found.choice is not None), "")
+    return next((part.found.choice.runtime for part in parts if part.found.choice is not None), "")
 
 
 def observe_several(
@@ -93,12 +93,12 @@ def observe_several(
         may_roll_out: True if it is the turn of the service to be replaced by an update.
     """
     counts = count_replicas(snapshot, service, settings.vendors)
-    chosen = {each.accelerator: each.replicas for each in parts}
+    chosen = {part.accelerator: part.replicas for part in parts}
     held = hold_replicas(wanted, chosen, counts)
     labels = find_pod_labels(snapshot, service, settings.vendors)
     observed = [
-        _observe_part(snapshot, each, held.get(each.accelerator, 0), labels, settings, may_roll_out=may_roll_out)
-        for each in parts
+        _observe_part(snapshot, part, held.get(part.accelerator, 0), labels, settings, may_roll_out=may_roll_out)
+        for part in parts
     ]
     if METAL not in chosen:
         observed.append(observe_hosts(snapshot, service, None, held.get(METAL, 0)))
@@ -133,10 +133,10 @@ def _observe_part(
     service, checked, choice = part.service, part.found.checked, part.found.choice
     most = part.replicas + held
     if part.accelerator == METAL:
-        found = observe_hosts(snapshot, service, checked.served, most, checked.memory.total_bytes)
+        replicas = observe_hosts(snapshot, service, checked.served, most, checked.memory.total_bytes)
     else:
         label = choose_label(labels, part.accelerator)
-        found = observe_pods(
+        replicas = observe_pods(
             snapshot,
             service,
             checked.served,
@@ -149,6 +149,6 @@ def _observe_part(
         )
         if checked.served is None:
             owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
-            kept = tuple((DEPLOYMENTS, each) for each in owned if accelerator_label(each) == label)
-            found = replace(found, keep=kept)
-    return replace(found, ready=found.ready[:most], problem=checked.problem or found.problem)
+            kept = tuple((DEPLOYMENTS, deployment) for deployment in owned if accelerator_label(deployment) == label)
+            replicas = replace(replicas, keep=kept)
+    return replace(replicas, ready=replicas.ready[:most], problem=checked.problem or replicas.problem)

@@ -191,9 +191,9 @@ class SpeedReplacer:
         key = ObjectKey(view.service.metadata.namespace, view.service.metadata.name)
         worst, rules = pick_worst(degraded), self.watch.rules
         beside = [
-            each
-            for other, each in self._last.items()
-            if each is not None and other.namespace == key.namespace and other != key
+            replacement
+            for other, replacement in self._last.items()
+            if replacement is not None and other.namespace == key.namespace and other != key
         ]
         is_other_moving = bool(self._moving - {key})
         hold = find_hold(last, facts, beside, snapshot.now, rules, is_other_moving=is_other_moving)
@@ -225,14 +225,14 @@ class SpeedReplacer:
         if checked.prospect is None:
             return ReplacementHold("NotReady", checked.problem.message if checked.problem else "its Model is not known")
         unit, pod = checked.prospect
-        found = self._rooms.find_best(ProspectiveReplica(send_to_better_place(unit, degraded.place, least), pod))
-        if found is None or found.cell is None:
+        place = self._rooms.find_best(ProspectiveReplica(send_to_better_place(unit, degraded.place, least), pod))
+        if place is None or place.cell is None:
             better = f"reach {format_rate(least)} tokens/s" if least else "fit it"
             message = (
                 f"no other node with room is known to {better}: look for what else uses {degraded.place}, or add a node"
             )
             return ReplacementHold("NoBetterPlace", message, self.watch.rules.check_seconds)
-        return found.cell.id
+        return place.cell.id
 
 
 def list_misfits(
@@ -240,33 +240,33 @@ def list_misfits(
 ) -> list[DegradedReplica]:
     """Return the replicas on device classes that fit them no more, such as after an edit of what they demand."""
     tight = {speed.device_class: speed for speed in classes if speed.refusal == "TooTight" or speed.fit == "too_tight"}
-    accelerators, found = (view.accelerator or "").split(","), list[DegradedReplica]()
+    accelerators, degraded = (view.accelerator or "").split(","), list[DegradedReplica]()
     places = {("host", pod.host) if pod.host else ("node", pod.node) for pod in view.own_endpoints} if tight else ()
     for kind, name in sorted(places):
         device_class = find_replica_class(snapshot, view.service, accelerators, name, settings.vendors)
         if device_class in tight:
             misfit = f"{device_class}: {describe_refusal(tight[device_class])}"
-            found.append(DegradedReplica(f"{kind}/{name}", misfit=misfit))
-    return found
+            degraded.append(DegradedReplica(f"{kind}/{name}", misfit=misfit))
+    return degraded
 
 
 def list_expected(
     snapshot: Snapshot, view: ServiceView, classes: Sequence[ClassSpeed], settings: PodSettings
 ) -> Mapping[Endpoint, float]:
     """Return the speed in tokens/s that is expected of each pod that serves: measured, or the least by an estimate."""
-    known = {each.device_class: float(each.low or each.tokens_per_second or 0) for each in classes}
+    speeds = {speed.device_class: float(speed.low or speed.tokens_per_second or 0) for speed in classes}
     accelerators = (view.accelerator or "").split(",")
-    found: dict[Endpoint, float] = {}
+    expected: dict[Endpoint, float] = {}
     by_node: dict[str, float] = {}
-    for each in view.own_endpoints:
-        if each.host or not each.node:
+    for endpoint in view.own_endpoints:
+        if endpoint.host or not endpoint.node:
             continue
-        if each.node not in by_node:
-            device_class = find_replica_class(snapshot, view.service, accelerators, each.node, settings.vendors)
-            by_node[each.node] = known.get(device_class or "", 0.0)
-        if by_node[each.node]:
-            found[each] = by_node[each.node]
-    return found
+        if endpoint.node not in by_node:
+            device_class = find_replica_class(snapshot, view.service, accelerators, endpoint.node, settings.vendors)
+            by_node[endpoint.node] = speeds.get(device_class or "", 0.0)
+        if by_node[endpoint.node]:
+            expected[endpoint] = by_node[endpoint.node]
+    return expected
 
 
 def describe_service(snapshot: Snapshot, view: ServiceView, settings: PodSettings) -> ServiceFacts:

@@ -42,18 +42,18 @@ class SpeedReport(NamedTuple):
 
     def add_to(self, status: Obj, generation: int) -> Obj:
         """Return a status with the speed, and with a condition if it could not be measured."""
-        found = dict(status)
+        reported = dict(status)
         if self.classes:
-            found["speeds"] = [without_defaults(each) for each in cut_speeds(self.classes)]
+            reported["speeds"] = [without_defaults(speed) for speed in cut_speeds(self.classes)]
         if self.placement is not None:
-            found["placement"] = without_defaults(self.placement)
+            reported["placement"] = without_defaults(self.placement)
         if self.measured.performance is not None:
-            found["performance"] = without_defaults(self.measured.performance)
+            reported["performance"] = without_defaults(self.measured.performance)
         further = [describe_fit(self.classes, generation)] if self.classes else []
         if self.measured.problem is not None:
             reason, message = self.measured.problem
             further.append(condition(BENCHMARKED, true=False, reason=reason, message=message, generation=generation))
-        return {**found, "conditions": [*status["conditions"], *further]}
+        return {**reported, "conditions": [*status["conditions"], *further]}
 
 
 class SpeedSources(NamedTuple):
@@ -90,7 +90,7 @@ class SpeedSources(NamedTuple):
     def _find_basis(
         self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str
     ) -> SpeedBasis | None:
-        speed = next((each for each in classes if each.device_class == device_class), None)
+        speed = next((class_speed for class_speed in classes if class_speed.device_class == device_class), None)
         record = None
         if self.measured is not None and view.served is not None:
             model_hash = hash_model(view.served.model, view.served.runtime, view.service.spec)
@@ -99,15 +99,15 @@ class SpeedSources(NamedTuple):
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
-        for each in self:
-            if each is not None:
-                each.forget(key)
+        for source in self:
+            if source is not None:
+                source.forget(key)
 
     def restart(self) -> None:
         """Forget what an earlier leadership knew."""
-        for each in (self.notes, self.probes, self.replacer):
-            if each is not None:
-                each.restart()
+        for source in (self.notes, self.probes, self.replacer):
+            if source is not None:
+                source.restart()
 
 
 def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
@@ -115,8 +115,8 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
 
     It looks at what devices have in all; what is free on them now is the matter of the queue.
     """
-    fitting = [each for each in classes if each.refusal is None and each.fit not in {None, "too_tight"}]
-    unknown = [each for each in classes if each.refusal is None and each.fit is None]
+    fitting = [speed for speed in classes if speed.refusal is None and speed.fit not in {None, "too_tight"}]
+    unknown = [speed for speed in classes if speed.refusal is None and speed.fit is None]
     if fitting:
         best = fitting[0]
         rate = f", {best.tokens_per_second} tokens/s" if best.tokens_per_second else ""
@@ -129,9 +129,9 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
             f"it is not known what a replica takes of {unknown[0].device_class}: see what the Model's status lacks"
         )
         return condition(FITS, true=None, reason="Unknown", message=message, generation=generation)
-    reasons = [f"{each.device_class}: {describe_refusal(each)}" for each in classes]
+    reasons = [f"{speed.device_class}: {describe_refusal(speed)}" for speed in classes]
     message = f"fits on no device class; {'; '.join(reasons)}"
-    reason = next((each.refusal for each in classes if each.refusal is not None), None) or "TooTight"
+    reason = next((speed.refusal for speed in classes if speed.refusal is not None), None) or "TooTight"
     return condition(FITS, true=False, reason=reason, message=message, generation=generation)
 
 
@@ -149,4 +149,4 @@ def _find_measured_pair(snapshot: Snapshot, view: ServiceView, vendors: Vendors)
         for place in sorted(view.replicas.nodes)[:MOST_NODES]
     ]
     model_hash = hash_model(view.served.model, view.served.runtime, service.spec)
-    return MeasuredPair(model_hash, frozenset(each for each in classes if each is not None))
+    return MeasuredPair(model_hash, frozenset(name for name in classes if name is not None))

@@ -74,7 +74,7 @@ class SpeedWatch:
         if service is None:
             return
         before, last = self._summarize(service), service.readings
-        service.readings = {pod: each for pod, each in last.items() if now - each.read_at < FORGET_SECONDS}
+        service.readings = {pod: reading for pod, reading in last.items() if now - reading.read_at < FORGET_SECONDS}
         for pod, speed in speeds.items():
             shown = last[pod].speed if pod in last and not is_notable_change(last[pod].speed, speed) else speed
             service.readings[pod] = SpeedReading(shown, now)

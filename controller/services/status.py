@@ -98,8 +98,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def device_memory(self) -> str:
         """Number of the devices of one replica, and memory that each must have; empty if there is none, or unknown."""
-        each = self.memory.device_bytes_each
-        return f"{self.memory.devices} x {size_text(each)}" if each is not None else ""
+        device_bytes = self.memory.device_bytes_each
+        return f"{self.memory.devices} x {size_text(device_bytes)}" if device_bytes is not None else ""
 
     @property
     def question(self) -> Question | None:
@@ -116,7 +116,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
         ready, question = find(self.service.status.conditions, READY), self.question
         if question is None or ready is None or ready.status != "True" or self.service.status.proof != question.digest:
             return None
-        urls = [each.url for each in question.endpoints]
+        urls = [endpoint.url for endpoint in question.endpoints]
         # The message begins with the endpoint that answered, unless the service only "still serves" since.
         named = ready.message.partition(" ")[0]
         server = named if named in urls else urls[0] if len(urls) == 1 else "an endpoint"
@@ -330,7 +330,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         **({"runtime": view.runtime} if view.runtime else {}),
         **({"memory": size_text(size_bytes)} if (size_bytes := view.memory_bytes) else {}),
         **({"deviceMemory": view.device_memory} if view.device_memory else {}),
-        **({"deviceMemoryBytes": each} if (each := view.memory.device_bytes_each) is not None else {}),
+        **({"deviceMemoryBytes": device_bytes} if (device_bytes := view.memory.device_bytes_each) is not None else {}),
         **({"nodes": sorted(view.replicas.nodes)[:MOST_NODES]} if view.replicas.nodes else {}),
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
         **({"queue": build_queue_status(view.standing)} if view.standing is not None and view.wanted else {}),
@@ -341,7 +341,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
 
 def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
     """Return the Events for a change of Ready, whose message quotes the Model if the Model is the problem."""
-    ready = [each for each in status["conditions"] if each["type"] == READY]
+    ready = [condition for condition in status["conditions"] if condition["type"] == READY]
     return (
         *transitions(
             service.status.conditions,
@@ -378,7 +378,7 @@ def _ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
         can_be_probed=view.question is not None,
         foreign=""
         if view.own_endpoints
-        else ", ".join(sorted({each.address for each in view.endpoints})[:_MOST_NAMED]),
+        else ", ".join(sorted({endpoint.address for endpoint in view.endpoints})[:_MOST_NAMED]),
         was_ready=last is not None and last.status == "True" and bool(view.own_endpoints),
         generation=view.service.metadata.generation,
         last_generation=(last.observed_generation or 0) if last else 0,
@@ -450,7 +450,7 @@ def _model_condition(view: ServiceView) -> Obj:
     problem, generation = view.model_problem, view.service.metadata.generation
     if problem is not None:
         return condition(MODEL_READY, true=False, reason=problem.reason, message=problem.message, generation=generation)
-    names = [view.service.spec.model_ref, *(each.name for each in list_companions(view.service.spec))]
+    names = [view.service.spec.model_ref, *(companion.name for companion in list_companions(view.service.spec))]
     message = f"{'Models' if len(names) > 1 else 'Model'} {', '.join(names)} can be served"
     if view.blocker is None:
         message = "; ".join((message, *view.remarks))

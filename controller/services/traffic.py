@@ -38,12 +38,12 @@ class Traffic(NamedTuple):
     def fields(self) -> dict[str, int | str]:
         """Return the fields of a service's status."""
         rate = self.tokens_per_second
-        known = {
+        figures = {
             "requestsPerMinute": self.requests_per_minute,
             "averageLatencyMs": self.average_ms,
             "tokensPerSecond": format_rate(rate) if rate is not None else None,
         }
-        return {name: value for name, value in known.items() if value is not None}
+        return {name: value for name, value in figures.items() if value is not None}
 
 
 class TokenSource(NamedTuple):
@@ -161,9 +161,9 @@ def combine_traffic(one: Traffic, other: Traffic) -> Traffic:
     )
 
 
-def differs_notably(known: Traffic, measured: Traffic) -> bool:
+def differs_notably(traffic: Traffic, measured: Traffic) -> bool:
     """Return whether a number differs by more than a tenth of it."""
-    return any(_differs(old, new) for old, new in zip(known, measured, strict=True))
+    return any(_differs(old, new) for old, new in zip(traffic, measured, strict=True))
 
 
 def _differs(old: float | None, new: float | None) -> bool:

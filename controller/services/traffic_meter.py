@@ -248,11 +248,11 @@ class TrafficMeter:
                 return {}
             service.token = token
         pods = target.endpoints[:MOST_PODS]
-        found = await asyncio.gather(*(self._read_pod(session, each, service.token) for each in pods))
-        if None in found:
+        samples = await asyncio.gather(*(self._read_pod(session, endpoint, service.token) for endpoint in pods))
+        if None in samples:
             # The token may have been replaced.
             service.token = ""
-        return {pod: sample for pod, sample in zip(pods, found, strict=True) if sample is not None}
+        return {pod: sample for pod, sample in zip(pods, samples, strict=True) if sample is not None}
 
     async def _read_pod(self, session: aiohttp.ClientSession, endpoint: Endpoint, token: str) -> MetricsSample | None:
         async with self._slots:

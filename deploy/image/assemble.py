@@ -100,15 +100,15 @@ def find_libraries(environment: Path, root: Path) -> set[Path]:
     library = _place(_standard_library(), root)
     programs = [Path(sys.executable).resolve(), *library.rglob("*.so"), *environment.rglob("*.so*")]
     tool = shutil.which("ldd") or "/usr/bin/ldd"
-    found: set[Path] = set()
+    linked: set[Path] = set()
     for program in programs:
         listed = subprocess.run([tool, program], capture_output=True, text=True, check=False).stdout
         if missing := re.findall(r"(\S+) => not found", listed):
             sys.exit(f"assemble.py: {program} needs {', '.join(missing)}, which the base image lacks: choose another")
-        found |= {Path(each) for each in re.findall(r"(/\S+) \(0x", listed)}
-    libraries = {each for each in found if not each.is_relative_to(root)}
+        linked |= {Path(path) for path in re.findall(r"(/\S+) \(0x", listed)}
+    libraries = {path for path in linked if not path.is_relative_to(root)}
     # The C library opens this one when a thread ends; nothing links to it for that.
-    libraries |= {each.with_name("libgcc_s.so.1") for each in libraries if each.name == "libc.so.6"}
+    libraries |= {path.with_name("libgcc_s.so.1") for path in libraries if path.name == "libc.so.6"}
     return libraries
 
 

@@ -20,9 +20,9 @@ class NoBuilderError(Exception):
 
 def find_builder() -> str:
     """Return the path of the first builder that works. Raises NoBuilderError."""
-    found = [path for name in BUILDERS if (path := shutil.which(name))]
+    builders = [path for name in BUILDERS if (path := shutil.which(name))]
     complaints = []
-    for path in found:
+    for path in builders:
         try:
             probe = subprocess.run([path, "info"], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
@@ -32,7 +32,7 @@ def find_builder() -> str:
             return path
         said = probe.stderr.strip().splitlines() or ["no reason given"]
         complaints.append(f"{path} info: exit code {probe.returncode}: {said[-1]}")
-    if not found:
+    if not builders:
         raise NoBuilderError(f"none of {', '.join(BUILDERS)} is on PATH: {INSTALL}")
     raise NoBuilderError("\n".join([*complaints, f"no builder here can build: start its daemon, or {INSTALL}"]))
 

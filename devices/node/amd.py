@@ -68,14 +68,14 @@ def _read_nodes(folder: Path) -> Iterator[TopologyNode]:
         if not target:
             continue  # a processor
         links = (
-            parse_properties(read_limited(each / "properties"), " ")
-            for each in list_folder(node / "io_links", r"[0-9]+")
+            parse_properties(read_limited(path / "properties"), " ")
+            for path in list_folder(node / "io_links", r"[0-9]+")
         )
         yield TopologyNode(
             number=int(node.name),
             address=format_address(_number(facts, "domain"), _number(facts, "location_id")),
             target=target,
-            linked=tuple(_number(each, "node_to") for each in links if _number(each, "type") == _XGMI),
+            linked=tuple(_number(link, "node_to") for link in links if _number(link, "type") == _XGMI),
         )
 
 
@@ -114,14 +114,14 @@ def list_amd_devices(cards: Sequence[DrmCard], topology: Sequence[TopologyNode])
     nodes = {node.address: node for node in reversed(topology)}
     addresses = {node.number: node.address for node in topology}
     ids = {card.address: clean_text(card.read("unique_id")) or card.address for card in cards}
-    found = []
+    devices = []
     for card in cards:
         node = nodes.get(card.address)
-        linked = [ids[addresses[each]] for each in node.linked if addresses.get(each) in ids] if node else []
+        linked = [ids[addresses[number]] for number in node.linked if addresses.get(number) in ids] if node else []
         device = _read_device(card, ids[card.address], node.target if node else "", linked)
         if (device.memory_bytes or 0) >= _LEAST_BYTES:
-            found.append(device)
-    return tuple(found)
+            devices.append(device)
+    return tuple(devices)
 
 
 def parse_rocm_smi(text: str) -> VendorReading:
@@ -168,17 +168,17 @@ def _parse_card(card: Mapping[str, Any]) -> NodeDevice | None:
     if not device_id or (total_bytes or 0) < _LEAST_BYTES:
         return None
     # Versions differ in which of these is the name and which a number.
-    names = [clean_text(facts.get(each, "")) for each in ("card series", "device name", "card model", "device id")]
+    names = [clean_text(facts.get(key, "")) for key in ("card series", "device name", "card model", "device id")]
     product = find_product("amd", facts.get("device id", "").strip()) or find_product("amd", names[0])
-    heat = (facts.get(f"temperature (sensor {each}) (c)", "") for each in ("edge", "junction"))
+    heat = (facts.get(f"temperature (sensor {sensor}) (c)", "") for sensor in ("edge", "junction"))
     return NodeDevice(
         id=device_id,
-        product=next((each for each in names if each and not each.startswith("0x")), product.name if product else ""),
+        product=next((name for name in names if name and not name.startswith("0x")), product.name if product else ""),
         architecture=clean_text(facts.get("gfx version", "")) or (product.capability if product else ""),
         memory_bytes=total_bytes,
         free_bytes=subtract_used(total_bytes, parse_rest_bytes(facts.get("vram total used memory (b)", ""))),
         utilization_percent=parse_percent(facts.get("gpu use (%)", "")),
-        temperature_celsius=next((found for each in heat if (found := parse_celsius(each)) is not None), None),
+        temperature_celsius=next((celsius for text in heat if (celsius := parse_celsius(text)) is not None), None),
     )
 
 

@@ -25,8 +25,8 @@ def clean_text(text: str) -> str:
 
 def parse_number(text: str) -> int | None:
     """Return the whole number in `text`, which may have a unit; None if there is none."""
-    found = _NUMBER.fullmatch(text[:64])
-    return int(found[1]) if found else None
+    match = _NUMBER.fullmatch(text[:64])
+    return int(match[1]) if match else None
 
 
 def parse_size_bytes(text: str, unit_bytes: int = 1) -> int | None:

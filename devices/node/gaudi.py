@@ -62,15 +62,15 @@ def parse_hl_smi(text: str) -> VendorReading:
     devices = tuple(device for row in rows if (device := _parse_card(row)))
     if not devices:
         return VendorReading("intel-gaudi", "hl-smi", problems=(f"hl-smi {quote_output(text)}, which states no card",))
-    driver = next((found for row in rows if (found := clean_text(row.get("driver_version", "")))), "")
+    driver = next((version for row in rows if (version := clean_text(row.get("driver_version", "")))), "")
     return VendorReading("intel-gaudi", "hl-smi", devices, driver)
 
 
 def name_gaudi_architecture(name: str) -> str:
     """Return the architecture of a card, such as gaudi2 for HL-225 or for GAUDI2; empty if it is not known."""
-    found = _NAME.match(name)
-    if found:
-        return _ARCHITECTURES[found[1]]
+    match = _NAME.match(name)
+    if match:
+        return _ARCHITECTURES[match[1]]
     product = find_product("intel-gaudi", re.sub(r"[^A-Za-z0-9]", "", name))
     return product.family if product else ""
 
@@ -99,7 +99,7 @@ def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
 
 
 def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
-    found = []
+    devices = []
     for folder in list_folder(sys / "class/accel", r"accel[0-9]+"):
         device = folder / "device"
         facts = parse_properties(read_limited(device / "uevent"))
@@ -109,7 +109,7 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
         kind = clean_text(read_limited(device / "device_type"))
         architecture = name_gaudi_architecture(kind)
         product = find_product("intel-gaudi", architecture)
-        found.append(
+        devices.append(
             NodeDevice(
                 id=address,
                 product=_name_product(architecture) or kind or "Gaudi",
@@ -118,5 +118,5 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
                 temperature_celsius=read_temperature_celsius(device),
             )
         )
-    driver = read_driver_version(sys, proc, "habanalabs") if found else ""
-    return VendorReading("intel-gaudi", "sysfs", tuple(found), driver) if found else None
+    driver = read_driver_version(sys, proc, "habanalabs") if devices else ""
+    return VendorReading("intel-gaudi", "sysfs", tuple(devices), driver) if devices else None

@@ -68,5 +68,5 @@ def _read_memory_bytes(card: DrmCard) -> int | None:
         parse_size_bytes(read_limited(tile / "physical_vram_size_bytes"))
         for tile in list_folder(card.folder / "device", r"tile[0-9]+")
     ]
-    known = [each for each in tiles if each is not None]
-    return parse_size_bytes(str(sum(known))) if len(known) == len(tiles) else None
+    stated = [size for size in tiles if size is not None]
+    return parse_size_bytes(str(sum(stated))) if len(stated) == len(tiles) else None

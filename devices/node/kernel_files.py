@@ -37,7 +37,7 @@ def read_limited(path: Path) -> str:
 def list_folder(path: Path, pattern: str) -> Iterator[Path]:
     """Yield the entries of a folder whose whole name matches, in the order of the numbers in their names."""
     try:
-        names = [each.name for each, _ in zip(path.iterdir(), range(_MOST_ENTRIES), strict=False)]
+        names = [entry.name for entry, _ in zip(path.iterdir(), range(_MOST_ENTRIES), strict=False)]
     except OSError:
         return
     for name in sorted(names, key=_split_numbers):
@@ -47,18 +47,18 @@ def list_folder(path: Path, pattern: str) -> Iterator[Path]:
 
 def list_pci_devices(sys: Path) -> tuple[PciDevice, ...]:
     """Return the display controllers and accelerators on the PCI bus; no privilege is needed for it."""
-    found = []
+    devices = []
     for folder in list_folder(sys / "bus/pci/devices", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"):
         alias = _MODALIAS.match(read_limited(folder / "modalias"))
         if alias and alias[3] in {_DISPLAY, _ACCELERATOR}:
-            found.append(PciDevice(folder.name, alias[1].lower(), alias[2].lower()))
-    return tuple(found)
+            devices.append(PciDevice(folder.name, alias[1].lower(), alias[2].lower()))
+    return tuple(devices)
 
 
 def parse_properties(text: str, separator: str = "=") -> dict[str, str]:
     """Read lines of a name, a separator and a value, as files named `uevent` or `properties` have them."""
     pairs = (line.partition(separator) for line in text.splitlines())
-    return {key.strip(): value.strip() for key, found, value in pairs if found}
+    return {key.strip(): value.strip() for key, pair, value in pairs if pair}
 
 
 def _split_numbers(name: str) -> list[tuple[int, str]]:
@@ -84,14 +84,14 @@ class DrmCard(NamedTuple):
 
 def list_cards(sys: Path, vendor_id: str) -> tuple[DrmCard, ...]:
     """Return the cards of one vendor, given by the four digits of its PCI id."""
-    found = []
+    cards = []
     for folder in list_folder(sys / "class/drm", r"card[0-9]+"):
         facts = parse_properties(read_limited(folder / "device/uevent"))
         vendor, _, device = facts.get("PCI_ID", "").lower().partition(":")
         address = clean_text(facts.get("PCI_SLOT_NAME", ""))
         if vendor == vendor_id and device and address:
-            found.append(DrmCard(folder, address, vendor, clean_text(device), clean_text(facts.get("DRIVER", ""))))
-    return tuple(found)
+            cards.append(DrmCard(folder, address, vendor, clean_text(device), clean_text(facts.get("DRIVER", ""))))
+    return tuple(cards)
 
 
 def read_temperature_celsius(device: Path) -> int | None:

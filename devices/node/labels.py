@@ -29,7 +29,7 @@ _INTEL_COUNT: Final = re.compile(r"gpu\.intel\.com/device-id\.[0-9a-f]{4}-([0-9a
 def read_labels(labels: Labels) -> VendorReading | None:
     """Return the devices that labels of a Node state; None if no labeller states any."""
     readers: tuple[Callable[[Labels], VendorReading | None], ...] = (_read_nvidia, _read_amd, _read_gaudi, _read_intel)
-    return next((found for read in readers if (found := read(labels))), None)
+    return next((reading for read in readers if (reading := read(labels))), None)
 
 
 def _read_nvidia(labels: Labels) -> VendorReading | None:
@@ -47,7 +47,7 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
         partition=mig[1] if mig else "",
         memory_bytes=memory_bytes or (product.memory_mib * MIB if product and product.memory_mib else None),
     )
-    parts = [labels.get(f"nvidia.com/cuda.driver.{each}", "") for each in ("major", "minor", "rev")]
+    parts = [labels.get(f"nvidia.com/cuda.driver.{key}", "") for key in ("major", "minor", "rev")]
     driver = labels.get("nvidia.com/cuda.driver-version.full", "") or ".".join(part for part in parts if part)
     return _build("nvidia", device, parse_number(labels.get("nvidia.com/gpu.count", "")), driver)
 
@@ -66,7 +66,7 @@ def _read_amd(labels: Labels) -> VendorReading | None:
     )
     # Beside each label, its value is a part of another one, which states how many devices have it.
     counts = [parse_number(value) for key, value in labels.items() if _AMD_COUNT.fullmatch(key)]
-    count = max((each for each in counts if each), default=None)
+    count = max((amount for amount in counts if amount), default=None)
     return _build("amd", device, count, labels.get("amd.com/gpu.driver-version", ""))
 
 
@@ -78,10 +78,10 @@ def _read_gaudi(labels: Labels) -> VendorReading | None:
 
 def _read_intel(labels: Labels) -> VendorReading | None:
     for key, value in labels.items():
-        found = _INTEL_COUNT.fullmatch(key)
+        match = _INTEL_COUNT.fullmatch(key)
         # The plugins label integrated GPUs as well, which are no devices of a node.
-        if found and found[1] in INTEL_CARDS:
-            return _build("intel", NodeDevice(id="", product=INTEL_CARDS[found[1]]), parse_number(value), "")
+        if match and match[1] in INTEL_CARDS:
+            return _build("intel", NodeDevice(id="", product=INTEL_CARDS[match[1]]), parse_number(value), "")
     return None
 
 

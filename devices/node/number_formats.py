@@ -33,10 +33,10 @@ def _of_nvidia(architecture: str) -> NumberFormats:
 
     Source: the tables of CUDA's programming guide and of PTX (`mma` with `.s4`, `.e4m3`).
     """
-    found = re.fullmatch(r"sm_([0-9]{2,3})", architecture)
-    if not found:
+    match = re.fullmatch(r"sm_([0-9]{2,3})", architecture)
+    if not match:
         return NumberFormats()
-    capability = int(found[1])
+    capability = int(match[1])
     return NumberFormats(int4=_TURING <= capability < _HOPPER, fp8=capability >= _ADA)
 
 

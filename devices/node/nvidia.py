@@ -71,8 +71,8 @@ class PartitionMemory(NamedTuple):
 
 def find_refused_field(text: str) -> str | None:
     """Return the field that this version of nvidia-smi does not know; it refuses the whole query then."""
-    found = _REFUSED.search(text)
-    return found[1] if found else None
+    match = _REFUSED.search(text)
+    return match[1] if match else None
 
 
 def parse_gpus(text: str, fields: Sequence[str]) -> Iterator[NvidiaGpu]:
@@ -84,20 +84,20 @@ def parse_gpus(text: str, fields: Sequence[str]) -> Iterator[NvidiaGpu]:
 
 def parse_partitions(text: str) -> dict[str, list[Partition]]:
     """Read the partitions in the output of `nvidia-smi -L`, by the UUID of their GPU."""
-    found: dict[str, list[Partition]] = {}
+    partitions: dict[str, list[Partition]] = {}
     gpu = ""
     for line in text.splitlines():
         if listed := _LISTED_GPU.match(line):
             gpu = clean_text(listed[1])
         elif gpu and (listed := _LISTED_PARTITION.match(line)):
             partition = Partition(int(listed[2]), clean_text(listed[1]), clean_text(listed[3]))
-            found.setdefault(gpu, []).append(partition)
-    return found
+            partitions.setdefault(gpu, []).append(partition)
+    return partitions
 
 
 def parse_partition_memory(text: str) -> dict[tuple[str, int], PartitionMemory]:
     """Read the memory of partitions in the output of `nvidia-smi -q`, by bus id of the GPU and index in it."""
-    found: dict[tuple[str, int], PartitionMemory] = {}
+    memories: dict[tuple[str, int], PartitionMemory] = {}
     for section in re.split(r"^(?=GPU \S)", text, flags=re.MULTILINE):
         bus_id = re.match(r"GPU (\S{1,32})", section)
         # The header of each partition and of what follows the last one is indented by four.
@@ -106,8 +106,8 @@ def parse_partition_memory(text: str) -> dict[tuple[str, int], PartitionMemory]:
             memory = re.search(r"^ +Shared FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
             memory = memory or re.search(r"^ +FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
             if bus_id and index and memory:
-                found[bus_id[1], int(index[1])] = _parse_memory(memory[1])
-    return found
+                memories[bus_id[1], int(index[1])] = _parse_memory(memory[1])
+    return memories
 
 
 def parse_links(text: str) -> dict[int, list[int]]:
@@ -139,17 +139,17 @@ def list_devices(
     devices: list[NodeDevice] = []
     for gpu in gpus:
         if gpu.is_partitioned:
-            devices += (_build_partition(gpu, each, memory) for each in partitions.get(gpu.device.id, ()))
+            devices += (_build_partition(gpu, partition, memory) for partition in partitions.get(gpu.device.id, ()))
             continue
-        reached = [ids[each] for each in links.get(gpu.number, ()) if each in ids and each != gpu.number]
+        reached = [ids[link] for link in links.get(gpu.number, ()) if link in ids and link != gpu.number]
         devices.append(replace(gpu.device, links=reached[:_MOST_LINKS]))
     return tuple(devices)
 
 
 def format_architecture(capability: str) -> str:
     """Return a compute capability as the name of an architecture: 9.0 is sm_90."""
-    found = re.fullmatch(r"\s*([0-9]{1,2})\.([0-9])\s*", capability, re.ASCII)
-    return f"sm_{int(found[1])}{found[2]}" if found else ""
+    match = re.fullmatch(r"\s*([0-9]{1,2})\.([0-9])\s*", capability, re.ASCII)
+    return f"sm_{int(match[1])}{match[2]}" if match else ""
 
 
 def _build_partition(
@@ -199,8 +199,8 @@ def _parse_memory(block: str) -> PartitionMemory:
 
 
 def _parse_gpu_name(text: str) -> int | None:
-    found = re.fullmatch(r"GPU([0-9]{1,3})", text.strip())
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"GPU([0-9]{1,3})", text.strip())
+    return int(match[1]) if match else None
 
 
 _refused_fields: Final[set[str]] = set()
@@ -236,7 +236,7 @@ def read_nvidia() -> VendorReading | None:
 def _query_gpus(program: str) -> tuple[list[NvidiaGpu], str]:
     """Return the GPUs, and what is wrong if something is."""
     for _ in FIELDS:
-        fields = [each for each in FIELDS if each not in _refused_fields]
+        fields = [field for field in FIELDS if field not in _refused_fields]
         answer = run_tool(program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         refused = find_refused_field(answer.text)
         if refused not in fields:

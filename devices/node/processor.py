@@ -78,10 +78,10 @@ def read_memory(proc: Path) -> MachineMemory:
 def read_file_system(folder: Path) -> FileSystem:
     """Return the file system in which `folder` is; both values are None if it cannot be read."""
     try:
-        found = os.statvfs(folder)
+        stats = os.statvfs(folder)
     except OSError:
         return FileSystem()
     # A file system on the network may state more than any disk has.
     return FileSystem(
-        check_bytes(found.f_blocks * found.f_frsize) or None, check_bytes(found.f_bavail * found.f_frsize)
+        check_bytes(stats.f_blocks * stats.f_frsize) or None, check_bytes(stats.f_bavail * stats.f_frsize)
     )

@@ -38,7 +38,7 @@ class ToolAnswer(NamedTuple):
 
 def find_tool(*paths: str) -> str | None:
     """Return the first of these programs, by name or by full path, that is installed."""
-    return next((found for path in paths if (found := find_program(path))), None)
+    return next((program for path in paths if (program := find_program(path))), None)
 
 
 def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> ToolAnswer:

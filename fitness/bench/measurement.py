@@ -111,7 +111,7 @@ async def measure_endpoint(
     started = clock()
     while _is_due(plan, len(timings), clock() - started) and (not timings or clock() < ends_at):
         timings.append(await engine.run())
-    rates = {1: statistics.median(each.tokens_per_second for each in timings)}
+    rates = {1: statistics.median(timing.tokens_per_second for timing in timings)}
     for streams in list_stream_counts(plan.parallel)[1:]:
         if clock() >= ends_at:
             break
@@ -157,10 +157,10 @@ class _MeasuredEngine:
 
     async def run_together(self, streams: int) -> list[CompletionTiming]:
         """Make as many runs at once. Raises BenchError: the first that failed."""
-        found = await asyncio.gather(*(self.run() for _ in range(streams)), return_exceptions=True)
-        if failed := next((each for each in found if isinstance(each, BaseException)), None):
+        outcomes = await asyncio.gather(*(self.run() for _ in range(streams)), return_exceptions=True)
+        if failed := next((exception for exception in outcomes if isinstance(exception, BaseException)), None):
             raise failed
-        return [each for each in found if isinstance(each, CompletionTiming)]
+        return [timing for timing in outcomes if isinstance(timing, CompletionTiming)]
 
 
 def _is_due(plan: BenchPlan, runs: int, seconds: float) -> bool:
@@ -176,8 +176,8 @@ def list_stream_counts(parallel: int) -> list[int]:
 
 def compute_common_rate(timings: Sequence[CompletionTiming]) -> float:
     """Return the tokens a second of several streams together, from the first token of any to the last of all."""
-    spent = max(each.last for each in timings) - min(each.first for each in timings)
-    return sum(each.tokens for each in timings) / spent
+    spent = max(timing.last for timing in timings) - min(timing.first for timing in timings)
+    return sum(timing.tokens for timing in timings) / spent
 
 
 class PromptSource:
@@ -195,13 +195,13 @@ class PromptSource:
 def summarize(result: BenchResult, plan: BenchPlan) -> MeasuredPerformance:
     """Return the record of a measurement, without what the engine cannot say: runtime, image, node and time."""
     timings = result.timings
-    prompt_rates = [rate for each in timings if (rate := each.prompt_tokens_per_second) is not None]
+    prompt_rates = [rate for timing in timings if (rate := timing.prompt_tokens_per_second) is not None]
     return MeasuredPerformance(
-        tokens_per_second=_round(statistics.median(each.tokens_per_second for each in timings)),
-        runs=[_round(each.tokens_per_second) for each in timings],
+        tokens_per_second=_round(statistics.median(timing.tokens_per_second for timing in timings)),
+        runs=[_round(timing.tokens_per_second) for timing in timings],
         prompt_tokens_per_second=_round(statistics.median(prompt_rates)) if prompt_rates else None,
-        time_to_first_token_ms=_round(1000 * statistics.median(each.first_seconds for each in timings)),
-        inter_token_latency_ms=_round(1000 * statistics.median(each.seconds_each for each in timings)),
+        time_to_first_token_ms=_round(1000 * statistics.median(timing.first_seconds for timing in timings)),
+        inter_token_latency_ms=_round(1000 * statistics.median(timing.seconds_each for timing in timings)),
         concurrency={str(streams): _round(rate) for streams, rate in result.concurrency.items()},
         micro_batch_tokens=plan.tokens,
         warmup=plan.warmup,

@@ -255,8 +255,8 @@ async def _quote(body: aiohttp.StreamReader) -> str:
 
 def _cut_before(message: str, hidden: Iterable[str]) -> str:
     """Return a message up to where it repeats the beginning of a text that no message may have."""
-    places = [message.find(each[:_RECOGNISED_CHARACTERS]) for each in hidden if each]
-    cut = min((each for each in places if each >= 0), default=None)
+    places = [message.find(text[:_RECOGNISED_CHARACTERS]) for text in hidden if text]
+    cut = min((place for place in places if place >= 0), default=None)
     return message if cut is None else f"{message[:cut]}..."
 
 

@@ -82,9 +82,9 @@ class ConnectionTable:
         return False
 
     def _has_room(self, peer: str, with_room: int) -> bool:
-        known = self._peers.get(peer)
-        if known is not None and known.accepted >= self.caps.per_peer:
-            return self._close_longest_waiting(known)
+        waiting = self._peers.get(peer)
+        if waiting is not None and waiting.accepted >= self.caps.per_peer:
+            return self._close_longest_waiting(waiting)
         if self.accepted < with_room:
             return self.accepted < self.caps.total or self._close_longest_waiting(self._all)
         return self._close_longest_waiting(self._all) or self.accepted < self.caps.total

@@ -42,7 +42,7 @@ class Headers:
             return []
         if len(self._first) == len(self._names):  # none is repeated
             return [self._first[name]]
-        return [value for each, (_, value) in zip(self._names, self.fields, strict=True) if each == name]
+        return [value for field_name, (_, value) in zip(self._names, self.fields, strict=True) if field_name == name]
 
     def get(self, name: str, default: str = "") -> str:
         """Return the first value of the field `name` as text; bytes that are no UTF-8 become lone surrogates."""
@@ -57,9 +57,9 @@ class Headers:
 
     def encode_forwarded(self, withheld: frozenset[bytes]) -> bytes:
         """Return the lines of all fields except `withheld`, in lower case, and those that Connection names."""
-        known = self._forwarded
-        if known and known[0] is withheld:
-            return known[1]
+        cached = self._forwarded
+        if cached and cached[0] is withheld:
+            return cached[1]
         hop = withheld | self.connection_options() if b"connection" in self._first else withheld
         lines = [b"%b: %b\r\n" % field for name, field in zip(self._names, self.fields, strict=True) if name not in hop]
         forwarded = b"".join(lines)

@@ -343,12 +343,12 @@ class ServerConnection(asyncio.Protocol):
         parser = None
         content_length: int | None
         try:
-            known = read_known_head(buffer[:end])
-            if known is None:
+            cached = read_known_head(buffer[:end])
+            if cached is None:
                 parser = RequestParser()
                 head, content_length = parser.parse_head(buffer[:end])
             else:
-                head, content_length = known
+                head, content_length = cached
         except InvalidRequestError as error:
             self._refuse(400, str(error))
             return False

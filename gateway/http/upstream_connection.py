@@ -213,8 +213,8 @@ class UpstreamConnection(asyncio.Protocol):
         if len(fields) > HEADER_COUNT or (self._head_bytes > HEAD_BYTES and _size_bytes(fields) > HEAD_BYTES):
             self._fail("the head of its response is too long")
             return
-        known = self._head_bytes <= _LONGEST_KNOWN_BYTES
-        headers = _known_headers(tuple(fields)) if known else Headers(fields)
+        is_short = self._head_bytes <= _LONGEST_KNOWN_BYTES
+        headers = _known_headers(tuple(fields)) if is_short else Headers(fields)
         self._until_close = (
             not self._has_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
         )

@@ -138,14 +138,14 @@ class AnswerServer:
             self._respond(exchange, self._fail(403, "ask 127.0.0.1 or localhost by that name, and from no web page"))
         elif (refusal := self._check(question)) is not None:
             self._respond(exchange, refusal)
-        elif (found := self._find_route(head.path)) is None:
+        elif (routed := self._find_route(head.path)) is None:
             self._respond(exchange, self._fail(404, "not found"))
-        elif ("GET" if head.method == "HEAD" else head.method) != found[0].method:
-            allowed = b"GET, HEAD" if found[0].method == "GET" else found[0].method.encode()
-            refusal = self._fail(405, f"use {found[0].method}")
+        elif ("GET" if head.method == "HEAD" else head.method) != routed[0].method:
+            allowed = b"GET, HEAD" if routed[0].method == "GET" else routed[0].method.encode()
+            refusal = self._fail(405, f"use {routed[0].method}")
             self._respond(exchange, refusal._replace(fields=(*refusal.fields, (b"Allow", allowed))))
         else:
-            return self._begin_route(question._replace(name=found[1]), found[0])
+            return self._begin_route(question._replace(name=routed[1]), routed[0])
         return None
 
     def _find_route(self, path: str) -> tuple[Route, str] | None:

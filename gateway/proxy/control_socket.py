@@ -138,7 +138,7 @@ def send_inheritance(
     connection.settimeout(_HAND_OVER_SECONDS)
     message = msgspec.json.encode(_Message(config, tuple(name for name, _ in sockets)))
     connection.sendall(len(message).to_bytes(_LENGTH_BYTES, "big") + message)
-    descriptors = [lock, *(each.fileno() for _, each in sockets)]
+    descriptors = [lock, *(sock.fileno() for _, sock in sockets)]
     for start in range(0, len(descriptors), _DESCRIPTORS_AT_ONCE):
         socket.send_fds(connection, [b"f"], descriptors[start : start + _DESCRIPTORS_AT_ONCE])
     return connection.recv(1) == ACCEPTED

@@ -71,7 +71,7 @@ class EngineScraper:
         self._pool = pool
         self._url = source.url
         self._request = _REQUEST % (source.path.encode(), source.url.removeprefix("http://").encode())
-        self._prefixes = tuple(each.encode() for each in source.prefixes)
+        self._prefixes = tuple(prefix.encode() for prefix in source.prefixes)
         self._clock = clock
         self._reading: asyncio.Task[EngineSeries] | None = None
         self._read_at = 0.0
@@ -187,7 +187,7 @@ def _find_problem(status: int, headers: Headers) -> str:
     if any(coding.strip().lower() not in {b"identity", b"chunked"} for coding in codings):
         return "its answer is compressed"
     kind, *parameters = (part.strip().lower() for part in (headers.value(b"content-type") or b"").split(b";"))
-    versions = {each for each in parameters if each.startswith(b"version")}
+    versions = {parameter for parameter in parameters if parameter.startswith(b"version")}
     if kind != b"text/plain" or not versions <= _VERSIONS:
         return "its answer is not text/plain of version 0.0.4"
     return ""

@@ -31,9 +31,9 @@ class HealthMonitor:
 
     def configure(self, backends: Collection[Backend]) -> None:
         """Forget the past of each backend that is new, gone, changed, or takes requests again after it was drained."""
-        known, self._backends = self._backends, {backend.uid: backend for backend in backends}
-        for uid in {*known, *self._backends}:
-            before, after = known.get(uid), self._backends.get(uid)
+        previous, self._backends = self._backends, {backend.uid: backend for backend in backends}
+        for uid in {*previous, *self._backends}:
+            before, after = previous.get(uid), self._backends.get(uid)
             if before != after and not (before and after and _is_only_drained(before, after)):
                 self.clear(uid)
         self._pasts = {uid: self._pasts.get(uid) or BackendPast(uid) for uid in self._backends}

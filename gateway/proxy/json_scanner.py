@@ -254,8 +254,8 @@ def check_encoding(text: bytes | bytearray) -> Pauses:
 
 
 def _end(pattern: re.Pattern[bytes], text: bytes | bytearray, start: int, stop: int) -> int:
-    found = pattern.match(text, start, stop)
-    return found.end() if found else start
+    match = pattern.match(text, start, stop)
+    return match.end() if match else start
 
 
 def _wrong_bracket(at: int) -> InvalidJsonError:

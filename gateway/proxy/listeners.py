@@ -141,7 +141,7 @@ class Listeners:
 
     def sockets(self) -> list[tuple[str, socket.socket]]:
         """Return the listening sockets with the names of their listeners."""
-        return [(name, each) for name, listener in self._bound.items() for each in listener.http.sockets]
+        return [(name, sock) for name, listener in self._bound.items() for sock in listener.http.sockets]
 
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[ProxyConfig]:
@@ -197,19 +197,19 @@ class Listeners:
     def _configure_services(self, config: ProxyConfig) -> None:
         """Add, update and remove services as `config` says."""
         self._config = config
-        names = {each.name for each in config.services}
+        names = {service.name for service in config.services}
         for name in [name for name in self._services if name not in names]:
             self._services.pop(name).remove()
-        for each in config.services:
-            if each.name in self._services:
-                self._services[each.name].update(each)
+        for service in config.services:
+            if service.name in self._services:
+                self._services[service.name].update(service)
             else:
-                self._services[each.name] = Service(each, self.in_flight, self.metrics)
+                self._services[service.name] = Service(service, self.in_flight, self.metrics)
         self._model_router.configure(config.router.token if config.router else None, self._services)
         self._services_by_backend = {
-            backend.uid: self._services[each.name] for each in config.services for backend in each.backends
+            backend.uid: self._services[service.name] for service in config.services for backend in service.backends
         }
-        backends = [backend for each in config.services for backend in each.backends]
+        backends = [backend for service in config.services for backend in service.backends]
         self.in_flight.forget_others({backend.uid for backend in backends})
         self.health.configure(backends)
 
@@ -292,7 +292,7 @@ class Listeners:
 
 def _listen_addresses(config: ProxyConfig) -> dict[str, ListenAddress]:
     """Return the address of each listener by its name."""
-    addresses = {each.name: ListenAddress(each.address, each.port, config.tls) for each in config.services}
+    addresses = {service.name: ListenAddress(service.address, service.port, config.tls) for service in config.services}
     if config.router:
         addresses[_ROUTER_NAME] = ListenAddress(config.router.address, config.router.port, config.tls)
     return addresses

@@ -98,5 +98,5 @@ class MediaReader:
             raise errors.remote_media(medium)
 
 
-def _unescape(found: re.Match[bytes]) -> bytes:
-    return bytes((int(found[1], 16),)) if found[1] else found[2]
+def _unescape(match: re.Match[bytes]) -> bytes:
+    return bytes((int(match[1], 16),)) if match[1] else match[2]

@@ -148,8 +148,8 @@ class SchemaReader:
         product within it.
         """
         products, ended, product = [1], 0, 1
-        for number, found in enumerate(_REPETITION.finditer(text)):
-            sign = found[0]
+        for number, match in enumerate(_REPETITION.finditer(text)):
+            sign = match[0]
             if number > MOST_OBJECTS:
                 raise errors.invalid_schema(field, f"it has more than {MOST_OBJECTS} brackets and repetitions")
             if sign[0] in "*+?":
@@ -161,12 +161,12 @@ class SchemaReader:
                 products = products or [1]
             elif sign[0] == "{":
                 repetitions = self._read_repetition(field, sign[1:-1])
-                follows = not text[ended : found.start()].strip()
+                follows = not text[ended : match.start()].strip()
                 product = repetitions * (product if follows else 1)
-                self._count(field, repetitions, _WORK_OF_A_REPETITION + _measure_symbol(text, found.start()))
+                self._count(field, repetitions, _WORK_OF_A_REPETITION + _measure_symbol(text, match.start()))
             if sign[0] in "){":
                 products[-1] = max(products[-1], product)
-                ended = found.end()
+                ended = match.end()
             if product > _LARGEST_PRODUCT:
                 raise errors.invalid_schema(field, f"repetitions of it multiply to more than {_LARGEST_PRODUCT}")
 
@@ -216,10 +216,10 @@ def _check_choices(field: str, schema: dict[str, Any], root: Any, finished: set[
 
 def _read_count(part: str) -> int | None:
     """Return a count of a repetition, by its leading digits as the engines read it; None: there is none."""
-    found = _COUNT.match(part)
-    if found is None or not found[1]:
+    match = _COUNT.match(part)
+    if match is None or not match[1]:
         return None
-    return int(found[1].lstrip("0")[:_LONGEST_COUNT] or "0")
+    return int(match[1].lstrip("0")[:_LONGEST_COUNT] or "0")
 
 
 def _measure_symbol(text: str, end: int) -> int:
@@ -257,11 +257,11 @@ def _resolve(root: Any, reference: Any) -> Any:
     """Return the part of a schema to which a reference points; None if there is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    found = root
+    target = root
     for part in reference.split("/")[1:]:
-        if isinstance(found, list):
+        if isinstance(target, list):
             index = _read_count(part)
-            found = None if index is None or index >= len(found) else found[index]
+            target = None if index is None or index >= len(target) else target[index]
         else:
-            found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
-    return found
+            target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
+    return target

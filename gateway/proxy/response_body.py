@@ -193,13 +193,13 @@ class TokenStream:
         passed_on = self._last_bytes
         last = self._rewrite(self._take_held()) if self._held else b""
         self._count()
-        found = self._read_end(self._last_bytes)
-        self.end, self.untold_error = found.end, found.untold_error
-        if found.end is ResponseEnd.CUT_OFF:
+        end = self._read_end(self._last_bytes)
+        self.end, self.untold_error = end.end, end.untold_error
+        if end.end is ResponseEnd.CUT_OFF:
             self._last_bytes = passed_on  # half a line is no event
             return b""
-        if found.missing_mark:
-            return last + _separate_event(self._last_bytes) + found.missing_mark
+        if end.missing_mark:
+            return last + _separate_event(self._last_bytes) + end.missing_mark
         return last
 
     def break_off(self, error: RequestError) -> bytes:
@@ -242,8 +242,8 @@ class TokenStream:
         if lines.count(b'"model"') == lines.count(self._right_field):
             return lines
         name = msgspec.json.encode(self._model)
-        if found := _MODEL.search(lines):
-            self._engine_field, self._right_field = found[0], found[1] + name
+        if match := _MODEL.search(lines):
+            self._engine_field, self._right_field = match[0], match[1] + name
         return _rename_model(lines, name)
 
 
@@ -289,14 +289,14 @@ class LongJsonResponse:
 
 def _find_complete_end(piece: bytes) -> int:
     """Return the place behind which the field of a model begins and may go on in the next piece."""
-    for found in _MODEL_OR_BEGIN.finditer(piece, max(0, len(piece) - _LONGEST_FIELD_BYTES)):
-        if found[1]:
-            return found.start()
+    for match in _MODEL_OR_BEGIN.finditer(piece, max(0, len(piece) - _LONGEST_FIELD_BYTES)):
+        if match[1]:
+            return match.start()
     return len(piece)
 
 
 def _rename_model(data: bytes, name: bytes) -> bytes:
-    return _MODEL.sub(lambda found: found[1] + name, data)
+    return _MODEL.sub(lambda match: match[1] + name, data)
 
 
 class _WholeResponse:

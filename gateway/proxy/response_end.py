@@ -97,8 +97,8 @@ _error_event = msgspec.json.Decoder(_ErrorEvent)
 def judge_error(error: bytes) -> ResponseEnd:
     """Return who is to blame for an engine's error: an object with a code or a type, or only a text."""
     try:
-        found = _error.decode(error)
-        code, kind = (msgspec.json.decode(value) if bytes(value) else None for value in (found.code, found.type))
+        decoded = _error.decode(error)
+        code, kind = (msgspec.json.decode(value) if bytes(value) else None for value in (decoded.code, decoded.type))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ResponseEnd.FAILED
     if isinstance(code, int) and code >= HTTPStatus.BAD_REQUEST:

@@ -122,8 +122,8 @@ class ResponsesStream(TokenStream):
             return StreamEnd(judge_error(self._error))
         if self._last_type:
             return StreamEnd(ResponseEnd.COMPLETE)
-        found = read_stream_end(end, "responses")
-        return StreamEnd(ResponseEnd.CUT_OFF) if found.end is ResponseEnd.COMPLETE else found
+        stream_end = read_stream_end(end, "responses")
+        return StreamEnd(ResponseEnd.CUT_OFF) if stream_end.end is ResponseEnd.COMPLETE else stream_end
 
     def _render_error(self, error: RequestError) -> bytes:
         """Return an event at which libraries raise, then the one that ends a response that failed."""

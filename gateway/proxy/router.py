@@ -87,7 +87,7 @@ class ModelRouter:
         """Return the service of that name, with or without its namespace. Raises RequestError."""
         if model is None:
             raise errors.missing_model(list_served(self._by_model))
-        found = self._by_model.get(model) or self._by_name.get(model)
-        if found is None:
+        service = self._by_model.get(model) or self._by_name.get(model)
+        if service is None:
             raise errors.model_not_found(model, list_served(self._by_model))
-        return found
+        return service

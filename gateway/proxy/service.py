@@ -107,7 +107,7 @@ class Service:
             requests=self._requests,
             errors=self._errors,
             tokens_in=self._prompt_tokens,
-            tokens_out=sum((each.tokens.generated or 0 for each in self._running), self._generated_tokens),
+            tokens_out=sum((request.tokens.generated or 0 for request in self._running), self._generated_tokens),
             request_seconds=self._request_seconds,
             in_flight=self.queue.in_flight,
             queued=self.queue.queued,

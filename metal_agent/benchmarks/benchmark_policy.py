@@ -64,7 +64,7 @@ def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) 
     """
     if uid not in idle:
         return None
-    least = min((ready_seconds, *(each for each in idle.values() if each is not None)))
+    least = min((ready_seconds, *(seconds for seconds in idle.values() if seconds is not None)))
     return max(0.0, IDLE_SECONDS - least)
 
 
@@ -75,7 +75,9 @@ def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | 
         ready_seconds: the time since each process that waits to be measured became Ready, by uid.
         idle: as for `find_wait`.
     """
-    waits = [(wait, uid) for uid, each in ready_seconds.items() if (wait := find_wait(uid, each, idle)) is not None]
+    waits = [
+        (wait, uid) for uid, seconds in ready_seconds.items() if (wait := find_wait(uid, seconds, idle)) is not None
+    ]
     if not waits:
         return None
     wait, uid = min(waits)

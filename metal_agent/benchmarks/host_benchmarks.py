@@ -134,7 +134,7 @@ class HostBenchmarks:
     async def _list_waiting(self) -> dict[str, str]:
         """Return the processes that are not measured yet, by uid, with the versions of their engines."""
         there = {uid: runner for uid, runner in self._runners.items() if benchmark_policy.may_be_measured(runner.state)}
-        self._pauses = {uid: each for uid, each in self._pauses.items() if uid in self._runners}
+        self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._runners}
         engines, waiting = dict[tuple[str, str], str](), dict[str, str]()
         for uid, runner in there.items():
             spec, record = runner.assignment.spec, runner.record
@@ -188,10 +188,10 @@ class HostBenchmarks:
 
     def _note_measured(self, serving: str) -> None:
         """Report the speed of all processes of one model with the same arguments."""
-        for each in list(self._runners.values()):
-            spec = each.assignment.spec
+        for runner in list(self._runners.values()):
+            spec = runner.assignment.spec
             if spec is not None and identify_serving(spec) == serving:
-                self._inputs.changed(each)
+                self._inputs.changed(runner)
 
     def _pause(self, uid: str) -> float:
         """Pause a process before its next try; return the seconds."""

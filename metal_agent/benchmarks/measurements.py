@@ -54,36 +54,36 @@ class Measurements:
 
     def find(self, spec: MetalProcessSpec) -> ProcessPerformance | None:
         """Return the speed of a process as its status shows it, or None if it was not measured."""
-        known = self._known.get(identify_serving(spec))
-        return describe_performance(known.performance) if known and known.performance else None
+        measurement = self._known.get(identify_serving(spec))
+        return describe_performance(measurement.performance) if measurement and measurement.performance else None
 
     def count_tries(self, spec: MetalProcessSpec, engine: str) -> int | None:
         """Return the tries so far to measure a process with this version of the engine; None: it is measured."""
-        known = self._known.get(identify_serving(spec), Measurement())
-        if known.engine != engine:
+        measurement = self._known.get(identify_serving(spec), Measurement())
+        if measurement.engine != engine:
             return 0
-        return None if known.is_current else known.tries
+        return None if measurement.is_current else measurement.tries
 
     def begin(self, spec: MetalProcessSpec, engine: str) -> None:
         """Count a try; blocks while the file is written."""
-        known = self._known.get(identify_serving(spec), Measurement())
-        tries = known.tries + 1 if known.engine == engine else 1
-        self._put(spec, Measurement(engine, tries, known.performance))
+        measurement = self._known.get(identify_serving(spec), Measurement())
+        tries = measurement.tries + 1 if measurement.engine == engine else 1
+        self._put(spec, Measurement(engine, tries, measurement.performance))
 
     def take_back(self, spec: MetalProcessSpec) -> None:
         """Count the last try no more: it has given way; blocks while the file is written."""
-        known = self._known.get(identify_serving(spec), Measurement())
-        self._put(spec, structs.replace(known, tries=max(0, known.tries - 1)))
+        measurement = self._known.get(identify_serving(spec), Measurement())
+        self._put(spec, structs.replace(measurement, tries=max(0, measurement.tries - 1)))
 
     def finish(self, spec: MetalProcessSpec, performance: MeasuredPerformance) -> None:
         """Keep a measurement; blocks while the file is written."""
-        known = self._known.get(identify_serving(spec), Measurement())
-        self._put(spec, structs.replace(known, performance=performance, is_current=True))
+        measurement = self._known.get(identify_serving(spec), Measurement())
+        self._put(spec, structs.replace(measurement, performance=performance, is_current=True))
 
     def _put(self, spec: MetalProcessSpec, measurement: Measurement) -> None:
         key = identify_serving(spec)
         # The key that was measured last is the last to be forgotten.
-        kept = {name: each for name, each in self._known.items() if name != key}
+        kept = {name: entry for name, entry in self._known.items() if name != key}
         while len(kept) >= _MOST_ENTRIES:
             kept.pop(next(iter(kept)))
         self._known = {**kept, key: measurement}

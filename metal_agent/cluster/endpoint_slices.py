@@ -174,8 +174,8 @@ class Endpoints:
         A deletion by others, such as a controller that declared this host lost, is not reported to the agent.
         Raises ApiError and Unreachable.
         """
-        found = await self.list_services()
-        missed = {service for service, left in self._applied.items() if (left is not None) != (service in found)}
+        services = await self.list_services()
+        missed = {service for service, left in self._applied.items() if (left is not None) != (service in services)}
         # What was removed, and is gone, is forgotten: services come and go as long as the agent runs.
         self._applied = {
             service: left for service, left in self._applied.items() if left is not None and service not in missed

@@ -46,9 +46,9 @@ def build_status(
     used first; `reachability_port` is the port at which the controller may ask whether the cluster reaches this host.
     """
     booted_at = facts.booted_at_seconds
-    assigned = [each for each in assignments if each.uid in ledger.reserved]
+    assigned = [assignment for assignment in assignments if assignment.uid in ledger.reserved]
     # Engines that `pomona up` left running are stopped if the cluster needs their memory.
-    unclaimed_bytes = sum(ledger.reserved[each.uid] for each in assigned if each.is_standalone)
+    unclaimed_bytes = sum(ledger.reserved[assignment.uid] for assignment in assigned if assignment.is_standalone)
     available_bytes = ledger.available_without(unclaimed_bytes)
     return MetalHostStatus(
         address=address,
@@ -56,7 +56,7 @@ def build_status(
         chip=facts.chip or "",
         machine=facts.machine or "",
         cpu_cores=facts.cpu_cores,
-        core_levels=[CoreLevel(name=each.name, cores=each.cores) for each in facts.core_levels],
+        core_levels=[CoreLevel(name=level.name, cores=level.cores) for level in facts.core_levels],
         gpu_cores=facts.gpu_cores,
         os=facts.os or "",
         architecture=facts.architecture or "",
@@ -79,9 +79,14 @@ def build_status(
         runtimes=list(runtimes),
         weights=sorted(weights[:MOST_WEIGHTS]),  # in an order that a use does not change
         processes=[
-            HostProcess(uid=each.uid, namespace=each.namespace, name=each.name, memory_bytes=ledger.reserved[each.uid])
-            for each in assigned
-            if not each.is_standalone
+            HostProcess(
+                uid=assignment.uid,
+                namespace=assignment.namespace,
+                name=assignment.name,
+                memory_bytes=ledger.reserved[assignment.uid],
+            )
+            for assignment in assigned
+            if not assignment.is_standalone
         ],
     )
 

@@ -91,4 +91,4 @@ def describe_processes(runners: "Iterable[Runner]") -> list[AgentProcessStatus]:
         for runner in runners
         for spec in (runner.assignment.spec,)
     ]
-    return sorted(described, key=lambda each: (each.namespace, each.service))
+    return sorted(described, key=lambda status: (status.namespace, status.service))

@@ -53,7 +53,7 @@ def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
     findings = [Finding("API server", "ok", f"{answer.server} answers")]
     if skew is None:
         return [*findings, Finding("clock", "unknown", "the API server's answer has no date")]
-    found = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the API server's"
+    detail = f"{abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the API server's"
     verdict: FindingVerdict = "ok"
     if abs(skew) >= SKEW_WARNING_SECONDS:
         verdict = "problem" if abs(skew) >= SKEW_PROBLEM_SECONDS else "warning"
@@ -62,13 +62,13 @@ def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
         if system == "darwin"
         else "sudo timedatectl set-ntp true"
     )
-    return [*findings, Finding("clock", verdict, found, fix if verdict != "ok" else "")]
+    return [*findings, Finding("clock", verdict, detail, fix if verdict != "ok" else "")]
 
 
 def _explain_error(answer: ApiServerAnswer, error: OSError, system: str) -> Finding:
-    found = f"{answer.server}: {error.strerror or str(error) or type(error).__name__}"
+    detail = f"{answer.server}: {error.strerror or str(error) or type(error).__name__}"
     is_denied = system == "darwin" and error.errno == errno.EHOSTUNREACH
-    return Finding("API server", "problem", found, _LOCAL_NETWORK_FIX if is_denied else _NETWORK_FIX)
+    return Finding("API server", "problem", detail, _LOCAL_NETWORK_FIX if is_denied else _NETWORK_FIX)
 
 
 def check_connection(connection: ConnectionStatus, system: str) -> Finding:
@@ -79,12 +79,12 @@ def check_connection(connection: ConnectionStatus, system: str) -> Finding:
     name = "agent's connection"
     if connection.state == "connected":
         return Finding(name, "ok", f"connected since {connection.since}")
-    found = f"{connection.state} since {connection.since}"
+    detail = f"{connection.state} since {connection.since}"
     if connection.state == "refused":
-        return Finding(name, "problem", found, connection.message)
+        return Finding(name, "problem", detail, connection.message)
     is_denied = system == "darwin" and os.strerror(errno.EHOSTUNREACH) in connection.message
     fix = _LOCAL_NETWORK_FIX if is_denied else _NETWORK_FIX
-    return Finding(name, "problem", f"{found}: {connection.message}", fix)
+    return Finding(name, "problem", f"{detail}: {connection.message}", fix)
 
 
 def check_token(times: TokenTimes | None, now: float, host: str) -> Finding:
@@ -94,10 +94,10 @@ def check_token(times: TokenTimes | None, now: float, host: str) -> Finding:
     left, whole = times.expires - now, times.expires - times.issued
     if left <= 0:
         return Finding("token", "problem", "it has expired", advise_rejoin(host))
-    found = f"valid for {_duration(left)} more"
+    detail = f"valid for {_duration(left)} more"
     if left < whole * LEAST_TOKEN_SHARE:
-        return Finding("token", "warning", found, "it is not renewed: see `pomona agent status`")
-    return Finding("token", "ok", found)
+        return Finding("token", "warning", detail, "it is not renewed: see `pomona agent status`")
+    return Finding("token", "ok", detail)
 
 
 def check_address(address: str, interfaces: Mapping[str, str]) -> Finding:
@@ -106,16 +106,18 @@ def check_address(address: str, interfaces: Mapping[str, str]) -> Finding:
     if interface is None:
         fix = "start the agent with --address and an address of this machine"
         return Finding("address", "problem", f"{address} is no address of this machine", fix)
-    found = f"{address} of {interface}"
-    others = ", ".join(f"{each} of {name}" for each, name in interfaces.items() if each != address and _is_usable(each))
+    detail = f"{address} of {interface}"
+    others = ", ".join(
+        f"{other} of {name}" for other, name in interfaces.items() if other != address and _is_usable(other)
+    )
     if interface.startswith(_TUNNELS) and others:
-        return Finding("address", "warning", found, f"if the cluster is not on that tunnel: --address, of {others}")
-    return Finding("address", "ok", found)
+        return Finding("address", "warning", detail, f"if the cluster is not on that tunnel: --address, of {others}")
+    return Finding("address", "ok", detail)
 
 
 def check_host(status: MetalHostStatus, own_version: str) -> list[Finding]:
     """Check what the controller says of this host, and the versions of both."""
-    conditions = {each.type: each for each in status.conditions}
+    conditions = {condition.type: condition for condition in status.conditions}
     return [
         _check_condition("registered", conditions.get("Ready")),
         _check_condition("address accepted", conditions.get(ADDRESS_ACCEPTED)),
@@ -134,14 +136,14 @@ def _check_condition(name: str, condition: Condition | None) -> Finding:
 
 def _check_versions(status: MetalHostStatus, own_version: str) -> Finding:
     agent, controller = status.agent_version, status.controller_version
-    found = f"agent {agent or 'unknown'}, controller {controller or 'unknown'}, this program {own_version}"
+    detail = f"agent {agent or 'unknown'}, controller {controller or 'unknown'}, this program {own_version}"
     if agent and agent != own_version:
-        return Finding("versions", "warning", found, "the agent runs an earlier installation: pomona agent restart")
+        return Finding("versions", "warning", detail, "the agent runs an earlier installation: pomona agent restart")
     if not controller:
-        return Finding("versions", "unknown", found)
+        return Finding("versions", "unknown", detail)
     if _minor(controller) != _minor(own_version):
-        return Finding("versions", "warning", found, "one release apart works; update the older one")
-    return Finding("versions", "ok", found)
+        return Finding("versions", "warning", detail, "one release apart works; update the older one")
+    return Finding("versions", "ok", detail)
 
 
 def _minor(version: str) -> list[str]:
@@ -149,8 +151,8 @@ def _minor(version: str) -> list[str]:
 
 
 def _is_usable(address: str) -> bool:
-    found = ipaddress.ip_address(address)
-    return not (found.is_loopback or found.is_link_local)
+    parsed = ipaddress.ip_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local)
 
 
 def _duration(seconds: float) -> str:

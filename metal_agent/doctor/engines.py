@@ -36,7 +36,7 @@ class InstalledEngine(NamedTuple):
 
 def list_engines() -> list[InstalledEngine]:
     """Return the engines of this host. Blocks for seconds: each is asked for its version."""
-    found = []
+    engines = []
     for name, runtime in RUNTIMES.items():
         if not (runtime.on_hosts and runtime.installed()):
             continue
@@ -44,10 +44,10 @@ def list_engines() -> list[InstalledEngine]:
         command = launch.command() if launch else None
         program = command[0] if command else ""
         quarantined = sys.platform == "darwin" and bool(program) and mac_settings.is_quarantined(program)
-        found.append(
+        engines.append(
             InstalledEngine(name, program, _read_version(launch.package if launch else "", program), quarantined)
         )
-    return found
+    return engines
 
 
 def _is_ours(program: str) -> bool:
@@ -77,13 +77,13 @@ def _read_version(package: str, program: str) -> str:
 
 def parse_version(text: str) -> str:
     """Return the version in the output of `--version`: `version: 6123 (a1b2c3d)`, `ollama version is 0.12.3`."""
-    found = re.search(r"\bversion:?\s+(?:is\s+)?v?(\d[\w.+-]*)", text) or re.search(r"\b(\d+(?:\.\d+)+)\b", text)
-    return found[1] if found else ""
+    match = re.search(r"\bversion:?\s+(?:is\s+)?v?(\d[\w.+-]*)", text) or re.search(r"\b(\d+(?:\.\d+)+)\b", text)
+    return match[1] if match else ""
 
 
 def check_engines(engines: Iterable[InstalledEngine], exists: Callable[[str], bool] = os.path.exists) -> list[Finding]:
     """Check each engine; without any, a problem that names how to install one."""
-    findings = [_check_engine(each, exists) for each in engines]
+    findings = [_check_engine(engine, exists) for engine in engines]
     if not findings:
         hints = "; or: ".join(runtime.install_hint for runtime in RUNTIMES.values() if runtime.on_hosts)
         return [Finding("engines", "problem", "no engine is installed", hints)]
@@ -97,16 +97,16 @@ def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Fin
         return Finding(name, "ok", f"its owner's daemon{version}")
     if _is_ours(program):
         return Finding(name, "ok", f"in Pomona's environment{version}")
-    found = f"{program}{version}"
+    detail = f"{program}{version}"
     if engine.quarantined:
         fix = f"xattr -d com.apple.quarantine {shlex.quote(str(Path(program).resolve()))}"
-        return Finding(name, "problem", f"{found}, quarantined by macOS", fix)
+        return Finding(name, "problem", f"{detail}, quarantined by macOS", fix)
     if not any(exists(f"{folder}/{Path(program).name}") for folder in PROGRAM_FOLDERS.split(":")):
         # A link to the Python of an environment does not find its packages. A new Mac has no /usr/local/bin.
         link = f"sudo mkdir -p /usr/local/bin && sudo ln -s {shlex.quote(program)} /usr/local/bin/"
         fix = RUNTIMES[engine.name].install_hint if _is_python(program) else link
-        return Finding(name, "warning", f"{found}, found by your PATH alone", f"a service has another PATH: {fix}")
-    return Finding(name, "ok", found)
+        return Finding(name, "warning", f"{detail}, found by your PATH alone", f"a service has another PATH: {fix}")
+    return Finding(name, "ok", detail)
 
 
 async def check_llama(folder: Path) -> list[Finding]:

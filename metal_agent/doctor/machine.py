@@ -40,10 +40,10 @@ def check_memory(facts: HostFacts) -> Finding:
 
 def check_disk(folder: str, free_bytes: int) -> Finding:
     """Check the free space of the disk with the weights."""
-    found = f"{free_bytes / _GIB:.0f} GiB are free in {folder}"
+    detail = f"{free_bytes / _GIB:.0f} GiB are free in {folder}"
     if free_bytes < LEAST_DISK_BYTES:
-        return Finding("disk", "warning", found, "delete weights by `pomona agent weights --remove`, or other files")
-    return Finding("disk", "ok", found)
+        return Finding("disk", "warning", detail, "delete weights by `pomona agent weights --remove`, or other files")
+    return Finding("disk", "ok", detail)
 
 
 def check_settings(
@@ -113,8 +113,8 @@ def check_linger(user: str, folder: Path = LINGER) -> Finding:
     name = "start without a login"
     if (folder / user).exists():
         return Finding(name, "ok", f"the services of {user} run without a login")
-    found = f"the agent and its engines run only while {user} is logged in"
-    return Finding(name, "warning", found, f"sudo loginctl enable-linger {user}")
+    detail = f"the agent and its engines run only while {user} is logged in"
+    return Finding(name, "warning", detail, f"sudo loginctl enable-linger {user}")
 
 
 def _check_power_cut(restarts: bool | None) -> list[Finding]:

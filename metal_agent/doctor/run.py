@@ -94,7 +94,9 @@ async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = Fa
         return findings
 
     in_cluster = await _run_check("cluster", check_cluster)
-    reachable = next((each.status == "True" for each in status.conditions if each.type == REACHABLE), None)
+    reachable = next(
+        (condition.status == "True" for condition in status.conditions if condition.type == REACHABLE), None
+    )
     checks: list[tuple[str, Check]] = [
         ("service", lambda: _check_service(checked)),
         ("machine", lambda: asyncio.to_thread(_check_machine, checked, reachable=reachable)),
@@ -181,8 +183,8 @@ async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHost
         times = read_token_times(await credentials.authorization())
         findings.append(cluster.check_token(times, time.time(), name))
         async with connect(credentials) as client:
-            found = await client.get(METAL_HOSTS, name)
-        status = msgspec.convert(found, MetalHost).status
+            metal_host = await client.get(METAL_HOSTS, name)
+        status = msgspec.convert(metal_host, MetalHost).status
     except (ApiError, Unreachable, CredentialsError) as error:
         return [*findings, explain_refusal(name, error)], MetalHostStatus()
     interfaces = {

@@ -26,8 +26,8 @@ def check_service(
     """
     name = "service"
     if state is None:
-        found = f"an agent runs as process {agent.pid}, and ends with its terminal" if agent else "no agent runs"
-        return Finding(name, "warning" if agent else "problem", found, f"sudo {PROGRAM} agent install")
+        detail = f"an agent runs as process {agent.pid}, and ends with its terminal" if agent else "no agent runs"
+        return Finding(name, "warning" if agent else "problem", detail, f"sudo {PROGRAM} agent install")
     if missing:
         fix = "install Pomona anew, then the agent with its options: pomona agent install"
         return Finding(name, "problem", f"{state.job} starts {missing}, which is not there", fix)
@@ -36,9 +36,9 @@ def check_service(
         fix = "mend that, then: pomona agent restart" if ended else "pomona agent logs"
         return Finding(name, "problem", f"{state.job} is {state.phase}, and no agent answers{reason}", fix)
     if state.pid not in (None, agent.pid):
-        found = f"{state.job} has process {state.pid}, and process {agent.pid} serves"
-        return Finding(name, "problem", found, f"end process {agent.pid}: its engines go on")
+        detail = f"{state.job} has process {state.pid}, and process {agent.pid} serves"
+        return Finding(name, "problem", detail, f"end process {agent.pid}: its engines go on")
     if is_outdated:
-        found = f"{state.definition} is of another version of Pomona"
-        return Finding(name, "warning", found, "pomona agent restart")
+        detail = f"{state.definition} is of another version of Pomona"
+        return Finding(name, "warning", detail, "pomona agent restart")
     return Finding(name, "ok", f"{state.job} runs as process {agent.pid}")

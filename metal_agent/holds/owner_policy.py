@@ -65,7 +65,7 @@ class OwnerPolicy:
         """Return why `source` holds, in words that stay the same as long as it does."""
         match source:
             case "schedule":
-                return f"quiet hours are {', '.join(each.text for each in self.quiet_hours)}"
+                return f"quiet hours are {', '.join(hour.text for hour in self.quiet_hours)}"
             case "activity":
                 return f"somebody works at it, until there is no input for {self.idle_minutes} minutes"
             case "battery" if self.battery_percent == FULL_PERCENT:
@@ -93,7 +93,7 @@ def read_signal(policy: OwnerPolicy, source: OwnerSource, sample: OwnerSample) -
     """Return what a sample says about a source; None if the fact is not known."""
     match source:
         case "schedule":
-            return "hold" if any(each.contains(sample.moment) for each in policy.quiet_hours) else "free"
+            return "hold" if any(hour.contains(sample.moment) for hour in policy.quiet_hours) else "free"
         case "activity":
             return _read_input(sample.idle_seconds, (policy.idle_minutes or 0) * 60.0)
         case "battery":

@@ -64,17 +64,25 @@ def step_pause(
             return state, ()
         return PauseState(), (*(CancelDisplacement(uid) for uid in sorted(state.displacing)), Resume())
     actions: list[PauseAction] = [] if state.is_paused else [Pause()]
-    running = [each for each in candidates if each.is_running and (pauses_critical or not each.is_protected)]
+    running = [
+        candidate
+        for candidate in candidates
+        if candidate.is_running and (pauses_critical or not candidate.is_protected)
+    ]
     displacing: dict[str, float] = {}
     evicted = set(state.evicted)
-    for each in running:
-        so_far = state.displacing.get(each.uid)
+    for candidate in running:
+        so_far = state.displacing.get(candidate.uid)
         # An engine that loads answers no request; one that was evicted already was about to end when its agent ended.
-        if each.uid in evicted or each.stage == "loading" or (so_far or 0.0) + seconds >= DISPLACEMENT_SECONDS:
-            evicted.add(each.uid)
-            actions.append(Evict(each.uid))
+        if (
+            candidate.uid in evicted
+            or candidate.stage == "loading"
+            or (so_far or 0.0) + seconds >= DISPLACEMENT_SECONDS
+        ):
+            evicted.add(candidate.uid)
+            actions.append(Evict(candidate.uid))
             continue
-        displacing[each.uid] = 0.0 if so_far is None else so_far + seconds
+        displacing[candidate.uid] = 0.0 if so_far is None else so_far + seconds
         if so_far is None:
-            actions.append(Displace(each.uid))
+            actions.append(Displace(candidate.uid))
     return replace(state, is_paused=True, displacing=displacing, evicted=frozenset(evicted)), tuple(actions)

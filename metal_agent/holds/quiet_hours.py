@@ -44,10 +44,10 @@ class QuietHours:
 
 def parse_quiet_hours(text: str) -> QuietHours:
     """Read quiet hours: days, times of the day and a time zone. Raises ValueError, which names the way out."""
-    found = _FORM.fullmatch(text.strip())
-    if found is None:
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
         raise ValueError(f"{text!r} is not of the form DAYS HH:MM-HH:MM ZONE: give hours such as {EXAMPLE!r}")
-    days, *numbers, zone = found.groups()
+    days, *numbers, zone = match.groups()
     first_hour, first_minute, end_hour, end_minute = map(int, numbers)
     first, end = first_hour * 60 + first_minute, end_hour * 60 + end_minute
     if max(first_minute, end_minute) >= 60 or first >= _LAST_MINUTE or end > _LAST_MINUTE:  # noqa: PLR2004 - minutes
@@ -57,20 +57,20 @@ def parse_quiet_hours(text: str) -> QuietHours:
     from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # noqa: PLC0415 - few owners have quiet hours
 
     try:
-        known = ZoneInfo(zone)
+        info = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ValueError(f"time zone {zone!r} is not known on this machine: give one such as Europe/Berlin") from error
-    return QuietHours(" ".join(text.split()), _parse_days(days), first, end, known)
+    return QuietHours(" ".join(text.split()), _parse_days(days), first, end, info)
 
 
 def _parse_days(text: str) -> frozenset[int]:
     """Read days, such as `Mon-Fri`, `Sat,Sun` or `Fri-Mon`. Raises ValueError."""
-    found: set[int] = set()
+    days: set[int] = set()
     for part in text.split(","):
         names = part.split("-")
         numbers = [DAYS.index(name.capitalize()) for name in names if name.capitalize() in DAYS]
         if len(numbers) != len(names) or len(names) > 2:  # noqa: PLR2004 - first and last
             raise ValueError(f"{text!r} are no days: give {', '.join(DAYS)}, such as Mon-Fri or Sat,Sun")
         length = (numbers[-1] - numbers[0]) % len(DAYS) + 1
-        found.update((numbers[0] + number) % len(DAYS) for number in range(length))
-    return frozenset(found)
+        days.update((numbers[0] + number) % len(DAYS) for number in range(length))
+    return frozenset(days)

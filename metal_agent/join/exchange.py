@@ -87,7 +87,7 @@ def _check_folder(folder: Path, code: JoinCode) -> None:
         if before and before.host == code.host and _is_same_cluster(before, code):
             return  # its agent may run, and takes the new identity
         records = Records(folder / "processes").load().values()
-        running = [each.name for each in records if each.identity and is_running(each.identity)]
+        running = [record.name for record in records if record.identity and is_running(record.identity)]
     except OSError as error:
         raise JoinError(f"cannot use --state-dir {folder}: {error}") from error
     if before and running:
@@ -99,8 +99,8 @@ def _check_folder(folder: Path, code: JoinCode) -> None:
         with own_folder(folder):
             pass
     except StartError as error:
-        known = f"this machine is host {before.host}: " if before else ""
-        raise JoinError(f"{known}{error}, then join as {code.host}") from error
+        prefix = f"this machine is host {before.host}: " if before else ""
+        raise JoinError(f"{prefix}{error}, then join as {code.host}") from error
 
 
 def _code_credentials(code: JoinCode) -> Credentials:

@@ -156,16 +156,16 @@ async def _delete_leftover(client: Client, name: str) -> None:
     """Delete PodTemplate and ServiceAccount of an earlier code. Raises InvitationError if one is of something else."""
     for kind in (POD_TEMPLATES, SERVICE_ACCOUNTS):
         try:
-            found = await client.get(kind, name, HOSTS_NAMESPACE)
+            leftover = await client.get(kind, name, HOSTS_NAMESPACE)
         except NotFound:
             continue
-        if found["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) != MANAGED_BY:
+        if leftover["metadata"].get("labels", {}).get(LABEL_MANAGED_BY) != MANAGED_BY:
             raise InvitationError(
                 f"{kind.kind} {HOSTS_NAMESPACE}/{name} is not that of a join code: choose another name for the host, "
                 "or delete it"
             )
         with contextlib.suppress(NotFound):  # the code may be used at this moment
-            await client.delete(kind, name, HOSTS_NAMESPACE, uid=found["metadata"]["uid"])
+            await client.delete(kind, name, HOSTS_NAMESPACE, uid=leftover["metadata"]["uid"])
 
 
 async def _await_token_policy(credentials: Credentials, name: str, token: str) -> None:

@@ -90,10 +90,12 @@ def decode_join_code(text: str) -> JoinCode:
 
 def split_certificates(pem: bytes) -> tuple[bytes, ...]:
     """Return the certificates of a PEM file in DER form. Raises ValueError if there is none, or one cannot be read."""
-    found = tuple(ssl.PEM_cert_to_DER_cert(each) for each in _PEM.findall(pem.decode("ascii", errors="replace")))
-    if not found:
+    certificates = tuple(
+        ssl.PEM_cert_to_DER_cert(block) for block in _PEM.findall(pem.decode("ascii", errors="replace"))
+    )
+    if not certificates:
         raise ValueError("there is no certificate in it")
-    return found
+    return certificates
 
 
 def _decode_content(text: str) -> JoinCode:

@@ -69,15 +69,15 @@ async def list_bound_processes(client: Client, host: str) -> list[Obj]:
 async def remove_host(client: Client, host: str) -> list[str]:
     """Remove a host; return what was deleted, as KIND/NAME in order. Raises ApiError and Unreachable."""
     before, after = removal_steps(host)
-    deleted = [found for step in before if (found := await _delete(client, step))]
+    deleted = [name for step in before if (name := await _delete(client, step))]
     # Requests go to it no more: it may be a thief's, which need not have labelled them.
     slices = await client.list(ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
-    for each in slices.items:
-        key = object_key(each)
+    for item in slices.items:
+        key = object_key(item)
         if split_slice_name(key.name)[1] != host:
             continue
-        deleted += [found] if (found := await _delete(client, _Step(ENDPOINT_SLICES, key.name, key.namespace))) else []
-    return deleted + [found for step in after if (found := await _delete(client, step))]
+        deleted += [name] if (name := await _delete(client, _Step(ENDPOINT_SLICES, key.name, key.namespace))) else []
+    return deleted + [name for step in after if (name := await _delete(client, step))]
 
 
 async def _delete(client: Client, step: _Step) -> str | None:

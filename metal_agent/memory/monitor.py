@@ -97,19 +97,19 @@ class MemoryMonitor:
         in_daemons = self._loaded()
         reported = {model.name: model.memory_bytes for model in in_daemons if model.memory_bytes is not None}
         for uid, runner in self._runners.items():
-            record, found = runner.record, seen.get(uid)
+            record, footprint = runner.record, seen.get(uid)
             if not runner.state.exists:
                 continue
-            if found is None or record is None or before.get(uid) != (record, runner.state.pid):
+            if footprint is None or record is None or before.get(uid) != (record, runner.state.pid):
                 # The engine has no process of its own, or one that is not known yet: it counts with the size that
                 # its daemon reports, or with its reservation.
                 if (daemon_bytes := reported.get(runner.model or "")) is not None:
                     self._ledger.observe(uid, daemon_bytes)
                 ours += self._ledger.reserved.get(uid, 0) if daemon_bytes is None else daemon_bytes
                 continue
-            ours += found.unavailable_bytes
-            self._ledger.observe(uid, found.bytes)
-            runs[f"{uid}/{record.started_at}"] = (record.spec, found.bytes)
+            ours += footprint.unavailable_bytes
+            self._ledger.observe(uid, footprint.bytes)
+            runs[f"{uid}/{record.started_at}"] = (record.spec, footprint.bytes)
         memory_bytes = self._ledger.memory_bytes
         if memory_bytes is not None and reading.available_bytes is not None:
             excess = excess_bytes(
@@ -125,5 +125,5 @@ class MemoryMonitor:
         await asyncio.to_thread(self._peaks.observe, runs)
 
     def _read_footprints(self, pids: Mapping[str, int]) -> tuple[PressureReading, dict[str, Footprint]]:
-        found = {uid: footprint(pid) for uid, pid in pids.items()}
-        return self._read(), {uid: measured for uid, measured in found.items() if measured}
+        footprints = {uid: footprint(pid) for uid, pid in pids.items()}
+        return self._read(), {uid: measured for uid, measured in footprints.items() if measured}

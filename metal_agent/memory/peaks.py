@@ -71,10 +71,10 @@ class Peaks:
 
     def _note(self, started: str, key: str, used_bytes: int) -> bool:
         runs = self._runs.get(key, [])
-        known = next((run for run in runs if run.started == started), None)
-        if known and used_bytes < known.bytes * _GROWTH:
+        previous = next((run for run in runs if run.started == started), None)
+        if previous and used_bytes < previous.bytes * _GROWTH:
             return False
-        others = [run for run in runs if run is not known]
+        others = [run for run in runs if run is not previous]
         # The key that was used last is the last to be forgotten.
         self._runs.pop(key, None)
         self._runs[key] = [*others, Run(started, used_bytes)][-RUNS:]

@@ -243,7 +243,9 @@ def _end_pressure(state: PressureState) -> PressureStep:
 
 def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
     """Decide the next action against the pressure, if it is time for one."""
-    running = {each.uid: each for each in candidates if each.is_running}
+    running = {
+        eviction_candidate.uid: eviction_candidate for eviction_candidate in candidates if eviction_candidate.is_running
+    }
     if state.displacing is not None and state.displacing not in running:
         # The process runs elsewhere now, or ended by itself.
         state = replace(state, displacing=None)
@@ -283,10 +285,12 @@ def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandi
     if state.is_critical:
         eligible = running
     elif state.warn_seconds is not None and state.warn_seconds >= DISPLACE_AFTER_SECONDS:
-        eligible = [each for each in running if not each.is_protected and each.uid not in state.passed_over]
+        eligible = [
+            candidate for candidate in running if not candidate.is_protected and candidate.uid not in state.passed_over
+        ]
     else:
         return state, ()
-    chosen = max(eligible, key=lambda each: (each.displacement_order, each.uid), default=None)
+    chosen = max(eligible, key=lambda candidate: (candidate.displacement_order, candidate.uid), default=None)
     if chosen is None:
         return state, ()
     return replace(state, displacing=chosen.uid, displacing_seconds=0.0), (Displace(chosen.uid),)
@@ -294,7 +298,7 @@ def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandi
 
 def _return_evicted(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
     """Start evicted processes again, the last one first, each after the one before it has loaded."""
-    stages = {each.uid: each.stage for each in candidates}
+    stages = {candidate.uid: candidate.stage for candidate in candidates}
     back = next((uid for uid in reversed(state.evicted) if stages.get(uid) == "absent"), None)
     settled = state.normal_seconds is not None and state.since_return_seconds >= RETURN_SECONDS
     is_busy = "loading" in stages.values() or not state.since_ending_seconds

@@ -32,12 +32,12 @@ def identify_engine(spec: MetalProcessSpec) -> str:
     command = launch.command() if launch else None
     if launch is None or not command:
         return ""
-    found = [" ".join(command)]
+    parts = [" ".join(command)]
     with contextlib.suppress(OSError):
-        found.append(str(Path(command[0]).stat().st_mtime_ns))
+        parts.append(str(Path(command[0]).stat().st_mtime_ns))
     with contextlib.suppress(metadata.PackageNotFoundError):
-        found.append(metadata.version(launch.package) if launch.package else "")
-    return " ".join(filter(None, found))
+        parts.append(metadata.version(launch.package) if launch.package else "")
+    return " ".join(filter(None, parts))
 
 
 def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Sequence[Path] = ()) -> list[str]:
@@ -62,8 +62,8 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
 def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
     """Return the `Serving` of the engine of this process: `model` is a path, or a source that its daemon fetches."""
     companions = [
-        CompanionFile(each.role, str(path), each.scale)
-        for each, path in zip(spec.further_artifacts, further, strict=True)
+        CompanionFile(artifact.role, str(path), artifact.scale)
+        for artifact, path in zip(spec.further_artifacts, further, strict=True)
     ]
     return build_serving(
         spec.service_name,
@@ -99,9 +99,9 @@ def find_obstacle(spec: MetalProcessSpec, headers: Sequence[GGUF] = ()) -> str |
         in_pods=False,
         is_split=source.is_split,
         options=spec,
-        draft=any(each.role == "draft" for each in further),
-        projector=any(each.role == "projector" for each in further),
-        adapter_scales=[each.scale for each in further if each.role == "adapter"],
+        draft=any(further_artifact.role == "draft" for further_artifact in further),
+        projector=any(further_artifact.role == "projector" for further_artifact in further),
+        adapter_scales=[further_artifact.scale for further_artifact in further if further_artifact.role == "adapter"],
         header=headers[0] if headers else GGUF(),
         companion_headers=[(artifact.role, header) for artifact, header in zip(further, headers[1:], strict=False)],
     )

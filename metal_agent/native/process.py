@@ -169,7 +169,7 @@ def spawn_process(
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_OPEN, 1, _writable(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
-            *((os.POSIX_SPAWN_DUP2, each, first_free + index) for index, each in enumerate(inherited)),
+            *((os.POSIX_SPAWN_DUP2, descriptor, first_free + index) for index, descriptor in enumerate(inherited)),
         ],
         setsid=True,
         setsigmask=[],
@@ -221,12 +221,12 @@ def adopt_process(identity: ProcessIdentity) -> NativeProcess | None:
 
 def _is_marked(process: psutil.Process, owner: Path) -> bool:
     """Return whether the environment of a process names `owner`, however its path was given. Raises psutil.Error."""
-    found = process.environ().get(OWNER_VARIABLE)
-    return found is not None and (found == str(owner) or os.path.realpath(found) == os.path.realpath(owner))
+    marker = process.environ().get(OWNER_VARIABLE)
+    return marker is not None and (marker == str(owner) or os.path.realpath(marker) == os.path.realpath(owner))
 
 
-async def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
-    """Kill processes of `owner` outside the sessions that `known` pids lead; returns their pids.
+async def kill_strays(owner: Path, leaders: Collection[int]) -> list[int]:
+    """Kill processes of `owner` outside the sessions that the pids `leaders` lead; returns their pids.
 
     Such processes remain if an agent died between the start of a process and its record, or if a record was damaged.
     Nothing else would stop them, and a second engine for the same model would take its memory twice; so this returns
@@ -235,7 +235,7 @@ async def kill_strays(owner: Path, known: Collection[int]) -> list[int]:
     strays = []
     for process in psutil.process_iter():
         try:
-            if not _is_marked(process, owner) or os.getsid(process.pid) in known:
+            if not _is_marked(process, owner) or os.getsid(process.pid) in leaders:
                 continue
             if process.pid == os.getpid():
                 continue

@@ -41,5 +41,7 @@ def read_report(health: BackendHealth) -> Suspected | Trusted:
     """Return the event of a report; a reason that this version does not know is checked as slowness is."""
     if not health.suspect:
         return Trusted()
-    reason: SuspicionReason = next((known for known in get_args(SuspicionReason) if known == health.reason), "Slow")
+    reason: SuspicionReason = next(
+        (candidate for candidate in get_args(SuspicionReason) if candidate == health.reason), "Slow"
+    )
     return Suspected(Suspicion(reason, health.message))

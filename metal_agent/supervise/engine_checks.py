@@ -79,19 +79,19 @@ async def await_first_token(
                 # The engine is kept once found: a query of the kernel takes longer than a request to the engine.
                 engine = engine or await find_engine()
                 if engine:
-                    found = await engine.ask(PROBE_SECONDS)
-                    if found.ok:
+                    result = await engine.ask(PROBE_SECONDS)
+                    if result.ok:
                         return engine, Answered()
                     # A process that answers 404 will never serve the path; a daemon may still be loading the model.
-                    if found.reason == "Broken" or (found.reason == "NotFound" and engine.pid is not None):
-                        return None, Failed("EngineBroken", found.message)
-                    failing_since = (failing_since or time.monotonic()) if engine_health.is_error(found) else None
+                    if result.reason == "Broken" or (result.reason == "NotFound" and engine.pid is not None):
+                        return None, Failed("EngineBroken", result.message)
+                    failing_since = (failing_since or time.monotonic()) if engine_health.is_error(result) else None
                     if failing_since and time.monotonic() - failing_since >= engine_health.START_FAILURE_SECONDS:
-                        return None, Failed("EngineBroken", f"the engine at {found.message}")
-                    if found.message != problem and engine_health.is_start_problem(found):
-                        report(StartProblem(f"the engine at {found.message}; it is asked again"))
-                    problem = found.message
-                    if found.reason == "Unreachable":
+                        return None, Failed("EngineBroken", f"the engine at {result.message}")
+                    if result.message != problem and engine_health.is_start_problem(result):
+                        report(StartProblem(f"the engine at {result.message}; it is asked again"))
+                    problem = result.message
+                    if result.reason == "Unreachable":
                         engine = None
                 await asyncio.sleep(pause)
                 pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
@@ -104,8 +104,8 @@ async def probe_liveness(engine: ProbedEngine) -> LivenessAnswer:
     """Probe the pulse endpoint of the engine, or request a token if it has none. A failure raises nothing."""
     limit_seconds = liveness.ANSWER_SECONDS
     if engine.pulse is None:
-        found = await engine.ask(limit_seconds)
-        return LivenessAnswer("" if found.ok else found.message, silent=found.reason == "TimedOut")
+        result = await engine.ask(limit_seconds)
+        return LivenessAnswer("" if result.ok else result.message, silent=result.reason == "TimedOut")
     place = f"{engine.url}{engine.pulse}"
     headers = {"Authorization": f"Bearer {engine.token}"} if engine.token else {}
     try:
@@ -127,19 +127,19 @@ async def check_suspect(engine: ProbedEngine, suspicion: Suspicion) -> Trusted |
     """Ask a suspect engine for a token, again and again, until it is found to be healthy or not; bounded in time."""
     began, used_before = time.monotonic(), await _read_used(engine)
     while True:
-        found = await engine.ask(liveness.ANSWER_SECONDS)
+        result = await engine.ask(liveness.ANSWER_SECONDS)
         waited_seconds = time.monotonic() - began
         used = await _read_used(engine)
         used_seconds = None if used is None or used_before is None else used - used_before
         match engine_health.judge_check(
-            suspicion, found, waited_seconds, is_busy=engine_health.is_busy(used_seconds, waited_seconds)
+            suspicion, result, waited_seconds, is_busy=engine_health.is_busy(used_seconds, waited_seconds)
         ):
             case "healthy":
                 return Trusted()
             case "failing":
-                return Hung(_describe_sick(found), "EngineFailing", answers=True)
+                return Hung(_describe_sick(result), "EngineFailing", answers=True)
             case "hung":
-                return Hung(_describe_sick(found))
+                return Hung(_describe_sick(result))
         await asyncio.sleep(CHECK_AGAIN_SECONDS)
 
 
@@ -206,8 +206,8 @@ class LivenessWatch:
         return check
 
 
-def _describe_sick(found: ProbeResult) -> str:
-    return f"the engine at {found.message}; it is stopped and started again"
+def _describe_sick(result: ProbeResult) -> str:
+    return f"the engine at {result.message}; it is stopped and started again"
 
 
 async def _read_used(engine: ProbedEngine) -> float | None:

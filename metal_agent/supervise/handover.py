@@ -23,8 +23,8 @@ def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
     Compare the specs, not their encodings, which may differ for equal specs: msgspec omits a default by its identity.
     """
     further = [
-        structs.replace(each, artifact=_name_weights(each.artifact), source_secret=None)
-        for each in spec.further_artifacts
+        structs.replace(further_artifact, artifact=_name_weights(further_artifact.artifact), source_secret=None)
+        for further_artifact in spec.further_artifacts
     ]
     return structs.replace(
         without_edits(spec),
@@ -52,7 +52,7 @@ def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[As
         if assignment.spec is None or assignment.deleted:
             continue
         mark, name = fingerprint_engine(assignment.spec), assignment.spec.service_name
-        alike = [uid for uid, (known, _) in free.items() if known == mark]
+        alike = [uid for uid, (process_spec, _) in free.items() if process_spec == mark]
         # Of equal engines the one of the same service is preferred: it was started with the name of its service.
         if uid := min(alike, key=lambda uid: (free[uid][1] != name, uid), default=None):
             del free[uid]
@@ -62,7 +62,10 @@ def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[As
 
 def needs_room(wanted: Iterable[Assignment], available_bytes: int) -> bool:
     """Decide whether the assignments, none of which runs yet, need more memory than is available."""
-    return sum(each.spec.memory_bytes for each in wanted if each.spec and not each.deleted) > available_bytes
+    return (
+        sum(assignment.spec.memory_bytes for assignment in wanted if assignment.spec and not assignment.deleted)
+        > available_bytes
+    )
 
 
 def _name_weights(artifact: Artifact) -> Artifact:

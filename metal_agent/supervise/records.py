@@ -94,8 +94,8 @@ class Records:
         kept = self._kept.get(record.uid)
         if kept and kept.record.identity == record.identity:
             # The same engine, recorded by a newer version; its spec never changes.
-            known = {field.encode_name for field in structs.fields(Record)}
-            content |= {name: value for name, value in kept.content.items() if name not in known}
+            fields = {field.encode_name for field in structs.fields(Record)}
+            content |= {name: value for name, value in kept.content.items() if name not in fields}
             if kept.record.spec == record.spec:
                 content["spec"] = kept.content["spec"]
         durable.write(self._path(record.uid), content)

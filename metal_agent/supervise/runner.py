@@ -304,7 +304,7 @@ class Runner:
     async def _fetch(self) -> ProcessEvent:
         assert self.assignment.spec, "only what was admitted is fetched"  # noqa: S101 - for the type checker
         spec = self.assignment.spec
-        names = [spec.source_secret, *(each.source_secret for each in spec.further_artifacts)]
+        names = [spec.source_secret, *(artifact.source_secret for artifact in spec.further_artifacts)]
         tokens = [name and self._host.secret(self.assignment.namespace, name) for name in names]
         for name, token in zip(names, tokens, strict=True):
             if name and token is None:

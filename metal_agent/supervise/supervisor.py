@@ -53,7 +53,7 @@ class Supervisor:
         taken = set()
         records = self._host.records.load()
         # An engine that was handed over may have two records: the cluster's is the later one.
-        for uid, record in sorted(records.items(), key=lambda each: each[1].assignment.is_standalone):
+        for uid, record in sorted(records.items(), key=lambda entry: entry[1].assignment.is_standalone):
             engine_key = (record.identity, record.spec.runtime, record.model)
             # One model in a daemon can serve several MetalProcesses, each with a record of its own.
             is_second = engine_key in taken and (record.identity is not None or record.assignment.is_standalone)
@@ -171,7 +171,7 @@ class Supervisor:
     def _recheck_rejected(self) -> None:
         """Check again processes that were rejected for lack of memory, by priority, as far as they fit now."""
         free_bytes = self._host.ledger.available_bytes
-        for runner in sorted(self.runners.values(), key=lambda each: each.priority_rank):
+        for runner in sorted(self.runners.values(), key=lambda runner: runner.priority_rank):
             needed_bytes = runner.state.needed_bytes
             if runner.state.phase == "Rejected" and needed_bytes is not None and needed_bytes <= free_bytes:
                 free_bytes -= needed_bytes

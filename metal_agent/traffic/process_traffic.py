@@ -90,14 +90,14 @@ class TrafficReport:
         """Compare what is shown with what is measured at `now` of a monotonic clock."""
         ready = {uid: runner for uid, runner in self._runners.items() if runner.state.phase == "Ready"}
         sharing = Counter(runner.assignment.service for runner in ready.values())
-        found: dict[str, ShownTraffic] = {}
+        current: dict[str, ShownTraffic] = {}
         for uid, runner in ready.items():
             service = runner.assignment.service
             rate = self._rates.find_rate(str(service), now) if service is not None else None
             measured = share_rate(rate, sharing[service]) if rate is not None else None
             if (shown := choose_traffic(self._shown.get(uid), measured, now)) is not None:
-                found[uid] = shown
-        changed = [uid for uid in self._shown.keys() | found.keys() if self._shown.get(uid) != found.get(uid)]
-        self._shown = found
+                current[uid] = shown
+        changed = [uid for uid in self._shown.keys() | current.keys() if self._shown.get(uid) != current.get(uid)]
+        self._shown = current
         for uid in changed:
             self.on_change(uid)

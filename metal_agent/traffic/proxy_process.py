@@ -172,8 +172,8 @@ class Proxy:
             return None
         log.info("older_proxy_is_replaced_later", pid=process.pid, version=state.version)
         loop = asyncio.get_running_loop()
-        found = busy = loop.time()
-        while loop.time() - found < OLDER_PROXY_SECONDS and loop.time() - busy < _IDLE_SECONDS:
+        started = busy = loop.time()
+        while loop.time() - started < OLDER_PROXY_SECONDS and loop.time() - busy < _IDLE_SECONDS:
             await asyncio.sleep(_CHECK_SECONDS)
             if not self._is_idle():
                 busy = loop.time()

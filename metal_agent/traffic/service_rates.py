@@ -42,9 +42,9 @@ class ServiceRates:
 
     def note_state(self, state: ProxyState, now: float) -> None:
         """Take the counts of a state of the proxy, read at `now` of a monotonic clock."""
-        known, self._counts = self._counts, {}
+        previous, self._counts = self._counts, {}
         for service in state.services:
-            stats, counts = service.stats, known.get(service.name, deque[_Count]())
+            stats, counts = service.stats, previous.get(service.name, deque[_Count]())
             last = counts[-1].stats if counts else stats
             if stats.tokens_out < last.tokens_out or stats.requests < last.requests:
                 # Another proxy counts from 0.

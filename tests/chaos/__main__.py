@@ -117,8 +117,8 @@ class Run:
     async def _break_host(self, fault: ScheduledFault) -> None:
         machine = self.machines[fault.host]
         await self._await_start(fault, machine.name)
-        for each in (machine, *self.machines):
-            if await each.inject(fault):
+        for host in (machine, *self.machines):
+            if await host.inject(fault):
                 break
 
     async def _break_apiserver(self, fault: ScheduledFault) -> None:
@@ -163,32 +163,36 @@ class Run:
             assert (status.phase, status.ready_replicas) == ("Ready", replicas), (service, status)
             assert await cluster.answers(service), f"{service} does not answer at each ready address"
         bound = await cluster.processes()
-        counts = Counter(each.spec.service_name for each in bound)
+        counts = Counter(metal_process.spec.service_name for metal_process in bound)
         assert counts == SERVICES, bound
         for machine in self.machines:
-            mine = [each for each in bound if each.spec.host_name == machine.name]
+            mine = [metal_process for metal_process in bound if metal_process.spec.host_name == machine.name]
             running = await machine.processes()
             engines = {process.pid for process in running["engine"]}
-            assert engines == {each.status.pid for each in mine}, f"{machine.name} runs {engines}, which is not {mine}"
-            others = {role: len(found) for role, found in running.items() if role != "engine"}
+            assert engines == {metal_process.status.pid for metal_process in mine}, (
+                f"{machine.name} runs {engines}, which is not {mine}"
+            )
+            others = {role: len(processes) for role, processes in running.items() if role != "engine"}
             assert others == {"agent": 1, "proxy": 1, "other": 0}, f"{machine.name} runs {running}"
             host_status = (await cluster.host(machine.name)).status
-            assert {each.uid for each in host_status.processes} == {each.metadata.uid for each in mine}, host_status
-            reserved = sum(each.memory_bytes or 0 for each in host_status.processes)
-            assert reserved >= sum(each.spec.memory_bytes for each in mine), host_status
+            assert {host_process.uid for host_process in host_status.processes} == {
+                metal_process.metadata.uid for metal_process in mine
+            }, host_status
+            reserved = sum(host_process.memory_bytes or 0 for host_process in host_status.processes)
+            assert reserved >= sum(metal_process.spec.memory_bytes for metal_process in mine), host_status
             # Other programs may use a little; a leaked reservation is as large as a process.
             lost = BUDGET_BYTES - reserved - (host_status.available_bytes or 0)
-            assert 0 <= lost < min(each.spec.memory_bytes for each in bound), host_status
+            assert 0 <= lost < min(metal_process.spec.memory_bytes for metal_process in bound), host_status
         return True
 
     @property
     def breakages(self) -> list[Breakage]:
         """Every fault that was injected, on all hosts."""
-        return [each for machine in self.machines for each in machine.breakages]
+        return [breakage for machine in self.machines for breakage in machine.breakages]
 
     def verdict(self) -> list[str]:
         """Print a summary and return the problems."""
-        broken = Counter(each.kind for each in self.breakages)
+        broken = Counter(breakage.kind for breakage in self.breakages)
         say("faults: " + ", ".join(f"{kind} {count} times" for kind, count in sorted(broken.items())))
         failures = [failure for client in self.clients for failure in client.failures]
         latest = measure_lateness(failures, self.breakages)
@@ -203,9 +207,9 @@ class Run:
             gaps = sorted(client.gaps, key=lambda gap: gap[0] - gap[1])
             for began, ended in gaps[:LONGEST_GAPS]:
                 say(f"  none from {began - self._start_time:.1f} s to {ended - self._start_time:.1f} s")
-            for text, count in Counter(each.text for each in client.failures).most_common(4):
+            for text, count in Counter(request.text for request in client.failures).most_common(4):
                 say(f"  {count} times {text}")
-            problems += [f"at {each.start - self._start_time:.1f} s: {each.text}" for each in wrong]
+            problems += [f"at {request.start - self._start_time:.1f} s: {request.text}" for request in wrong]
             if not client.answers:
                 problems.append(f"{client.service} never answered")
         return problems
@@ -240,7 +244,7 @@ def say(text: str) -> None:
 def list_messages(error: BaseException) -> list[str]:
     """Return the messages of all errors in a group, which itself says none of them."""
     if isinstance(error, BaseExceptionGroup):
-        return [message for each in error.exceptions for message in list_messages(each)]
+        return [message for exception in error.exceptions for message in list_messages(exception)]
     return [str(error)]
 
 

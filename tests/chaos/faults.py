@@ -152,7 +152,7 @@ def extend_absences(breakages: Iterable[Breakage], renewed_at: Iterable[float]) 
     def back(each: Breakage) -> float:
         return next((time for time in renewals if time > each.end), math.inf)
 
-    return [replace(each, end=back(each)) if each.kind in ABSENCES else each for each in breakages]
+    return [replace(breakage, end=back(breakage)) if breakage.kind in ABSENCES else breakage for breakage in breakages]
 
 
 def list_unexplained(failures: Iterable[FailedRequest], breakages: Iterable[Breakage]) -> list[FailedRequest]:
@@ -195,18 +195,20 @@ class _Excuse:
 
 def _list_excuses(breakages: Iterable[Breakage]) -> list[_Excuse]:
     happened = list(breakages)
-    absences = sorted((each for each in happened if each.kind in ABSENCES), key=lambda each: each.start)
-    return [_excuse(each, absences) for each in happened if each.kind in EXCUSES]
+    absences = sorted(
+        (breakage for breakage in happened if breakage.kind in ABSENCES), key=lambda breakage: breakage.start
+    )
+    return [_excuse(breakage, absences) for breakage in happened if breakage.kind in EXCUSES]
 
 
 def _excuse(breakage: Breakage, absences: Iterable[Breakage]) -> _Excuse:
     """Return the excuse of a fault: longer if no agent or no API server was there to withdraw the endpoint."""
     over, until, outage = breakage.end, breakage.end + NOTICE_SECONDS, False
-    for each in absences:
-        if each.address == breakage.address and each.start <= until and each.end >= breakage.start:
-            over = max(over, each.end)
-            until = max(until, each.end + RETURN_SECONDS)
-            outage = outage or each.kind in OUTAGES
+    for absence in absences:
+        if absence.address == breakage.address and absence.start <= until and absence.end >= breakage.start:
+            over = max(over, absence.end)
+            until = max(until, absence.end + RETURN_SECONDS)
+            outage = outage or absence.kind in OUTAGES
     # The controller withdraws the endpoints of a lost host, unless it was itself without an API server.
     if breakage.kind in {"link", "power"} and not outage:
         until = min(until, breakage.start + EXPIRY_SECONDS)

@@ -63,7 +63,7 @@ class ChaosHost:
 
     async def processes(self) -> dict[Role, list[psutil.Process]]:
         """Return the processes that run on this host by their role, oldest first."""
-        found: dict[Role, list[psutil.Process]] = {"agent": [], "proxy": [], "engine": [], "other": []}
+        by_role: dict[Role, list[psutil.Process]] = {"agent": [], "proxy": [], "engine": [], "other": []}
         for pid in sorted(map(int, (await ip(f"netns pids {self.host.host.netns}")).split())):
             try:
                 process = psutil.Process(pid)
@@ -72,9 +72,9 @@ class ChaosHost:
                 arguments = process.cmdline()
             except psutil.Error:
                 continue
-            role: Role = next((_TOKENS[each] for each in arguments if each in _TOKENS), "other")
-            found[role].append(process)
-        return found
+            role: Role = next((_TOKENS[argument] for argument in arguments if argument in _TOKENS), "other")
+            by_role[role].append(process)
+        return by_role
 
     async def inject(self, fault: ScheduledFault) -> bool:
         """Inject `fault` and wait until it is over; return whether there was a process to break."""

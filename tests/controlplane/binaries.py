@@ -89,10 +89,10 @@ def parse_minor_version(text: str) -> tuple[int, int] | None:
 
 def is_compatible(program: str, output: str, required: str) -> bool:
     """Decide whether a found program can be used: same minor version, for kubectl at most one apart (version skew)."""
-    found, needed = parse_minor_version(output), parse_minor_version(required)
-    if found is None or needed is None or found[0] != needed[0]:
+    version, needed = parse_minor_version(output), parse_minor_version(required)
+    if version is None or needed is None or version[0] != needed[0]:
         return False
-    return abs(found[1] - needed[1]) <= (1 if program == "kubectl" else 0)
+    return abs(version[1] - needed[1]) <= (1 if program == "kubectl" else 0)
 
 
 def ensure_binaries() -> Binaries:
@@ -272,10 +272,10 @@ def find_module_folder(
 
 def oldest_go(module: Path) -> str:
     """Return the oldest version of Go that can build a module. Raises BuildError if its go.mod names none."""
-    found = re.search(r"^go (\S+)", (module / "go.mod").read_text(), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^go (\S+)", (module / "go.mod").read_text(), re.MULTILINE)
+    if match is None:
         raise BuildError(f"{module / 'go.mod'}: no line names the version of Go")
-    return found[1]
+    return match[1]
 
 
 def cache_folder() -> Path:

@@ -100,9 +100,9 @@ def copy_from_module(module: Path, path: str, folder: str, destination: Path, *,
     report.end()
     # Go keeps sources read-only, and a copy of them could not be deleted.
     shutil.copytree(Path(source) / folder, destination, copy_function=shutil.copyfile)
-    for each in (destination, *destination.rglob("*")):
-        if each.is_dir():
-            each.chmod(0o755)
+    for entry in (destination, *destination.rglob("*")):
+        if entry.is_dir():
+            entry.chmod(0o755)
     shutil.rmtree(caches, ignore_errors=True)
 
 

@@ -58,10 +58,10 @@ async def wait_for_kinds(plane: ControlPlane) -> None:
     async def discovered() -> bool:
         # An Established kind may not be listed yet. This command reads the list anew and caches it for later ones.
         try:
-            found = await plane.kubectl("api-resources", f"--api-group={GROUP}", "--output=name")
+            output = await plane.kubectl("api-resources", f"--api-group={GROUP}", "--output=name")
         except PlaneError:  # a group is listed a moment before its kinds
             return False
-        return len(found.split()) == len(list((CHECKOUT / "crds").glob("*.yaml")))
+        return len(output.split()) == len(list((CHECKOUT / "crds").glob("*.yaml")))
 
     await eventually(discovered)
     for kind in KINDS:

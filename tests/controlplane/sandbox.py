@@ -51,13 +51,13 @@ def inside() -> bool:
 
 def find_sandbox(argument: str) -> int | None:
     """Return the pid of this user's last `unshare` whose command has this argument; None if there is none."""
-    found = []
+    candidates = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has just ended
             argv = (folder / "cmdline").read_text().split("\0")
             if argv[0] == "unshare" and argument in argv and folder.stat().st_uid == os.getuid():
-                found.append((folder.stat().st_mtime, int(folder.name)))
-    return max(found)[1] if found else None
+                candidates.append((folder.stat().st_mtime, int(folder.name)))
+    return max(candidates)[1] if candidates else None
 
 
 def enter_command(pid: int) -> list[str]:
@@ -82,8 +82,8 @@ def check() -> None:
     probe = ["unshare", *OWN_ROOT, *NAMESPACES, "mount", "-t", "tmpfs", "tmpfs", "/run"]
     result = subprocess.run(probe, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        found = {path: Path(path).read_text().strip() for path in SWITCHES if Path(path).exists()}
-        raise SandboxError(advice(result.stderr, found))
+        switches = {path: Path(path).read_text().strip() for path in SWITCHES if Path(path).exists()}
+        raise SandboxError(advice(result.stderr, switches))
 
 
 def advice(complaint: str, switches: Mapping[str, str]) -> str:

@@ -86,8 +86,8 @@ class ServiceProxy:
 
     def find_address(self, service: str, namespace: str) -> str | None:
         """Return the ClusterIP of a Service, None if it has none."""
-        found = self._store.get(SERVICES, service, namespace)
-        return str(found["spec"]["clusterIP"]) if found and has_address(found) else None
+        stored = self._store.get(SERVICES, service, namespace)
+        return str(stored["spec"]["clusterIP"]) if stored and has_address(stored) else None
 
     async def _pass_on(self, service: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         endpoints = self._endpoints.get(service, [])

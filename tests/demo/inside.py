@@ -244,14 +244,14 @@ def _is_ready(store: Store, name: str) -> bool:
 
 def _list_urls(store: Store, name: str) -> list[str]:
     slices = [
-        each
-        for each in store.list(ENDPOINT_SLICES, "default")
-        if each["metadata"]["labels"].get("kubernetes.io/service-name") == name
+        endpoint_slice
+        for endpoint_slice in store.list(ENDPOINT_SLICES, "default")
+        if endpoint_slice["metadata"]["labels"].get("kubernetes.io/service-name") == name
     ]
     return [
-        f"http://{endpoint['addresses'][0]}:{each['ports'][0]['port']}"
-        for each in slices
-        for endpoint in each["endpoints"] or []
+        f"http://{endpoint['addresses'][0]}:{slice_['ports'][0]['port']}"
+        for slice_ in slices
+        for endpoint in slice_["endpoints"] or []
         if endpoint["conditions"].get("ready")
     ]
 

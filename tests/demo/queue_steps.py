@@ -77,17 +77,17 @@ def _is_reached(store: Store, namespace: str, step: QueueStep) -> bool:
 
 def list_states(store: Store, namespace: str, services: Collection[str]) -> Mapping[str, str]:
     """Return the place in the queue of each service, or the phase of one that does not wait."""
-    found = {}
+    states = {}
     for name in services:
         status = (store.get(INFERENCE_SERVICES, name, namespace) or {}).get("status", {})
-        found[name] = status.get("queue", {}).get("place") or status.get("phase", "")
-    return found
+        states[name] = status.get("queue", {}).get("place") or status.get("phase", "")
+    return states
 
 
 def pick_columns(table: str, names: Collection[str]) -> str:
     """Return some columns of a table of kubectl."""
     heading, *rows = table.rstrip().splitlines()
-    columns = [(found[0], found.start()) for found in re.finditer(r"\S+(?: \S+)*", heading)]
+    columns = [(match[0], match.start()) for match in re.finditer(r"\S+(?: \S+)*", heading)]
     ends = [start for _, start in columns[1:]] + [None]
     kept = [(start, end) for (name, start), end in zip(columns, ends, strict=True) if name in names]
     return "\n".join("".join(row[start:end] for start, end in kept).rstrip() for row in (heading, *rows))

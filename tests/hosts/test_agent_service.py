@@ -93,7 +93,7 @@ class ServedHost:
         LastKnownFile(self.folder / "assignments.json").save([process], secret)
 
     def engines(self) -> list[int]:
-        return [each.pid for each in find_processes(str(self.model))]
+        return [process.pid for process in find_processes(str(self.model))]
 
     async def status(self) -> AgentStatus:
         """Return the status of the agent as soon as one answers."""
@@ -110,7 +110,7 @@ class ServedHost:
         """Wait until the agent says that the engine answers, also one whose network this test cannot reach."""
 
         async def is_ready() -> bool:
-            return [each.phase for each in (await self.status()).processes] == ["Ready"]
+            return [process.phase for process in (await self.status()).processes] == ["Ready"]
 
         await eventually(is_ready)
 
@@ -166,7 +166,7 @@ async def test_stop_finishes_requests_and_ends_engines_proxy_and_agent(served_ho
 
                 async def is_stopping() -> bool:
                     status = await served_host.status()
-                    return status.stopping and [each.phase for each in status.processes] == ["Stopping"]
+                    return status.stopping and [process.phase for process in status.processes] == ["Stopping"]
 
                 await eventually(is_stopping)
                 os.kill(engine, signal.SIGCONT)
@@ -266,7 +266,7 @@ async def test_installed_agent_comes_back_with_its_engines(installed: InstalledA
     assert (shown.exit_code, "unreachable since" in shown.output) == (1, True), "there is no API server"
     assert "user/501/dev.pomona.agent is running" in shown.output
     report = json.loads((await installed.run("status", "-o", "json")).output)
-    assert [each["phase"] for each in report["agent"]["processes"]] == ["Ready"]
+    assert [process["phase"] for process in report["agent"]["processes"]] == ["Ready"]
     assert report["service"]["manager"] == "launchd"
     assert "agent_started" in (await installed.run("logs")).output
     assert "llama" in (await installed.run("logs", "--engine", "chat")).output
@@ -284,7 +284,7 @@ async def test_definition_of_another_version_is_written_anew_with_the_same_optio
     path.write_bytes(plistlib.dumps(keys))
     (tmp_path / "python3").touch()  # beside the program, as in an environment
     findings = json.loads((await installed.run("doctor", "-o", "json")).output)
-    assert f"{path} is of another version of Pomona" in [each["found"] for each in findings]
+    assert f"{path} is of another version of Pomona" in [finding["found"] for finding in findings]
     restarted = await installed.run("restart")
     assert restarted.exit_code == 0, restarted.output
     assert path.read_bytes() == written

@@ -30,15 +30,15 @@ async def test_llama_server_is_measured(tmp_path: Path, tiny: Path) -> None:
         assert (await engine.ready()).ok
         counted = await _count_tokens(engine.url, engine.token)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {engine.token}"}) as session:
-            found = await measure_endpoint(session, engine.url, "chat", QUICK)
+            result = await measure_endpoint(session, engine.url, "chat", QUICK)
         counted = await _count_tokens(engine.url, engine.token) - counted
     # The sentence of the tiny model is shorter than that: it is asked to go on after its end.
-    assert [each.tokens for each in found.timings] == [32, 32, 32]
-    assert all(50 <= each.prompt_tokens <= 90 for each in found.timings)
-    assert list(found.concurrency) == [1, 2]
+    assert [timing.tokens for timing in result.timings] == [32, 32, 32]
+    assert all(50 <= timing.prompt_tokens <= 90 for timing in result.timings)
+    assert list(result.concurrency) == [1, 2]
     # The engine's own counter: a first request of 16 tokens, a warm-up, three runs, and two streams at once.
     assert counted == 16 + 32 * (1 + 3 + 2)
-    record = summarize(found, QUICK)
+    record = summarize(result, QUICK)
     assert record.tokens_per_second > 0
     assert record.prompt_tokens_per_second is not None
     assert len(record.runs) == 3

@@ -149,7 +149,7 @@ async def test_engine_that_cannot_be_measured_is_tried_three_times(
     engine = await machine.runners["u1"].find_engine()
     with structlog.testing.capture_logs() as logs:
         async with running(machine.benchmarks.run()):
-            await eventually(lambda: [each["event"] for each in logs].count("benchmark_failed") == 3)
+            await eventually(lambda: [log["event"] for log in logs].count("benchmark_failed") == 3)
     assert engine is not None
     assert engine.token
     assert engine.token not in str(logs)

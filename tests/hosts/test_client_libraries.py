@@ -133,7 +133,7 @@ async def test_library_raises_wherever_a_stream_ends_before_its_mark(engine: Bac
     async with engine_that_ends_early(lambda: whole[:cut]) as backend, serve(backend) as libraries:
         # The last events are the mark, and one that says why the model has stopped.
         last = whole.index(b"response.completed") if path == "/v1/responses" else whole.rindex(b'_reason":null')
-        ends = [found for found in range(last) if whole[found : found + 1] == b"\n"]
+        ends = [index for index in range(last) if whole[index : index + 1] == b"\n"]
         for cut in (*ends[::4], *range(0, last, last // 10)):  # noqa: B007 - the engine reads it
             with pytest.raises((openai.APIError, anthropic.APIStatusError), match=BROKEN):
                 await libraries.read(path)

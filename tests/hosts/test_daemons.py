@@ -43,8 +43,8 @@ async def test_model_is_added_loaded_served_and_removed_again(served: Served) ->
     assert runner.url == daemon.url
     assert runner.status(18000).pid is None
     async with aiohttp.ClientSession() as session:
-        found = await generate_token(session, daemon.url, model=model, token=runner.api_key, timeout_seconds=60)
-    assert found.ok
+        result = await generate_token(session, daemon.url, model=model, token=runner.api_key, timeout_seconds=60)
+    assert result.ok
     assert machine.ledger.reserved.keys() == {"u1"}
 
     machine.supervisor.assign([])
@@ -65,11 +65,11 @@ async def test_model_of_the_owner_is_counted_and_stays(served: Served) -> None:
     size = daemon.loaded()[OWNERS]["size"] if isinstance(daemon, OllamaServer) else 3 * GIB
 
     def counted() -> bool:
-        found = machine.known.loaded()
-        return {(model.memory_bytes, model.ours) for model in found if model.name == OWNERS} == {(size, False)}
+        models = machine.known.loaded()
+        return {(model.memory_bytes, model.ours) for model in models if model.name == OWNERS} == {(size, False)}
 
     await eventually(counted)
-    (ours,) = [each for each in machine.known.loaded() if each.ours]
+    (ours,) = [loaded_model for loaded_model in machine.known.loaded() if loaded_model.ours]
     assert ours.memory_bytes
     machine.supervisor.assign([])
     await phase(machine, "Stopped")
@@ -276,7 +276,7 @@ async def test_daemon_that_is_removed_from_the_machine_counts_no_model_any_more(
 ) -> None:
     machine, daemon, _ = served
     daemon.own(OWNERS, size=GIB)
-    await eventually(lambda: [each.name for each in machine.known.loaded()] == [OWNERS])
+    await eventually(lambda: [model.name for model in machine.known.loaded()] == [OWNERS])
     changed: list[str] = []
     machine.known.subscribe(changed.append)
     shared = machine.known.get(daemon_name(daemon))

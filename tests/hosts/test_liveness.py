@@ -57,7 +57,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[LivenessCheck]:
 def _no_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the pulse endpoints, so that only a token proves that an engine is alive."""
     monkeypatch.setattr(
-        runner, "RUNTIMES", {name: dataclasses.replace(each, pulse=None) for name, each in RUNTIMES.items()}
+        runner, "RUNTIMES", {name: dataclasses.replace(runtime, pulse=None) for name, runtime in RUNTIMES.items()}
     )
 
 

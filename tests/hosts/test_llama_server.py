@@ -44,16 +44,16 @@ async def test_a_text_as_long_as_the_context_is_embedded(tmp_path: Path, tiny: P
         assert (await engine.ready()).reason == "Embedded"
         # One token for each byte: more than the 512 that llama-server takes of a text by default.
         answer = await engine.ask("/v1/embeddings", input=["x" * 1000, "y"])
-    first, second = (each["embedding"] for each in answer["data"])
+    first, second = (entry["embedding"] for entry in answer["data"])
     assert len(first) == 64
     assert first != second
 
 
 async def test_model_that_cannot_embed_fails_at_once(tmp_path: Path, tiny: Path) -> None:
     async with start_engine(tmp_path, tiny, mode="embeddings") as engine:
-        found = await engine.ready()
-    assert found.reason == "Broken"
-    assert "answered 400: Pooling type 'none' is not OAI compatible" in found.message
+        result = await engine.ready()
+    assert result.reason == "Broken"
+    assert "answered 400: Pooling type 'none' is not OAI compatible" in result.message
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ async def test_documents_are_ranked(tmp_path: Path, tiny: Path) -> None:
     async with start_engine(tmp_path, tiny, mode="rerank") as engine:
         assert (await engine.ready()).reason == "Ranked"
         answer = await engine.ask("/v1/rerank", query="Hi", documents=["Hi", "Ho", "Hu"])
-    assert sorted(each["index"] for each in answer["results"]) == [0, 1, 2]
+    assert sorted(result["index"] for result in answer["results"]) == [0, 1, 2]
 
 
 async def test_tokens_of_a_draft_are_accepted(tmp_path: Path, tiny: Path) -> None:
@@ -114,7 +114,7 @@ async def test_two_adapters_are_applied_together(tmp_path: Path, tiny: Path) -> 
     async with start_engine(tmp_path, tiny, adapters, furtherArtifacts=parts) as engine:
         await engine.ready()
         assert (await engine.says()).strip().startswith("It was written")
-        scales = [each["scale"] for each in json.loads(await engine.get("/lora-adapters"))]
+        scales = [load["scale"] for load in json.loads(await engine.get("/lora-adapters"))]
     assert scales == [0.5, 1.5]
 
 

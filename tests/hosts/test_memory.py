@@ -53,7 +53,7 @@ async def test_one_engine_loads_at_a_time_by_priority(machine: Machine, assignme
     machine.host.loads.release("another")
     for uid in priorities:
         await phase(machine, "Ready", uid=uid)
-    order = [(uid, each) for uid, each in machine.changes if each in {"Starting", "Ready"}]
+    order = [(uid, change) for uid, change in machine.changes if change in {"Starting", "Ready"}]
     deduplicated = list(dict.fromkeys(order))
     assert deduplicated == [(uid, each) for uid in ("u2", "u3", "u1") for each in ("Starting", "Ready")]
 

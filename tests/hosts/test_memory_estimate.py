@@ -33,6 +33,8 @@ ROWS = {
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 def test_the_estimate_is_off_by_less_than_a_tenth(row: Row, tmp_path: Path) -> None:
-    found = measure(row, tmp_path)
-    assert found.estimated.parts.weights_bytes > LEAST_WEIGHTS_BYTES
-    assert abs(found.error) < MOST_ERROR, f"{found.error:+.1%}: {found.estimated.text()}, {found.resident_bytes} bytes"
+    measurement = measure(row, tmp_path)
+    assert measurement.estimated.parts.weights_bytes > LEAST_WEIGHTS_BYTES
+    assert abs(measurement.error) < MOST_ERROR, (
+        f"{measurement.error:+.1%}: {measurement.estimated.text()}, {measurement.resident_bytes} bytes"
+    )

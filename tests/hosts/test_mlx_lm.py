@@ -35,8 +35,8 @@ def further(role: str) -> dict[str, Any]:
 
 async def test_chat_is_answered_with_a_template_and_a_prompt_cache(tmp_path: Path, tiny: Path) -> None:
     async with start_engine(tmp_path, tiny, **MLX, parallel=2, chatTemplate="{{ 'x' * 50 }}") as engine:
-        found = await engine.ready()
-        assert (found.reason, found.message) == ("Generated", f"{engine.url} generated a token")
+        result = await engine.ready()
+        assert (result.reason, result.message) == ("Generated", f"{engine.url} generated a token")
         assert await engine.says() == SENTENCE
         answer = await engine.chat(max_tokens=1)
         assert answer["usage"]["prompt_tokens"] == 50
@@ -53,8 +53,8 @@ async def test_model_that_cannot_be_loaded_fails_although_the_server_is_healthy(
         (broken / name).write_bytes((tiny / name).read_bytes())
     os.truncate(broken / "model.safetensors", 1000)
     async with start_engine(tmp_path, broken, **MLX) as engine:
-        found = await engine.ready()
-        assert (found.reason, found.message) == (
+        result = await engine.ready()
+        assert (result.reason, result.message) == (
             "Broken",
             f"{engine.url} answered 404: generation thread died",
         )

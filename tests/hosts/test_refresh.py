@@ -24,10 +24,10 @@ async def run_job(simulated: SimulatedModel, verb: str, volume: Path, environmen
     """Run the only Job of this verb as a process, with its volume at `volume`, and let the Model see its end."""
     result = volume / "result.json"
     (container,) = simulated.job(verb)["spec"]["template"]["spec"]["containers"]
-    arguments = [str(result) if each == TERMINATION_LOG else each for each in container["args"]]
+    arguments = [str(result) if argument == TERMINATION_LOG else argument for argument in container["args"]]
     arguments = [
-        f"{volume}{each.removeprefix(MODELS_PATH)}" if each.startswith(f"{MODELS_PATH}/") else each
-        for each in arguments
+        f"{volume}{argument.removeprefix(MODELS_PATH)}" if argument.startswith(f"{MODELS_PATH}/") else argument
+        for argument in arguments
     ]
     ran = await run_pomona(*arguments, "--allow-private-sources", "127.0.0.0/8", no_proxy="*", **environment)
     assert ran.code == 0, ran.err
@@ -65,7 +65,7 @@ async def follow_change(
         assert cached is not None
         assert await asyncio.to_thread((volume / cached.path).read_bytes) == content
         assert simulated.condition("Refreshed").reason == ("RevisionChanged" if held and is_new else "UpToDate")
-        assert is_new == (cached not in [each for each, _content in held])
+        assert is_new == (cached not in [weights for weights, _content in held])
         held.append((cached, content))
     assert simulated.condition("Ready").status == "True"
 

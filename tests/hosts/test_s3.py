@@ -79,25 +79,27 @@ async def test_file_is_inspected_and_fetched_with_the_digest_that_the_service_ke
     bucket: Bucket, tmp_path: Path
 ) -> None:
     source = "s3://models/gguf/tiny%20model.gguf"
-    found = await bucket.inspect(source)
-    assert (found.file, found.gguf.architecture) == ("tiny model.gguf", "llama")
-    assert found.sha256 == bucket.sha256("gguf/tiny model.gguf")
-    fetched = await bucket.fetch(source, tmp_path / "to", revision=found.revision, size_bytes=found.size_bytes)
-    assert fetched.sha256 == found.sha256
-    assert hashlib.sha256(fetched.path.read_bytes()).hexdigest() == found.sha256
+    inspection = await bucket.inspect(source)
+    assert (inspection.file, inspection.gguf.architecture) == ("tiny model.gguf", "llama")
+    assert inspection.sha256 == bucket.sha256("gguf/tiny model.gguf")
+    fetched = await bucket.fetch(
+        source, tmp_path / "to", revision=inspection.revision, size_bytes=inspection.size_bytes
+    )
+    assert fetched.sha256 == inspection.sha256
+    assert hashlib.sha256(fetched.path.read_bytes()).hexdigest() == inspection.sha256
 
 
 async def test_folder_is_listed_and_inspected(bucket: Bucket) -> None:
-    found = await bucket.inspect("s3://models/mlx/")
-    assert found.gguf.architecture == "llama"
-    assert found.size_bytes == sum(path.stat().st_size for path in (bucket.folder / "mlx").iterdir())
+    inspection = await bucket.inspect("s3://models/mlx/")
+    assert inspection.gguf.architecture == "llama"
+    assert inspection.size_bytes == sum(path.stat().st_size for path in (bucket.folder / "mlx").iterdir())
     access = SourceAccess(allowed_networks=ALLOWED_NETWORKS, s3=bucket.server.access())
     repository = open_repository(parse("s3://models/mlx/"), access)
-    assert (await repository.list_files(found.revision)).revision == found.revision
+    assert (await repository.list_files(inspection.revision)).revision == inspection.revision
 
     await bucket.server.put(BUCKET, "mlx/config.json", b"{}")
     with pytest.raises(ArtifactError) as caught:
-        await repository.list_files(found.revision)
+        await repository.list_files(inspection.revision)
     assert caught.value.reason == "SourceChanged"
 
 
@@ -161,10 +163,10 @@ async def test_other_bytes_than_the_digest_are_refused(bucket: Bucket, tmp_path:
 
 async def test_object_that_changed_after_the_inspection_is_refused(bucket: Bucket, tmp_path: Path) -> None:
     source = "s3://models/gguf/tiny%20model.gguf"
-    found = await bucket.inspect(source)
+    inspection = await bucket.inspect(source)
     await bucket.server.put(BUCKET, "gguf/tiny model.gguf", b"GGUF of another model")
     with pytest.raises(ArtifactError) as caught:
-        await bucket.fetch(source, tmp_path / "to", revision=found.revision)
+        await bucket.fetch(source, tmp_path / "to", revision=inspection.revision)
     assert caught.value.reason == "SourceChanged"
 
 

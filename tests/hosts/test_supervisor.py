@@ -212,7 +212,7 @@ async def test_processes_that_do_not_fit_together_are_not_both_started(
 ) -> None:
     machine.ledger.budget_bytes = 3 * GIB
     machine.supervisor.assign([assignment("u1", memory_bytes=2 * GIB), assignment("u2", memory_bytes=2 * GIB)])
-    await eventually(lambda: {each.state.phase for each in machine.runners.values()} == {"Ready", "Rejected"})
+    await eventually(lambda: {runner.state.phase for runner in machine.runners.values()} == {"Ready", "Rejected"})
     (first,) = machine.ledger.reserved  # the process that was checked first
     assert machine.runners[first].state.phase == "Ready"
     (second,) = machine.runners.keys() - {first}

@@ -58,11 +58,11 @@ async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: S
         assert status == 404
         assert "third" in said
         async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-            assert {each["id"] for each in (await response.json())["data"]} >= {"first", "second"}
+            assert {model["id"] for model in (await response.json())["data"]} >= {"first", "second"}
         await up.says("idle: Suspended - spec.suspend is true")
         await up.says("first: ignored on this machine, only pods use them: spec.resources")
     assert await up.process.stop() == 0
-    assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == []
+    assert [process for process in psutil.process_iter() if _is_of(process, up.state)] == []
 
 
 @pytest.mark.parametrize("document", ["docs/concepts.md", "docs/mac.md"])
@@ -235,20 +235,20 @@ async def test_question_is_answered_on_standard_output_and_everything_is_stopped
     up.process.start()
     assert await up.ends() == 0, up.said
     assert tiny_gguf.SENTENCE in up.said
-    assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == []
+    assert [process for process in psutil.process_iter() if _is_of(process, up.state)] == []
 
 
 async def test_engine_is_adopted_after_a_crash_of_up(start: Start, weights: Path) -> None:
     up = start("--model", str(weights))
     await up.url()
     await up.says("tiny: Ready")
-    before = [each for each in psutil.process_iter() if _is_of(each, up.state)]
+    before = [process for process in psutil.process_iter() if _is_of(process, up.state)]
     await up.process.kill()
     up.process.log.write_text("")
     url = await up.url()
     await up.says("tiny: Ready")
     assert (await ask(url, "tiny"))[0] == 200
-    assert [each for each in psutil.process_iter() if _is_of(each, up.state)] == before
+    assert [process for process in psutil.process_iter() if _is_of(process, up.state)] == before
 
 
 async def test_hub_gets_the_token_of_the_environment_and_is_not_needed_once_weights_are_stored(
@@ -264,7 +264,7 @@ async def test_hub_gets_the_token_of_the_environment_and_is_not_needed_once_weig
         up = start("--model", "hf://org/repo/tiny.gguf", "--ask", "Hi")
         up.process.start()
         assert await up.ends() == 0, up.said
-        assert any(each.authorization == "Bearer hub-token" and COMMIT in each.path for each in files.requests)
+        assert any(request.authorization == "Bearer hub-token" and COMMIT in request.path for request in files.requests)
         files.statuses.extend([429] * 99)
         up.process.start()
         assert await up.ends() == 0, up.said
@@ -289,7 +289,7 @@ async def test_other_server_gets_no_token_although_a_manifest_names_a_secret(
         await up.url()
         await up.says("chat: Ready")
         assert files.requests
-        assert [each.authorization for each in files.requests if each.authorization] == []
+        assert [request.authorization for request in files.requests if request.authorization] == []
 
 
 async def test_missing_memory_is_reported_with_its_size(start: Start, weights: Path) -> None:
@@ -345,8 +345,8 @@ async def test_an_end_right_after_the_start_leaves_no_proxy(start: Start, tmp_pa
     up.process.start()
     assert await up.ends() == 1
     assert "cannot serve a GGUF file" in up.said
-    lines = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
-    assert [each for each in lines if str(up.state) in each] == []
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert [line for line in lines if str(up.state) in line] == []
 
 
 async def test_files_that_a_cluster_refuses_start_nothing(start: Start, tmp_path: Path) -> None:

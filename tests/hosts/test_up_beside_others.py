@@ -46,14 +46,14 @@ async def test_the_engines_of_a_cluster_are_left_alone(start: Start, weights: Pa
     await up.says("tiny: Ready")
     await up.process.kill()
     (record,) = (up.state / "processes").glob("*.json")
-    known = json.loads(record.read_text())
-    record.with_name("u1.json").write_text(json.dumps({**known, "uid": "u1"}))
+    content = json.loads(record.read_text())
+    record.with_name("u1.json").write_text(json.dumps({**content, "uid": "u1"}))
     record.unlink()
     up.process.start()
     assert await up.ends() == 1
     assert "which a cluster has placed on this machine, still runs" in up.said
     assert "end it by `pomona agent stop`" in up.said
-    assert psutil.pid_exists(known["identity"]["pid"])
+    assert psutil.pid_exists(content["identity"]["pid"])
 
 
 async def test_models_of_a_cluster_in_a_daemon_are_left_alone(

@@ -58,9 +58,9 @@ async def answers(url: str) -> bool:
 async def ups(tmp_path: Path) -> AsyncIterator[Ups]:
     ups = Ups(tmp_path, unpack())
     yield ups
-    for each in (ups.old, ups.new):
-        if each.running:
-            await each.kill()
+    for up in (ups.old, ups.new):
+        if up.running:
+            await up.kill()
     for process in marked(ups.state):
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended with another one
             process.kill()

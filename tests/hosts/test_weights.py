@@ -29,7 +29,7 @@ async def test_engine_pins_its_weights_while_no_agent_runs(
         assert len(server.seen("/tiny.gguf")) == 1, "fetched once for both"
     store = HostWeights(machine.folder / "weights", None, ALLOWED_NETWORKS).store
     await machine.stop()
-    assert [each.in_use for each in store.stored()] == [True]
+    assert [weights.in_use for weights in store.stored()] == [True]
     assert not store.remove(digest)
 
     await machine.start()
@@ -38,7 +38,7 @@ async def test_engine_pins_its_weights_while_no_agent_runs(
     for uid in ("u1", "u2"):
         await phase(machine, "Stopped", uid=uid)
     assert [identify_process(pid) for pid in pids] == [None, None]
-    assert [each.in_use for each in store.stored()] == [False]
+    assert [weights.in_use for weights in store.stored()] == [False]
     assert store.remove(digest)
 
 
@@ -71,10 +71,10 @@ async def test_fetched_weights_are_pinned_while_others_cannot_be_fetched(
         machine.supervisor.assign([wanted])
         await phase(machine, "Failed", "SourceNotFound")
         store = HostWeights(machine.folder / "weights", None, ALLOWED_NETWORKS).store
-        assert [each.in_use for each in store.stored()] == [True]
+        assert [weights.in_use for weights in store.stored()] == [True]
         machine.supervisor.assign([])
         await phase(machine, "Stopped")
-        assert [each.in_use for each in store.stored()] == [False]
+        assert [weights.in_use for weights in store.stored()] == [False]
 
 
 async def test_secret_of_a_model_is_the_token_by_which_a_host_fetches_its_weights(

@@ -88,7 +88,7 @@ async def nodes(request: pytest.FixtureRequest, plane: ControlPlane) -> AsyncIte
 
     async def ready(name: str) -> bool:
         node = await plane.request("GET", NODES.path(None, name))
-        conditions = {each["type"]: each["status"] for each in node["status"]["conditions"]}
+        conditions = {condition["type"]: condition["status"] for condition in node["status"]["conditions"]}
         return conditions["Ready"] == "True" and "taints" not in node["spec"]
 
     try:

@@ -195,7 +195,7 @@ def _push(buildah: _Buildah, archive: Path, image: str) -> None:
 
 def _run(command: Sequence[str | Path], what: str) -> str:
     print(what, file=sys.stderr, flush=True)
-    result = subprocess.run([str(each) for each in command], capture_output=True, text=True, check=False)
+    result = subprocess.run([str(argument) for argument in command], capture_output=True, text=True, check=False)
     if result.returncode != 0:
         said = "\n".join((result.stdout + result.stderr).splitlines()[-20:])
         raise PreparationError(f"{what}: exit code {result.returncode}:\n{said}")

@@ -25,7 +25,7 @@ WAIT_SECONDS = 120.0
 async def installed(plane: ControlPlane) -> AsyncIterator[None]:
     """The scheduler and the density API beside what the chart runs anyway, all ready."""
     values = ("scheduler.enabled=true", f"scheduler.image={SCHEDULER}", "console.enabled=true")
-    settings = [f"--set={each}" for each in values]
+    settings = [f"--set={value}" for value in values]
     await run_helm("upgrade", "pomona", str(CHART), "--reuse-values", "--wait", *settings, plane=plane)
     yield
     settings = ["--set=scheduler.enabled=false", "--set=console.enabled=false"]
@@ -34,12 +34,14 @@ async def installed(plane: ControlPlane) -> AsyncIterator[None]:
 
 async def list_pods(client: Client, component: str) -> list[Obj]:
     """Return the pods of a part of Pomona that are not about to end."""
-    found = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=f"app.kubernetes.io/component={component}")
-    return [each for each in found.items if "deletionTimestamp" not in each["metadata"]]
+    object_list = await client.list(
+        PODS, CONTROLLER_NAMESPACE, label_selector=f"app.kubernetes.io/component={component}"
+    )
+    return [item for item in object_list.items if "deletionTimestamp" not in item["metadata"]]
 
 
 def count_restarts(pods: list[Obj]) -> list[int]:
-    return [each["restartCount"] for pod in pods for each in pod["status"]["containerStatuses"]]
+    return [status["restartCount"] for pod in pods for status in pod["status"]["containerStatuses"]]
 
 
 async def test_node_agents_report_within_their_limit_of_memory(client: Client, nodes: dict[str, RealNode]) -> None:
@@ -70,7 +72,7 @@ async def test_scheduler_asks_its_extender_for_a_pod_with_a_device(
         pods = await list_pods(client, "scheduler")
         metrics = [(await ask(pod, 8080, "/metrics")).text for pod in pods]
         asked = re.compile(r'^pomona_extender_requests_total\{[^}]*verb="filter"', re.MULTILINE)
-        assert any(asked.search(each) for each in metrics), metrics
+        assert any(asked.search(metric) for metric in metrics), metrics
         assert count_restarts(pods) == [0] * 4
         await client.delete(PODS, "train", namespace)
     finally:
@@ -90,7 +92,7 @@ async def test_density_api_answers_a_user_of_the_cluster(
 
     async def shows_nodes() -> bool:
         answer = await ask(pod, 8090, "/api/v1/density/nodes", token)
-        return answer.status == 200 and {each["nodeName"] for each in json.loads(answer.text)["nodes"]} == set(nodes)
+        return answer.status == 200 and {load["nodeName"] for load in json.loads(answer.text)["nodes"]} == set(nodes)
 
     try:
         await eventually(shows_nodes)

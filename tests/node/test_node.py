@@ -67,8 +67,10 @@ async def asked(cluster: Cluster, service: str) -> AsyncIterator[Asker]:
 
 
 async def pods_of(cluster: Cluster, service: str) -> list[Obj]:
-    found = await cluster.client.list(PODS, cluster.namespace, label_selector=f"inference.pomona.dev/service={service}")
-    return [pod for pod in found.items if "deletionTimestamp" not in pod["metadata"]]
+    object_list = await cluster.client.list(
+        PODS, cluster.namespace, label_selector=f"inference.pomona.dev/service={service}"
+    )
+    return [pod for pod in object_list.items if "deletionTimestamp" not in pod["metadata"]]
 
 
 async def test_pod_service_answers_from_apply_to_token(cluster: Cluster) -> None:
@@ -99,7 +101,9 @@ async def test_new_image_of_pomona_fails_no_request(
         await run_helm("upgrade", "pomona", str(CHART), "--reuse-values", "--wait", tag, plane=plane)
 
         async def replaced() -> bool:
-            images = [each["image"] for pod in await pods_of(cluster, "chat") for each in pod["spec"]["containers"]]
+            images = [
+                container["image"] for pod in await pods_of(cluster, "chat") for container in pod["spec"]["containers"]
+            ]
             return images == [newer] and len(await cluster.urls("chat")) == 1
 
         await eventually(replaced, WAIT_SECONDS)
@@ -120,7 +124,7 @@ async def test_drained_node_hands_its_service_over(
             )
 
             async def moved() -> bool:
-                names = {each["spec"].get("nodeName") for each in await pods_of(cluster, "chat")}
+                names = {pod["spec"].get("nodeName") for pod in await pods_of(cluster, "chat")}
                 return names == nodes.keys() - {drained} and await has_urls(cluster, "chat", 2)
 
             await eventually(moved, WAIT_SECONDS)

@@ -51,10 +51,10 @@ class AdmissionApi(Client):
 
     def find(self, resource: Resource, name: str, namespace: str | None = "team") -> Obj:
         """Return an object. Raises NotFound."""
-        found = self.objects.get((resource, ObjectKey(namespace or "", name)))
-        if found is None:
+        stored = self.objects.get((resource, ObjectKey(namespace or "", name)))
+        if stored is None:
             raise NotFound("get", status=404)
-        return found
+        return stored
 
     def host_of(self, name: str) -> str:
         """Return the host of a process; empty if it waits."""
@@ -155,11 +155,13 @@ class AdmissionApi(Client):
 
 
 def _place_of(operations: Sequence[Mapping[str, Any]]) -> str:
-    for each in operations:
-        if each["path"] == "/spec/hostName":
-            return str(each["value"])
-        if each["op"] == "add" and "affinity" in each["path"]:
-            terms = each["value"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    for operation in operations:
+        if operation["path"] == "/spec/hostName":
+            return str(operation["value"])
+        if operation["op"] == "add" and "affinity" in operation["path"]:
+            terms = operation["value"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+                "nodeSelectorTerms"
+            ]
             # One that goes to any node of a pool has labels instead of a name.
             return str(terms[0]["matchFields"][0]["values"][0]) if "matchFields" in terms[0] else ""
     return ""
@@ -237,8 +239,8 @@ class AdmissionBench:
 
     def remove(self, resource: Resource, name: str, namespace: str = "team") -> None:
         """Delete an object, which the watch shows."""
-        found = self.api.objects.pop((resource, ObjectKey(namespace, name)))
-        self.known.remove(resource, namespace, name, uid=found["metadata"]["uid"])
+        removed = self.api.objects.pop((resource, ObjectKey(namespace, name)))
+        self.known.remove(resource, namespace, name, uid=removed["metadata"]["uid"])
 
 
 def _loop_time() -> float:

@@ -33,7 +33,7 @@ def status_of_host(
         "runtimes": [*runtimes],
         "budgetBytes": budget_bytes,
         "availableBytes": available_bytes,
-        "processes": [{"uid": each["metadata"]["uid"]} for each in processes],
+        "processes": [{"uid": process["metadata"]["uid"]} for process in processes],
     }
 
 
@@ -42,6 +42,6 @@ def slice_of_process(process: Obj, address: str, port: int) -> Obj:
     metadata, spec = process["metadata"], process["spec"]
     service = ObjectKey(metadata["namespace"], spec["serviceName"])
     member = SliceMember(metadata["uid"], metadata["name"], ready=True)
-    found = build_slice(service, spec["hostName"], address, port, [member])
-    assert found is not None
-    return found
+    endpoint_slice = build_slice(service, spec["hostName"], address, port, [member])
+    assert endpoint_slice is not None
+    return endpoint_slice

@@ -63,13 +63,13 @@ def _read_owner_from(path: Path) -> None:
         return msgspec.json.decode(path.read_bytes(), type=OwnerFacts) if path.exists() else None
 
     def read_idle_seconds() -> float | None:
-        return found.idle_seconds if (found := facts()) else probes[0]()
+        return owner_facts.idle_seconds if (owner_facts := facts()) else probes[0]()
 
     def read_power() -> power.Power:
-        return power.Power(found.source, found.battery_percent) if (found := facts()) else probes[1]()
+        return power.Power(owner_facts.source, owner_facts.battery_percent) if (owner_facts := facts()) else probes[1]()
 
     def read_thermal() -> ThermalLevel | None:
-        return found.heat if (found := facts()) else probes[2]()
+        return owner_facts.heat if (owner_facts := facts()) else probes[2]()
 
     user_input.read_idle_seconds = read_idle_seconds
     power.read = read_power

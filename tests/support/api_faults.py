@@ -159,7 +159,7 @@ def _created_object(request: Request) -> tuple[str, str]:
 def _owner_uids(request: Request) -> set[str]:
     """Return the owners of the object of a POST, or of a PATCH that applies."""
     metadata = msgspec.json.decode(request.body or b"{}").get("metadata") or {}
-    return {each["uid"] for each in metadata.get("ownerReferences") or ()}
+    return {owner["uid"] for owner in metadata.get("ownerReferences") or ()}
 
 
 async def _once(body: bytes) -> AsyncIterator[bytes]:

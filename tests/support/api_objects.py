@@ -66,7 +66,7 @@ def service(name: str = "chat", *, generation: int = 1, status: Obj | None = Non
 
 
 def model(*, cached: bool = True, status: Obj | None = None, **spec: Any) -> Obj:
-    known = {
+    defaults = {
         "observedGeneration": 1,
         "phase": "Ready",
         "revision": "r1",
@@ -94,30 +94,30 @@ def model(*, cached: bool = True, status: Obj | None = None, **spec: Any) -> Obj
             "resourceVersion": "1",
         },
         "spec": {"source": "http://models.example/tiny.gguf", **spec},
-        "status": known | (status or {}),
+        "status": defaults | (status or {}),
     }
 
 
 def library_model() -> Obj:
     """Return a Model of Ollama's library, which the engine of each pod pulls by itself."""
-    found = model(source="ollama://tiny:1b", memoryBytes=GIB)
-    ready = next(each for each in found["status"]["conditions"] if each["type"] == "Ready")
-    return found | {"status": {"observedGeneration": 1, "phase": "Ready", "conditions": [ready]}}
+    tiny = model(source="ollama://tiny:1b", memoryBytes=GIB)
+    ready = next(reported for reported in tiny["status"]["conditions"] if reported["type"] == "Ready")
+    return tiny | {"status": {"observedGeneration": 1, "phase": "Ready", "conditions": [ready]}}
 
 
 def host(name: str = "studio-1", free_bytes: int | None = 64 * GIB, *, ready: str = "True", **status: Any) -> Obj:
     reason = "LeaseRenewed" if ready == "True" else "LeaseExpired"
-    known: Obj = {
+    defaults: Obj = {
         "address": ADDRESS,
         "runtimes": ["llama.cpp"],
         "conditions": [condition("Ready", ready, reason)],
         "processes": [],
     }
     if free_bytes is not None:
-        known["availableBytes"] = free_bytes
+        defaults["availableBytes"] = free_bytes
     return {
         "metadata": {"name": name, "uid": f"uid-{name}", "generation": 1, "resourceVersion": "1"},
-        "status": known | status,
+        "status": defaults | status,
     }
 
 
@@ -216,16 +216,16 @@ def as_hosted(*objects: Obj) -> list[HostedProcess]:
 
 def store(*objects: tuple[Resource, Obj]) -> Store:
     """Return a store with the controller's indexes and what it keeps of these objects."""
-    known = Store()
-    declare_indexes(known)
-    declare_partial_objects(known)
-    declare_nodes(known, VENDORS)
+    kept = Store()
+    declare_indexes(kept)
+    declare_partial_objects(kept)
+    declare_nodes(kept, VENDORS)
     for resource, obj in objects:
-        known.put(resource, obj)
-    return known
+        kept.put(resource, obj)
+    return kept
 
 
 def planned_condition(plan: Plan, kind: str) -> Obj:
     """Return the condition of this type from the status that the plan writes."""
     assert plan.status is not None
-    return next(each for each in plan.status["conditions"] if each["type"] == kind)
+    return next(planned for planned in plan.status["conditions"] if planned["type"] == kind)

@@ -29,7 +29,7 @@ def ready(state: State, *, name: str = "chat", replicas: int = 1, deployments: i
 def is_collected(state: State, name: str = "chat") -> bool:
     """Decide whether Kubernetes' garbage collector has deleted everything of a service that was deleted."""
     kinds = ("inferenceservices", "metalprocesses", "deployments", "services", "endpointslices", "secrets")
-    return not any(each.partition(".")[0].partition("-")[0] == name for kind in kinds for each in state[kind])
+    return not any(key.partition(".")[0].partition("-")[0] == name for kind in kinds for key in state[kind])
 
 
 async def make_host_model(world: CrashWorld) -> None:
@@ -91,8 +91,8 @@ def _has_copies(state: State, *, copies: int, replicas: int) -> bool:
     claims = {copy["name"] for copy in model["status"].get("copies", ())}
     mounted = {
         volume["persistentVolumeClaim"]["claimName"]
-        for each in state["deployments"].values()
-        for volume in each["spec"]["template"]["spec"]["volumes"]
+        for deployment in state["deployments"].values()
+        for volume in deployment["spec"]["template"]["spec"]["volumes"]
         if "persistentVolumeClaim" in volume
     }
     are_there = len(claims) == copies and mounted <= claims == set(state["persistentvolumeclaims"])
@@ -192,7 +192,7 @@ async def drain_hosts(world: CrashWorld) -> None:
 
 
 def _serves_on(state: State, host: str) -> bool:
-    hosts = [each["spec"].get("hostName") for each in state["metalprocesses"].values()]
+    hosts = [process["spec"].get("hostName") for process in state["metalprocesses"].values()]
     return ready(state, processes=1) and hosts == [host]
 
 
@@ -214,7 +214,7 @@ async def wait_for_room(world: CrashWorld) -> None:
 
 def _is_served(state: State, **is_ready: bool) -> bool:
     """Decide which services serve, and that all others wait in the queue and know its length."""
-    statuses = {name: each["status"] for name, each in state["inferenceservices"].items()}
+    statuses = {name: service["status"] for name, service in state["inferenceservices"].items()}
     phases = {name: status.get("phase") for name, status in statuses.items()}
     lengths = {name: status.get("queue", {}).get("length") for name, status in statuses.items()}
     waiting = sum(not served for served in is_ready.values())
@@ -246,7 +246,7 @@ async def queue_for_devices(world: CrashWorld) -> None:
 
 
 def _without(state: State, name: str) -> State:
-    services = {each: found for each, found in state["inferenceservices"].items() if each != name}
+    services = {key: service for key, service in state["inferenceservices"].items() if key != name}
     return {**state, "inferenceservices": services}
 
 
@@ -256,8 +256,8 @@ def _is_pending(state: State, name: str) -> bool:
 
 
 SCENARIOS: Final[Mapping[str, Scenario]] = {
-    each.__name__: each
-    for each in (
+    scenario.__name__: scenario
+    for scenario in (
         live_in_pods,
         replace_a_volume,
         serve_beside_copies,

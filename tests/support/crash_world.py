@@ -170,7 +170,7 @@ class CrashWorld:
 
         async def bindable() -> bool:
             conditions = (await self.client.get(METAL_HOSTS, name))["status"]["conditions"]
-            return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+            return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
         await eventually(bindable)
         return agent
@@ -186,7 +186,7 @@ class CrashWorld:
         async def reached() -> bool:
             host = await self.client.get(METAL_HOSTS, f"{self.namespace}-{number}")
             conditions = host["status"]["conditions"]
-            return any((each["type"], each["reason"]) == (DRAINED, reason) for each in conditions)
+            return any((condition["type"], condition["reason"]) == (DRAINED, reason) for condition in conditions)
 
         await eventually(reached, CHECKPOINT_SECONDS)
 
@@ -207,8 +207,8 @@ class CrashWorld:
 
     async def delete(self, resource: Resource, name: str) -> None:
         """Delete an object."""
-        found = await self.client.get(resource, name, self.namespace)
-        self.transport.deleted_owners.add(found["metadata"]["uid"])
+        observed = await self.client.get(resource, name, self.namespace)
+        self.transport.deleted_owners.add(observed["metadata"]["uid"])
         await self.client.delete(resource, name, self.namespace)
 
     async def checkpoint(self, name: str, condition: Callable[[State], bool]) -> None:
@@ -224,9 +224,9 @@ class CrashWorld:
             await asyncio.sleep(SETTLE_SECONDS)
             return first if (await self.state(), len(self.writes())) == (first, writes) else None
 
-        found = await eventually(settled, CHECKPOINT_SECONDS)
-        assert found is not None, "a state that has settled"
-        self._states[name].set_result(found)
+        state = await eventually(settled, CHECKPOINT_SECONDS)
+        assert state is not None, "a state that has settled"
+        self._states[name].set_result(state)
 
     async def _is_at(self, name: str, expected: State) -> bool:
         state = await self.state()
@@ -234,32 +234,32 @@ class CrashWorld:
             # One that has not seen an edit deletes the process of another that has, whose successor has another number.
             state, expected = renumber_processes(state), renumber_processes(expected)
         differences = {
-            f"{kind} {each}": (found.get(each), expected[kind].get(each))
-            for kind, found in state.items()
-            for each in {*found, *expected[kind]}
-            if found.get(each) != expected[kind].get(each)
+            f"{kind} {key}": (objects.get(key), expected[kind].get(key))
+            for kind, objects in state.items()
+            for key in {*objects, *expected[kind]}
+            if objects.get(key) != expected[kind].get(key)
         }
         assert not differences, f"{name}: found and expected: {json.dumps(differences)}"
         return True
 
     async def state(self) -> State:
         """Return all objects of the namespace without what differs between two equal runs."""
-        lists = await asyncio.gather(*(self.client.list(each, self.namespace) for each in COMPARED))
+        lists = await asyncio.gather(*(self.client.list(resource, self.namespace) for resource in COMPARED))
         ours = f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}"
         slices = await self.client.list(ENDPOINT_SLICES, self.namespace, label_selector=ours)
-        found = {each.plural: listed.items for each, listed in zip(COMPARED, lists, strict=True)}
+        objects = {resource.plural: listed.items for resource, listed in zip(COMPARED, lists, strict=True)}
         # What one change of pods that queue was allowed stays until the next one, and depends on what ended first.
-        found["deployments"] = [_forget_strategy(each) for each in found["deployments"]]
-        found["jobs"] = [_forget_tolerations(job) for job in found["jobs"]]
+        objects["deployments"] = [_forget_strategy(deployment) for deployment in objects["deployments"]]
+        objects["jobs"] = [_forget_tolerations(job) for job in objects["jobs"]]
         # The ports of simulated hosts differ from run to run.
-        found["endpointslices"] = [{**each, "ports": []} for each in slices.items]
+        objects["endpointslices"] = [{**item, "ports": []} for item in slices.items]
         return {
             kind: {
-                self._identify(each): self._normalized(each)
-                for each in items
-                if each["metadata"]["name"] != "default" and each["metadata"]["name"] != FOREIGN
+                self._identify(item): self._normalized(item)
+                for item in items
+                if item["metadata"]["name"] != "default" and item["metadata"]["name"] != FOREIGN
             }
-            for kind, items in found.items()
+            for kind, items in objects.items()
         }
 
     def _identify(self, obj: Obj) -> str:
@@ -272,9 +272,9 @@ class CrashWorld:
             # The status of Kubernetes' own objects is its controllers' business, and follows ours by itself.
             builtin = "spec" in value and value.get("apiVersion") in {"v1", "apps/v1", "batch/v1"}
             dropped = _VOLATILE | {"status"} if builtin else _VOLATILE
-            return {self._normalized(key): self._normalized(each) for key, each in value.items() if key not in dropped}
+            return {self._normalized(key): self._normalized(part) for key, part in value.items() if key not in dropped}
         if isinstance(value, list):
-            return [self._normalized(each) for each in value]
+            return [self._normalized(part) for part in value]
         if isinstance(value, str):
             plain = value.replace(self.namespace, "NAMESPACE")
             # The names of Jobs and of claims for all pods have a digest of the Model's uid.

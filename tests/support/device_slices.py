@@ -40,7 +40,7 @@ def device_slice(node: str, *devices: Obj, name: str = "", generation: int = 1, 
 def claim(name: str, node: str, *devices: str, pod: str = "", labels: Obj | None = None, version: int = 1) -> Obj:
     """Return a ResourceClaim with devices of a node, made for the pod with a uid."""
     owners = [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod, "controller": True}] if pod else []
-    results = [{"driver": DRIVER, "pool": node, "device": each, "request": "devices"} for each in devices]
+    results = [{"driver": DRIVER, "pool": node, "device": device, "request": "devices"} for device in devices]
     return {
         "metadata": {
             "name": name,

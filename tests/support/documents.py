@@ -18,7 +18,7 @@ _BLOCK = re.compile(r"^ *```(.*)\n((?:.*\n)*?) *```$", re.MULTILINE)
 
 def list_blocks(text: str, language: str = "") -> list[str]:
     """Return the fenced blocks of a language, also those of a list, without their indentation."""
-    return [block for found, block in list_steps(text) if found == language]
+    return [block for step, block in list_steps(text) if step == language]
 
 
 def list_steps(text: str) -> list[tuple[str, str]]:
@@ -28,11 +28,11 @@ def list_steps(text: str) -> list[tuple[str, str]]:
 
 def split_commands(block: str) -> list[tuple[str, str]]:
     """Return the commands of a block, which follow `$ `, each with what it prints."""
-    found = []
-    for each in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        command, _, printed = each.partition("\n")
-        found.append((command, printed))
-    return found
+    commands = []
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, printed = part.partition("\n")
+        commands.append((command, printed))
+    return commands
 
 
 def list_manifests(path: Path) -> Iterator[str]:

@@ -60,14 +60,14 @@ class EngineProcess:
 
     async def ready(self) -> ProbeResult:
         """Wait until the engine answers, or is known never to answer, and return the result."""
-        found: list[ProbeResult] = []
+        results: list[ProbeResult] = []
 
         async def decided() -> bool:
-            found[:] = [await self.probe()]
-            return found[0].ok or found[0].reason == "Broken"
+            results[:] = [await self.probe()]
+            return results[0].ok or results[0].reason == "Broken"
 
         await eventually(decided)
-        return found[0]
+        return results[0]
 
     async def get(self, path: str) -> str:
         async with self._session.get(f"{self.url}{path}") as response:

@@ -95,12 +95,12 @@ class FakeMetalAgent:
 
     async def _look(self) -> None:
         await self._write("lease", {}, self._renew)
-        found = await self.client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self.name}")
-        for process in found.items:
+        object_list = await self.client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self.name}")
+        for process in object_list.items:
             # The process may have been deleted in the meantime, as for any agent.
             with contextlib.suppress(ApiError):
                 await self._tend(process)
-        await self._report(found.items)
+        await self._report(object_list.items)
 
     async def _tend(self, process: Obj) -> None:
         """Withdraw the endpoint of a deleted process and report it as Stopped; serve or refuse any other process."""
@@ -120,8 +120,10 @@ class FakeMetalAgent:
 
     async def _report(self, processes: Collection[Obj]) -> None:
         """Report reserved and available memory; stopped and refused processes reserve nothing."""
-        held = [each for each in processes if each.get("status", {}).get("phase") not in {"Stopped", "Rejected"}]
-        reserved = sum(each["spec"]["memoryBytes"] for each in held)
+        held = [
+            process for process in processes if process.get("status", {}).get("phase") not in {"Stopped", "Rejected"}
+        ]
+        reserved = sum(process["spec"]["memoryBytes"] for process in held)
         self.most_reserved_bytes = max(self.most_reserved_bytes, reserved)
         status = status_of_host(self._address, self.budget_bytes, self.budget_bytes - reserved, held, self._runtimes)
         await self._write("host", status, partial(self._register, status))

@@ -64,7 +64,7 @@ _OF_HOSTS: Final[dict[Resource, Obj]] = {
 async def foreign_objects(client: Client, namespace: str) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Create them, and yield a function which asserts that they are as they were."""
     bodies = [(each, FOREIGN, namespace, body) for each, body in _IN_NAMESPACE.items()]
-    in_hosts = [(each, f"{FOREIGN}-{namespace}", HOSTS_NAMESPACE, body) for each, body in _OF_HOSTS.items()]
+    in_hosts = [(host, f"{FOREIGN}-{namespace}", HOSTS_NAMESPACE, body) for host, body in _OF_HOSTS.items()]
     labels = {LABEL_MANAGED_BY: MANAGED_BY}
 
     async def create(resource: Resource, name: str, namespace: str, body: Obj) -> None:
@@ -81,8 +81,8 @@ async def foreign_objects(client: Client, namespace: str) -> AsyncIterator[Calla
         return (budget["observedGeneration"], *deployed) == (1, 1, "DeploymentPaused")
 
     # One after the other: many worlds begin at once, and each request beside another opens a connection of its own.
-    for each in bodies + in_hosts:
-        await create(*each)
+    for foreign in bodies + in_hosts:
+        await create(*foreign)
     await eventually(is_observed)
     before = await read()
 

@@ -32,13 +32,15 @@ def plan_and_check(queue: SimulatedQueue) -> Round:
 
 def check_excess(queue: SimulatedQueue, made: Round) -> None:
     """Check that units which need more than their limits ever allow change nothing for others."""
-    large = {uid for uid, found in made.blocked.items() if found.exceeds_limits}
+    large = {uid for uid, blockage in made.blocked.items() if blockage.exceeds_limits}
     if large:
         others = plan(
             queue.observe(), [unit for uid, unit in queue.units.items() if uid not in large], queue.rules, queue.now
         )
         actions = [
-            each for each in made.actions if not isinstance(each, WithdrawNomination) or each.unit.uid not in large
+            action
+            for action in made.actions
+            if not isinstance(action, WithdrawNomination) or action.unit.uid not in large
         ]
         assert actions == list(others.actions), "a unit that can never start changes what others get"
 
@@ -52,8 +54,8 @@ def run_simulation(seed: int) -> SimulatedQueue:
         made = plan_and_check(queue)
         is_whole = queue.apply_some(made, may_crash=True)
         again = plan_and_check(queue)
-        evicted = {each.victim.uid for each in made.actions if isinstance(each, EvictUnit)}
-        evicted_again = {each.victim.uid for each in again.actions if isinstance(each, EvictUnit)}
+        evicted = {action.victim.uid for action in made.actions if isinstance(action, EvictUnit)}
+        evicted_again = {action.victim.uid for action in again.actions if isinstance(action, EvictUnit)}
         is_rolled = any(each.state == "running" and each.uid in queue.rolled for each in units)
         if is_whole and not is_rolled and not has_left_promise(made):
             # I8: only an eviction that was refused is asked for again.
@@ -74,23 +76,23 @@ def run_simulation(seed: int) -> SimulatedQueue:
 
 def has_left_promise(made: Round) -> bool:
     """Return whether a unit left what it was promised: what was kept for it, others get only a round later."""
-    for each in made.actions:
-        if isinstance(each, EvictUnit) or each.unit.nomination is None:
+    for action in made.actions:
+        if isinstance(action, EvictUnit) or action.unit.nomination is None:
             continue
-        if isinstance(each, WithdrawNomination):
+        if isinstance(action, WithdrawNomination):
             return True
-        cells = each.cells if isinstance(each, Admit) else each.nomination.cells
-        if cells != each.unit.nomination.cells:
+        cells = action.cells if isinstance(action, Admit) else action.nomination.cells
+        if cells != action.unit.nomination.cells:
             return True
     return False
 
 
 def is_held_for_ever(queue: SimulatedQueue, made: Round, unit: Unit) -> bool:
     """Return whether a unit avoids all cells that could run it, or is larger than a limit allows."""
-    found = made.blocked.get(unit.uid)
-    if found is None:
+    blockage = made.blocked.get(unit.uid)
+    if blockage is None:
         return False
-    if any(not limit.could_ever_fit for limit in found.limits):
+    if any(not limit.could_ever_fit for limit in blockage.limits):
         return True
     usable = [
         cell

@@ -11,10 +11,10 @@ def apply_patch(obj: Obj, operations: Sequence[Mapping[str, Any]]) -> Obj:
     """Return the patched object. Raises LookupError: a `test` fails, or a path does not exist."""
     patched = deepcopy(obj)
     for operation in operations:
-        *parents, last = [each.replace("~1", "/").replace("~0", "~") for each in operation["path"].split("/")[1:]]
+        *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
         place: Any = patched
-        for each in parents:
-            place = place[int(each)] if isinstance(place, list) else place[each]
+        for parent in parents:
+            place = place[int(parent)] if isinstance(place, list) else place[parent]
         _apply(place, last, operation)
     return patched
 

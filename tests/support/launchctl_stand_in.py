@@ -99,10 +99,10 @@ class LaunchctlStandIn:
 
 def read(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    return found
+    return content
 
 
 def write(path: Path, content: dict[str, Any]) -> None:

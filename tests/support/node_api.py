@@ -58,7 +58,7 @@ class NodeApi:
         return found
 
     def count(self, kind: str) -> int:
-        return sum(each == kind for each, _ in self.writes)
+        return sum(write == kind for write, _ in self.writes)
 
     def set_label(self, name: str, value: str | None, owner: str = "kubectl-label") -> None:
         """Write a label of the Node as somebody else; None removes it."""

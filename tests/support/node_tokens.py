@@ -18,8 +18,8 @@ NODE_AGENT = "pomona-node-agent"
 def _read_pod_spec() -> Obj:
     """Return the pods' spec of the DaemonSet, without its PriorityClass, which is installed with it."""
     manifests = yaml.safe_load_all((CHECKOUT / "deploy" / "install" / "node-agent.yaml").read_text())
-    (found,) = [each["spec"]["template"]["spec"] for each in manifests if each["kind"] == "DaemonSet"]
-    return {name: value for name, value in found.items() if name != "priorityClassName"}
+    (spec,) = [manifest["spec"]["template"]["spec"] for manifest in manifests if manifest["kind"] == "DaemonSet"]
+    return {name: value for name, value in spec.items() if name != "priorityClassName"}
 
 
 async def node_agent_kubeconfig(

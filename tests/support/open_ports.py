@@ -36,25 +36,25 @@ class OpenPort(NamedTuple):
 
 def find_ports(pids: Iterable[int]) -> list[OpenPort]:
     """Return all TCP ports on which these processes listen; an address for all is asked at loopback."""
-    found = set[OpenPort]()
+    ports = set[OpenPort]()
     for pid in pids:
         for socket in psutil.Process(pid).net_connections("tcp"):
             if socket.status == psutil.CONN_LISTEN:
                 host = "127.0.0.1" if socket.laddr.ip in {"0.0.0.0", "::"} else socket.laddr.ip
-                found.add(OpenPort(pid, host, socket.laddr.port))
-    return sorted(found)
+                ports.add(OpenPort(pid, host, socket.laddr.port))
+    return sorted(ports)
 
 
 def list_processes(variable: str, value: str) -> list[int]:
     """Return the processes with this value of an environment variable."""
-    found = list[int]()
+    pids = list[int]()
     for process in psutil.process_iter():
         try:
             if process.environ().get(variable) == value:
-                found.append(process.pid)
+                pids.append(process.pid)
         except psutil.Error:
             continue
-    return found
+    return pids
 
 
 async def ask(port: OpenPort, path: str) -> float:

@@ -40,7 +40,7 @@ def describe_engine(runtime: Runtime) -> str:
     pod = runtime.pod
     places = [f"in pods on {_describe_places(runtime)}"] if pod else []
     facts = {
-        "formats": ", ".join(_FORMATS[each] for each in sorted(runtime.formats)),
+        "formats": ", ".join(_FORMATS[file_format] for file_format in sorted(runtime.formats)),
         "runs": "; ".join([*places, *(["on hosts (accelerator metal)"] if runtime.on_hosts else [])]),
         "modes": ", ".join(sorted(runtime.modes)),
         "settings beside the context length": ", ".join(sorted(runtime.settings)) or "none",
@@ -64,7 +64,7 @@ def describe_pairs() -> str:
     """Return the table of docs/concepts.md: the engines and where they run."""
     rows = []
     for name, runtime in RUNTIMES.items():
-        formats = ", ".join(_FORMATS[each] for each in sorted(runtime.formats))
+        formats = ", ".join(_FORMATS[file_format] for file_format in sorted(runtime.formats))
         rows.append((name, formats, _describe_places(runtime), "yes" if runtime.on_hosts else ""))
     return _table(("engine", "formats", "in pods on", "on hosts"), rows)
 
@@ -109,11 +109,13 @@ def _list_images(runtime: Runtime) -> dict[str, str | None]:
 def _describe_places(runtime: Runtime) -> str:
     """Return the accelerators in pods: first those with an image, then those for which a user has to name one."""
     images = _list_images(runtime)
-    known = ", ".join(name for name, image in images.items() if image)
+    provided = ", ".join(name for name, image in images.items() if image)
     stated = ", ".join(name for name, image in images.items() if not image)
     if runtime.pod and runtime.pod.from_container:
         stated = "any accelerator"
-    return "; ".join([*([known] if known else []), *([f"{stated} with an image that you name"] if stated else [])])
+    return "; ".join(
+        [*([provided] if provided else []), *([f"{stated} with an image that you name"] if stated else [])]
+    )
 
 
 def _describe_pod(pod: EnginePod) -> dict[str, str]:
@@ -152,7 +154,7 @@ def _describe_metrics(metrics: EngineMetrics) -> str:
 def _describe_tuning(runtime: Runtime) -> str:
     if not runtime.tuning:
         return "`extraArgs` takes no arguments."
-    return f"`extraArgs` takes these arguments: {' '.join(f'`{each}`' for each in runtime.tuning)}."
+    return f"`extraArgs` takes these arguments: {' '.join(f'`{argument}`' for argument in runtime.tuning)}."
 
 
 def _quantization_rows(by_name: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str]]:
@@ -160,9 +162,11 @@ def _quantization_rows(by_name: Mapping[str, Mapping[str, str]]) -> list[tuple[s
     return [
         (
             name,
-            ", ".join(method if on == "*" else f"{method} ({_describe_families(on)})" for method, on in each.items()),
+            ", ".join(
+                method if on == "*" else f"{method} ({_describe_families(on)})" for method, on in methods.items()
+            ),
         )
-        for name, each in by_name.items()
+        for name, methods in by_name.items()
     ]
 
 
@@ -179,17 +183,20 @@ def _vendor_facts(vendor: Vendor) -> Iterable[tuple[str, str]]:
         yield "replicas", "native processes on off-cluster hosts"
         return
     yield "resource of `hardware.count`", _code(vendor.resource)
-    yield "further ones for `hardware.resource`", ", ".join(_code(each) for each in vendor.further_resources) or "none"
-    tolerations = [f"`{each.key}` {each.operator} {each.effect}" for each in vendor.tolerations]
+    yield (
+        "further ones for `hardware.resource`",
+        ", ".join(_code(resource) for resource in vendor.further_resources) or "none",
+    )
+    tolerations = [f"`{toleration.key}` {toleration.operator} {toleration.effect}" for toleration in vendor.tolerations]
     yield "tolerations", ", ".join(tolerations) or "none"
     yield "label of `hardware.products`", _code(vendor.product_label)
     yield "label of `hardware.memory`", _describe_memory(vendor)
     if vendor.shared_label:
-        shared = " or ".join(f"`{each}`" for each in vendor.shared_values)
+        shared = " or ".join(f"`{shared_value}`" for shared_value in vendor.shared_values)
         yield "devices that pods share", f"`{vendor.shared_label}` is {shared}: not for `hardware.memory`"
     yield "runtimeClass", _code(vendor.runtime_class)
     yield "environment", ", ".join(f"`{name}={value}`" for name, value in vendor.environment.items()) or "none"
-    yield "supplemental groups", ", ".join(str(each) for each in vendor.supplemental_groups) or "none"
+    yield "supplemental groups", ", ".join(str(group) for group in vendor.supplemental_groups) or "none"
     if vendor.resource:
         yield "`/dev/shm` for each device", f"{vendor.shared_memory_mib} MiB"
         yield "pages of 2 MiB for each device", f"{vendor.hugepages_mib} MiB" if vendor.hugepages_mib else "none"

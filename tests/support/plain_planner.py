@@ -43,13 +43,13 @@ class PlainPlanning(Planning):
 
     def is_hopeless(self, unit: Unit, shape: int) -> bool:
         """Return whether a unit is like one that found no place, after a search for one."""
-        found = super().is_hopeless(unit, shape)
-        place = self._search.find_place(unit, "evict") if found else None
+        hopeless = super().is_hopeless(unit, shape)
+        place = self._search.find_place(unit, "evict") if hopeless else None
         # What an owner leaves of the room of another one, units that borrow may use: some of them only a round later.
-        evicted = {each.uid for each in self._candidates.list_evicted()}
-        is_left = place is not None and any(each.uid in evicted for each in place.victims)
+        evicted = {candidate.uid for candidate in self._candidates.list_evicted()}
+        is_left = place is not None and any(victim.uid in evicted for victim in place.victims)
         assert place is None or is_left, f"there is a place for {unit.key}"
-        return found
+        return hopeless
 
 
 def plan_plainly(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> Round:

@@ -49,22 +49,22 @@ def steps(
     """
     edited = as_service(service(**(edit or {})))
     spec = desired_spec(edited, Served(as_model(model()), "llama.cpp"), 2 * GIB)
-    known_hosts = ((METAL_HOSTS, each) for each in hosts or [host("studio-1")])
-    kept = store(*known_hosts, *((METAL_PROCESSES, each) for each in observed))
-    structs = [as_process(each) for each in kept.list(METAL_PROCESSES)]
-    by_name = {each.metadata.name: each for each in map(as_host, kept.list(METAL_HOSTS))}
+    known_hosts = ((METAL_HOSTS, registered) for registered in hosts or [host("studio-1")])
+    kept = store(*known_hosts, *((METAL_PROCESSES, process) for process in observed))
+    structs = [as_process(process) for process in kept.list(METAL_PROCESSES)]
+    by_name = {metal_host.metadata.name: metal_host for metal_host in map(as_host, kept.list(METAL_HOSTS))}
     exposed = {name for name in by_name if not host_is_lost(name, by_name)} - set(unexposed)
     name = process_prefix("chat", spec) if known else None
     displacements = find_displacements(structs, read_orders(kept), (), ())
     standing = sort_processes(name, wanted, structs, by_name, exposed=exposed, displacements=displacements)
-    alive = [each for name, each in by_name.items() if not host_is_lost(name, by_name)]
+    alive = [metal_host for name, metal_host in by_name.items() if not host_is_lost(name, by_name)]
     return plan_steps(
         edited,
         spec if known else None,
         wanted,
         standing,
         exposed=exposed,
-        taken={each.metadata.name for each in structs},
+        taken={struct.metadata.name for struct in structs},
         capacities=stored_capacities(kept, alive),
         now=NOW + timedelta(seconds=later),
     )
@@ -77,4 +77,4 @@ def made(done: MetalProcessSteps) -> list[str]:
 
 def deleted(done: MetalProcessSteps) -> set[str]:
     """Return the names of the processes that are deleted."""
-    return {each.name for each in done.delete}
+    return {ref.name for ref in done.delete}

@@ -30,15 +30,15 @@ def subtract_units(cell: Cell, units: Iterable[Unit]) -> Cell:
 
 def say(made: Round) -> list[str]:
     """Return the actions of a round in words."""
-    return [_say(each) for each in made.actions]
+    return [_say(action) for action in made.actions]
 
 
 def _say(action: Action) -> str:
     match action:
         case Admit(unit, cells):
-            return f"{unit.uid} gets {' '.join(each.partition('/')[2] for each in cells) or 'a new node'}"
+            return f"{unit.uid} gets {' '.join(cell.partition('/')[2] for cell in cells) or 'a new node'}"
         case Nominate(unit, nomination):
-            names = " ".join(each.partition("/")[2] for each in nomination.cells)
+            names = " ".join(cell.partition("/")[2] for cell in nomination.cells)
             return f"{unit.uid} waits on {names} for {' '.join(sorted(nomination.victims))}"
         case WithdrawNomination(unit):
             return f"{unit.uid} waits for nothing"

@@ -23,28 +23,28 @@ def check_round(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules, 
 
 def check_actions(made: Round) -> None:
     """Check that a unit is admitted once and whole, and that the actions are about those that wait."""
-    admitted = [each.unit.uid for each in made.actions if isinstance(each, Admit)]
+    admitted = [action.unit.uid for action in made.actions if isinstance(action, Admit)]
     assert len(admitted) == len(set(admitted))
-    evicted = [each.victim.uid for each in made.actions if isinstance(each, EvictUnit)]
+    evicted = [action.victim.uid for action in made.actions if isinstance(action, EvictUnit)]
     assert len(evicted) == len(set(evicted))
-    for each in made.actions:
-        if isinstance(each, Admit):
-            assert len(each.cells) in {0, len(each.unit.parts)}, "a gang is admitted whole"
-        if not isinstance(each, EvictUnit):
-            assert each.unit.state == "waiting"
-        if isinstance(each, WithdrawNomination):
-            assert each.unit.uid in made.blocked
+    for action in made.actions:
+        if isinstance(action, Admit):
+            assert len(action.cells) in {0, len(action.unit.parts)}, "a gang is admitted whole"
+        if not isinstance(action, EvictUnit):
+            assert action.unit.state == "waiting"
+        if isinstance(action, WithdrawNomination):
+            assert action.unit.uid in made.blocked
 
 
 def _settled(made: Round) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
     """Return the cells of units that were admitted, and those of units that hold a nomination after the round."""
-    admitted = {each.unit.uid: each.cells for each in made.actions if isinstance(each, Admit)}
+    admitted = {action.unit.uid: action.cells for action in made.actions if isinstance(action, Admit)}
     nominated = {
         unit.uid: unit.nomination.cells
         for unit in made.queue
         if unit.nomination is not None and unit.uid not in admitted and unit.uid not in made.blocked
     }
-    nominated |= {each.unit.uid: each.nomination.cells for each in made.actions if isinstance(each, Nominate)}
+    nominated |= {action.unit.uid: action.nomination.cells for action in made.actions if isinstance(action, Nominate)}
     return admitted, nominated
 
 
@@ -123,31 +123,31 @@ def _may_evict(preemptor: Unit, victim: Unit, pool: str, rules: PlanRules, now: 
 def check_victims(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules, now: float, made: Round) -> None:
     """Hold I4: victims are less important, unprotected and old enough, and none of them is needless."""
     by_id = {cell.id: cell for cell in cells}
-    for each in made.actions:
-        if isinstance(each, EvictUnit):
-            assert _may_evict(each.preemptor, each.victim, _find_pool(each.victim, by_id, rules), rules, now)
+    for action in made.actions:
+        if isinstance(action, EvictUnit):
+            assert _may_evict(action.preemptor, action.victim, _find_pool(action.victim, by_id, rules), rules, now)
     before = _count_limits(by_id, units, rules)
     by_uid = {unit.uid: unit for unit in units}
-    evicted = {each.victim.uid: each.preemptor.uid for each in made.actions if isinstance(each, EvictUnit)}
-    for each in made.actions:
-        if not isinstance(each, Nominate):
+    evicted = {action.victim.uid: action.preemptor.uid for action in made.actions if isinstance(action, EvictUnit)}
+    for action in made.actions:
+        if not isinstance(action, Nominate):
             continue
         # What others of this round took is not counted as free: a victim that is needless even then was so before.
-        victims = [by_uid[uid] for uid in sorted(each.nomination.victims)]
-        needs = add_by_cell(each.unit.parts, each.nomination.cells)
+        victims = [by_uid[uid] for uid in sorted(action.nomination.victims)]
+        needs = add_by_cell(action.unit.parts, action.nomination.cells)
         for spared in victims:
-            if evicted.get(spared.uid) != each.unit.uid:
+            if evicted.get(spared.uid) != action.unit.uid:
                 continue
             free = dict(made.left)
             for name, need in needs.items():
                 held = _held_of(need, name, victims)
                 free[name] = add_room(free[name], held)
                 for other in victims:
-                    if other is not spared and other.state == "running" and evicted.get(other.uid) == each.unit.uid:
+                    if other is not spared and other.state == "running" and evicted.get(other.uid) == action.unit.uid:
                         free[name] = add_room(free[name], add_by_cell(other.parts, other.cells).get(name, {}))
-            others = [other for other in victims if other is not spared and evicted.get(other.uid) == each.unit.uid]
-            lacking = made.limits.list_lacking(each.unit, by_id[each.nomination.cells[0]].pool)
-            is_within = _keeps_to_limits(each.unit, lacking, before, victims, others)
+            others = [other for other in victims if other is not spared and evicted.get(other.uid) == action.unit.uid]
+            lacking = made.limits.list_lacking(action.unit, by_id[action.nomination.cells[0]].pool)
+            is_within = _keeps_to_limits(action.unit, lacking, before, victims, others)
             has_room = all(fits(need, free[name]) for name, need in needs.items())
             assert not (has_room and is_within), f"{spared.key} was evicted in vain"
 
@@ -161,9 +161,9 @@ def _keeps_to_limits(
 ) -> bool:
     """Return whether a nominated unit, which the limits count, keeps to them if only some of its victims end."""
     for key, lack in (lacking or {}).items():
-        given = sum(before.room_of(each.uid, key) for each in victims)
+        given = sum(before.room_of(victim.uid, key) for victim in victims)
         held = max(0, sum_amounts(unit.parts, key.measure) - given)
-        if lack > held + sum(before.room_of(each.uid, key) for each in others):
+        if lack > held + sum(before.room_of(other.uid, key) for other in others):
             return False
     return lacking is not None
 
@@ -187,7 +187,7 @@ def check_promised_room(cells: Sequence[Cell], units: Iterable[Unit], made: Roun
             taken[name] = add_amounts(taken.get(name, {}), need)
     waited_for: set[str] = set()
     nominations = {unit.uid: unit.nomination for unit in made.queue if unit.nomination is not None}
-    nominations |= {each.unit.uid: each.nomination for each in made.actions if isinstance(each, Nominate)}
+    nominations |= {action.unit.uid: action.nomination for action in made.actions if isinstance(action, Nominate)}
     for uid in nominated:
         waited_for |= nominations[uid].victims
     free = {cell.id: cell.free for cell in cells}
@@ -208,9 +208,9 @@ def _count_limits(by_id: Mapping[str, Cell], units: Iterable[Unit], rules: PlanR
 
 
 def _find_pool(unit: Unit, by_id: Mapping[str, Cell], rules: PlanRules) -> str:
-    known = (by_id[name].pool for name in unit.cells if name in by_id)
+    current = (by_id[name].pool for name in unit.cells if name in by_id)
     elastic = (pool for pool in unit.pools if rules.pools.get(pool, PoolRules()).elastic)
-    return next(chain(known, elastic, unit.pools))
+    return next(chain(current, elastic, unit.pools))
 
 
 _Placed = Sequence[tuple[Unit, str]]
@@ -241,7 +241,7 @@ def check_limits(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules,
 
 def _list_promised_victims(made: Round, nominated: Iterable[str]) -> set[str]:
     nominations = {unit.uid: unit.nomination for unit in made.queue if unit.nomination is not None}
-    nominations |= {each.unit.uid: each.nomination for each in made.actions if isinstance(each, Nominate)}
+    nominations |= {action.unit.uid: action.nomination for action in made.actions if isinstance(action, Nominate)}
     return {victim for uid in nominated for victim in nominations[uid].victims}
 
 
@@ -291,21 +291,31 @@ def check_first_blocked(
     admitted, nominated = _settled(made)
     settled = admitted.keys() | nominated.keys()
     waiting = (unit for unit in made.queue if unit.uid not in settled)
-    unit = next((each for each in waiting if each.uid not in made.blocked or made.blocked[each.uid].feasible), None)
+    unit = next(
+        (
+            candidate
+            for candidate in waiting
+            if candidate.uid not in made.blocked or made.blocked[candidate.uid].feasible
+        ),
+        None,
+    )
     if unit is None or unit.uid not in made.blocked or len(unit.parts) > 1:
         return
     by_id = {cell.id: cell for cell in cells}
     gone = _list_promised_victims(made, nominated)
-    gone |= {each.victim.uid for each in made.actions if isinstance(each, EvictUnit)}
+    gone |= {action.victim.uid for action in made.actions if isinstance(action, EvictUnit)}
     usable = [
-        each
-        for each in units
-        if each.uid not in gone
-        and (each.state == "ending" or _may_evict(unit, each, _find_pool(each, by_id, rules), rules, now))
+        other
+        for other in units
+        if other.uid not in gone
+        and (other.state == "ending" or _may_evict(unit, other, _find_pool(other, by_id, rules), rules, now))
     ]
     before = _count_limits(by_id, units, rules)
     promised = {
-        (name, each.pools[0]) for each in made.queue if each.nomination is not None for name in each.nomination.cells
+        (name, other.pools[0])
+        for other in made.queue
+        if other.nomination is not None
+        for name in other.nomination.cells
     }
     for cell in cells:
         lacking = made.limits.list_lacking(unit, cell.pool)
@@ -313,7 +323,9 @@ def check_first_blocked(
         if not _could_use(unit, cell) or lacking is None or is_for_owner:
             continue
         room = made.left[cell.id]
-        for each in usable:
-            room = add_room(room, add_by_cell(each.parts, each.cells).get(cell.id, {}))
-        is_within = all(lack <= sum(before.room_of(each.uid, key) for each in usable) for key, lack in lacking.items())
+        for other in usable:
+            room = add_room(room, add_by_cell(other.parts, other.cells).get(cell.id, {}))
+        is_within = all(
+            lack <= sum(before.room_of(other.uid, key) for other in usable) for key, lack in lacking.items()
+        )
         assert not (is_within and fits(unit.parts[0], room)), f"{unit.key} could have {cell.id}"

@@ -19,11 +19,11 @@ def timestamp(moment: datetime) -> str:
 
 
 def queued_service(name: str = "chat", created: datetime = BORN, **spec: Any) -> Obj:
-    found = service(name, **{"hardware": {"accelerator": "nvidia"}, **spec})
-    found["metadata"]["creationTimestamp"] = timestamp(created)
+    queued = service(name, **{"hardware": {"accelerator": "nvidia"}, **spec})
+    queued["metadata"]["creationTimestamp"] = timestamp(created)
     # Its units wait until the controller has decided about the service.
-    found["status"] = found["status"] or {"observedGeneration": found["metadata"]["generation"]}
-    return found
+    queued["status"] = queued["status"] or {"observedGeneration": queued["metadata"]["generation"]}
+    return queued
 
 
 def deployment_of(service: str = "chat", name: str = "", mark: str = "") -> Obj:

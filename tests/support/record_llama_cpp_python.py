@@ -94,24 +94,24 @@ def _record(python: str, case: str, folder: Path) -> dict[str, Any]:
     arguments = rendered(case)
     log = folder / "log"
     environment = llama_cpp_python.build_environment(os.environ)
-    found: dict[str, Any] = {"arguments": arguments}
+    recording: dict[str, Any] = {"arguments": arguments}
     with log.open("wb") as output:
-        real = [each.replace("/weights", str(folder)) for each in arguments]
+        real = [argument.replace("/weights", str(folder)) for argument in arguments]
         command = [python, "-m", "llama_cpp.server", *real]
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
     deadline = time.monotonic() + 60
     while (port := loopback_port(process.pid)) is None and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
     if port is not None:
-        found["exchanges"] = [_exchange(port, *each) for each in EXCHANGES]
+        recording["exchanges"] = [_exchange(port, *exchange) for exchange in EXCHANGES]
         process.send_signal(signal.SIGTERM)
     code = process.wait(timeout=60)
-    found["exit_code"] = code
+    recording["exit_code"] = code
     lines = log.read_text(errors="replace").replace(str(folder), "/weights").splitlines()
     # Process ids and folders of this machine are no part of the recording.
     lines = [re.sub(r'File "[^"]*/site-packages/', 'File "', re.sub(r"\d{4,}", "N", line)) for line in lines]
-    found["last_lines"] = lines[-8:]
-    return found
+    recording["last_lines"] = lines[-8:]
+    return recording
 
 
 def _exchange(port: int, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:

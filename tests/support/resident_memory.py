@@ -68,9 +68,9 @@ def _resident_bytes(path: Path, options: ServingOptions) -> int:
             # A conversation of two turns: each turn leaves checkpoints, up to their limit.
             for share in (2, 1):
                 _prompt(server.url, slot, range((options.context_length - 8) // share))
-        found = footprint_bytes(server.process.pid)
-        assert found
-        return found
+        footprint = footprint_bytes(server.process.pid)
+        assert footprint
+        return footprint
 
 
 def _prompt(url: str, slot: int, tokens: Iterable[int]) -> None:

@@ -21,7 +21,7 @@ _OF_CLUSTER: Final = frozenset(
     {
         METAL_HOSTS.path(None),
         ACCELERATOR_POOLS.path(None),
-        *(each.path(HOSTS_NAMESPACE) for each in (LEASES, ROLES, ROLE_BINDINGS)),
+        *(resource.path(HOSTS_NAMESPACE) for resource in (LEASES, ROLES, ROLE_BINDINGS)),
     }
 )
 _CONFIG_MAPS: Final = CONFIG_MAPS.path(CONTROLLER_NAMESPACE)
@@ -46,9 +46,9 @@ class ScopedTransport:
             return await self._ledgers.request(self._move_ledger(request))
         response = await self._inner.request(self._narrow(request))
         if request.method == "GET" and request.path in _OF_CLUSTER and response.status == 200:
-            found = msgspec.json.decode(response.body)
-            found["items"] = [each for each in found["items"] if self._is_ours(each)]
-            return replace(response, body=msgspec.json.encode(found))
+            listing = msgspec.json.decode(response.body)
+            listing["items"] = [obj for obj in listing["items"] if self._is_ours(obj)]
+            return replace(response, body=msgspec.json.encode(listing))
         return response
 
     @contextlib.asynccontextmanager

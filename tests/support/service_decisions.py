@@ -66,14 +66,14 @@ def decide_chat(
         settings: options of the controller.
         inputs: further fields of `ServiceInputs` or `ViewFacts`.
     """
-    known = store(*objects)
-    snapshot = Snapshot(known, NOW)
+    kept = store(*objects)
+    snapshot = Snapshot(kept, NOW)
     chat = as_service(snapshot.get(INFERENCE_SERVICES, KEY) or service())
     facts = ViewFacts(**{name: inputs.pop(name) for name in ViewFacts._fields if name in inputs})
     view = build_view(snapshot, KEY, chat, settings, facts)
     answer = answer if view.question is not None else None
-    found = ServiceInputs(view, known.revision, answer, new_token, facts=facts, **inputs)
-    return decide_service(Snapshot(known, NOW, found), KEY, settings)
+    service_inputs = ServiceInputs(view, kept.revision, answer, new_token, facts=facts, **inputs)
+    return decide_service(Snapshot(kept, NOW, service_inputs), KEY, settings)
 
 
 def chat_service(**spec: Any) -> tuple[Resource, Obj]:

@@ -61,13 +61,13 @@ class SimulatedCopies:
 
     def put(self, resource: Resource, name: str, *, namespace: str = NAMESPACE, **body: Any) -> Obj:
         """Create or replace an object."""
-        known = self.store.get(resource, name, namespace)
+        previous = self.store.get(resource, name, namespace)
         number = next(self._numbers)
         metadata = {
             "name": name,
             "namespace": namespace,
-            "uid": known["metadata"]["uid"] if known else f"uid-{number}",
-            "creationTimestamp": known["metadata"]["creationTimestamp"] if known else self.now.isoformat(),
+            "uid": previous["metadata"]["uid"] if previous else f"uid-{number}",
+            "creationTimestamp": previous["metadata"]["creationTimestamp"] if previous else self.now.isoformat(),
             "generation": 1,
         }
         stored: Obj = json.loads(json.dumps(body))
@@ -102,10 +102,10 @@ class SimulatedCopies:
 
     def edit_model(self, name: str = "tiny", **spec: Any) -> None:
         """Edit the spec of a Model."""
-        known = self.store.get(MODELS, name, NAMESPACE)
-        assert known is not None
-        generation = known["metadata"]["generation"] + 1
-        self.put(MODELS, name, metadata={"generation": generation}, spec=known["spec"] | spec, status=known["status"])
+        model = self.store.get(MODELS, name, NAMESPACE)
+        assert model is not None
+        generation = model["metadata"]["generation"] + 1
+        self.put(MODELS, name, metadata={"generation": generation}, spec=model["spec"] | spec, status=model["status"])
         self.settle()
 
     def model(self, name: str = "tiny") -> Model:
@@ -124,10 +124,10 @@ class SimulatedCopies:
         return found
 
     def claims(self, name: str = "tiny") -> dict[str, Obj]:
-        return {each["metadata"]["name"]: each for each in self._children(PVCS, name)}
+        return {claim["metadata"]["name"]: claim for claim in self._children(PVCS, name)}
 
     def jobs(self, verb: str, name: str = "tiny") -> list[Obj]:
-        return [self._whole(each) for each in self._children(JOBS, name) if f"-{verb}-" in each["metadata"]["name"]]
+        return [self._whole(job) for job in self._children(JOBS, name) if f"-{verb}-" in job["metadata"]["name"]]
 
     def _whole(self, job: Obj) -> Obj:
         return {**job, "spec": self._job_specs[job["metadata"]["name"]]}
@@ -138,8 +138,8 @@ class SimulatedCopies:
 
     def _children(self, resource: Resource, model: str) -> list[Obj]:
         uid = self.model(model).metadata.uid
-        found = self.store.by_index(resource, "owner", f"{NAMESPACE}/{uid}")
-        return sorted(found, key=lambda each: int(each["metadata"]["uid"].partition("-")[2]))
+        children = self.store.by_index(resource, "owner", f"{NAMESPACE}/{uid}")
+        return sorted(children, key=lambda child: int(child["metadata"]["uid"].partition("-")[2]))
 
     def step(self, name: str) -> Plan:
         """Decide about a Model once, and execute the plan."""
@@ -158,36 +158,36 @@ class SimulatedCopies:
         for patch in plan.patch:
             self._patch(patch.ref.resource, patch.ref.name, patch.operations)
         for ref in plan.delete:
-            found = self.store.get(ref.resource, ref.name, ref.namespace)
-            assert found is not None
-            assert found["metadata"]["uid"] == ref.uid
+            observed = self.store.get(ref.resource, ref.name, ref.namespace)
+            assert observed is not None
+            assert observed["metadata"]["uid"] == ref.uid
             self.remove(ref.resource, ref.name)
             if ref.resource == JOBS:
                 for pod in self.store.by_index(PODS, "owner", f"{NAMESPACE}/{ref.uid}"):
                     self.remove(PODS, pod["metadata"]["name"])
-        known = self.store.get(MODELS, name, NAMESPACE)
-        assert known is not None
+        model = self.store.get(MODELS, name, NAMESPACE)
+        assert model is not None
         status = json.loads(json.dumps(plan.status))
-        for each in status["conditions"]:
-            each.setdefault("lastTransitionTime", "2026-11-21T12:00:00Z")
-        if status != known.get("status"):
-            self.put(MODELS, name, **{**known, "status": status})
+        for condition in status["conditions"]:
+            condition.setdefault("lastTransitionTime", "2026-11-21T12:00:00Z")
+        if status != model.get("status"):
+            self.put(MODELS, name, **{**model, "status": status})
         return plan
 
     def _patch(self, resource: Resource, name: str, operations: Any) -> None:
-        found = json.loads(json.dumps(self.store.get(resource, name, NAMESPACE)))
+        patched = json.loads(json.dumps(self.store.get(resource, name, NAMESPACE)))
         for operation in operations:
             *folders, field = (
-                each.replace("~1", "/").replace("~0", "~") for each in operation["path"].split("/") if each
+                part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/") if part
             )
-            place = found
+            place = patched
             for folder in folders:
                 place = place[folder]
             if operation["op"] == "test":
                 assert place[field] == operation["value"]
             else:
                 place[field] = operation["value"]
-        self.put(resource, name, **found)
+        self.put(resource, name, **patched)
 
     def settle(self) -> None:
         """Decide about all Models until nothing changes; the result must be stable."""
@@ -208,20 +208,20 @@ class SimulatedCopies:
 
     def _schedule(self, job: Obj) -> None:
         template = job["spec"]["template"]["spec"]
-        (claim,) = (each["persistentVolumeClaim"]["claimName"] for each in template["volumes"])
+        (claim,) = (volume["persistentVolumeClaim"]["claimName"] for volume in template["volumes"])
         requested = int(template["containers"][0]["resources"]["requests"].get(SLOT, 0))
         pod = f"{job['metadata']['name']}-pod"
-        known = self.store.get(PODS, pod, NAMESPACE)
-        if known is not None and known["spec"].get("nodeName"):
+        observed = self.store.get(PODS, pod, NAMESPACE)
+        if observed is not None and observed["spec"].get("nodeName"):
             return
-        node = next((each for each in self._fitting(template, requested)), None)
-        if known is not None and node is None:
+        node = next((name for name in self._fitting(template, requested)), None)
+        if observed is not None and node is None:
             return
         self._put_pod(pod, job, claim, node, slots=requested)
         if node is not None and self.names_nodes:
             annotations = {**self.claims_by_name(claim)["metadata"]["annotations"], _SELECTED: node}
-            found = self.claims_by_name(claim)
-            self.put(PVCS, claim, **{**found, "metadata": {**found["metadata"], "annotations": annotations}})
+            current = self.claims_by_name(claim)
+            self.put(PVCS, claim, **{**current, "metadata": {**current["metadata"], "annotations": annotations}})
 
     def bind(self) -> None:
         """Make the volumes of all claims whose node is known."""
@@ -231,9 +231,9 @@ class SimulatedCopies:
         self.settle()
 
     def claims_by_name(self, claim: str) -> Obj:
-        found = self.store.get(PVCS, claim, NAMESPACE)
-        assert found is not None
-        return found
+        observed = self.store.get(PVCS, claim, NAMESPACE)
+        assert observed is not None
+        return observed
 
     def _put_pod(self, name: str, job: Obj, claim: str, node: str | None, *, slots: int) -> None:
         owner = {"apiVersion": "batch/v1", "kind": "Job", "controller": True}
@@ -253,7 +253,7 @@ class SimulatedCopies:
 
     def _fitting(self, template: Obj, requested: int) -> Iterator[str]:
         terms = template.get("affinity", {}).get("nodeAffinity", {}).get(_REQUIRED, {}).get("nodeSelectorTerms")
-        for node in sorted(each["metadata"]["name"] for each in self.store.list(NODES)):
+        for node in sorted(listed["metadata"]["name"] for listed in self.store.list(NODES)):
             used = sum(
                 int(pod["metadata"].get("labels", {}).get("slot", 0))
                 for pod in self.store.list(PODS)
@@ -266,16 +266,16 @@ class SimulatedCopies:
     def end(self, job: Obj, exit_code: int, answer: Obj) -> None:
         """End a Job and its pod."""
         name = job["metadata"]["name"]
-        known = self.store.get(PODS, f"{name}-pod", NAMESPACE)
-        if known is None:
+        pod = self.store.get(PODS, f"{name}-pod", NAMESPACE)
+        if pod is None:
             owner = {"kind": "Job", "controller": True, "name": name, "uid": job["metadata"]["uid"]}
-            known = self.put(PODS, f"{name}-pod", metadata={"ownerReferences": [owner]}, spec={}, status={})
+            pod = self.put(PODS, f"{name}-pod", metadata={"ownerReferences": [owner]}, spec={}, status={})
         terminated = {"exitCode": exit_code, "message": json.dumps(answer), "finishedAt": self.now.isoformat()}
         status = {
             "phase": "Failed" if exit_code else "Succeeded",
             "containerStatuses": [{"name": "fetch", "state": {"terminated": terminated}}],
         }
-        self.put(PODS, f"{name}-pod", **{**known, "status": status})
+        self.put(PODS, f"{name}-pod", **{**pod, "status": status})
         kind = "Failed" if exit_code else "Complete"
         ended = {"type": kind, "status": "True", "lastTransitionTime": self.now.isoformat()}
         self.put(JOBS, name, **{**job, "status": {"conditions": [ended]}})
@@ -333,8 +333,8 @@ class SimulatedCopies:
 def _matches(term: Obj, node: str) -> bool:
     wanted = {"In": True, "NotIn": False}
     fields = term.get("matchFields", ())
-    assert all(len(each["values"]) == 1 for each in fields), "the API allows one value"
-    return all((node in each["values"]) == wanted[each["operator"]] for each in fields)
+    assert all(len(field["values"]) == 1 for field in fields), "the API allows one value"
+    return all((node in field["values"]) == wanted[field["operator"]] for field in fields)
 
 
 def simulate_service(slots: dict[str, int], replicas: int = 1, **cache: Any) -> SimulatedCopies:

@@ -101,8 +101,8 @@ class SimulatedModel:
             assert ref.name not in self.mounted, "pods serve from it"
             del children[ref.name]
         status = json.loads(json.dumps(plan.status))
-        for each in status["conditions"]:
-            each.setdefault("lastTransitionTime", "2026-11-21T12:00:00Z")
+        for condition in status["conditions"]:
+            condition.setdefault("lastTransitionTime", "2026-11-21T12:00:00Z")
         self.model = msgspec.convert(msgspec.to_builtins(self.model) | {"status": status}, Model)
         return plan
 
@@ -151,8 +151,8 @@ class SimulatedModel:
         self.settle()
 
     def job(self, verb: str) -> Obj:
-        found = [job for name, job in self.jobs.items() if f"-{verb}-" in name]
-        (running,) = [job for job in found if "status" not in job] if len(found) > 1 else found
+        jobs = [job for name, job in self.jobs.items() if f"-{verb}-" in name]
+        (running,) = [job for job in jobs if "status" not in job] if len(jobs) > 1 else jobs
         return running
 
     def end(self, verb: str, exit_code: int, message: object) -> None:

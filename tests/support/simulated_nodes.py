@@ -154,7 +154,11 @@ class SimulatedNodes:
             "podIP": ADDRESS,
             "podIPs": [{"ip": ADDRESS}],
             "conditions": [
-                *(each for each in pod["status"].get("conditions", ()) if each["type"] == "PodScheduled"),
+                *(
+                    condition
+                    for condition in pod["status"].get("conditions", ())
+                    if condition["type"] == "PodScheduled"
+                ),
                 *({"type": kind, "status": "True"} for kind in _CONDITIONS if kind != "PodScheduled"),
             ],
             "containerStatuses": [
@@ -177,7 +181,7 @@ def count_devices(pod: Obj) -> int:
     """Return the GPUs that a pod requests: an engine is a sidecar, and so among the init containers."""
     spec = pod["spec"]
     containers = (*spec.get("initContainers", ()), *spec.get("containers", ()))
-    return sum(int(each.get("resources", {}).get("requests", {}).get(GPU, 0)) for each in containers)
+    return sum(int(container.get("resources", {}).get("requests", {}).get(GPU, 0)) for container in containers)
 
 
 def _ready() -> Obj:

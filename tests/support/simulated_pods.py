@@ -56,7 +56,7 @@ class SimulatedPods:
 
     def remove_copies(self, node: str, revision: str = "r1") -> None:
         """Remove a copy from the status of the Model."""
-        self.copies = [each for each in self.copies if each["name"] != f"tiny-cache-{node}-{revision}"]
+        self.copies = [copy for copy in self.copies if copy["name"] != f"tiny-cache-{node}-{revision}"]
 
     def make_copy(self, node: str, *, is_refused: bool = False) -> None:
         """Begin to make a copy for a node, with a pod that the scheduler may have refused."""
@@ -76,19 +76,19 @@ class SimulatedPods:
         status = {"copies": self.copies, "revision": self.revision}
         conditions = [condition("Ready", "True"), condition("Cached", str(self.is_cached), "Fetching")]
         tiny = model(status=status | {"conditions": conditions}, cache=self.cache)
-        found: list[tuple[Resource, Obj]] = [(INFERENCE_SERVICES, service(**self.spec)), (MODELS, tiny)]
+        objects: list[tuple[Resource, Obj]] = [(INFERENCE_SERVICES, service(**self.spec)), (MODELS, tiny)]
         for name, pod in self.coming.items():
             owned = {"namespace": NAMESPACE, "resourceVersion": "1", "ownerReferences": [_OF_MODEL]}
             annotations = {WEIGHTS: weights_path(SOURCE, self.revision, "tiny.gguf")}
             claim = owned | {"name": name, "uid": f"uid-{name}", "annotations": annotations}
             volumes = [{"name": "models", "persistentVolumeClaim": {"claimName": name}}]
-            found.append((PVCS, {"metadata": claim, "spec": {}}))
+            objects.append((PVCS, {"metadata": claim, "spec": {}}))
             if pod is not None:
                 job = owned | pod["metadata"]["ownerReferences"][0] | {"ownerReferences": [_OF_MODEL]}
-                found.append((JOBS, {"metadata": job, "spec": {"template": {"spec": {"volumes": volumes}}}}))
-                found.append((PODS, pod))
-        found += [(DEPLOYMENTS, each) for each in self.deployments.values()]
-        return found + [(PODS, each) for each in self.pods.values()]
+                objects.append((JOBS, {"metadata": job, "spec": {"template": {"spec": {"volumes": volumes}}}}))
+                objects.append((PODS, pod))
+        objects += [(DEPLOYMENTS, deployment) for deployment in self.deployments.values()]
+        return objects + [(PODS, each) for each in self.pods.values()]
 
     def decide(self) -> Plan:
         """Decide once, and execute the plan."""
@@ -233,13 +233,13 @@ class SimulatedPods:
 
     def replicas_by_node(self) -> dict[str, int]:
         """Return the replicas that each Deployment asks for, by the node to which it is pinned; empty: to none."""
-        found = {}
+        replicas = {}
         for obj in self.deployments.values():
             affinity = obj["spec"]["template"]["spec"].get("affinity", {}).get("nodeAffinity", {})
             terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms", [{}])
             fields = terms[0].get("matchFields", [{"values": [""]}])
-            found[fields[0]["values"][0]] = obj["spec"]["replicas"]
-        return found
+            replicas[fields[0]["values"][0]] = obj["spec"]["replicas"]
+        return replicas
 
 
 def _end_pod(pod: Obj) -> None:
@@ -251,4 +251,6 @@ def _is_ending(pod: Obj) -> bool:
 
 
 def _is_ready(pod: Obj) -> bool:
-    return any((each["type"], each["status"]) == ("Ready", "True") for each in pod["status"]["conditions"])
+    return any(
+        (condition["type"], condition["status"]) == ("Ready", "True") for condition in pod["status"]["conditions"]
+    )

@@ -131,7 +131,7 @@ class SimulatedQueue:
                     parts = (*parts, {**need, GPU: 1})
                 # A gang is of pods, and only processes avoid cells, for some time.
                 added = msgspec.structs.replace(added, parts=parts, avoid=frozenset())
-        running = [each.uid for each in self.units.values() if each.state == "running"]
+        running = [unit.uid for unit in self.units.values() if unit.state == "running"]
         if running and chance.random() < 0.15:
             earlier = self.units[chance.choice(running)]
             added = msgspec.structs.replace(added, service=earlier.service, replaces=frozenset({earlier.uid}))
@@ -182,7 +182,7 @@ class SimulatedQueue:
                 del self.cells[name]
                 self.units = {uid: unit for uid, unit in self.units.items() if name not in unit.cells}
             case "shrink":
-                total = {each: amount // 2 for each, amount in cell.total.items()}
+                total = {key: amount // 2 for key, amount in cell.total.items()}
                 self.cells[name] = msgspec.structs.replace(cell, total=total)
             case "close":
                 self.cells[name] = msgspec.structs.replace(cell, closed="Cordoned")
@@ -193,8 +193,8 @@ class SimulatedQueue:
                 changed = {"metadata": {"name": cell.name, "labels": labels}, "spec": {}}
                 self.cells[name] = msgspec.structs.replace(cell, node=changed)
             case "steal":
-                free = next(each.free for each in self.observe() if each.id == name)
-                stolen = {each: chance.randint(0, max(0, amount)) for each, amount in free.items()}
+                free = next(observed.free for observed in self.observe() if observed.id == name)
+                stolen = {key: chance.randint(0, max(0, amount)) for key, amount in free.items()}
                 self.foreign[name] = add_amounts(self.foreign.get(name, {}), stolen)
             case _:
                 self.foreign.pop(name, None)

@@ -79,13 +79,13 @@ class SimulatedRollout:
         """Return all that the controller's store has."""
         # Pods of a ReadWriteOnce volume would run on one node.
         tiny = model(cache={"accessMode": "ReadWriteMany"})
-        found: list[tuple[Resource, Obj]] = [(INFERENCE_SERVICES, service(**self.spec)), (MODELS, tiny)]
+        objects: list[tuple[Resource, Obj]] = [(INFERENCE_SERVICES, service(**self.spec)), (MODELS, tiny)]
         for name, room in self.rooms.items():
             metadata = {"name": name, "uid": name, "resourceVersion": "1", "labels": {}}
-            found.append((NODES, {"metadata": metadata, "status": {"allocatable": {DEVICE: str(room)}}}))
+            objects.append((NODES, {"metadata": metadata, "status": {"allocatable": {DEVICE: str(room)}}}))
         if self.deployment is not None:
-            found.append((DEPLOYMENTS, self.deployment))
-        return found + [(PODS, pod) for pod in self.pods.values()]
+            objects.append((DEPLOYMENTS, self.deployment))
+        return objects + [(PODS, pod) for pod in self.pods.values()]
 
     def decide(self) -> None:
         """Decide and execute the plan, if anything has changed of what triggers a decision."""
@@ -98,7 +98,7 @@ class SimulatedRollout:
 
     def _execute(self, plan: Plan) -> None:
         self._again = plan.again_seconds is not None
-        for _resource, obj in (each for each in plan.apply if each[0] == DEPLOYMENTS):
+        for _resource, obj in (applied for applied in plan.apply if applied[0] == DEPLOYMENTS):
             there = self.deployment
             if there is None or needs_apply(DEPLOYMENTS, obj, kept_part(there)):
                 self.writes += 1
@@ -112,9 +112,9 @@ class SimulatedRollout:
         if deployment is None:
             return
         name = _encode(deployment["spec"]["template"])
-        new, old = self.sets.get(name), [each for key, each in self.sets.items() if key != name]
-        active = [each for each in self.sets.values() if each.replicas]
-        if any(each.annotated[0] != deployment["spec"]["replicas"] for each in active):
+        new, old = self.sets.get(name), [replica_set for key, replica_set in self.sets.items() if key != name]
+        active = [replica_set for replica_set in self.sets.values() if replica_set.replicas]
+        if any(replica_set.annotated[0] != deployment["spec"]["replicas"] for replica_set in active):
             _scale(deployment, new, old)
         else:
             if new is None:
@@ -124,32 +124,34 @@ class SimulatedRollout:
         self._report(deployment, new)
 
     def _report(self, deployment: Obj, new: SimulatedReplicaSet | None) -> None:
-        failures = [each.failure for each in (*([new] if new else ()), *self.sets.values()) if each.failure]
+        failures = [
+            replica_set.failure for replica_set in (*([new] if new else ()), *self.sets.values()) if replica_set.failure
+        ]
         failed: Obj = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate"}
         failed["message"] = "".join(failures[:1])
         deployment["status"] = {
             "observedGeneration": deployment["metadata"]["generation"],
-            "replicas": sum(each.present for each in self.sets.values()),
+            "replicas": sum(replica_set.present for replica_set in self.sets.values()),
             "updatedReplicas": new.present if new is not None else 0,
-            "readyReplicas": sum(each.available for each in self.sets.values()),
+            "readyReplicas": sum(replica_set.available for replica_set in self.sets.values()),
             "conditions": [failed] if failures else [],
         }
 
     def sync_sets(self) -> None:
         """Create and end pods as the ReplicaSets ask, and report."""
-        for each in self.sets.values():
-            pods = [pod for pod in self.pods.values() if pod["set"] == each.name and not is_ending(pod)]
+        for replica_set in self.sets.values():
+            pods = [pod for pod in self.pods.values() if pod["set"] == replica_set.name and not is_ending(pod)]
             pods.sort(key=lambda pod: ("nodeName" in pod["spec"], is_ready(pod)))
-            for pod in pods[: max(0, len(pods) - each.replicas)]:
+            for pod in pods[: max(0, len(pods) - replica_set.replicas)]:
                 if "nodeName" in pod["spec"]:
                     pod["metadata"]["deletionTimestamp"] = (NOW + timedelta(seconds=30)).isoformat()
                 else:
                     del self.pods[pod["metadata"]["name"]]
-            each.failure = ""
-            for _ in range(each.replicas - len(pods)):
-                self._create_pod(each)
-            left = [pod for pod in self.pods.values() if pod["set"] == each.name and not is_ending(pod)]
-            each.present, each.available = len(left), sum(map(is_ready, left))
+            replica_set.failure = ""
+            for _ in range(replica_set.replicas - len(pods)):
+                self._create_pod(replica_set)
+            left = [pod for pod in self.pods.values() if pod["set"] == replica_set.name and not is_ending(pod)]
+            replica_set.present, replica_set.available = len(left), sum(map(is_ready, left))
 
     def _create_pod(self, owner: SimulatedReplicaSet) -> None:
         devices = _count_devices(owner.template["spec"])
@@ -193,7 +195,7 @@ class SimulatedRollout:
                     break
 
     def _find_room(self, pod: Obj) -> str | None:
-        return next((each for each in self.rooms if self._count_free(each) >= _count_devices(pod["spec"])), None)
+        return next((room for room in self.rooms if self._count_free(room) >= _count_devices(pod["spec"])), None)
 
     def schedule(self) -> None:
         """Place the pods for which a node has room, and refuse the others; those with a gate wait."""
@@ -249,7 +251,7 @@ class SimulatedRollout:
 
     def summarize(self) -> str:
         """Return all that changes."""
-        return _encode((self.deployment, [vars(each) for each in self.sets.values()], self.pods))
+        return _encode((self.deployment, [vars(replica_set) for replica_set in self.sets.values()], self.pods))
 
 
 def _encode(value: Any) -> str:
@@ -270,7 +272,7 @@ def _decide(objects: Sequence[tuple[Resource, Obj]]) -> Plan:
 def _scale_new(deployment: Obj, new: SimulatedReplicaSet, old: list[SimulatedReplicaSet]) -> bool:
     """Scale the newest ReplicaSet as `reconcileNewReplicaSet` does, and return whether that changed it."""
     wanted = deployment["spec"]["replicas"]
-    room = wanted + _count_surge(deployment) - new.replicas - sum(each.replicas for each in old)
+    room = wanted + _count_surge(deployment) - new.replicas - sum(replica_set.replicas for replica_set in old)
     replicas = min(wanted, new.replicas + max(0, room))
     if replicas == new.replicas:
         return False
@@ -282,48 +284,48 @@ def _scale_old(deployment: Obj, new: SimulatedReplicaSet, old: list[SimulatedRep
     """Scale earlier ReplicaSets as `reconcileOldReplicaSets` does: at first what is not available."""
     wanted = deployment["spec"]["replicas"]
     least = wanted - min(wanted, deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"])
-    total = new.replicas + sum(each.replicas for each in old)
+    total = new.replicas + sum(replica_set.replicas for replica_set in old)
     most = total - least - (new.replicas - new.available)
-    if most <= 0 or not any(each.replicas for each in old):
+    if most <= 0 or not any(replica_set.replicas for replica_set in old):
         return
-    for each in old:
-        unhealthy = min(most, each.replicas - each.available)
+    for replica_set in old:
+        unhealthy = min(most, replica_set.replicas - replica_set.available)
         if unhealthy < 0:
             return  # it was scaled a moment ago, and has not reported since
         if unhealthy:
-            each.scale(each.replicas - unhealthy, deployment)
+            replica_set.scale(replica_set.replicas - unhealthy, deployment)
             most -= unhealthy
-    surplus = new.available + sum(each.available for each in old) - least
-    for each in old:
-        ended = max(0, min(each.replicas, surplus))
+    surplus = new.available + sum(replica_set.available for replica_set in old) - least
+    for replica_set in old:
+        ended = max(0, min(replica_set.replicas, surplus))
         if ended:
-            each.scale(each.replicas - ended, deployment)
+            replica_set.scale(replica_set.replicas - ended, deployment)
             surplus -= ended
 
 
 def _scale(deployment: Obj, new: SimulatedReplicaSet | None, old: list[SimulatedReplicaSet]) -> None:
     """Scale the ReplicaSets in proportion, as `scale` does after a change of the number of replicas."""
     wanted, every = deployment["spec"]["replicas"], [*([new] if new else ()), *reversed(old)]
-    active = [each for each in every if each.replicas]
+    active = [replica_set for replica_set in every if replica_set.replicas]
     if len(active) == 1:
         active[0].scale(wanted, deployment)
         return
     if new is not None and new.replicas == new.available == wanted == new.annotated[0]:
-        for each in old:
-            each.scale(0, deployment)
+        for replica_set in old:
+            replica_set.scale(0, deployment)
         return
     most = wanted + _count_surge(deployment)
-    missing = most - sum(each.replicas for each in active)
-    active.sort(key=lambda each: -each.replicas)
+    missing = most - sum(replica_set.replicas for replica_set in active)
+    active.sort(key=lambda replica_set: -replica_set.replicas)
     sizes, added = [], 0
-    for each in active:
-        fraction = int(each.replicas * most / each.annotated[1] + 0.5) - each.replicas
+    for replica_set in active:
+        fraction = int(replica_set.replicas * most / replica_set.annotated[1] + 0.5) - replica_set.replicas
         part = min(fraction, missing - added) if missing > 0 else max(fraction, missing - added)
-        sizes.append(each.replicas + (part if missing else 0))
+        sizes.append(replica_set.replicas + (part if missing else 0))
         added += part if missing else 0
     sizes[0] = max(0, sizes[0] + missing - added)
-    for each, size in zip(active, sizes, strict=True):
-        each.scale(size, deployment)
+    for replica_set, size in zip(active, sizes, strict=True):
+        replica_set.scale(size, deployment)
 
 
 def _count_surge(deployment: Obj) -> int:
@@ -333,7 +335,7 @@ def _count_surge(deployment: Obj) -> int:
 
 def _count_devices(pod_spec: Obj) -> int:
     containers = (*pod_spec.get("initContainers", ()), *pod_spec["containers"])
-    return sum(int(each.get("resources", {}).get("requests", {}).get(DEVICE, 0)) for each in containers)
+    return sum(int(container.get("resources", {}).get("requests", {}).get(DEVICE, 0)) for container in containers)
 
 
 def is_ending(pod: Obj) -> bool:

@@ -27,8 +27,8 @@ async def follow_by_watches(
     async with asyncio.TaskGroup() as tasks:
         for selection, listed in zip(watched, complete, strict=True):
             tasks.create_task(reflect(client, store, selection._replace(namespace=namespace), listed))
-        for each in complete:
-            await each.wait()
+        for event in complete:
+            await event.wait()
         synced.set()
 
 

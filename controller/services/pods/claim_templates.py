@@ -39,13 +39,15 @@ def list_spent_templates(
         return ()
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
     used = _list_used(snapshot.children(DEPLOYMENTS, key.namespace, key.uid), pods)
-    observed = ((RESOURCE_CLAIM_TEMPLATES, each) for each in templates if each["metadata"]["name"] not in used)
+    observed = (
+        (RESOURCE_CLAIM_TEMPLATES, template) for template in templates if template["metadata"]["name"] not in used
+    )
     return prune(observed, wanted)
 
 
 def _list_used(deployments: Iterable[Obj], pods: Iterable[Obj]) -> set[str]:
     """Return the names of the templates of which pods are, or may still be, made."""
-    specs = (*(each["spec"]["template"]["spec"] for each in deployments), *(each["spec"] for each in pods))
+    specs = (*(deployment["spec"]["template"]["spec"] for deployment in deployments), *(pod["spec"] for pod in pods))
     return {
         claim["resourceClaimTemplateName"]
         for spec in specs
@@ -66,7 +68,7 @@ def build_template(service: InferenceService, need: DeviceNeed) -> tuple[Resourc
         "deviceClassName": need.device_class,
         "allocationMode": "ExactCount",
         "count": need.number,
-        "selectors": [{"cel": {"expression": each}} for each in need.list_expressions()],
+        "selectors": [{"cel": {"expression": expression}} for expression in need.list_expressions()],
     }
     labels = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_SERVICE: owner.name}
     spec = {

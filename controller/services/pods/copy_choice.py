@@ -35,19 +35,21 @@ def choose_copies(replicas: int, copies: Mapping[str, CopyPods], coming: int = 0
     """
     names = sorted(copies)
     pods = [copies[name] for name in names]
-    placed = [min(each.placed, each.replicas) for each in pods]
-    refused = [min(each.refused, each.replicas - there) for each, there in zip(pods, placed, strict=True)]
+    placed = [min(pod.placed, pod.replicas) for pod in pods]
+    refused = [
+        min(copy_pods.refused, copy_pods.replicas - there) for copy_pods, there in zip(pods, placed, strict=True)
+    ]
     kept = _spread(
-        replicas, [0] * len(pods), [min(each.ready, there) for each, there in zip(pods, placed, strict=True)]
+        replicas, [0] * len(pods), [min(copy_pods.ready, there) for copy_pods, there in zip(pods, placed, strict=True)]
     )
     kept = _spread(replicas, kept, placed)
     missing = replicas - sum(kept)
     # All that the Deployments ask for beyond this waits for the scheduler.
     settled = [there + tries for there, tries in zip(placed, refused, strict=True)]
-    undecided = [each.replicas - known for each, known in zip(pods, settled, strict=True)]
+    undecided = [copy_pods.replicas - decided for copy_pods, decided in zip(pods, settled, strict=True)]
     counted = _spread(replicas, kept, [there + more for there, more in zip(kept, undecided, strict=True)])
     # A copy that is being made has no load yet; what falls to its share is not given to another.
-    limits = [count if each.refused else replicas for each, count in zip(pods, counted, strict=True)]
+    limits = [count if copy_pods.refused else replicas for copy_pods, count in zip(pods, counted, strict=True)]
     given = _spread(replicas, [*counted, *[0] * coming], [*limits, *[replicas] * coming])[: len(pods)]
     # A smaller number may end a pod about which the scheduler has not decided, in place of a refused one.
     tried = [

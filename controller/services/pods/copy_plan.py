@@ -50,11 +50,11 @@ def plan_copies(
         label: that of `build_deployment`.
     """
     deployments, pods = observed
-    there = {each.name: each for each in deployments}
+    there = {deployment.name: deployment for deployment in deployments}
 
     def count_pods(copy: NodeCopy) -> CopyPods:
-        found = there.get(name_deployment(service.metadata.name, mounted_weights(model, copy), label))
-        return found.count_pods(copy.node, pods.leaving) if found is not None else CopyPods()
+        deployment = there.get(name_deployment(service.metadata.name, mounted_weights(model, copy), label))
+        return deployment.count_pods(copy.node, pods.leaving) if deployment is not None else CopyPods()
 
     path = _wanted_path(model)
     usable = {copy.name: copy for copy in model.status.copies if copy.path == path}
@@ -63,7 +63,7 @@ def plan_copies(
         counts: dict[str, int] = {}
         for copy in model.status.copies:
             counts[copy.path] = counts.get(copy.path, 0) + count_pods(copy).replicas
-        earlier = max(counts, key=lambda each: (counts[each], each))
+        earlier = max(counts, key=lambda candidate: (counts[candidate], candidate))
         usable = {copy.name: copy for copy in model.status.copies if copy.path == earlier}
     coming = _count_coming(snapshot, model, path)
     chosen = choose_copies(wanted, {name: count_pods(copy) for name, copy in usable.items()}, coming)

@@ -138,12 +138,18 @@ def build_deployment(
     own = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
     own |= {LABEL_ACCELERATOR: label} if label else {}
     selector = {LABEL_SERVICE: owner.name, **own}
-    mounted = (weights, *(each for _companion, each in companions))
+    mounted = (weights, *(companion for _companion, companion in companions))
     queue = name_local_queue(service)
     # Kueue's webhook looks at the Deployment, and its manager at the pods.
     kueue = {KUEUE_QUEUE_NAME: queue} if queue else {}
     devices = request_devices(service, choice.vendor)
-    claims = label_claims({each.claim: each.mark for each in mounted if each.claim and each.has_one_node})
+    claims = label_claims(
+        {
+            mounted_weights.claim: mounted_weights.mark
+            for mounted_weights in mounted
+            if mounted_weights.claim and mounted_weights.has_one_node
+        }
+    )
     annotations = {DEFAULT_CONTAINER: choice.pod.container, **_note_rotation(service)}
     labels = {**selector, LABEL_MANAGED_BY: MANAGED_BY, **claims, **kueue}
     spec: Obj = {
@@ -168,7 +174,7 @@ def name_deployment(service: str, weights: MountedWeights, label: str = "") -> s
     A readable ending could be a part of the name of another service. `label` is that of `build_deployment`.
     """
     claim = weights.claim if weights.node else None
-    parts = [each for each in (label, claim) if each]
+    parts = [part for part in (label, claim) if part]
     return f"{service}-{hashlib.sha256('/'.join(parts).encode()).hexdigest()[:_DIGITS]}" if parts else service
 
 

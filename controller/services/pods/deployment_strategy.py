@@ -180,7 +180,7 @@ def _finds_place(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj], store:
             continue
         if name not in taken:
             ours = store.by_index(PODS, NODE_INDEX, name)
-            measured = (store.derive(PODS, each, "requests", partial(sum_requests, each["spec"])) for each in ours)
+            measured = (store.derive(PODS, our, "requests", partial(sum_requests, our["spec"])) for our in ours)
             taken[name] = add_up(measured)
         if _fits_on_node(new, pod, node, taken[name]):
             return True
@@ -193,8 +193,10 @@ def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal
     Of devices, which are what is scarce, it may ask for more than the earlier pod if their node has as many beside
     those of our other pods; `taken` is what all of ours have there. Pods of others are not known.
     """
-    message = next(each.get("message", "") for each in new["status"]["conditions"] if each["type"] == "PodScheduled")
-    found = _NODES.search(message)
+    message = next(
+        condition.get("message", "") for condition in new["status"]["conditions"] if condition["type"] == "PodScheduled"
+    )
+    match = _NODES.search(message)
     lacking = {resource: count for count, resource in _LACKING.findall(message.partition("preemption:")[0])}
     asked, held = sum_requests(new["spec"]), sum_requests(earlier["spec"])
     if not lacking:
@@ -208,20 +210,20 @@ def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal
     if not any("/" in each for each in lacking):
         return _asks_no_more(asked, held, set(lacking))
     # Nodes that lack something else may be others, but not if all lack it.
-    nodes = found[1] if found is not None else ""
+    nodes = match[1] if match is not None else ""
     everywhere = {each for each, count in lacking.items() if "/" not in each and count == nodes}
     return _asks_no_more(asked, held, everywhere)
 
 
 def _asks_no_more(asked: Mapping[str, Decimal], earlier: Mapping[str, Decimal], resources: set[str]) -> bool:
-    return all(asked.get(each, 0) <= earlier.get(each, 0) for each in resources)
+    return all(asked.get(resource, 0) <= earlier.get(resource, 0) for resource in resources)
 
 
 def _read_exceeded_quota(deployment: Obj) -> set[str]:
     """Return the resources of which a quota has too little left for another pod."""
     for condition in deployment.get("status", {}).get("conditions", ()):
-        found = _OVER_QUOTA.search(condition.get("message", "")) if condition["type"] == "ReplicaFailure" else None
-        if found is not None:
-            names = (each.partition("=")[0] for each in found[1].split(","))
+        match = _OVER_QUOTA.search(condition.get("message", "")) if condition["type"] == "ReplicaFailure" else None
+        if match is not None:
+            names = (part.partition("=")[0] for part in match[1].split(","))
             return {name.removeprefix("requests.").removeprefix("limits.") for name in names}
     return set()

@@ -32,13 +32,13 @@ def least_mib(memory: int | str) -> int:
 def build_need(selector: DeviceSelector, driver: DeviceDriver, number: int) -> DeviceNeed:
     """Return the need of a pod for devices; of a selector that cannot be held, only the number has a meaning."""
     whole = any_device(driver)
-    stated = (_build_demand(each, driver) for each in selector.attributes)
+    stated = (_build_demand(attribute, driver) for attribute in selector.attributes)
     return DeviceNeed(
         driver=driver.name,
         device_class=driver.device_class,
         number=number,
         memory_mib=least_mib(selector.memory or 0),
-        demands=(*whole.demands, *sorted(stated, key=lambda each: each.name)),
+        demands=(*whole.demands, *sorted(stated, key=lambda demand: demand.name)),
     )
 
 
@@ -82,8 +82,8 @@ def find_selector_problem(
             f"hardware.deviceSelector.memory cannot be held for accelerator {accelerator}, whose driver {driver.name} "
             f"states no memory: select by {_list_known(driver)}"
         )
-    problems = (_find_attribute_problem(each, driver) for each in selector.attributes)
-    return next((each for each in problems if each is not None), None)
+    problems = (_find_attribute_problem(attribute, driver) for attribute in selector.attributes)
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def _find_attribute_problem(attribute: DeviceAttribute, driver: DeviceDriver) -> str | None:
@@ -94,7 +94,7 @@ def _find_attribute_problem(attribute: DeviceAttribute, driver: DeviceDriver) ->
         return f"{field} is of type {type_}, which has no atLeast: state values"
     pattern, form = _FORMS[type_]
     compared = attribute.values if attribute.at_least is None else [attribute.at_least]
-    wrong = next((each for each in compared if not pattern.fullmatch(each)), None)
+    wrong = next((text for text in compared if not pattern.fullmatch(text)), None)
     return f"{field} is compared with {wrong}: state {form}" if wrong is not None else None
 
 

@@ -58,5 +58,5 @@ def _build_egress(*, pulls: bool) -> list[Obj]:
     rules: list[Obj] = [{"to": [system, {"ipBlock": {"cidr": _NODE_LOCAL_DNS}}], "ports": _DNS}]
     if pulls:
         blocks: list[Any] = [{"cidr": "0.0.0.0/0", "except": [_LINK_LOCAL]}, {"cidr": "::/0", "except": ["fe80::/10"]}]
-        rules.append({"to": [{"ipBlock": each} for each in blocks], "ports": [{"port": 443, "protocol": "TCP"}]})
+        rules.append({"to": [{"ipBlock": block} for block in blocks], "ports": [{"port": 443, "protocol": "TCP"}]})
     return rules

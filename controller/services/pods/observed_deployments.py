@@ -150,7 +150,8 @@ def list_deployments(deployments: Iterable[Obj], pods: ServicePods) -> list[Obse
     for pod in pods.pods:
         by_selector.setdefault(_selector_of(pod), []).append(pod)
     return [
-        ObservedDeployment(each, by_selector.get(_selector_of(each), []), pods.without_room) for each in deployments
+        ObservedDeployment(deployment, by_selector.get(_selector_of(deployment), []), pods.without_room)
+        for deployment in deployments
     ]
 
 

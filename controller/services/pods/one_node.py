@@ -43,7 +43,7 @@ def name_label(claim: str) -> str:
 def follows_only_its_volume(pod: Obj) -> bool:
     """Return whether a pod must run beside pods with its volume, and beside no others."""
     terms = _list_terms(pod)
-    return bool(terms) and all(_is_ours(each) for each in terms)
+    return bool(terms) and all(_is_ours(term) for term in terms)
 
 
 def keep_on_one_node(pod: Obj, claim: str, mark: str) -> Obj:
@@ -56,8 +56,8 @@ def keep_on_one_node(pod: Obj, claim: str, mark: str) -> Obj:
 
 def may_follow(new: Obj, earlier: Obj, pods: Iterable[Obj]) -> bool:
     """Return whether a new pod may run on the node of an earlier one: other pods with its volume hold it elsewhere."""
-    ours = [each["labelSelector"]["matchLabels"] for each in _list_terms(new) if _is_ours(each)]
-    labels = {name: mark for each in ours for name, mark in each.items()}
+    ours = [term["labelSelector"]["matchLabels"] for term in _list_terms(new) if _is_ours(term)]
+    labels = {name: mark for our in ours for name, mark in our.items()}
     if not labels:
         return True
     holding = {

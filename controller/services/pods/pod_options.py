@@ -41,10 +41,10 @@ def add_options(pod: Obj, service: InferenceService, vendor: Vendor, unfit: Sequ
     if options.env:
         engine = {**engine, "env": [*engine.get("env", ()), *map(msgspec.to_builtins, options.env)]}
     if options.volume_mounts:
-        mounts = [_render_mount(each) for each in options.volume_mounts]
+        mounts = [_render_mount(mount) for mount in options.volume_mounts]
         engine = {**engine, "volumeMounts": [*engine.get("volumeMounts", ()), *mounts]}
     if options.volumes:
-        added["volumes"] = [*pod.get("volumes", ()), *(_render_volume(each) for each in options.volumes)]
+        added["volumes"] = [*pod.get("volumes", ()), *(_render_volume(volume) for volume in options.volumes)]
     if options.image_pull_secrets:
         added["imagePullSecrets"] = msgspec.to_builtins(options.image_pull_secrets)
     if affinity := _merge_affinity(build_node_affinity(spec.hardware, vendor, unfit) or {}, options):
@@ -54,7 +54,9 @@ def add_options(pod: Obj, service: InferenceService, vendor: Vendor, unfit: Sequ
     if options.scheduler_name:
         added["schedulerName"] = options.scheduler_name
     spread = options.topology_spread_constraints
-    if constraints := [_render_spread(each, service) for each in (_DEFAULT_SPREAD if spread is None else spread)]:
+    if constraints := [
+        _render_spread(constraint, service) for constraint in (_DEFAULT_SPREAD if spread is None else spread)
+    ]:
         added["topologySpreadConstraints"] = constraints
     return {**pod, **added, "containers": [engine, *others]}
 
@@ -96,7 +98,7 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
                 "-cache- and 8 hexadecimal digits, hold the verified weights of Models: name the Model in modelRef, or "
                 "mount a claim with another name"
             )
-    names = {each.name for each in options.volumes}
+    names = {pod_volume.name for pod_volume in options.volumes}
     mounted = [
         *_RESERVED,
         *(each["mountPath"] for container in containers for each in container.get("volumeMounts", ())),
@@ -115,14 +117,14 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
 
 
 def _render_volume(volume: PodVolume) -> Obj:
-    found: Obj = {"name": f"{_USERS}{volume.name}"}
+    rendered: Obj = {"name": f"{_USERS}{volume.name}"}
     if volume.empty_dir is not None:
-        found["emptyDir"] = msgspec.to_builtins(volume.empty_dir)
+        rendered["emptyDir"] = msgspec.to_builtins(volume.empty_dir)
     if volume.persistent_volume_claim is not None:
-        found["persistentVolumeClaim"] = msgspec.to_builtins(volume.persistent_volume_claim)
+        rendered["persistentVolumeClaim"] = msgspec.to_builtins(volume.persistent_volume_claim)
     if volume.config_map is not None:
-        found["configMap"] = msgspec.to_builtins(volume.config_map)
-    return found
+        rendered["configMap"] = msgspec.to_builtins(volume.config_map)
+    return rendered
 
 
 def _render_mount(mount: PodVolumeMount) -> Obj:
@@ -146,7 +148,9 @@ def _merge_affinity(own: Obj, options: PodOptions) -> Obj:
     nodes, theirs = own.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
     merged: Obj = {}
     demanded: list[Any] = [
-        each for term in nodes.get(_REQUIRED, {}).get("nodeSelectorTerms", ()) for each in term["matchExpressions"]
+        expression
+        for term in nodes.get(_REQUIRED, {}).get("nodeSelectorTerms", ())
+        for expression in term["matchExpressions"]
     ]
     terms = theirs.get(_REQUIRED, {}).get("nodeSelectorTerms") or ([{}] if demanded else [])
     # Terms are alternatives, and an empty one of the user matches no node.

@@ -87,7 +87,9 @@ class ProxyContainer(NamedTuple):
     def _merge_pull_secrets(self, pod: Obj) -> Obj:
         """Return the field of a pod with its own pull secrets and those of the proxy, each once; empty without any."""
         # Server-side apply refuses a list that names one twice.
-        names = dict.fromkeys([*(each["name"] for each in pod.get("imagePullSecrets", ())), *self.image_pull_secrets])
+        names = dict.fromkeys(
+            [*(secret["name"] for secret in pod.get("imagePullSecrets", ())), *self.image_pull_secrets]
+        )
         return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
 
     def _build_container(self, service: ObjectMeta, serving: Serving, mounts: list[Obj], grace_seconds: int) -> Obj:

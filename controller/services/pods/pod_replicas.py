@@ -104,8 +104,8 @@ class _WantedDeployment(NamedTuple):
         """Return whether its pods are ready, but for those that the node of its copy does not take."""
         if self.observed is None or not self.node:
             return False
-        found = self.observed.count_pods(self.node, pods.leaving)
-        return found.refused > 0 and found.replicas == found.ready + found.refused
+        copy_pods = self.observed.count_pods(self.node, pods.leaving)
+        return copy_pods.refused > 0 and copy_pods.replicas == copy_pods.ready + copy_pods.refused
 
     def limit_change(self) -> int | None:
         """Return the most pods with which its template is replaced, or None.
@@ -120,10 +120,12 @@ class _WantedDeployment(NamedTuple):
 
     def list_problems(self) -> list[ServiceProblem | None]:
         """Return why pods of it are not ready, or cannot be created."""
-        found = self.observed.list_problems() if self.observed is not None else []
+        problems = self.observed.list_problems() if self.observed is not None else []
         return [
-            each._replace(message=f"{each.message}; {_SERVES_ON}") if each is not None and self.lacks_room else each
-            for each in found
+            problem._replace(message=f"{problem.message}; {_SERVES_ON}")
+            if problem is not None and self.lacks_room
+            else problem
+            for problem in problems
         ]
 
     def keep(self) -> list[_KeptDeployment]:
@@ -153,40 +155,49 @@ def observe_pods(
     """
     there = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
     if is_one_of_several:
-        there = [each for each in there if accelerator_label(each) == label]
+        there = [deployment for deployment in there if accelerator_label(deployment) == label]
     pods = list_service_pods(snapshot, service, label if is_one_of_several else None) if there else ServicePods(())
     deployments = list_deployments(there, pods)
     if not wanted or choice is None or served is None:
         return _leave_deployments(deployments, pods, wanted, are_current=served is None)
     # Kueue lets nobody edit the queue of a Deployment that serves, nor remove it.
-    moved = [each for each in deployments if read_local_queue(each.obj) != name_local_queue(service)]
-    moved_names = {each.name for each in moved}
-    deployments = [each for each in deployments if each.name not in moved_names]
+    moved = [deployment for deployment in deployments if read_local_queue(deployment.obj) != name_local_queue(service)]
+    moved_names = {deployment.name for deployment in moved}
+    deployments = [deployment for deployment in deployments if deployment.name not in moved_names]
     surge = count_surge(service.status.replacement, list_present_replicas(pods.pods), wanted)
     plan = CopyPlan([(None, wanted + surge)])
     if served.model.spec.cache.scope == "node":
         plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted, label=label)
     steps = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings, label=label)
     # A moved one is made anew under its name once it is gone.
-    steps = [each for each in steps if each.name not in moved_names]
-    changes = [(each.change, each.observed.obj if each.observed is not None else None) for each in steps]
-    refused = [each.name for each in steps if each.is_refused(pods)]
+    steps = [step for step in steps if step.name not in moved_names]
+    changes = [(step.change, step.observed.obj if step.observed is not None else None) for step in steps]
+    refused = [step.name for step in steps if step.is_refused(pods)]
     selected = list(zip(steps, select_changes(changes, may_roll_out=may_roll_out, refused=refused), strict=True))
-    ready = [uid for each, is_applied in selected for uid in each.list_ready(is_applied=is_applied)]
-    waiting = [each for each, is_applied in selected if not is_applied]
-    kept = [kept for each in waiting for kept in each.keep()] + _retire(steps, deployments, wanted - len(ready))
-    problems = [problem for each in steps for problem in each.list_problems()]
+    ready = [uid for deployment, is_applied in selected for uid in deployment.list_ready(is_applied=is_applied)]
+    waiting = [deployment for deployment, is_applied in selected if not is_applied]
+    kept = [kept for deployment in waiting for kept in deployment.keep()] + _retire(
+        steps, deployments, wanted - len(ready)
+    )
+    problems = [problem for step in steps for problem in step.list_problems()]
     return Replicas(
         total=pods.total - plan.surplus,
         ready=tuple(sorted(ready)),
         available=pods.ready,
         nodes=pods.nodes,
         problem=_explain_refusal(snapshot, service, served, choice, most_severe((*problems, plan.problem))),
-        apply=tuple((DEPLOYMENTS, each.change.desired) for each, is_applied in selected if is_applied),
-        keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
-        awaiting=tuple(each.name for each in waiting if each.change.cause == "update"),
-        patch=(*(patch for each in kept for patch in each.patch), *mark_leaving(service.status.replacement, pods.pods)),
-        delete=tuple(ref(DEPLOYMENTS, each.obj) for each in moved if "deletionTimestamp" not in each.obj["metadata"]),
+        apply=tuple((DEPLOYMENTS, deployment.change.desired) for deployment, is_applied in selected if is_applied),
+        keep=tuple((DEPLOYMENTS, deployment.observed.obj) for deployment in kept),
+        awaiting=tuple(deployment.name for deployment in waiting if deployment.change.cause == "update"),
+        patch=(
+            *(patch for deployment in kept for patch in deployment.patch),
+            *mark_leaving(service.status.replacement, pods.pods),
+        ),
+        delete=tuple(
+            ref(DEPLOYMENTS, deployment.obj)
+            for deployment in moved
+            if "deletionTimestamp" not in deployment.obj["metadata"]
+        ),
         again_seconds=_find_recheck_seconds(steps, pods, snapshot.now),
     )
 
@@ -195,22 +206,24 @@ def hold_pods(snapshot: Snapshot, service: InferenceService, label: str, most: i
     """Return the replicas of an accelerator that is not chosen any more: up to `most` serve until others do."""
     owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
     pods = list_service_pods(snapshot, service, label)
-    kept = _retire((), list_deployments([each for each in owned if accelerator_label(each) == label], pods), most)
+    kept = _retire(
+        (), list_deployments([deployment for deployment in owned if accelerator_label(deployment) == label], pods), most
+    )
     return Replicas(
         total=pods.total,
         available=pods.ready,
         nodes=pods.nodes,
-        keep=tuple((DEPLOYMENTS, each.observed.obj) for each in kept),
-        patch=tuple(patch for each in kept for patch in each.patch),
+        keep=tuple((DEPLOYMENTS, deployment.observed.obj) for deployment in kept),
+        patch=tuple(patch for deployment in kept for patch in deployment.patch),
     )
 
 
 def _find_recheck_seconds(steps: Sequence[_WantedDeployment], pods: ServicePods, now: datetime) -> float | None:
     """Return the seconds until the first moment at which time alone may change the decision; None: it never does."""
-    waits = [pods.refusal_seconds(now), *(each.again_seconds for each in steps)]
-    if any(each.node for each in steps):
+    waits = [pods.refusal_seconds(now), *(step.again_seconds for step in steps)]
+    if any(step.node for step in steps):
         waits.append(pods.queue_seconds)
-    waits += [_ROOM_SECONDS for each in steps if each.lacks_room]
+    waits += [_ROOM_SECONDS for step in steps if step.lacks_room]
     return min((seconds for seconds in waits if seconds is not None), default=None)
 
 
@@ -226,7 +239,7 @@ def _list_wanted(
 ) -> list[_WantedDeployment]:
     """Return the Deployments that a service should have: one for all replicas, or one for each copy."""
     plan, deployments, pods = planned
-    there = {each.name: each for each in deployments}
+    there = {deployment.name: deployment for deployment in deployments}
     is_stated = replica_memory.is_memory_stated(served)
     build = partial(build_deployment, companions=companion_weights(served), settings=settings, label=label)
 
@@ -263,13 +276,13 @@ def _list_wanted(
         again = min((it for it in (mark.again_seconds, replacement.again_seconds) if it is not None), default=None)
         return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, again)
 
-    found = []
+    results = []
     for copy, replicas in plan.replicas:
         wanted = compare(copy, replicas)
         if (limit := wanted.limit_change()) is not None and limit < replicas:
             wanted = wanted._replace(change=compare(copy, limit).change)
-        found.append(wanted)
-    return found
+        results.append(wanted)
+    return results
 
 
 def _list_mounting(snapshot: Snapshot, service: InferenceService, weights: MountedWeights) -> Sequence[Obj]:
@@ -296,18 +309,18 @@ def _retire(
 
     They leave one replica less if a wanted one is refused on a node that they use, which has no room for both.
     """
-    wanted = {each.observed.name for each in steps if each.observed is not None}
-    retired = [each for each in deployments if each.name not in wanted]
+    wanted = {step.observed.name for step in steps if step.observed is not None}
+    retired = [deployment for deployment in deployments if deployment.name not in wanted]
     if not retired:
         return []
-    full = {each.node for each in steps if each.node and each.observed and each.observed.count_pods().refused}
-    if any(each.nodes & full for each in retired):
+    full = {step.node for step in steps if step.node and step.observed and step.observed.count_pods().refused}
+    if any(deployment.nodes & full for deployment in retired):
         missing -= 1
     kept = []
-    for each in sorted(retired, key=lambda one: (bool(one.nodes & full), -one.count_pods().ready, one.name)):
-        replicas = min(missing, each.count_pods().placed)
+    for deployment in sorted(retired, key=lambda one: (bool(one.nodes & full), -one.count_pods().ready, one.name)):
+        replicas = min(missing, deployment.count_pods().placed)
         if replicas > 0:
-            kept.append(_KeptDeployment(each, each.scale(replicas, may_grow=False)))
+            kept.append(_KeptDeployment(deployment, deployment.scale(replicas, may_grow=False)))
             missing -= replicas
     return kept
 
@@ -318,11 +331,13 @@ def _leave_deployments(
     """Return replicas of which none is created: those that exist stay, up to the number that is wanted."""
     if not are_current:
         return Replicas(total=pods.total, available=pods.ready, nodes=pods.nodes)
-    kept = choose_copies(wanted, {each.name: each.count_pods() for each in deployments})
-    scaled = [each.scale(kept.get(each.name, 0), may_grow=False) for each in deployments] if wanted else []
+    kept = choose_copies(wanted, {deployment.name: deployment.count_pods() for deployment in deployments})
+    scaled = (
+        [deployment.scale(kept.get(deployment.name, 0), may_grow=False) for deployment in deployments] if wanted else []
+    )
     return Replicas(
         total=pods.total,
-        ready=tuple(sorted(uid for each in deployments for uid in each.list_current(None))),
+        ready=tuple(sorted(uid for deployment in deployments for uid in deployment.list_current(None))),
         available=pods.ready,
         nodes=pods.nodes,
         patch=tuple(patch for patches in scaled for patch in patches),

@@ -137,7 +137,9 @@ def build_pod(
         "containers": [_build_container(replica)],
         "volumes": _build_volumes(replica),
     }
-    tolerations: list[Any] = [msgspec.to_builtins(each) for each in (*vendor.tolerations, *spec.tolerations)]
+    tolerations: list[Any] = [
+        msgspec.to_builtins(toleration) for toleration in (*vendor.tolerations, *spec.tolerations)
+    ]
     if tolerations:
         pod["tolerations"] = tolerations
     if selected := choice.pod.select_nodes(_choose_image(replica)) | spec.node_selector:

@@ -39,7 +39,7 @@ def read_local_queue(deployment: Obj) -> str | None:
 def has_gate(deployment: Obj) -> bool:
     """Return whether new pods of a Deployment wait for the queue."""
     gates = deployment["spec"]["template"]["spec"].get(_GATES) or ()
-    return any(each["name"] == QUEUE_GATE for each in gates)
+    return any(gate["name"] == QUEUE_GATE for gate in gates)
 
 
 def set_gate(deployment: Obj, *, is_gated: bool) -> Obj:

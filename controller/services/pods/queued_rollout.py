@@ -33,9 +33,9 @@ def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -
         return None
     holding = {pod["metadata"]["uid"] for pod in present if not is_gated(pod)}
     nominations = [found for pod in present if is_gated(pod) and (found := parse_nomination(pod)) is not None]
-    makes_way = any(each.victims & holding for each in nominations)
+    makes_way = any(nomination.victims & holding for nomination in nominations)
     # The place of a pod that has ended is about to be given.
-    promised = sum(not each.victims & holding for each in nominations)
+    promised = sum(not nomination.victims & holding for nomination in nominations)
     missing = max(0, replicas - len(holding) - promised)
     # A pod that a quota lets be created takes the place that the one before it gave back.
     refused = 1 + max(0, replicas - len(present)) if is_refused else 0

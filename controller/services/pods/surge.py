@@ -36,7 +36,7 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
             is_ready(pod),
             _is_marked(pod),
             pod["metadata"]["name"],
-            tuple(each["ip"] for each in pod.get("status", {}).get("podIPs") or ()),
+            tuple(address["ip"] for address in pod.get("status", {}).get("podIPs") or ()),
         )
         for pod in living
     ]

@@ -52,7 +52,7 @@ def digest_inputs(service: InferenceService, served: Served, copy: NodeCopy | No
         for name, value in msgspec.structs.asdict(service.spec).items()
         if value != getattr(_DEFAULTS, name) and name not in {"replicas", "suspend", "drain_seconds"}
     }
-    companions = (_list_inputs(each.model) for each in served.companions if each.model is not None)
+    companions = (_list_inputs(companion.model) for companion in served.companions if companion.model is not None)
     inputs = (stated, service.status.token_rotation, [_list_inputs(served.model, copy), *companions])
     return hashlib.sha256(msgspec.json.encode(inputs, order="sorted")).hexdigest()[:16]
 
@@ -125,7 +125,7 @@ def select_changes(
         for change, observed in changes
     ]
     # What has no ready pod is changed at once: there is nothing to interrupt, and the change may be the remedy.
-    selected = [not each for each in interrupts]
+    selected = [not interrupt for interrupt in interrupts]
     has_started = any(
         change.is_present and observed is not None and _has_started(observed) for change, observed in changes
     )

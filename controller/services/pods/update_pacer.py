@@ -120,7 +120,9 @@ def _list_deployments(store: Store, key: ObjectKey) -> Sequence[Obj]:
 
 
 def _list_stamps(deployments: Sequence[Obj]) -> dict[str, str]:
-    return {each["metadata"]["name"]: _annotations(each).get(ANNOTATION_STAMP, "") for each in deployments}
+    return {
+        deployment["metadata"]["name"]: _annotations(deployment).get(ANNOTATION_STAMP, "") for deployment in deployments
+    }
 
 
 def _annotations(deployment: Obj) -> Obj:

@@ -60,14 +60,14 @@ def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datet
     labels: Obj = present["spec"]["template"].get("metadata", {}).get("labels", {}) if present is not None else {}
     mark: str = labels.get(label, FIRST_MARK)
     if running := marked.ready or marked.placed:
-        if mark not in {each for _created, each in running}:
+        if mark not in {other for _created, other in running}:
             mark = max(running)[1]
         return VolumeMark(mark, _loss_seconds(pods, now))
-    if len({each for each, _uid in marked.in_vain}) > 1:
+    if len({other for other, _uid in marked.in_vain}) > 1:
         return VolumeMark(mark)  # another value did not help
     # One after the other, so that services which learn of the same pods at different times choose the same value.
     for stuck in (marked.lost, marked.in_vain):
-        if mark in {each for each, _uid in stuck}:
+        if mark in {other for other, _uid in stuck}:
             uids = " ".join(sorted(uid for _mark, uid in stuck))
             return VolumeMark(hashlib.sha256(uids.encode()).hexdigest()[:_DIGITS])
     return VolumeMark(mark)
@@ -102,14 +102,14 @@ def _loss_seconds(pods: Iterable[Obj], now: datetime) -> float | None:
     if not any(map(waits_for_node, pods)):
         return None
     losses = (_loss_of(pod) for pod in pods)
-    return min(((each - now).total_seconds() for each in losses if each is not None and each > now), default=None)
+    return min(((loss - now).total_seconds() for loss in losses if loss is not None and loss > now), default=None)
 
 
 def _waits_in_vain(pod: Obj) -> bool:
     """Return whether a pod was refused for the sake of the pods with its volume alone."""
-    messages = [each.get("message", "") for each in pod["status"].get("conditions", ())]
+    messages = [condition.get("message", "") for condition in pod["status"].get("conditions", ())]
     return (
         is_refused(pod)
         and follows_only_its_volume(pod)
-        and any(_REFUSED_BY_AFFINITY in each and _LACKS_ROOM not in each for each in messages)
+        and any(_REFUSED_BY_AFFINITY in message and _LACKS_ROOM not in message for message in messages)
     )

@@ -249,7 +249,7 @@ async def test_missing_right_is_named_with_who_can_grant_it(
         assert refused.code == 1
         assert f"Error: system:serviceaccount:{namespace}:default may not " in refused.errors
         ways_out = ("administrator of the cluster can grant it", "administrators of the cluster may, and can bind")
-        assert any(each in refused.errors for each in ways_out)
+        assert any(way in refused.errors for way in ways_out)
         assert len(refused.errors.splitlines()) == 1
 
 

@@ -35,7 +35,7 @@ async def api(plane: ControlPlane, client: Client, tmp_path: Path) -> AsyncItera
     rendered = await run_helm(
         "template", "pomona", str(CHART), "--set=console.enabled=true", "--show-only=templates/console.yaml"
     )
-    objects = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] != "Deployment"]
+    objects = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] != "Deployment"]
     manifest = tmp_path / "console.yaml"
     manifest.write_text(yaml.safe_dump_all(objects))
     await plane.apply(manifest)
@@ -104,7 +104,7 @@ async def test_tokens_of_the_cluster_decide_what_is_seen(
     await create_model(plane, client, namespace, "density-model")
     spec = {"modelRef": "density-model"}
     await client.create(INFERENCE_SERVICES, {"metadata": {"name": "chat", "namespace": namespace}, "spec": spec})
-    reader, nobody = [await create_user(plane, namespace, each) for each in ("reader", "nobody")]
+    reader, nobody = [await create_user(plane, namespace, name) for name in ("reader", "nobody")]
     bound = ("clusterrolebinding", f"density-{namespace}", "--clusterrole=pomona-density-reader")
     await plane.kubectl("create", *bound, f"--serviceaccount={namespace}:reader")
     rights = ("--verb=list", "--resource=inferenceservices.inference.pomona.dev", "-n", namespace)
@@ -121,25 +121,25 @@ async def test_tokens_of_the_cluster_decide_what_is_seen(
 
         async def is_seen() -> bool:
             status, answer = await ask("/api/v1/density/cost", reader)
-            return status == 200 and [each["name"] for each in answer["models"]] == ["chat"]
+            return status == 200 and [model["name"] for model in answer["models"]] == ["chat"]
 
         await eventually(is_seen)
         _, nodes = await ask("/api/v1/density/nodes?limit=1000", reader)
-        stale = {each["nodeName"]: each["stale"] for each in nodes["nodes"] if each["nodeName"] in NODES}
+        stale = {node["nodeName"]: node["stale"] for node in nodes["nodes"] if node["nodeName"] in NODES}
         assert stale == {NODES[0]: False, NODES[1]: False, NODES[2]: True}
         _, ranked = await ask("/api/v1/density/query?model=density-model", reader)
-        assert [each["nodeName"] for each in ranked["rankedNodes"]] == [*NODES[:2]]
-        assert NODES[2] in {each["nodeName"] for each in ranked["excludedNodes"]}
+        assert [node["nodeName"] for node in ranked["rankedNodes"]] == [*NODES[:2]]
+        assert NODES[2] in {node["nodeName"] for node in ranked["excludedNodes"]}
 
         await hold_devices(client, namespace, NODES[0])
 
         async def is_subtracted() -> bool:
             _, answer = await ask("/api/v1/density/query?model=density-model", reader)
-            return [each["nodeName"] for each in answer["rankedNodes"]] == [NODES[1]]
+            return [node["nodeName"] for node in answer["rankedNodes"]] == [NODES[1]]
 
         await eventually(is_subtracted)
         _, cost = await ask("/api/v1/density/cost", reader)
-        assert [(each["gpu"], each["placedNode"]) for each in cost["models"]] == [(2, NODES[0])]
+        assert [(model["gpu"], model["placedNode"]) for model in cost["models"]] == [(2, NODES[0])]
         await assert_commands_agree(plane)
         assert reader not in api.log.read_text()
     finally:
@@ -166,7 +166,7 @@ async def assert_commands_agree(plane: ControlPlane) -> None:
         )
         printed = json.loads((await process.communicate())[0])
         if expected is not None:
-            assert [each["node"] for each in printed["ranked_nodes"]] == expected
+            assert [node["node"] for node in printed["ranked_nodes"]] == expected
         else:
-            levels = {each["nodeName"]: each["fitLevel"] for each in printed["rankedNodes"]}
+            levels = {node["nodeName"]: node["fitLevel"] for node in printed["rankedNodes"]}
             assert {name: levels[name] for name in NODES[:2]} == {NODES[0]: "too_tight", NODES[1]: "perfect"}

@@ -56,7 +56,7 @@ async def test_new_service_costs_six_calls_and_no_read(
             await cluster.reaches("WaitingForGPU", name, reason="NoSuchHardware")
         await wait_for_silence(transport)
     await transport.close()
-    calls = Counter(describe(each) for each in transport.sent[first:] if is_counted(each, namespace))
+    calls = Counter(describe(request) for request in transport.sent[first:] if is_counted(request, namespace))
     assert sum(calls.values()) <= MOST_CALLS * SERVICES, calls
     assert not [call for call in calls if call.startswith("GET")], calls
     for name in names:
@@ -71,7 +71,7 @@ async def wait_for_silence(transport: FaultyTransport) -> None:
 
     def is_silent() -> bool:
         nonlocal last, since
-        count = sum("/leases" not in each.path for each in transport.sent)
+        count = sum("/leases" not in request.path for request in transport.sent)
         if count != last:
             last, since = count, loop.time()
         return loop.time() - since >= SILENCE_SECONDS

@@ -59,18 +59,20 @@ async def cluster(client: Client, namespace: str, files: FileServer, tmp_path: P
 
 
 async def read_service(cluster: CopyNamespace) -> InferenceService:
-    found = await cluster.client.get(INFERENCE_SERVICES, "of-one", cluster.namespace)
-    return msgspec.convert(found, InferenceService)
+    service = await cluster.client.get(INFERENCE_SERVICES, "of-one", cluster.namespace)
+    return msgspec.convert(service, InferenceService)
 
 
 async def becomes_ready(cluster: CopyNamespace) -> InferenceService:
     """Wait until all replicas serve the latest spec."""
 
     async def is_ready() -> InferenceService:
-        found = await read_service(cluster)
-        state = found.status.observed_generation, found.status.phase
-        assert state == (found.metadata.generation, "Ready"), [each.message for each in found.status.conditions]
-        return found
+        service = await read_service(cluster)
+        state = service.status.observed_generation, service.status.phase
+        assert state == (service.metadata.generation, "Ready"), [
+            condition.message for condition in service.status.conditions
+        ]
+        return service
 
     return await eventually(is_ready, 120)
 
@@ -82,27 +84,29 @@ async def edit(cluster: CopyNamespace, **spec: Any) -> None:
 
 async def list_pods(cluster: CopyNamespace) -> list[Obj]:
     """Return the pods of the service that are not being deleted."""
-    found = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=of-one")
-    return [each for each in found.items if "deletionTimestamp" not in each["metadata"]]
+    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=of-one")
+    return [item for item in object_list.items if "deletionTimestamp" not in item["metadata"]]
 
 
 async def serves_on(cluster: CopyNamespace, *nodes: str) -> dict[str, Obj]:
     """Wait until exactly these nodes have one replica each, and return the Deployments by their node."""
 
     async def there() -> dict[str, Obj]:
-        found = (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items
-        pinned = {_node_of(each): each for each in found}
-        assert {node: each["spec"]["replicas"] for node, each in pinned.items()} == dict.fromkeys(nodes, 1), pinned
-        assert len(found) == len(nodes)
+        deployments = (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items
+        pinned = {_node_of(deployment): deployment for deployment in deployments}
+        assert {node: deployment["spec"]["replicas"] for node, deployment in pinned.items()} == dict.fromkeys(
+            nodes, 1
+        ), pinned
+        assert len(deployments) == len(nodes)
         return pinned
 
     async def placed() -> bool:
-        return sorted(each["spec"].get("nodeName", "") for each in await list_pods(cluster)) == sorted(nodes)
+        return sorted(pod["spec"].get("nodeName", "") for pod in await list_pods(cluster)) == sorted(nodes)
 
     await becomes_ready(cluster)
-    found = await eventually(there)
+    by_node = await eventually(there)
     await eventually(placed)
-    return found
+    return by_node
 
 
 def _node_of(deployment: Obj) -> str:
@@ -121,10 +125,10 @@ async def never_without_a_ready_pod(cluster: CopyNamespace) -> AsyncIterator[Non
         selected = f"{LABEL_SERVICE}=of-one"
         async for pods in watch_states(cluster.client, PODS, cluster.namespace, label_selector=selected):
             assert any(
-                (each["type"], each["status"]) == ("Ready", "True")
+                (condition["type"], condition["status"]) == ("Ready", "True")
                 for pod in pods
                 if "deletionTimestamp" not in pod["metadata"]
-                for each in pod["status"].get("conditions", ())
+                for condition in pod["status"].get("conditions", ())
             ), [(pod["metadata"]["name"], pod["status"].get("conditions")) for pod in pods]
             started.set()
 
@@ -186,8 +190,8 @@ async def test_earlier_weights_serve_on_full_nodes_until_later_ones_do(cluster: 
         await cluster.client.patch_json(MODELS, "one", cluster.namespace, [operation])
 
         async def moved() -> bool:
-            found = (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items
-            claims = {each["metadata"]["labels"][LABEL_COPY] for each in found}
+            deployments = (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items
+            claims = {deployment["metadata"]["labels"][LABEL_COPY] for deployment in deployments}
             assert len(claims) == 2
             return not claims & earlier
 
@@ -212,10 +216,10 @@ async def read_versions(cluster: CopyNamespace) -> dict[str, str]:
     """Return the resourceVersion of each object that Pomona writes for the Model and its service."""
     kinds = (MODELS, INFERENCE_SERVICES, DEPLOYMENTS, SERVICES, POD_DISRUPTION_BUDGETS, JOBS, PVCS)
     return {
-        f"{resource} {each['metadata']['name']}": each["metadata"]["resourceVersion"]
+        f"{resource} {item['metadata']['name']}": item["metadata"]["resourceVersion"]
         for resource in kinds
-        for each in (await cluster.client.list(resource, cluster.namespace)).items
-        if each["metadata"]["name"] != "later"
+        for item in (await cluster.client.list(resource, cluster.namespace)).items
+        if item["metadata"]["name"] != "later"
     }
 
 
@@ -223,8 +227,8 @@ async def is_refused(cluster: CopyNamespace, name: str, resource: Resource, phas
     """Wait until the controller has decided about an object that cannot work."""
 
     async def decided() -> bool:
-        found = await cluster.client.get(resource, name, cluster.namespace)
-        return bool(found.get("status", {}).get("phase") == phase)
+        current = await cluster.client.get(resource, name, cluster.namespace)
+        return bool(current.get("status", {}).get("phase") == phase)
 
     await eventually(decided)
 
@@ -240,13 +244,13 @@ async def test_nothing_is_written_beside_copies_at_rest_even_by_a_controller_tha
         jobs = (await cluster.client.list(JOBS, cluster.namespace)).items
         assert len(jobs) == 3
         assert all(job["status"].get("completionTime") for job in jobs)
-        for each in (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items:
-            assert each["status"].get("observedGeneration") == each["metadata"]["generation"]
-            assert each["status"].get("readyReplicas") == each["status"].get("updatedReplicas") == 1
+        for item in (await cluster.client.list(DEPLOYMENTS, cluster.namespace)).items:
+            assert item["status"].get("observedGeneration") == item["metadata"]["generation"]
+            assert item["status"].get("readyReplicas") == item["status"].get("updatedReplicas") == 1
         slices = await cluster.client.list(ENDPOINT_SLICES, cluster.namespace, label_selector=slices_of("of-one"))
         assert len(ready_urls(slices.items)) == 2
         status = (await cluster.client.get(INFERENCE_SERVICES, "of-one", cluster.namespace))["status"]
-        message = next(each["message"] for each in status["conditions"] if each["type"] == "Ready")
+        message = next(condition["message"] for condition in status["conditions"] if condition["type"] == "Ready")
         # Until a change is probed, the message begins with "still serving" or goes on with what is missing.
         assert status["readyReplicas"] == 2
         assert re.fullmatch(r"http://\S+ generated a token", message), message

@@ -87,7 +87,7 @@ def _ended_pod(job: Obj) -> Obj:
     """Return the pod of a Job that has succeeded at once, on a node that differs from claim to claim."""
     metadata, template = job["metadata"], job["spec"]["template"]["spec"]
     verb = template["containers"][0]["name"]
-    claims = [each["persistentVolumeClaim"]["claimName"] for each in template.get("volumes", ())]
+    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in template.get("volumes", ())]
     ended = {"exitCode": 0, "message": json.dumps(ANSWERS[verb]), "finishedAt": "2026-11-21T12:00:00Z"}
     owner = {
         "apiVersion": "batch/v1",
@@ -120,7 +120,7 @@ async def outcome(client: Client, key: ObjectKey) -> dict[str, Any]:
     return {
         "phase": status.phase,
         "file": status.file,
-        "conditions": sorted((each.type, each.status, each.reason) for each in status.conditions),
+        "conditions": sorted((condition.type, condition.status, condition.reason) for condition in status.conditions),
         "children": {kind: len([name for name in names if name.startswith(key.name)]) for kind, names in owned.items()},
     }
 
@@ -221,7 +221,7 @@ def count_writes(transport: FaultyTransport) -> int:
 async def has_no_copies(client: Client, life: ControllerLife) -> bool:
     """Decide whether all copies are deleted; the controller may have to look again when a claim has gone."""
     await life.settle()
-    found = await outcome(client, life.key)
-    assert found["conditions"] == [("Cached", "False", "NoConsumers"), ("Ready", "True", "Inspected")], found
-    assert found["children"]["persistentvolumeclaims"] == 0, found
+    result = await outcome(client, life.key)
+    assert result["conditions"] == [("Cached", "False", "NoConsumers"), ("Ready", "True", "Inspected")], result
+    assert result["children"]["persistentvolumeclaims"] == 0, result
     return True

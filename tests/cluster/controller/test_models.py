@@ -106,9 +106,9 @@ def cluster(client: Client, namespace: str) -> ModelNamespace:
 
 
 def condition(model: Model, kind: str) -> Condition:
-    found = find(model.status.conditions, kind)
-    assert found is not None, model.status
-    return found
+    reported = find(model.status.conditions, kind)
+    assert reported is not None, model.status
+    return reported
 
 
 def sha256(path: Path) -> str:
@@ -253,14 +253,14 @@ async def test_volume_that_cannot_grow_is_replaced_and_stays_while_it_is_mounted
         return model.status.cached.name
 
     name = await eventually(replaced)
-    claims = {each["metadata"]["name"] for each in (await cluster.client.list(PVCS, cluster.namespace)).items}
+    claims = {item["metadata"]["name"] for item in (await cluster.client.list(PVCS, cluster.namespace)).items}
     assert claims == {"tiny-cache", name}
 
     await cluster.client.delete(DEPLOYMENTS, "serves", cluster.namespace)
 
     async def released() -> bool:
-        found = (await cluster.client.list(PVCS, cluster.namespace)).items
-        assert [each["metadata"]["name"] for each in found] == [name]
+        claims = (await cluster.client.list(PVCS, cluster.namespace)).items
+        assert [claim["metadata"]["name"] for claim in claims] == [name]
         return find((await cluster.model()).status.conditions, "VolumeChanging") is None
 
     await eventually(released)
@@ -275,11 +275,11 @@ async def test_discovery_labels_follow_the_spec_and_leave_those_of_users_alone(
     await cluster.client.create(MODELS, {"metadata": metadata, "spec": spec})
 
     async def labels(*absent: str, **values: str) -> bool:
-        found = (await cluster.client.get(MODELS, "tiny", cluster.namespace))["metadata"]["labels"]
-        assert users.items() <= found.items(), found
-        assert not {f"{GROUP}/{name}" for name in absent} & found.keys(), found
+        present = (await cluster.client.get(MODELS, "tiny", cluster.namespace))["metadata"]["labels"]
+        assert users.items() <= present.items(), present
+        assert not {f"{GROUP}/{name}" for name in absent} & present.keys(), present
         wanted = {f"{GROUP}/{name.replace('_', '-')}": value for name, value in values.items()}
-        return all(found.get(name) == value for name, value in wanted.items())
+        return all(present.get(name) == value for name, value in wanted.items())
 
     await cluster.phase("Ready")
     await eventually(

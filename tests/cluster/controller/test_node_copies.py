@@ -44,8 +44,8 @@ async def kubelets(plane: ControlPlane, tmp_path: Path, watched: list[Process]) 
     """Two nodes with disks and a device each."""
     async with AsyncExitStack() as stack:
         disks = {name: joined(plane, name, tmp_path, watched, labels=DISK, resources=GPU) for name in (FIRST, SECOND)}
-        found = {name: await stack.enter_async_context(disk) for name, disk in disks.items()}
-        yield found
+        nodes = {name: await stack.enter_async_context(disk) for name, disk in disks.items()}
+        yield nodes
 
 
 @pytest_asyncio.fixture
@@ -98,13 +98,13 @@ class CopyNamespace:
         """Wait until the Model has copies on exactly these nodes."""
 
         async def there() -> list[NodeCopy] | None:
-            found = (await self.model(model)).status
-            assert [copy.node for copy in found.copies] == [*nodes], found
-            return found.copies or [NodeCopy(node="", name="", claim="", path="")]
+            status = (await self.model(model)).status
+            assert [copy.node for copy in status.copies] == [*nodes], status
+            return status.copies or [NodeCopy(node="", name="", claim="", path="")]
 
-        found = await eventually(there)
-        assert found is not None
-        return found
+        copies = await eventually(there)
+        assert copies is not None
+        return copies
 
     async def fill(self, name: str, node: str, **body: Any) -> None:
         """Create a pod that takes most of a node's memory, or waits for it."""
@@ -116,7 +116,7 @@ class CopyNamespace:
         await self.make(PODS, name, spec=spec, **body)
 
     async def claims(self) -> list[str]:
-        return [each["metadata"]["name"] for each in (await self.client.list(PVCS, self.namespace)).items]
+        return [item["metadata"]["name"] for item in (await self.client.list(PVCS, self.namespace)).items]
 
 
 @pytest.fixture
@@ -136,9 +136,9 @@ async def cluster(client: Client, namespace: str, files: FileServer, disk: Path)
 
 
 def condition(model: Model, kind: str) -> Condition:
-    found = find(model.status.conditions, kind)
-    assert found is not None, model.status
-    return found
+    reported = find(model.status.conditions, kind)
+    assert reported is not None, model.status
+    return reported
 
 
 async def test_two_replicas_get_a_copy_on_each_node(

@@ -118,7 +118,7 @@ async def test_pods_are_guarded_and_monitored_while_they_exist(cluster: ServiceN
     await cluster.reaches("Ready", reason="Serving")
 
     made = [await client.get(kind, "chat", namespace) for kind in BESIDE]
-    assert [selected_labels(each) for each in made] == [OWN, OWN, OWN]
+    assert [selected_labels(manifest) for manifest in made] == [OWN, OWN, OWN]
 
     await cluster.edit("chat", replicas=1)
     await cluster.reaches("Ready")
@@ -190,8 +190,8 @@ async def test_options_that_the_api_server_refuses_are_conditions(cluster: Servi
 
 
 async def refusal(cluster: ServiceNamespace) -> str:
-    found = await cluster.reaches("Failed", reason="Invalid")
-    return next(each.message for each in found.status.conditions if each.type == "Ready")
+    service = await cluster.reaches("Failed", reason="Invalid")
+    return next(condition.message for condition in service.status.conditions if condition.type == "Ready")
 
 
 @pytest.mark.usefixtures("node")
@@ -202,8 +202,8 @@ async def test_missing_priority_class_is_named_with_the_command(
     try:
         await cluster.make(MODELS, "tiny", source=f"{files.url}/tiny.gguf")
         await cluster.make_service(contextLength=512, priority="batch")
-        found = await cluster.reaches("Failed", reason="PriorityClassMissing")
-        message = next(each.message for each in found.status.conditions if each.type == "Ready")
+        failed = await cluster.reaches("Failed", reason="PriorityClassMissing")
+        message = next(condition.message for condition in failed.status.conditions if condition.type == "Ready")
         assert "PriorityClass pomona-batch does not exist" in message
         assert "kubectl apply --server-side -f deploy/install/priority-classes.yaml" in message
         with pytest.raises(NotFound):

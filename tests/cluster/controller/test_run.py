@@ -86,7 +86,7 @@ async def test_feed_survives_an_outage_and_misses_nothing(plane: ControlPlane, c
 
 async def reason(client: Client, namespace: str, name: str, kind: str = "Ready") -> str:
     model = await client.get(MODELS, name, namespace)
-    reasons: dict[str, str] = {each["type"]: each["reason"] for each in model["status"]["conditions"]}
+    reasons: dict[str, str] = {condition["type"]: condition["reason"] for condition in model["status"]["conditions"]}
     return reasons.get(kind, "")
 
 
@@ -151,7 +151,7 @@ async def test_refused_write_is_reported_and_retried(client: Client, namespace: 
     await make(client, MODELS, namespace, "web", spec={"source": "http://10.77.0.1:9/tiny.gguf"})
     await eventually(lambda: reason(client, namespace, "web", "Reconciled"))
     model = await client.get(MODELS, "web", namespace)
-    (told,) = [each for each in model["status"]["conditions"] if each["type"] == "Reconciled"]
+    (told,) = [condition for condition in model["status"]["conditions"] if condition["type"] == "Reconciled"]
     assert (told["status"], told["reason"]) == ("False", "Forbidden")
     assert "exceeded quota" in told["message"]
     assert (await reason(client, namespace, "web"), model["status"]["phase"]) == ("Forbidden", "Failed")

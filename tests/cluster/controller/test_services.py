@@ -88,7 +88,7 @@ class ServiceNamespace:
 
     async def hosts_of(self) -> dict[str, str | None]:
         """Return the host of each process by its name."""
-        return {each["metadata"]["name"]: each["spec"].get("hostName") for each in await self.processes()}
+        return {process["metadata"]["name"]: process["spec"].get("hostName") for process in await self.processes()}
 
     async def exists(self, resource: Resource, name: str) -> bool:
         try:
@@ -101,10 +101,10 @@ class ServiceNamespace:
         """Send a request as a client does, with the service's token unless another is given."""
         secret = await self.client.get(SECRETS, f"{name}-token", self.namespace)
         own = base64.b64decode(secret["data"]["token"]).decode()
-        found = await self.client.list(
+        object_list = await self.client.list(
             ENDPOINT_SLICES, self.namespace, label_selector=f"kubernetes.io/service-name={name}"
         )
-        url = ready_endpoints(found.items)[0].url
+        url = ready_endpoints(object_list.items)[0].url
         async with aiohttp.ClientSession() as session:
             return await generate_token(session, url, model=name, token=token or own, timeout_seconds=20)
 
@@ -126,9 +126,9 @@ async def files(tmp_path: Path) -> AsyncIterator[FileServer]:
 
 
 def ready(service: InferenceService) -> Condition:
-    found = find(service.status.conditions, "Ready")
-    assert found is not None, service.status
-    return found
+    condition = find(service.status.conditions, "Ready")
+    assert condition is not None, service.status
+    return condition
 
 
 @pytest.mark.usefixtures("node")
@@ -189,17 +189,17 @@ async def test_services_created_at_once_never_exceed_the_memory_of_a_host(cluste
 
         async def settled() -> list[InferenceService]:
             services = [await cluster.service(name) for name in names]
-            states = sorted((each.status.phase, ready(each).reason) for each in services)
+            states = sorted((service.status.phase, ready(service).reason) for service in services)
             assert states == [("Ready", "Serving")] * 3 + [("WaitingForGPU", "NoHostFits")] * 5
             return services
 
         services = await eventually(settled)
-        waits = [ready(each) for each in services if each.status.phase == "WaitingForGPU"]
+        waits = [ready(service) for service in services if service.status.phase == "WaitingForGPU"]
         assert "needs 1.0 GiB" in waits[0].message
         assert "studio-1, has 3.5 GiB for models, of which too little is free now" in waits[0].message
         assert agent.most_reserved_bytes == 3 * GIB
 
-        gone = next(each.metadata.name for each in services if each.status.phase == "Ready")
+        gone = next(service.metadata.name for service in services if service.status.phase == "Ready")
         await cluster.client.delete(INFERENCE_SERVICES, gone, cluster.namespace)
         names.remove(gone)
 
@@ -223,9 +223,9 @@ async def test_a_host_that_refuses_is_avoided(cluster: ServiceNamespace) -> None
 
 
 async def _settled_hosts(cluster: ServiceNamespace) -> dict[str, str | None]:
-    found = await cluster.hosts_of()
-    assert len(found) == 1
-    return found
+    hosts = await cluster.hosts_of()
+    assert len(hosts) == 1
+    return hosts
 
 
 async def test_a_host_that_comes_back_continues_to_serve(cluster: ServiceNamespace) -> None:

@@ -24,14 +24,14 @@ def shell(script: str) -> subprocess.CompletedProcess[str]:
 
 def running(marker: str) -> list[int]:
     """Return the processes with this argument, including those of inner sandboxes."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if marker in (folder / "cmdline").read_text().split("\0"):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue  # the process has just ended
-    return found
+    return pids
 
 
 @pytest.fixture

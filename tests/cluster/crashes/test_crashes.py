@@ -81,7 +81,7 @@ async def test_crash_at_any_write_does_not_change_the_result(
     for sample in choose(points):
         async with asyncio.TaskGroup() as group:
             crashes = [group.create_task(crash(*point)) for point in sample]
-        crashed = sum(each.result() for each in crashes)
+        crashed = sum(task.result() for task in crashes)
         if crashed:
             break
     if EVERYTHING:

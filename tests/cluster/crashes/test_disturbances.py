@@ -157,8 +157,8 @@ async def rewrite_all_images(make_world: MakeWorld, scenario: Scenario, undistur
 async def compare(make_world: MakeWorld, scenario: Scenario, *disturbed: Disturbed) -> None:
     """Run a scenario without a disturbance, and beside it in disturbed worlds."""
     async with asyncio.TaskGroup() as group, make_world(None) as undisturbed:
-        for each in disturbed:
-            group.create_task(each(make_world, scenario, undisturbed))
+        for disturbance in disturbed:
+            group.create_task(disturbance(make_world, scenario, undisturbed))
         async with undisturbed.running():
             await scenario(undisturbed)
 

@@ -42,7 +42,7 @@ class TestExtraArgumentsOfProcess:
             await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, extraArgs=["--temp", item]))
 
 
-@pytest.mark.parametrize("resource", [INFERENCE_SERVICES, METAL_PROCESSES], ids=lambda each: each.kind)
+@pytest.mark.parametrize("resource", [INFERENCE_SERVICES, METAL_PROCESSES], ids=lambda resource: resource.kind)
 async def test_tuning_arguments_are_accepted(client: Client, namespace: str, resource: Resource) -> None:
     taken = await client.create(resource, make_manifest(resource, namespace, extraArgs=GOOD_ARGUMENTS))
     assert taken["spec"]["extraArgs"] == GOOD_ARGUMENTS
@@ -96,8 +96,8 @@ async def test_a_process_is_bound_once(client: Client, namespace: str) -> None:
 async def test_a_host_selects_its_own_processes(client: Client, namespace: str) -> None:
     for name, host in (("a", {"hostName": "mac-1"}), ("b", {"hostName": "mac-2"}), ("c", {})):
         await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, name, **host))
-    found = await client.list(METAL_PROCESSES, namespace, field_selector="spec.hostName=mac-1")
-    assert [each["metadata"]["name"] for each in found.items] == ["a"]
+    object_list = await client.list(METAL_PROCESSES, namespace, field_selector="spec.hostName=mac-1")
+    assert [item["metadata"]["name"] for item in object_list.items] == ["a"]
 
 
 async def find_names(plane: ControlPlane, namespace: str, kind: str, selector: str) -> list[str]:
@@ -163,7 +163,7 @@ async def test_null_counts_as_absent(client: Client, namespace: str, nulls: dict
     assert "null" not in json.dumps(written["spec"])
 
 
-@pytest.mark.parametrize("resource", DEFAULTS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("resource", DEFAULTS, ids=lambda resource: resource.kind)
 async def test_defaults_are_filled_in(client: Client, namespace: str, resource: Resource) -> None:
     written = await client.create(resource, make_manifest(resource, namespace))
     assert written["spec"] == SPECS[resource] | DEFAULTS[resource]

@@ -83,7 +83,10 @@ async def test_instructions_for_a_cluster_work_word_for_word(
 
         async def is_ready() -> bool:
             host = await client.get(METAL_HOSTS, "office-7")
-            return any(each["type"] == "Ready" and each["status"] == "True" for each in host["status"]["conditions"])
+            return any(
+                condition["type"] == "Ready" and condition["status"] == "True"
+                for condition in host["status"]["conditions"]
+            )
 
         await eventually(is_ready)
         command, columns, *_ = listed.splitlines()

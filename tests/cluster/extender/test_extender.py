@@ -48,8 +48,8 @@ async def installed(plane: ControlPlane, tmp_path: Path) -> AsyncIterator[None]:
     rendered = await run_helm(
         "template", "pomona", str(CHART), "--set=scheduler.enabled=true", "--show-only=templates/scheduler.yaml"
     )
-    objects = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] != "Deployment"]
-    (configuration,) = [each["data"]["scheduler.yaml"] for each in objects if each["kind"] == "ConfigMap"]
+    objects = [document for document in yaml.safe_load_all(rendered) if document and document["kind"] != "Deployment"]
+    (configuration,) = [document["data"]["scheduler.yaml"] for document in objects if document["kind"] == "ConfigMap"]
     assert yaml.safe_load(configuration) == read_configuration()
     manifest = tmp_path / "scheduler-objects.yaml"
     manifest.write_text(yaml.safe_dump_all(objects))
@@ -111,10 +111,10 @@ async def nodes(plane: ControlPlane, client: Client) -> AsyncIterator[SimulatedN
 async def create_service(plane: ControlPlane, client: Client, namespace: str, **status: Any) -> str:
     """Create a service as its controller reports it, and return the hash of its model."""
     kinds = ((MODELS, api_objects.model()), (INFERENCE_SERVICES, api_objects.service(scheduling={"mode": "Native"})))
-    known = {"phase": "Progressing", "runtime": "vllm", "accelerator": "nvidia", **status}
+    reported = {"phase": "Progressing", "runtime": "vllm", "accelerator": "nvidia", **status}
     hashed = []
     for resource, obj in kinds:
-        name, stated = obj["metadata"]["name"], obj["status"] or known
+        name, stated = obj["metadata"]["name"], obj["status"] or reported
         await client.create(resource, {"metadata": {"name": name, "namespace": namespace}, "spec": obj["spec"]})
         await plane.request("PATCH", f"{resource.path(namespace, name)}/status", {"status": stated})
         hashed.append(await client.get(resource, name, namespace))
@@ -134,16 +134,16 @@ async def find_node(client: Client, namespace: str, name: str) -> str:
     """Wait until a pod is bound, and return its node."""
 
     async def node() -> str:
-        found: str = (await client.get(PODS, name, namespace))["spec"].get("nodeName", "")
-        return found
+        node_name: str = (await client.get(PODS, name, namespace))["spec"].get("nodeName", "")
+        return node_name
 
     return await eventually(node)
 
 
 async def read_metric(pattern: str) -> float:
     async with aiohttp.ClientSession() as session, session.get(f"{EXTENDER}/metrics") as response:
-        found = re.search(rf"^{pattern} (\S+)$", await response.text(), re.MULTILINE)
-    return float(found[1]) if found else 0.0
+        match = re.search(rf"^{pattern} (\S+)$", await response.text(), re.MULTILINE)
+    return float(match[1]) if match else 0.0
 
 
 @pytest.mark.usefixtures("nodes", "scheduler")
@@ -181,7 +181,7 @@ async def has_scores(namespace: str) -> bool:
     pod = {"metadata": {"namespace": namespace, "labels": {LABEL_SERVICE: "chat"}}, "spec": {"containers": [container]}}
     body = {"Pod": pod, "NodeNames": ["slow-1", "slow-2", "fast-1"]}
     async with aiohttp.ClientSession() as session, session.post(f"{EXTENDER}/score", json=body) as response:
-        scores = {each["Host"]: each["Score"] for each in await response.json()}
+        scores = {entry["Host"]: entry["Score"] for entry in await response.json()}
     return scores == {"slow-1": 4, "slow-2": 4, "fast-1": 10}
 
 
@@ -194,8 +194,8 @@ async def test_reason_for_a_misfit_is_in_the_condition_of_the_pod(
 
     async def is_explained() -> bool:
         await create_pod_once(client, namespace)
-        found = (await client.get(PODS, "large", namespace))["status"].get("conditions") or ()
-        return any(words in each.get("message", "") for each in found)
+        conditions = (await client.get(PODS, "large", namespace))["status"].get("conditions") or ()
+        return any(words in condition.get("message", "") for condition in conditions)
 
     await eventually(is_explained)
     assert not (await client.get(PODS, "large", namespace))["spec"].get("nodeName")
@@ -208,5 +208,5 @@ async def create_pod_once(client: Client, namespace: str) -> None:
     body = {"Pod": pod, "NodeNames": ["slow-1", "fast-1"]}
     async with aiohttp.ClientSession() as session, session.post(f"{EXTENDER}/filter", json=body) as response:
         assert (await response.json())["NodeNames"] == []
-    if not any(each["metadata"]["name"] == "large" for each in (await client.list(PODS, namespace)).items):
+    if not any(item["metadata"]["name"] == "large" for item in (await client.list(PODS, namespace)).items):
         await create_pod(client, namespace, "large", **{LABEL_SERVICE: "chat"})

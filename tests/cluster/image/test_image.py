@@ -56,14 +56,14 @@ async def controller_pod(plane: ControlPlane, client: Client, node: Process, tmp
         pods = (await client.list(PODS, CONTROLLER_NAMESPACE)).items
         assert len(pods) == 1
         (pod,) = pods
-        conditions = {each["type"]: each["status"] for each in pod["status"]["conditions"]}
+        conditions = {condition["type"]: condition["status"] for condition in pod["status"]["conditions"]}
         assert conditions["Ready"] == "True", pod["status"]
         return str(pod["metadata"]["name"])
 
     repository, _, tag = ASSEMBLED.rpartition(":")
     networks = ",".join(map(str, ALLOWED_NETWORKS))
     values = (f"image.repository={repository}", f"image.tag={tag}", "replicas=1")
-    settings = (f"--set={each}" for each in (*values, f"models.allowPrivateSources={{{networks}}}"))
+    settings = (f"--set={setting}" for setting in (*values, f"models.allowPrivateSources={{{networks}}}"))
     manifest = tmp_path / "controller.yaml"
     manifest.write_text(
         await run_helm("template", "pomona", str(CHART), "--show-only=templates/controller.yaml", *settings)
@@ -95,7 +95,7 @@ async def test_image_runs_as_controller_job_and_proxy(client: Client, cluster: C
     assert (await cluster.ask("chat", token="")).status == 401
 
     jobs = (await client.list(JOBS, cluster.namespace)).items
-    images = [each["spec"]["template"]["spec"]["containers"][0]["image"] for each in jobs]
+    images = [job["spec"]["template"]["spec"]["containers"][0]["image"] for job in jobs]
     assert images == [ASSEMBLED, ASSEMBLED]
     pods = (await client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")).items
     assert [container["image"] for pod in pods for container in pod["spec"]["containers"]] == [ASSEMBLED]
@@ -152,11 +152,11 @@ async def test_image_has_no_shell_no_installer_and_a_read_only_root(
 
     terminated = await eventually(ended)
     assert terminated["exitCode"] == 0, terminated["message"]
-    found = json.loads(terminated["message"])
-    interpreters = [name for name in found.pop("programs") if not name.startswith("python")]
+    report = json.loads(terminated["message"])
+    interpreters = [name for name in report.pop("programs") if not name.startswith("python")]
     assert interpreters == ["pomona"]
     refused = dict.fromkeys(("/", "/tmp", "/etc", "/opt/pomona/lib"), "Read-only file system")
-    assert found == {
+    assert report == {
         "ids": [65532, 65532, 65532],
         "capabilities": 0,
         "variables": ["HOME", "HOSTNAME", *KUBERNETES, "PATH", "PYTHONDONTWRITEBYTECODE", "SSL_CERT_FILE"],

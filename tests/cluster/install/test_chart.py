@@ -149,21 +149,21 @@ async def render(*arguments: str) -> dict[Identity, Any]:
 
 def by_identity(text: str) -> dict[Identity, Any]:
     """Return the objects of a YAML text by kind, namespace and name, without the labels of Helm."""
-    found = {}
-    for each in yaml.safe_load_all(text):
-        if each is None:
+    objects = {}
+    for document in yaml.safe_load_all(text):
+        if document is None:
             continue
-        metadata = each["metadata"]
+        metadata = document["metadata"]
         for labels in (
             metadata.get("labels", {}),
-            each.get("spec", {}).get("template", {}).get("metadata", {}).get("labels", {}),
+            document.get("spec", {}).get("template", {}).get("metadata", {}).get("labels", {}),
         ):
             for name in HELMS_OWN:
                 labels.pop(name, None)
-        identity = (each["kind"], metadata.get("namespace", ""), metadata["name"])
-        assert identity not in found
-        found[identity] = each
-    return found
+        identity = (document["kind"], metadata.get("namespace", ""), metadata["name"])
+        assert identity not in objects
+        objects[identity] = document
+    return objects
 
 
 async def test_linter_of_helm_warns_of_nothing() -> None:
@@ -193,8 +193,8 @@ async def test_image_and_options_of_the_documents_kustomization_reach_the_contro
     plane: ControlPlane, tmp_path: Path
 ) -> None:
     write_documents_kustomization(tmp_path)
-    found = by_identity(await plane.kubectl("kustomize", str(tmp_path)))
-    (container,) = found[CONTROLLER]["spec"]["template"]["spec"]["containers"]
+    objects = by_identity(await plane.kubectl("kustomize", str(tmp_path)))
+    (container,) = objects[CONTROLLER]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "registry.example/pomona:0.1.0"
     assert container["args"] == [
         "controller", f"--image={container['image']}", "--monitoring-namespace=monitoring", "--degrade-threshold=0.3",
@@ -232,8 +232,8 @@ async def test_every_value_reaches_an_option_that_the_controller_has(tmp_path: P
         "--hosts-ca=/etc/pomona/hosts-ca/all.pem",
         "--verbose",
     ]
-    options = {option for each in command.params for option in each.opts}
-    assert {each.partition("=")[0] for each in container["args"][1:]} <= options
+    options = {option for param in command.params for option in param.opts}
+    assert {argument.partition("=")[0] for argument in container["args"][1:]} <= options
     assert container["env"] == [
         {"name": "HF_ENDPOINT", "value": "https://hub.example"},
         {"name": "POMONA_PLAIN_HTTP_REGISTRIES", "value": "a.example:5000 b.example"},
@@ -253,7 +253,7 @@ async def test_every_value_reaches_the_pods_of_the_controller(tmp_path: Path) ->
     preflight, *volumes = pod["volumes"]
     assert preflight["name"] == "preflight"
     assert [volume["configMap"]["name"] for volume in volumes] == ["pomona-vendors", "hosts-ca"]
-    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert mounts == {name: f"/etc/pomona/{name}" for name in ("preflight", "vendors", "hosts-ca")}
 
 
@@ -310,7 +310,7 @@ async def test_only_the_monitoring_reads_metrics_without_a_value_being_set(tmp_p
 async def test_rules_and_dashboards_have_the_names_of_the_prefix(tmp_path: Path) -> None:
     files = CHART / "files"
     rendered, plain = await render_everything(tmp_path), await render(*MONITORED)
-    rules, own = (each["PrometheusRule", "pomona-system", "pomona"] for each in (rendered, plain))
+    rules, own = (objects["PrometheusRule", "pomona-system", "pomona"] for objects in (rendered, plain))
     assert own["spec"] == yaml.safe_load((files / "rules.yaml").read_text())
     assert rules["metadata"]["labels"]["release"] == "prometheus"
     assert rules["spec"]["groups"][0]["rules"][0]["record"] == "flexinfer_latency_p95_seconds"
@@ -321,10 +321,10 @@ async def test_rules_and_dashboards_have_the_names_of_the_prefix(tmp_path: Path)
     others = set[str]()
     for path in (files / "dashboards").iterdir():
         name = f"pomona-dashboard-{path.stem}"
-        prefixed, same = (each["ConfigMap", "pomona-system", name] for each in (rendered, plain))
+        prefixed, same = (objects["ConfigMap", "pomona-system", name] for objects in (rendered, plain))
         assert prefixed["metadata"]["labels"]["grafana_dashboard"] == "yes"
         assert same["metadata"]["labels"]["grafana_dashboard"] == "1"
-        text, changed = (each["data"][f"pomona-{path.stem}.json"] for each in (same, prefixed))
+        text, changed = (config_map["data"][f"pomona-{path.stem}.json"] for config_map in (same, prefixed))
         assert json.loads(text) == json.loads(path.read_text())
         assert changed.replace("flexinfer_", "pomona_") == text
         others |= set(re.findall(r"flexinfer_(\w+)", changed))
@@ -336,7 +336,7 @@ async def test_rules_and_dashboards_have_the_names_of_the_prefix(tmp_path: Path)
 async def test_every_value_reaches_the_node_agents(tmp_path: Path) -> None:
     rendered = await render_everything(tmp_path)
     stated = EVERYTHING["nodeAgent"]
-    options = {option for each in node_agent.params for option in each.opts}
+    options = {option for param in node_agent.params for option in param.opts}
     for name in ("pomona-node-agent", "pomona-node-agent-nvidia"):
         pod = rendered["DaemonSet", "pomona-system", name]["spec"]["template"]["spec"]
         (container,) = pod["containers"]
@@ -349,14 +349,14 @@ async def test_every_value_reaches_the_node_agents(tmp_path: Path) -> None:
             "--api-key-file=/etc/pomona/node-agent/key",
             "--verbose",
         ]
-        assert {each.partition("=")[0] for each in container["args"][1:]} <= options
+        assert {argument.partition("=")[0] for argument in container["args"][1:]} <= options
         assert (pod["tolerations"], pod["priorityClassName"]) == (stated["tolerations"], stated["priorityClassName"])
         assert container["resources"] == stated["resources"]
         assert [volume.get("secret") for volume in pod["volumes"]] == [None, {"secretName": "node-api-key"}]
     (rule,) = [
-        each["expression"]
-        for each in rendered["ValidatingAdmissionPolicy", "", "pomona-node-agents"]["spec"]["validations"]
-        if "flexinfer.ai/gpu.vendor" in each["expression"]
+        validation["expression"]
+        for validation in rendered["ValidatingAdmissionPolicy", "", "pomona-node-agents"]["spec"]["validations"]
+        if "flexinfer.ai/gpu.vendor" in validation["expression"]
     ]
     assert "inference.pomona.dev" not in rule
 
@@ -369,7 +369,7 @@ async def test_node_has_one_agent_with_or_without_the_runtime_of_its_devices(tmp
     ]
     assert nvidia["runtimeClassName"] == "nvidia"
     assert nvidia["nodeSelector"] == {"pool": "models", "nvidia.com/gpu.present": "true"}
-    environment = {each["name"]: each.get("value") for each in nvidia["containers"][0]["env"]}
+    environment = {variable["name"]: variable.get("value") for variable in nvidia["containers"][0]["env"]}
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "all"
     assert "runtimeClassName" not in plain
     assert plain["nodeSelector"] == {"pool": "models"}
@@ -385,7 +385,7 @@ async def test_cluster_without_node_agents_has_nothing_of_them(value: str) -> No
 
 async def test_change_of_vendors_starts_new_pods() -> None:
     first, second = [await render("--set", f"vendors.amd.resource=amd.com/{name}") for name in ("gpu", "npu")]
-    annotations = [each[CONTROLLER]["spec"]["template"]["metadata"]["annotations"] for each in (first, second)]
+    annotations = [objects[CONTROLLER]["spec"]["template"]["metadata"]["annotations"] for objects in (first, second)]
     assert annotations[0] != annotations[1]
 
 
@@ -393,7 +393,7 @@ async def test_secret_with_the_authorities_of_hosts_is_mounted() -> None:
     pod = (await render("--set=hosts.ca.secret=authorities"))[CONTROLLER]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["volumes"] == [{"name": "hosts-ca", "secret": {"secretName": "authorities"}}]
-    assert [each["mountPath"] for each in container["volumeMounts"]] == ["/etc/pomona/hosts-ca"]
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/etc/pomona/hosts-ca"]
     assert "--hosts-ca=/etc/pomona/hosts-ca/ca.crt" in container["args"]
 
 
@@ -430,7 +430,9 @@ async def test_controller_of_some_namespaces_gets_roles_there_and_no_hosts() -> 
 async def test_controller_of_some_namespaces_has_no_right_of_the_queue() -> None:
     everything, scoped = await render(), await render("--set", "scope.namespaces={team-a}")
     assert {"pods patch", "pods delete", "pods/eviction create", "configmaps create"} <= list_rights(everything)
-    assert {each for each in list_rights(scoped) if each.startswith(("pods", "configmaps", "persistentvolumes "))} == {
+    assert {
+        right for right in list_rights(scoped) if right.startswith(("pods", "configmaps", "persistentvolumes "))
+    } == {
         "pods list",
         "pods watch",
     }
@@ -443,9 +445,9 @@ def list_rights(objects: dict[Identity, Any]) -> set[str]:
     """Return resource and verb of each right that a role of the controller grants."""
     rules = [
         rule
-        for (_, _, name), each in objects.items()
+        for (_, _, name), manifest in objects.items()
         if name.startswith("pomona-controller")
-        for rule in each.get("rules", ())
+        for rule in manifest.get("rules", ())
     ]
     return {f"{resource} {verb}" for rule in rules for resource in rule["resources"] for verb in rule["verbs"]}
 
@@ -465,15 +467,20 @@ async def test_hosts_can_be_left_out() -> None:
 async def test_kind_can_be_left_out(value: str, kind: str) -> None:
     everything = await render()
     left = await render("--set", f"{value}=false")
-    assert left == {identity: each for identity, each in everything.items() if identity[0] != kind}
+    assert left == {identity: manifest for identity, manifest in everything.items() if identity[0] != kind}
     assert left != everything
 
 
 async def test_tag_of_the_image_is_that_of_the_chart_unless_stated() -> None:
     images = [await render(*arguments) for arguments in ((), ("--set=image.repository=a.example:5000/b,image.tag=v2",))]
-    containers = [each[CONTROLLER]["spec"]["template"]["spec"]["containers"][0] for each in images]
-    assert [each["image"] for each in containers] == ["ghcr.io/pomona-dev/pomona:0.1.0", "a.example:5000/b:v2"]
-    assert [each["args"][1] for each in containers] == [f"--image={each['image']}" for each in containers]
+    containers = [image[CONTROLLER]["spec"]["template"]["spec"]["containers"][0] for image in images]
+    assert [container["image"] for container in containers] == [
+        "ghcr.io/pomona-dev/pomona:0.1.0",
+        "a.example:5000/b:v2",
+    ]
+    assert [container["args"][1] for container in containers] == [
+        f"--image={container['image']}" for container in containers
+    ]
 
 
 @pytest.mark.parametrize("value", REFUSED)

@@ -25,9 +25,9 @@ async def test_every_value_reaches_the_density_api(tmp_path: Path) -> None:
         *("--tls-certificate=/etc/pomona/tls/tls.crt", "--tls-key=/etc/pomona/tls/tls.key"),
         *("--prices=/etc/pomona/prices/prices.yaml", "--vendors=/etc/pomona/vendors/vendors.yaml", "--verbose"),
     ]
-    options = {option for each in api.params for option in each.opts}
-    assert {each.partition("=")[0] for each in container["args"][2:]} <= options
-    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    options = {option for param in api.params for option in param.opts}
+    assert {argument.partition("=")[0] for argument in container["args"][2:]} <= options
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     prices = yaml.safe_load(objects["ConfigMap", "pomona-system", "pomona-console"]["data"]["prices.yaml"])
     assert msgspec.convert(prices, DensityPrices).watts == {"nvidia-l4": 72}
     for kind, *path in (("Service", "selector"), ("PodMonitor", "selector", "matchLabels")):

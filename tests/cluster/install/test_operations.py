@@ -26,25 +26,27 @@ HOST = "office-7"
 
 def blocks_by_heading(text: str) -> dict[str, list[str]]:
     """Return the commands of each section."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
+    blocks: defaultdict[str, list[str]] = defaultdict(list)
     for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         heading, _, content = section.partition("\n")
-        found[heading] = list_blocks(content)
-    return found
+        blocks[heading] = list_blocks(content)
+    return blocks
 
 
 COMMANDS = blocks_by_heading(DOCUMENT)
 
 
 async def controller_exists(client: Client) -> bool:
-    found = await client.list(DEPLOYMENTS, CONTROLLER_NAMESPACE)
-    return CONTROLLER_ACCOUNT in {each["metadata"]["name"] for each in found.items}
+    object_list = await client.list(DEPLOYMENTS, CONTROLLER_NAMESPACE)
+    return CONTROLLER_ACCOUNT in {item["metadata"]["name"] for item in object_list.items}
 
 
 async def node_cache_size(client: Client) -> str:
     """Return the value of the option of the controller that the example states."""
-    found = await client.get(DEPLOYMENTS, CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE)
-    options = dict(each.partition("=")[::2] for each in found["spec"]["template"]["spec"]["containers"][0]["args"])
+    deployment = await client.get(DEPLOYMENTS, CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE)
+    options = dict(
+        argument.partition("=")[::2] for argument in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    )
     return str(options["--node-cache-size"])
 
 
@@ -132,7 +134,7 @@ async def test_commands_of_the_document_work_one_after_the_other(
     assert len(re.findall(r"server dry run", await shell.run(checked))) >= 4 + 5 + 2
 
     # What Helm left has its own values, such as ports.
-    (by_kubectl,) = (each.replace("-k", "--force-conflicts -k") for each in COMMANDS["Install without Helm"])
+    (by_kubectl,) = (command.replace("-k", "--force-conflicts -k") for command in COMMANDS["Install without Helm"])
     await shell.run(by_kubectl)
     (move,) = COMMANDS["Move to Helm"]
     await shell.run(move)

@@ -19,7 +19,7 @@ CONFIGURATION: Identity = ("ValidatingWebhookConfiguration", "", NAME)
 
 async def test_preflight_is_off_by_default() -> None:
     objects = await render()
-    assert [each for each in objects if each[2] == NAME] == []
+    assert [identity for identity in objects if identity[2] == NAME] == []
     (container,) = objects[CONTROLLER]["spec"]["template"]["spec"]["containers"]
     assert "preflight" not in str(container)
 
@@ -31,7 +31,7 @@ async def test_webhook_fails_open_and_concerns_changed_specs_only() -> None:
     (rule,) = webhook["rules"]
     assert (rule["operations"], rule["resources"]) == (["CREATE", "UPDATE"], [INFERENCE_SERVICES.plural])
     assert rule["apiVersions"] == [INFERENCE_SERVICES.version]
-    assert [each["expression"] for each in webhook["matchConditions"]] == [
+    assert [condition["expression"] for condition in webhook["matchConditions"]] == [
         "oldObject == null || object.spec != oldObject.spec"
     ]
 
@@ -63,4 +63,6 @@ async def test_certificate_and_path_of_the_configuration_are_those_of_the_secret
     assert spec["volumes"] == [{"name": "preflight", "secret": {"secretName": NAME, "optional": True}}]
     (mount,) = spec["containers"][0]["volumeMounts"]
     assert (mount["name"], Path(mount["mountPath"])) == ("preflight", ControllerOptions(SETTINGS).preflight_folder)
-    assert [each for each in objects if "Role" in each[0] and objects[each] != before.get(each)] == []
+    assert [
+        identity for identity in objects if "Role" in identity[0] and objects[identity] != before.get(identity)
+    ] == []

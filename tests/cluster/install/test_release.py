@@ -51,9 +51,11 @@ async def has_new_field(plane: ControlPlane) -> bool:
 
 
 async def controller_images(client: Client) -> set[str]:
-    found = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS)
+    object_list = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS)
     return {
-        each["spec"]["containers"][0]["image"] for each in found.items if "deletionTimestamp" not in each["metadata"]
+        item["spec"]["containers"][0]["image"]
+        for item in object_list.items
+        if "deletionTimestamp" not in item["metadata"]
     }
 
 
@@ -64,10 +66,10 @@ async def no_controller_left(client: Client) -> bool:
 
 async def serving_pod(cluster: Cluster) -> tuple[str, int]:
     """Return uid and restarts of the only pod of the service `chat`; AssertionError while there are several."""
-    found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
-    assert len(found.items) == 1
-    (pod,) = found.items
-    return pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"]["containerStatuses"])
+    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
+    assert len(object_list.items) == 1
+    (pod,) = object_list.items
+    return pod["metadata"]["uid"], sum(status["restartCount"] for status in pod["status"]["containerStatuses"])
 
 
 async def replaced_pod(cluster: Cluster, before: tuple[str, int]) -> tuple[str, int]:
@@ -82,16 +84,16 @@ async def leader(client: Client) -> str:
     lease = await client.get(LEASES, CONTROLLER_ACCOUNT, CONTROLLER_NAMESPACE)
     holder: str = lease["spec"].get("holderIdentity") or ""
     pods = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS)
-    names: list[str] = [each["metadata"]["name"] for each in pods.items if "deletionTimestamp" not in each["metadata"]]
-    found = [each for each in names if holder.startswith(f"{each}-")]
-    assert found, holder
-    return found[0]
+    names: list[str] = [item["metadata"]["name"] for item in pods.items if "deletionTimestamp" not in item["metadata"]]
+    holders = [name for name in names if holder.startswith(f"{name}-")]
+    assert holders, holder
+    return holders[0]
 
 
 async def observe_available(client: Client, seen: list[int]) -> None:
     """Record how many replicas of the controller are available, in each state of its Deployment."""
     async for deployments in watch_states(client, DEPLOYMENTS, CONTROLLER_NAMESPACE):
-        seen.extend(each["status"].get("availableReplicas", 0) for each in deployments)
+        seen.extend(deployment["status"].get("availableReplicas", 0) for deployment in deployments)
 
 
 async def controller_may_not(

@@ -36,11 +36,11 @@ async def test_every_value_reaches_scheduler_and_extender(tmp_path: Path) -> Non
         "--vendors=/etc/pomona/vendors/vendors.yaml",
         "--verbose",
     ]
-    options = {option for each in command.params for option in each.opts}
-    assert {each.partition("=")[0] for each in extender["args"][1:]} <= options
-    weights = {each["name"]: float(each["value"]) for each in extender["env"]}
+    options = {option for param in command.params for option in param.opts}
+    assert {argument.partition("=")[0] for argument in extender["args"][1:]} <= options
+    weights = {variable["name"]: float(variable["value"]) for variable in extender["env"]}
     assert weights == {"SCHED_TPS_WEIGHT": 1, "SCHED_UTIL_WEIGHT": 0, "SCHED_COST_WEIGHT": 0.5}
-    assert set(weights) == {each.envvar for each in command.params if each.envvar}
+    assert set(weights) == {param.envvar for param in command.params if param.envvar}
     text = objects["ConfigMap", "pomona-system", "pomona-scheduler"]["data"]["scheduler.yaml"]
     configuration = yaml.safe_load(text)
     assert configuration["profiles"] == [{"schedulerName": VALUES["name"]}]
@@ -67,8 +67,8 @@ async def test_change_of_the_configuration_starts_new_pods() -> None:
 async def test_each_program_has_its_own_token_and_that_of_the_extender_only_reads() -> None:
     objects = await render("--set=scheduler.enabled=true")
     pod = objects[SCHEDULER]["spec"]["template"]["spec"]
-    volumes = {each["name"]: each for each in pod["volumes"]}
-    mounted = [{each["name"] for each in container["volumeMounts"]} for container in pod["containers"]]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounted = [{mount["name"] for mount in container["volumeMounts"]} for container in pod["containers"]]
     assert pod["automountServiceAccountToken"] is False
     assert pod["serviceAccountName"] == "pomona-scheduler"
     assert "serviceAccountToken" in volumes["scheduler-token"]["projected"]["sources"][0]
@@ -79,9 +79,9 @@ async def test_each_program_has_its_own_token_and_that_of_the_extender_only_read
     token = objects["Secret", "pomona-system", "pomona-extender-token"]["metadata"]["annotations"]
     assert token == {"kubernetes.io/service-account.name": "pomona-extender"}
     bound = [
-        objects[each["roleRef"]["kind"], namespace, each["roleRef"]["name"]]
-        for (kind, namespace, _), each in objects.items()
-        if kind.endswith("Binding") and any(one["name"] == "pomona-extender" for one in each.get("subjects", ()))
+        objects[binding["roleRef"]["kind"], namespace, binding["roleRef"]["name"]]
+        for (kind, namespace, _), binding in objects.items()
+        if kind.endswith("Binding") and any(one["name"] == "pomona-extender" for one in binding.get("subjects", ()))
     ]
     assert len(bound) == 2
     assert {verb for role in bound for rule in role["rules"] for verb in rule["verbs"]} == {"list", "watch"}

@@ -34,11 +34,11 @@ def _sign(message: bytes, key_pem: str) -> bytes:
 def _read_integers(der: bytes) -> list[int]:
     """Read the sequence of integers that an RSAPrivateKey is: version, modulus, public and private exponent, ..."""
     _, rest, _ = _read_value(der)
-    found = []
+    numbers = []
     while rest:
         _, value, rest = _read_value(rest)
-        found.append(int.from_bytes(value))
-    return found
+        numbers.append(int.from_bytes(value))
+    return numbers
 
 
 def _read_value(der: bytes) -> tuple[int, bytes, bytes]:

@@ -102,11 +102,11 @@ async def test_code_that_is_used_twice_is_noticed(invite: Invite, tmp_path: Path
 
 async def test_of_two_uses_at_the_same_moment_one_wins(invite: Invite, tmp_path: Path) -> None:
     code = await invite()
-    found = await asyncio.gather(
+    results = await asyncio.gather(
         *(join_cluster(code, tmp_path / str(number)) for number in range(8)), return_exceptions=True
     )
-    assert sum(not isinstance(each, BaseException) for each in found) == 1
-    assert all("used already" in str(each) for each in found if isinstance(each, BaseException))
+    assert sum(not isinstance(result, BaseException) for result in results) == 1
+    assert all("used already" in str(exception) for exception in results if isinstance(exception, BaseException))
 
 
 async def test_code_that_was_replaced_opens_nothing(invite: Invite, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ async def test_who_may_view_the_namespace_of_hosts_completes_no_code(
         await client.delete(ROLE_BINDINGS, "viewer", HOSTS_NAMESPACE)
     assert any(f"'{CODE}'" in text for text in texts), "the account of the code is shown"
     rests = re.findall(r"eyJ[\w-]+\.eyJ[\w-]+", "".join(texts))
-    assert [each for each in rests if await opens(admin, f"{each}.{code.signature}")] == []
+    assert [candidate for candidate in rests if await opens(admin, f"{candidate}.{code.signature}")] == []
     (rest,) = re.findall(r"eyJ[\w-]+\.eyJ[\w-]+", str((await client.list(POD_TEMPLATES, HOSTS_NAMESPACE)).items))
     assert await opens(admin, f"{rest}.{code.signature}"), "an administrator sees the rest"
     for alone in (rest, f"{rest}."):
@@ -159,7 +159,7 @@ async def test_who_may_view_the_namespace_of_hosts_completes_no_code(
 
 
 async def list_names(client: Client, kind: Resource) -> list[str]:
-    return [each["metadata"]["name"] for each in (await client.list(kind, HOSTS_NAMESPACE)).items]
+    return [item["metadata"]["name"] for item in (await client.list(kind, HOSTS_NAMESPACE)).items]
 
 
 async def namespaced_kinds(plane: ControlPlane) -> list[Resource]:
@@ -168,9 +168,9 @@ async def namespaced_kinds(plane: ControlPlane) -> list[Resource]:
     for group, version in (("", "v1"), ("apps", "v1"), ("batch", "v1"), (GROUP, VERSION)):
         path = f"/apis/{group}/{version}" if group else f"/api/{version}"
         kinds += [
-            Resource(group, version, each["name"], each["kind"])
-            for each in (await plane.request("GET", path))["resources"]
-            if each["namespaced"] and "list" in each["verbs"]
+            Resource(group, version, resource["name"], resource["kind"])
+            for resource in (await plane.request("GET", path))["resources"]
+            if resource["namespaced"] and "list" in resource["verbs"]
         ]
     return kinds
 

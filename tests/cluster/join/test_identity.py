@@ -71,7 +71,7 @@ async def test_token_is_renewed_while_watch_and_lease_go_on(
             renewals = len(renewed)
             await eventually(lambda: len(renewed) > renewals + 1)  # noqa: B023 - called at once
     assert len(tokens) == 4
-    watches = [each for each in transport.sent if "watch" in each.query]
+    watches = [request for request in transport.sent if "watch" in request.query]
     assert len(watches) == 1, "the watch was never interrupted"
 
 
@@ -126,10 +126,10 @@ async def uses_what_is_written(identity: HostIdentity, folder: Path) -> bool:
 
 
 def names(store: Store) -> list[str]:
-    return [each["metadata"]["name"] for each in store.list(METAL_PROCESSES)]
+    return [process["metadata"]["name"] for process in store.list(METAL_PROCESSES)]
 
 
 def written(folder: Path) -> JoinedHost:
-    found = read_joined_host(folder)
-    assert found
-    return found
+    host = read_joined_host(folder)
+    assert host
+    return host

@@ -55,7 +55,9 @@ async def test_removed_host_is_refused_and_nothing_of_it_is_left(
 ) -> None:
     async with connect_with(admin, joined.token) as host:
         process = await serve(client, host, namespace)
-        assert [each["metadata"]["name"] for each in await list_bound_processes(client, HOST)] == ["chat-1"]
+        assert [bound_process["metadata"]["name"] for bound_process in await list_bound_processes(client, HOST)] == [
+            "chat-1"
+        ]
 
         deleted = await remove_host(client, HOST)
         assert deleted[:3] == [
@@ -146,8 +148,8 @@ async def test_removal_finds_endpoints_by_their_name_and_the_lease_of_a_minute(
     ours = {LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY}
     # A host with a kubeconfig may have a dot in its name.
     alike = [build_slice(process, name=f"chat.{host}", labels=ours) for host in (f"my-{HOST}", f"my.{HOST}")]
-    for each in (foreign, *alike):
-        await client.create(*each)
+    for arguments in (foreign, *alike):
+        await client.create(*arguments)
     deleted = await remove_host(client, HOST)
     assert {f"EndpointSlice/chat.{HOST}", f"Lease/{HOST}"} <= {*deleted}
     await assert_nothing_left(client, namespace)
@@ -185,5 +187,5 @@ async def test_removal_of_a_host_that_has_not_joined_ends_its_code(invite: Invit
     await invite()
     deleted = await remove_host(client, HOST)
     assert "PodTemplate/studio-1.join" in deleted
-    names = [each["metadata"]["name"] for each in (await client.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE)).items]
+    names = [item["metadata"]["name"] for item in (await client.list(SERVICE_ACCOUNTS, HOSTS_NAMESPACE)).items]
     assert not {HOST, f"{HOST}.join"} & {*names}

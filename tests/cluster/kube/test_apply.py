@@ -241,10 +241,10 @@ async def test_status_with_fields_of_a_later_release_is_written_without_them(pla
     try:
         for status in (later, later, {**later, "coreLevels": levels}):
             observed = await apply_status(client, METAL_HOSTS, observed, status, MANAGER, undeclared=undeclared)
-            known = {"coreLevels": [{"name": "Super", "cores": 6}]} if "coreLevels" in status else {}
-            assert observed["status"] == {"address": "10.0.0.7", **known}
+            kept = {"coreLevels": [{"name": "Super", "cores": 6}]} if "coreLevels" in status else {}
+            assert observed["status"] == {"address": "10.0.0.7", **kept}
     finally:
         await client.delete(METAL_HOSTS, "later")
         await transport.close()
-    writes = [each for each in transport.sent if each.method == "PATCH"]
+    writes = [request for request in transport.sent if request.method == "PATCH"]
     assert len(writes) == 5, "one is refused for each field, two are written, and the same is not sent again"

@@ -45,8 +45,8 @@ async def test_new_token_in_a_kubeconfig_is_used_without_a_restart(
 
 
 async def conditions_of(client: Client, kind: Resource, name: str = "studio-1", place: str | None = None) -> list[Obj]:
-    found: list[Obj] = (await client.get(kind, name, place)).get("status", {}).get("conditions", [])
-    return found
+    conditions: list[Obj] = (await client.get(kind, name, place)).get("status", {}).get("conditions", [])
+    return conditions
 
 
 async def renewed_at(client: Client) -> datetime:

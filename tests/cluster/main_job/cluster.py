@@ -114,12 +114,12 @@ class Cluster:
         """Wait until the service is in this phase for this reason, decided for its present spec."""
 
         async def reached() -> InferenceService:
-            found = await self.get(service)
-            assert found.status.observed_generation == found.metadata.generation
-            ready = condition(found)
-            assert (found.status.phase, ready.reason) == (phase, reason), found.status
-            assert ready.observed_generation == found.metadata.generation
-            return found
+            inference_service = await self.get(service)
+            assert inference_service.status.observed_generation == inference_service.metadata.generation
+            ready = condition(inference_service)
+            assert (inference_service.status.phase, ready.reason) == (phase, reason), inference_service.status
+            assert ready.observed_generation == inference_service.metadata.generation
+            return inference_service
 
         return await eventually(reached, seconds)
 
@@ -128,17 +128,17 @@ class Cluster:
 
         async def reached() -> Model:
             model = msgspec.convert(await self.client.get(MODELS, name, self.namespace), Model)
-            found = find(model.status.conditions, kind)
-            assert found is not None, model.status
-            assert found.reason == reason, model.status
+            condition = find(model.status.conditions, kind)
+            assert condition is not None, model.status
+            assert condition.reason == reason, model.status
             return model
 
         return await eventually(reached, READY_SECONDS)
 
     async def ready(self, *services: str) -> None:
         for service in services:
-            found = await self.wait_for_phase(service, "Ready", "Serving")
-            assert condition(found).status == "True"
+            inference_service = await self.wait_for_phase(service, "Ready", "Serving")
+            assert condition(inference_service).status == "True"
 
     async def urls(self, service: str) -> list[str]:
         """Return the ready addresses in the service's EndpointSlices."""
@@ -164,22 +164,24 @@ class Cluster:
     async def replicas(self, service: str) -> list[str]:
         """Return the uids of the service's pods and processes that are not being deleted."""
         selector = f"{LABEL_SERVICE}={service}"
-        found = [
+        children = [
             obj["metadata"]
             for resource in (PODS, METAL_PROCESSES)
             for obj in (await self.client.list(resource, self.namespace, label_selector=selector)).items
         ]
-        return sorted(each["uid"] for each in found if "deletionTimestamp" not in each)
+        return sorted(child["uid"] for child in children if "deletionTimestamp" not in child)
 
     async def processes(self) -> list[MetalProcess]:
-        found = await self.client.list(METAL_PROCESSES, self.namespace)
-        return [msgspec.convert(obj, MetalProcess) for obj in found.items]
+        object_list = await self.client.list(METAL_PROCESSES, self.namespace)
+        return [msgspec.convert(obj, MetalProcess) for obj in object_list.items]
 
     async def process(self, service: str) -> MetalProcess:
         """Return the only process of a service; AssertionError if there are none or several."""
-        found = [each for each in await self.processes() if each.spec.service_name == service]
-        assert len(found) == 1, [each.metadata.name for each in found]
-        return found[0]
+        processes = [
+            metal_process for metal_process in await self.processes() if metal_process.spec.service_name == service
+        ]
+        assert len(processes) == 1, [metal_process.metadata.name for metal_process in processes]
+        return processes[0]
 
     async def engines(self, service: str) -> list[psutil.Process]:
         """Return the engines of the service, in pods or on hosts: each has the service's name as its alias."""
@@ -189,8 +191,8 @@ class Cluster:
         """Wait until processes may be bound to each of the hosts, for a choice among them."""
 
         async def live() -> bool:
-            found = [find((await self.host(name)).status.conditions, "Ready") for name in names]
-            return all(each is not None and each.status == "True" for each in found)
+            conditions = [find((await self.host(name)).status.conditions, "Ready") for name in names]
+            return all(condition is not None and condition.status == "True" for condition in conditions)
 
         await eventually(live)
 
@@ -207,8 +209,8 @@ class Cluster:
 
     async def names(self, resource: Resource) -> list[str]:
         """Return the names of all objects of a kind in the namespace."""
-        found = await self.client.list(resource, self.namespace)
-        return sorted(obj["metadata"]["name"] for obj in found.items)
+        object_list = await self.client.list(resource, self.namespace)
+        return sorted(obj["metadata"]["name"] for obj in object_list.items)
 
 
 def slices_of(service: str) -> str:
@@ -218,18 +220,18 @@ def slices_of(service: str) -> str:
 def ready_urls(slices: Iterable[Obj]) -> list[str]:
     return [
         f"http://{address}:{port['port']}"
-        for each in slices
-        for port in each.get("ports") or []
-        for endpoint in each.get("endpoints") or []
+        for endpoint_slice in slices
+        for port in endpoint_slice.get("ports") or []
+        for endpoint in endpoint_slice.get("endpoints") or []
         if endpoint["conditions"].get("ready")
         for address in endpoint["addresses"]
     ]
 
 
 def condition(service: InferenceService, kind: str = "Ready") -> Condition:
-    found = find(service.status.conditions, kind)
-    assert found is not None, service.status
-    return found
+    reported = find(service.status.conditions, kind)
+    assert reported is not None, service.status
+    return reported
 
 
 async def ask(url: str, service: str, token: str) -> Answer:

@@ -100,8 +100,8 @@ async def test_alerts_and_traffic_of_each_engine_that_runs_here(
             await eventually(is_shown, READY_SECONDS)
         series = 'pomona_agent_process_cpu_seconds_total{service="%s"}'
         for service in ("chat", "mlx"):
-            (found,) = (await prometheus.read("query", query=series % service))["result"]
-            assert float(found["value"][1]) > 1
+            (sample,) = (await prometheus.read("query", query=series % service))["result"]
+            assert float(sample["value"][1]) > 1
     finally:
         watched.remove(prometheus.process)
         await prometheus.process.kill()

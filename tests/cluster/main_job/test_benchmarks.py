@@ -66,8 +66,8 @@ async def test_service_is_measured_where_it_serves_and_on_an_idle_device(
         assert {speed.source for speed in found.status.speeds} == {"Measured"}, found.status.speeds
         return found
 
-    found = await eventually(measured, READY_SECONDS)
-    shown = found.status.performance
+    service = await eventually(measured, READY_SECONDS)
+    shown = service.status.performance
     assert shown is not None
     assert (shown.device_class, shown.source) == ("nvidia-h100-80gb-hbm3x1", "live")
     (stored,) = (await cluster.client.list(CONFIG_MAPS, "pomona-system", label_selector=SELECTOR)).items
@@ -109,11 +109,11 @@ async def test_benchmark_starts_beside_forged_jobs_and_does_not_cost_a_replica_i
     await cluster.ready("chat")
 
     async def runs() -> Obj:
-        jobs = {each["metadata"]["name"]: each for each in await list_jobs(cluster)}
-        own = [each for name, each in jobs.items() if name != "orphan"]
+        jobs = {job["metadata"]["name"]: job for job in await list_jobs(cluster)}
+        own = [job for name, job in jobs.items() if name != "orphan"]
         pods = (await cluster.client.list(PODS, cluster.namespace, label_selector=SELECTOR)).items
         assert ["owned" in jobs, len(own), len(pods)] == [False, 1, 1]
-        assert any(each["type"] == "Ready" and each["status"] == "True" for each in pods[0]["status"]["conditions"])
+        assert any(pod["type"] == "Ready" and pod["status"] == "True" for pod in pods[0]["status"]["conditions"])
         assert pods[0]["spec"]["nodeName"] == "gpu-5"
         return own[0]
 
@@ -122,9 +122,9 @@ async def test_benchmark_starts_beside_forged_jobs_and_does_not_cost_a_replica_i
     await cluster.ready("late")
     (pod,) = (await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=late")).items
     assert pod["spec"]["nodeName"] == "gpu-5"
-    assert job["metadata"]["uid"] not in {each["metadata"]["uid"] for each in await list_jobs(cluster)}
-    found = await cluster.get("chat")
-    assert find(found.status.conditions, "Benchmarked") is None, "to give way is no failure"
+    assert job["metadata"]["uid"] not in {other["metadata"]["uid"] for other in await list_jobs(cluster)}
+    service = await cluster.get("chat")
+    assert find(service.status.conditions, "Benchmarked") is None, "to give way is no failure"
 
 
 @pytest.mark.usefixtures("l4_node", "h100_node")
@@ -157,20 +157,20 @@ async def test_first_choice_of_auto_waits_for_a_measurement_on_each_class(
         assert found.status.placement.basis == "probe"
         return found
 
-    found = await eventually(placed)
-    assert {each.device_class: each.source for each in found.status.speeds} == {
+    service = await eventually(placed)
+    assert {each.device_class: each.source for each in service.status.speeds} == {
         "nvidia-h100-80gb-hbm3x1": "Measured",
         "nvidia-l4x1": "Measured",
     }
-    placement = found.status.placement
+    placement = service.status.placement
     assert placement is not None
     # The scores are those of the choice; status.speeds follows each later measurement, which may turn the order.
     scores = {choice.device_class: choice.score or 0 for choice in placement.others}
     scores[placement.device_class] = placement.score or 0
-    assert scores.keys() >= {speed.device_class for speed in found.status.speeds}, "both were free, and compared"
+    assert scores.keys() >= {speed.device_class for speed in service.status.speeds}, "both were free, and compared"
     assert scores[placement.device_class] == max(scores.values())
-    assert found.status.choice is not None
-    assert found.status.choice.probing_since == waiting.status.choice.probing_since
+    assert service.status.choice is not None
+    assert service.status.choice.probing_since == waiting.status.choice.probing_since
     for stored in (await cluster.client.list(CONFIG_MAPS, "pomona-system", label_selector=SELECTOR)).items:
         await cluster.client.delete(CONFIG_MAPS, stored["metadata"]["name"], "pomona-system")
 

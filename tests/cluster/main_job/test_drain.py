@@ -44,20 +44,20 @@ async def type_documented(cluster: Cluster, command: str) -> None:
 
 async def wait_for_condition(cluster: Cluster, host: MetalHost, kind: str, reason: str) -> Condition:
     async def reached() -> Condition:
-        found = find((await cluster.host(host.name)).status.conditions, kind)
-        assert found is not None
-        assert found.reason == reason, found
-        return found
+        condition = find((await cluster.host(host.name)).status.conditions, kind)
+        assert condition is not None
+        assert condition.reason == reason, condition
+        return condition
 
     return await eventually(reached, MOVED_SECONDS)
 
 
 async def places(cluster: Cluster) -> Mapping[str, str | None]:
     """Return the host of each service; AssertionError if one has not exactly one process, which is Ready."""
-    found = await cluster.processes()
-    assert sorted(each.spec.service_name for each in found) == list(SERVICES)
-    assert {each.status.phase for each in found} == {"Ready"}
-    return {each.spec.service_name: each.spec.host_name for each in found}
+    processes = await cluster.processes()
+    assert sorted(process.spec.service_name for process in processes) == list(SERVICES)
+    assert {process.status.phase for process in processes} == {"Ready"}
+    return {process.spec.service_name: process.spec.host_name for process in processes}
 
 
 async def wait_until_all_are_on(cluster: Cluster, host: MetalHost) -> None:
@@ -84,7 +84,9 @@ async def test_five_services_leave_a_drained_and_a_paused_host_without_a_failed_
         before = [caller.answers for caller in callers]
         await eventually(lambda: all(c.answers > n + 1 for c, n in zip(callers, before, strict=True)), MOVED_SECONDS)
 
-    async with running(*(each.run() for each in observers), *(each.run() for each in callers)):
+    async with running(
+        *(endpoint_observer.run() for endpoint_observer in observers), *(client.run() for client in callers)
+    ):
         await asyncio.gather(*(observer.started.wait() for observer in observers))
         await all_answered()
         await type_documented(cluster, DRAIN)

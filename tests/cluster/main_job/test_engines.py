@@ -55,7 +55,7 @@ async def test_draft_and_adapter_are_served_with_the_model_and_each_mode_answers
     (embedded,) = (await post(cluster, "texts", "/v1/embeddings", input="Hi"))["data"]
     assert len(embedded["embedding"]) == 64
     ranked = await post(cluster, "order", "/v1/rerank", query="Hi", documents=["Hi", "Ho"])
-    assert sorted(each["index"] for each in ranked["results"]) == [0, 1]
+    assert sorted(result["index"] for result in ranked["results"]) == [0, 1]
 
     await cluster.kubectl("delete", "mdl", "accent")
     refused = await cluster.wait_for_phase("chat", "Degraded", "ModelNotFound")

@@ -34,14 +34,14 @@ async def test_speed_and_traffic_of_a_service_on_a_host_are_shown(cluster: Clust
     async def measured() -> InferenceService:
         found = await cluster.get("chat")
         assert found.status.performance is not None
-        assert any(each.source == "Measured" for each in found.status.speeds), found.status.speeds
+        assert any(speed.source == "Measured" for speed in found.status.speeds), found.status.speeds
         return found
 
-    found = await eventually(measured, READY_SECONDS)
-    shown, device_class = found.status.performance, find_host_class(await cluster.host(host.host.name))
+    service = await eventually(measured, READY_SECONDS)
+    shown, device_class = service.status.performance, find_host_class(await cluster.host(host.host.name))
     assert shown is not None
     assert (shown.device_class, shown.source) == (device_class, "host")
-    assert [each.tokens_per_second for each in found.status.speeds if each.source == "Measured"] == [
+    assert [speed.tokens_per_second for speed in service.status.speeds if speed.source == "Measured"] == [
         shown.tokens_per_second
     ]
     stored = await cluster.client.get(CONFIG_MAPS, f"bench-{shown.model_hash}", CONTROLLER_NAMESPACE)

@@ -28,7 +28,9 @@ async def run(*argv: str, text: str = "") -> str:
 
 def forget_kubeconfig(host: MetalHost) -> None:
     """Drop the options of an agent by which it is told its identity."""
-    host.agent.argv[:] = [each for each in host.agent.argv if not each.startswith(("--name=", "--kubeconfig="))]
+    host.agent.argv[:] = [
+        argument for argument in host.agent.argv if not argument.startswith(("--name=", "--kubeconfig="))
+    ]
 
 
 async def test_machine_with_a_code_serves_until_it_is_removed(
@@ -44,7 +46,7 @@ async def test_machine_with_a_code_serves_until_it_is_removed(
     assert "this machine is host studio-1" in said
     assert "agent install" in said
     secret = (host.state_folder / FILE_NAME).read_text()
-    assert not any(each in secret for each in plane.secrets)
+    assert not any(credential in secret for credential in plane.secrets)
 
     host.agent.start()
     await cluster.apply(cluster.model(memoryBytes=GIB), cluster.service("chat", "metal"))

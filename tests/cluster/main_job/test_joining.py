@@ -45,8 +45,8 @@ async def test_process_of_pomona_up_joins_the_cluster_without_reloading(
 
 
 async def engine(cluster: Cluster) -> psutil.Process:
-    (found,) = await cluster.engines("chat")
-    return found
+    (process,) = await cluster.engines("chat")
+    return process
 
 
 async def has_room(cluster: Cluster, size_bytes: int) -> bool:

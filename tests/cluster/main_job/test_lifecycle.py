@@ -25,9 +25,9 @@ async def serve(cluster: Cluster, name: str, path: str, **spec: Any) -> None:
 
 async def pod(cluster: Cluster) -> Obj:
     """Return the only pod that serves."""
-    found = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service")
-    assert len(found.items) == 1
-    return found.items[0]
+    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service")
+    assert len(object_list.items) == 1
+    return object_list.items[0]
 
 
 async def list_warnings(cluster: Cluster) -> list[str]:
@@ -150,7 +150,7 @@ async def test_nothing_is_left_of_a_deleted_service(cluster: Cluster, host: Meta
     async def gone() -> bool:
         left = (await cluster.versions(*OWNED)).keys() - owned.keys()
         # The Jobs' pods and the volume stay, because the Model owns them.
-        return not {each for each in left if "tiny-" not in each} and not await cluster.engines("deleted")
+        return not {name for name in left if "tiny-" not in name} and not await cluster.engines("deleted")
 
     await eventually(gone)
     await eventually(lambda: holds(cluster, host, budget))
@@ -164,8 +164,8 @@ async def available(cluster: Cluster, host: MetalHost) -> int:
 
 
 async def holds(cluster: Cluster, host: MetalHost, available_bytes: int) -> MetalHostObject | None:
-    found = await cluster.host(host.name)
-    return found if found.status.available_bytes == available_bytes else None
+    metal_host = await cluster.host(host.name)
+    return metal_host if metal_host.status.available_bytes == available_bytes else None
 
 
 async def test_service_deleted_during_an_agents_absence_stops_on_its_return(cluster: Cluster, host: MetalHost) -> None:

@@ -18,11 +18,11 @@ async def test_split_model_of_a_pattern_is_served_on_both_paths(cluster: Cluster
     for service in ("by-pod", "by-host"):
         assert (await cluster.ask(service)).text.startswith("Hello from a tiny model")
 
-    found = await cluster.wait_for_model("split", "Cached", "Fetched")
-    assert (found.status.format, found.status.revision, found.status.file) == ("gguf", COMMIT, parts[0].name)
-    assert found.status.size_bytes == sum(path.stat().st_size for path in parts)
-    assert found.status.cached is not None
-    assert found.status.cached.path.endswith(f"/{parts[0].name}")
+    model = await cluster.wait_for_model("split", "Cached", "Fetched")
+    assert (model.status.format, model.status.revision, model.status.file) == ("gguf", COMMIT, parts[0].name)
+    assert model.status.size_bytes == sum(path.stat().st_size for path in parts)
+    assert model.status.cached is not None
+    assert model.status.cached.path.endswith(f"/{parts[0].name}")
     assert (await cluster.process("by-host")).spec.artifact.files == ["F32/*.gguf"]
 
 
@@ -37,17 +37,17 @@ async def serve_folder(cluster: Cluster, name: str, written_for: str) -> None:
 
 async def test_folder_of_safetensors_is_fetched_for_pods(cluster: Cluster) -> None:
     await serve_folder(cluster, "tensors", "pt")
-    found = await cluster.wait_for_model("tensors", "Cached", "Fetched")
-    assert (found.status.format, found.status.file, found.status.phase) == ("safetensors", "", "Ready")
-    assert found.status.total_parameters is not None
-    assert found.status.cached is not None
-    assert "/" not in found.status.cached.path
+    model = await cluster.wait_for_model("tensors", "Cached", "Fetched")
+    assert (model.status.format, model.status.file, model.status.phase) == ("safetensors", "", "Ready")
+    assert model.status.total_parameters is not None
+    assert model.status.cached is not None
+    assert "/" not in model.status.cached.path
     assert not cluster.files.seen(".bin")
 
 
 async def test_folder_of_mlx_is_not_fetched_for_pods(cluster: Cluster) -> None:
     await serve_folder(cluster, "mlx", "mlx")
-    found = await cluster.wait_for_model("mlx", "Cached", "NoConsumers")
-    assert found.status.format == "mlx"
+    model = await cluster.wait_for_model("mlx", "Cached", "NoConsumers")
+    assert model.status.format == "mlx"
     await cluster.wait_for_phase("mlx", "Failed", "InvalidSpec")
     assert await cluster.names(PVCS) == []

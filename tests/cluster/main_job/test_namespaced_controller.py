@@ -93,17 +93,17 @@ async def controller(
 async def test_controller_of_some_namespaces_serves_there_in_pods_and_touches_nothing_else(
     plane: ControlPlane, cluster: Cluster, other: Cluster, foreign: Cluster, controller: Process
 ) -> None:
-    found = (await plane.kubectl("get", "clusterrolebindings", "--output=name")).split()
-    assert [name.partition("/")[2] for name in found if "/pomona-controller" in name] == ["pomona-controller-nodes"]
-    for each in (foreign, cluster, other):
-        await each.apply(each.model(), each.service("chat", "cpu"))
+    bindings = (await plane.kubectl("get", "clusterrolebindings", "--output=name")).split()
+    assert [name.partition("/")[2] for name in bindings if "/pomona-controller" in name] == ["pomona-controller-nodes"]
+    for tenant in (foreign, cluster, other):
+        await tenant.apply(tenant.model(), tenant.service("chat", "cpu"))
     await cluster.apply(cluster.service("on-mac", "metal"))
     await cluster.ready("chat")
     await other.ready("chat")
-    for each in (cluster, other):
-        answer = await each.ask("chat")
+    for tenant in (cluster, other):
+        answer = await tenant.ask("chat")
         assert (answer.status, answer.text.startswith("Hello from a tiny model")) == (200, True)
-        assert (await each.ask("chat", token="wrong")).status == 401
+        assert (await tenant.ask("chat", token="wrong")).status == 401
 
     refused = condition(await cluster.wait_for_phase("on-mac", "Failed", "HostsOutOfScope"))
     assert "set hardware.accelerator to one of amd, cpu, " in refused.message
@@ -116,7 +116,7 @@ async def test_controller_of_some_namespaces_serves_there_in_pods_and_touches_no
     await eventually(lambda: has_replicas(other, 0))
 
     for resource in (INFERENCE_SERVICES, MODELS):
-        assert ["status" in each for each in (await foreign.client.list(resource, foreign.namespace)).items] == [False]
+        assert ["status" in item for item in (await foreign.client.list(resource, foreign.namespace)).items] == [False]
     for resource in (JOBS, SERVICES, SECRETS):
         assert await foreign.names(resource) == []
     assert await refused_calls() == []

@@ -34,8 +34,8 @@ async def left(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> A
 
 
 async def list_pods(cluster: Cluster) -> list[Obj]:
-    found = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=chat")
-    return found.items
+    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=chat")
+    return object_list.items
 
 
 async def serve_elsewhere(cluster: Cluster, *, replicas: int) -> None:
@@ -43,7 +43,7 @@ async def serve_elsewhere(cluster: Cluster, *, replicas: int) -> None:
 
     async def moved() -> bool:
         nodes = [pod["spec"].get("nodeName") for pod in await list_pods(cluster) if pod["status"]["phase"] == "Running"]
-        serving = [each for each in nodes if each != LEFT]
+        serving = [node for node in nodes if node != LEFT]
         assert len(serving) == replicas, nodes
         return len(set(serving)) == 1
 
@@ -56,8 +56,8 @@ async def serve_elsewhere(cluster: Cluster, *, replicas: int) -> None:
 
 
 async def nodes_of(cluster: Cluster, label: str) -> set[str]:
-    found = await cluster.client.list(PODS, cluster.namespace, label_selector=label)
-    return {pod["spec"]["nodeName"] for pod in found.items}
+    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector=label)
+    return {pod["spec"]["nodeName"] for pod in object_list.items}
 
 
 async def test_replicas_of_two_services_run_on_the_node_of_their_volume(cluster: Cluster) -> None:

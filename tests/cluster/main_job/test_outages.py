@@ -108,7 +108,7 @@ async def test_host_that_is_cut_off_is_replaced_and_stops_its_engines_on_return(
     assert all(engine.is_running() for engine in engines), "nobody can tell it to stop"
 
     async def let_go() -> bool:
-        return {each.spec.host_name for each in await cluster.processes()} == {spare.name}
+        return {process.spec.host_name for process in await cluster.processes()} == {spare.name}
 
     await eventually(let_go, EXPIRY_SECONDS + LIMIT_SECONDS)
     await lost.host.restore()
@@ -124,8 +124,8 @@ async def test_host_that_is_cut_off_is_replaced_and_stops_its_engines_on_return(
 
 
 async def ready_of(cluster: Cluster, host: MetalHost) -> tuple[str, str]:
-    found = find((await cluster.host(host.name)).status.conditions, "Ready")
-    return (found.status, found.reason) if found else ("", "")
+    condition = find((await cluster.host(host.name)).status.conditions, "Ready")
+    return (condition.status, condition.reason) if condition else ("", "")
 
 
 async def is_ready(cluster: Cluster, host: MetalHost) -> bool:

@@ -67,8 +67,8 @@ async def pod_of(cluster: Cluster, service: str) -> Obj:
     """Return the spec of the service's only pod."""
     pods = await cluster.client.list(PODS, cluster.namespace, label_selector=f"inference.pomona.dev/service={service}")
     (spec,) = (pod["spec"] for pod in pods.items)
-    found: Obj = spec
-    return found
+    pod_spec: Obj = spec
+    return pod_spec
 
 
 async def check_answers(cluster: Cluster, service: str) -> None:
@@ -84,10 +84,10 @@ async def check_traffic_is_counted(cluster: Cluster, service: str) -> None:
         async with session.get(f"{url}{METRICS_OF_PROXY}") as refused:
             assert refused.status == 401
         async with session.get(f"{url}{METRICS_OF_PROXY}", headers={"Authorization": f"Bearer {token}"}) as response:
-            found = parse_series(await response.read(), TRAFFIC_SERIES)
-    assert set(found) == set(TRAFFIC_SERIES)
+            series = parse_series(await response.read(), TRAFFIC_SERIES)
+    assert set(series) == set(TRAFFIC_SERIES)
     # That of the prober, and that of the test.
-    assert found[REQUESTS] >= 2
+    assert series[REQUESTS] >= 2
 
 
 async def check_row(cluster: Cluster, node: str) -> None:
@@ -111,7 +111,7 @@ async def test_folder_of_safetensors_is_served_by_vllm(cluster: Cluster, tensors
     await check_row(cluster, pod["nodeName"])
     (engine,) = pod["initContainers"]
     assert engine["image"] == CPU_IMAGE
-    assert not any("token" in str(each) for each in (engine["args"], engine.get("env"), engine["volumeMounts"]))
+    assert not any("token" in str(part) for part in (engine["args"], engine.get("env"), engine["volumeMounts"]))
 
 
 @pytest.mark.usefixtures("nvidia_node")
@@ -173,6 +173,6 @@ async def test_pairs_that_cannot_work_are_refused_with_what_works(cluster: Clust
     ]
     await cluster.apply(tensors, *services)
     for (accelerator, _engine), words in refused.items():
-        found = await cluster.wait_for_phase(f"on-{accelerator}", "Failed", "InvalidSpec")
-        assert words in condition(found).message
+        service = await cluster.wait_for_phase(f"on-{accelerator}", "Failed", "InvalidSpec")
+        assert words in condition(service).message
     assert await cluster.names(DEPLOYMENTS) == []

@@ -112,7 +112,7 @@ async def test_engine_that_hangs_is_restarted_and_answers_again(cluster: Cluster
     await cluster.apply(_make_impatient_pod(deployment["spec"]["template"]["spec"]))
     url = f"http://{await eventually(lambda: _ready_address(cluster, 'impatient'))}:8080"
     token = await cluster.token("chat")
-    (engine,) = [each for each in await cluster.engines("chat") if "4097" in each.cmdline()]
+    (engine,) = [process for process in await cluster.engines("chat") if "4097" in process.cmdline()]
     engine.suspend()
     await eventually(lambda: _restarts(cluster, "impatient", {"engine": 1, "proxy": 0}))
 
@@ -127,7 +127,7 @@ def _make_impatient_pod(spec: Obj) -> Obj:
     """Return the pod of a service with shorter times, and another context by which its engine is recognised."""
     (engine,), (proxy,) = spec["initContainers"], spec["containers"]
     shorter = {"initialDelaySeconds": 0, "periodSeconds": 1, "failureThreshold": 20, "terminationGracePeriodSeconds": 1}
-    engine["args"] = ["4097" if each == "4096" else each for each in engine["args"]]
+    engine["args"] = ["4097" if argument == "4096" else argument for argument in engine["args"]]
     engine["livenessProbe"] |= shorter
     proxy["args"] += ["--hang-seconds", "1"]
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "impatient"}, "spec": spec}
@@ -135,7 +135,7 @@ def _make_impatient_pod(spec: Obj) -> Obj:
 
 async def _ready_address(cluster: Cluster, pod: str) -> str:
     status = (await cluster.client.get(PODS, pod, cluster.namespace))["status"]
-    ready = {each["type"]: each["status"] for each in status.get("conditions", [])}.get("Ready")
+    ready = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}.get("Ready")
     address: str = status["podIP"] if ready == "True" else ""
     return address
 
@@ -143,7 +143,7 @@ async def _ready_address(cluster: Cluster, pod: str) -> str:
 async def _restarts(cluster: Cluster, pod: str, expected: dict[str, int]) -> bool:
     status = (await cluster.client.get(PODS, pod, cluster.namespace))["status"]
     statuses = [*status["initContainerStatuses"], *status["containerStatuses"]]
-    return {each["name"]: each["restartCount"] for each in statuses} == expected
+    return {container["name"]: container["restartCount"] for container in statuses} == expected
 
 
 async def _is_gone(cluster: Cluster, pod: str) -> bool:

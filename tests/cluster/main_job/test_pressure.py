@@ -17,9 +17,9 @@ async def wait_for_memory_pressure(cluster: Cluster, host: MetalHost, status: st
     """Wait until the host's condition MemoryPressure has this status."""
 
     async def reached() -> bool:
-        found = find((await cluster.host(host.name)).status.conditions, "MemoryPressure")
-        assert found is not None
-        return found.status == status
+        condition = find((await cluster.host(host.name)).status.conditions, "MemoryPressure")
+        assert condition is not None
+        return condition.status == status
 
     await eventually(reached)
 
@@ -90,8 +90,8 @@ async def test_evicted_process_waits_and_returns_even_after_an_agents_death(clus
     await cluster.ready("chat")
     before = await cluster.process("chat")
     host.level.write_text("critical")
-    found = await cluster.wait_for_phase("chat", "WaitingForGPU", "MemoryPressure")
-    assert "studio-1 is short of memory" in condition(found).message
+    service = await cluster.wait_for_phase("chat", "WaitingForGPU", "MemoryPressure")
+    assert "studio-1 is short of memory" in condition(service).message
     await wait_for_events(cluster.client, cluster.namespace, "Evicted")
 
     async def evicted() -> bool:
@@ -109,8 +109,8 @@ async def test_evicted_process_waits_and_returns_even_after_an_agents_death(clus
     }
 
     async def counted() -> bool:
-        found = await metrics(host)
-        assert expected <= {*found.splitlines()}, found
+        text = await metrics(host)
+        assert expected <= {*text.splitlines()}, text
         return True
 
     await eventually(counted)
@@ -138,5 +138,9 @@ async def test_evicted_process_waits_and_returns_even_after_an_agents_death(clus
 
 async def at_home(cluster: Cluster, process: MetalProcess) -> MetalProcess:
     """Return the current state of the process; its replacement, which waits for a host, is another object."""
-    (found,) = [each for each in await cluster.processes() if each.metadata.uid == process.metadata.uid]
+    (found,) = [
+        metal_process
+        for metal_process in await cluster.processes()
+        if metal_process.metadata.uid == process.metadata.uid
+    ]
     return found

@@ -78,8 +78,13 @@ def list_expressions() -> list[str]:
 def list_variables() -> set[str]:
     """Return the expressions whose labels are variables of dashboards, as in `label_values(EXPRESSION, NAME)`."""
     boards = [json.loads(path.read_text()) for path in DASHBOARDS.glob("*.json")]
-    queries = [each["definition"] for board in boards for each in board["templating"]["list"] if "definition" in each]
-    return {each.removeprefix("label_values(").rpartition(",")[0] for each in queries}
+    queries = [
+        variable["definition"]
+        for board in boards
+        for variable in board["templating"]["list"]
+        if "definition" in variable
+    ]
+    return {query.removeprefix("label_values(").rpartition(",")[0] for query in queries}
 
 
 @pytest.mark.long
@@ -122,16 +127,16 @@ async def check_labels(prometheus: Prometheus, namespace: str) -> None:
     """Compare the labels of what another project has, too."""
 
     async def labels(metric: str) -> list[dict[str, str]]:
-        found = await prometheus.read("query", query=f'{metric}{{namespace="{namespace}"}}')
+        answer = await prometheus.read("query", query=f'{metric}{{namespace="{namespace}"}}')
         return [
-            {name: each["metric"][name] for name in ("model", "backend", "node") if name in each["metric"]}
-            for each in found["result"]
+            {name: series["metric"][name] for name in ("model", "backend", "node") if name in series["metric"]}
+            for series in answer["result"]
         ]
 
     assert await labels("pomona_tokens_per_second") == [{"model": "tiny", "backend": "llama.cpp", "node": "studio-1"}]
     loads = await labels("pomona_model_load_seconds")
-    assert sorted(each["node"] for each in loads) == [NODE, "studio-1"]
-    assert {each["model"] for each in loads} == {"tiny"}
+    assert sorted(load["node"] for load in loads) == [NODE, "studio-1"]
+    assert {load["model"] for load in loads} == {"tiny"}
 
 
 def test_metrics_of_devices_are_those_of_a_node_agent_that_has_one() -> None:

@@ -97,8 +97,8 @@ async def test_artifact_of_a_private_registry_is_served_on_both_paths(
 @pytest_asyncio.fixture
 async def version(plane: ControlPlane) -> tuple[int, int]:
     """The version of the API server, major and minor."""
-    found = await plane.request("GET", "/version")
-    return int(found["major"]), int(found["minor"])
+    answer = await plane.request("GET", "/version")
+    return int(answer["major"]), int(answer["minor"])
 
 
 async def _restart_with_gate(plane: ControlPlane, *, image_volumes: bool) -> AsyncIterator[None]:

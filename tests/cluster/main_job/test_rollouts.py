@@ -48,8 +48,8 @@ async def never_interrupted(cluster: Cluster, service: str) -> AsyncIterator[Non
 
 
 async def deployment(cluster: Cluster) -> Obj:
-    found = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
-    spec: Obj = found["spec"]
+    manifest = await cluster.client.get(DEPLOYMENTS, "chat", cluster.namespace)
+    spec: Obj = manifest["spec"]
     return spec
 
 
@@ -99,8 +99,8 @@ async def test_replica_that_never_had_room_does_not_hold_an_edit_up(cluster: Clu
     await cluster.apply(cluster.model(), gpu_service(cluster, "Queue", replicas=3))
 
     async def two_serve() -> bool:
-        found = await cluster.wait_for_phase("chat", "Degraded", "Serving")
-        return found.status.ready_replicas == 2
+        service = await cluster.wait_for_phase("chat", "Degraded", "Serving")
+        return service.status.ready_replicas == 2
 
     await eventually(two_serve)
     await cluster.edit("chat", contextLength=512)

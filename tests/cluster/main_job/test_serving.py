@@ -44,7 +44,7 @@ async def test_applied_service_answers_with_its_token_on_both_paths(cluster: Clu
     assert [url.startswith(f"http://{host.address}:18") for url in await cluster.urls("by-host")] == [True]
     assert [url.endswith(":8080") for url in await cluster.urls("by-pod")] == [True]
     assert await cluster.names(DEPLOYMENTS) == ["by-pod"]
-    assert [each.spec.service_name for each in await cluster.processes()] == ["by-host"]
+    assert [process.spec.service_name for process in await cluster.processes()] == ["by-host"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -69,8 +69,8 @@ async def test_replica_that_is_stopped_finishes_its_answer(cluster: Cluster, pat
         kind = PODS if path == "pod" else METAL_PROCESSES
 
         async def is_stopped() -> bool:
-            found = (await cluster.client.list(kind, cluster.namespace)).items
-            return any("deletionTimestamp" in obj["metadata"] for obj in found)
+            objects = (await cluster.client.list(kind, cluster.namespace)).items
+            return any("deletionTimestamp" in obj["metadata"] for obj in objects)
 
         await eventually(is_stopped)
         loop = asyncio.get_running_loop()
@@ -205,7 +205,7 @@ async def test_a_folder_of_mlx_weights_is_served_by_a_host_and_refused_for_pods(
     await cluster.ready("chat")
 
     assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
-    assert [each.spec.runtime for each in await cluster.processes()] == ["mlx-lm"]
+    assert [process.spec.runtime for process in await cluster.processes()] == ["mlx-lm"]
     model = await cluster.client.get(MODELS, "mlx", cluster.namespace)
     assert model["status"]["gguf"]["architecture"] == "llama"
     assert model["status"]["layout"]["layers"]
@@ -258,9 +258,9 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
     assert host.name in await table(cluster, "mh")
 
     async def reached() -> bool:
-        found = (await cluster.client.get(METAL_HOSTS, host.name))["status"]
-        reachable = next(each for each in found["conditions"] if each["type"] == "Reachable")
-        assert found["controllerVersion"] == found["agentVersion"]
+        status = (await cluster.client.get(METAL_HOSTS, host.name))["status"]
+        reachable = next(condition for condition in status["conditions"] if condition["type"] == "Reachable")
+        assert status["controllerVersion"] == status["agentVersion"]
         return bool(reachable["reason"] == "AgentAnswered" and host.address in reachable["message"])
 
     await eventually(reached)
@@ -272,13 +272,15 @@ async def test_kubectl_get_shows_the_state(cluster: Cluster, host: MetalHost) ->
 
 async def run_doctor(host: MetalHost) -> set[str]:
     """Run the doctor on a host, with the agent's own credentials; return the checks that are well."""
-    options = [each for each in host.agent.argv if each.startswith(("--name=", "--kubeconfig=", "--state-dir="))]
+    options = [
+        argument for argument in host.agent.argv if argument.startswith(("--name=", "--kubeconfig=", "--state-dir="))
+    ]
     argv = [*host.host.exec, sys.executable, "-m", "cli.main", "agent", "doctor", *options, "--output=json"]
     process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     findings = json.loads(output)
-    assert [each for each in findings if each["verdict"] == "problem"] == []
-    return {each["name"] for each in findings if each["verdict"] == "ok"} - {"disk", "engine mlx-lm"}
+    assert [finding for finding in findings if finding["verdict"] == "problem"] == []
+    return {finding["name"] for finding in findings if finding["verdict"] == "ok"} - {"disk", "engine mlx-lm"}
 
 
 async def table(cluster: Cluster, kind: str) -> dict[str, dict[str, str]]:

@@ -41,7 +41,7 @@ async def test_object_of_a_bucket_is_served_with_the_keys_of_a_secret(cluster: C
     model = cluster.model(source="s3://models/llama/tiny.gguf", sourceSecretRef={"name": "bucket"})
     await cluster.apply(bucket_secret(s3, STRANGER), model, cluster.service("chat", "cpu"))
     refused = await cluster.wait_for_model("tiny", "Ready", "SourceUnauthorized")
-    message = next(each.message for each in refused.status.conditions if each.type == "Ready")
+    message = next(condition.message for condition in refused.status.conditions if condition.type == "Ready")
     assert "s3://models/llama/tiny.gguf: access denied: the keys may not read it: allow them s3:GetObject" in message
 
     await cluster.apply(bucket_secret(s3, OWNER))
@@ -82,9 +82,9 @@ async def test_weights_on_a_claim_are_served_from_it_without_a_fetch(cluster: Cl
     await cluster.apply(cluster.model(source=source), cluster.service("chat", "cpu"))
     await cluster.ready("chat")
     assert (await cluster.ask("chat")).text.startswith("Hello from a tiny model")
-    found = await cluster.wait_for_model("tiny", "Cached", "OnVolume")
-    assert found.status.gguf is not None
-    assert found.status.gguf.architecture == "llama"
+    model = await cluster.wait_for_model("tiny", "Cached", "OnVolume")
+    assert model.status.gguf is not None
+    assert model.status.gguf.architecture == "llama"
     assert [name.partition("-inspect-")[0] for name in await cluster.names(JOBS)] == ["tiny"]
     assert await cluster.names(PVCS) == ["weights"]
 
@@ -92,17 +92,17 @@ async def test_weights_on_a_claim_are_served_from_it_without_a_fetch(cluster: Cl
 @pytest.mark.parametrize("path", ["tiny.gguf", ""])
 async def test_claim_that_is_absent_is_named_until_it_is_there(cluster: Cluster, path: str) -> None:
     await cluster.apply(cluster.model(source=f"pvc://absent/{path}"))
-    found = await cluster.wait_for_model("tiny", "Ready", "ClaimNotReady")
-    message = next(each.message for each in found.status.conditions if each.type == "Ready")
+    model = await cluster.wait_for_model("tiny", "Ready", "ClaimNotReady")
+    message = next(condition.message for condition in model.status.conditions if condition.type == "Ready")
     assert message.startswith("PersistentVolumeClaim absent of spec.source cannot be mounted: ")
     assert message.endswith(f"kubectl -n {cluster.namespace} describe pvc absent")
-    assert found.status.phase == "Pending"
+    assert model.status.phase == "Pending"
 
 
 async def test_source_does_not_reveal_the_keys_of_its_secret(cluster: Cluster, s3: S3Server) -> None:
     model = cluster.model(source="s3://models/$(AWS_SECRET_ACCESS_KEY).gguf", sourceSecretRef={"name": "bucket"})
     await cluster.apply(bucket_secret(s3, OWNER), model)
-    found = await cluster.wait_for_model("tiny", "Ready", "SourceNotFound")
-    assert OWNER[1] not in str(found)
+    failed = await cluster.wait_for_model("tiny", "Ready", "SourceNotFound")
+    assert OWNER[1] not in str(failed)
     (pod,) = (await cluster.client.list(PODS, cluster.namespace)).items
     assert OWNER[1] not in str(pod)

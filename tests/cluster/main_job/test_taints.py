@@ -12,9 +12,9 @@ from tests.support.eventually import eventually
 
 async def place(cluster: Cluster, service: str) -> str | None:
     """Return the host of a service; AssertionError if it has not exactly one process, which is Ready."""
-    found = [each for each in await cluster.processes() if each.spec.service_name == service]
-    assert [each.status.phase for each in found] == ["Ready"]
-    return found[0].spec.host_name
+    processes = [process for process in await cluster.processes() if process.spec.service_name == service]
+    assert [process.status.phase for process in processes] == ["Ready"]
+    return processes[0].spec.host_name
 
 
 async def wait_until_on(cluster: Cluster, service: str, host: str) -> None:

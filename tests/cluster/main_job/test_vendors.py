@@ -54,8 +54,8 @@ async def test_vendor_that_nobody_knows_serves(cluster: Cluster) -> None:
     (container,) = spec["initContainers"]
     assert container["resources"]["limits"] == {"example.com/npu": "2"}
     assert {"name": "NPU_MODE", "value": "serve"} in container["env"]
-    found = await cluster.get("chat")
-    assert (found.status.accelerator, found.status.runtime, found.status.nodes) == ("npu", "llama.cpp", ["gpu-4"])
+    service = await cluster.get("chat")
+    assert (service.status.accelerator, service.status.runtime, service.status.nodes) == ("npu", "llama.cpp", ["gpu-4"])
 
 
 async def test_unknown_accelerator_and_engine_are_refused_with_what_exists(cluster: Cluster) -> None:
@@ -64,7 +64,7 @@ async def test_unknown_accelerator_and_engine_are_refused_with_what_exists(clust
     )
     one = await cluster.wait_for_phase("one", "Failed", "InvalidSpec")
     two = await cluster.wait_for_phase("two", "Failed", "InvalidSpec")
-    messages = [each.status.conditions[0].message for each in (one, two)]
+    messages = [service.status.conditions[0].message for service in (one, two)]
     assert "hardware.accelerator quantum does not exist: use one of amd, cpu, " in messages[0]
     assert "npu" in messages[0]
     assert "runtime quantum does not exist: use one of " in messages[1]

@@ -94,8 +94,8 @@ async def test_update_of_controller_agent_and_proxy_breaks_none_of_32_streams(
     streams = [EndlessStream(url, token, TOKENS) for _ in range(STREAMS)]
     before = marked(host.state_folder)
     (engine,) = await cluster.engines("by-pod")
-    async with running(*(each.run() for each in streams)):
-        await eventually(lambda: all(each.lines > 0 for each in streams))
+    async with running(*(stream.run() for stream in streams)):
+        await eventually(lambda: all(stream.lines > 0 for stream in streams))
         await plane.apply(CHECKOUT / "crds", CHECKOUT / "deploy" / "install" / "rbac.yaml")
         await controller.stop()
         await shared_controller.lend_new()
@@ -107,8 +107,8 @@ async def test_update_of_controller_agent_and_proxy_breaks_none_of_32_streams(
             return any(not previous.runs(process) for process in marked(host.state_folder) - before)
 
         await eventually(is_updated)
-        await asyncio.gather(*(each.flows() for each in streams))
-        assert [each.has_ended for each in streams] == [False] * STREAMS, "the update took longer than the answers"
+        await asyncio.gather(*(stream.flows() for stream in streams))
+        assert [stream.has_ended for stream in streams] == [False] * STREAMS, "the update took longer than the answers"
     # The image of the proxy is another one: the pod is replaced, and the next one is ready before it ends.
     await eventually(lambda: not is_alive(engine))
     await cluster.ready("by-pod")

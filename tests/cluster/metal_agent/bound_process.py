@@ -83,8 +83,8 @@ class BoundProcess:
             assert found["endpoints"][0]["conditions"]["ready"]
             return found
 
-        found = await eventually(ready)
-        return f"http://{found['endpoints'][0]['addresses'][0]}:{found['ports'][0]['port']}"
+        endpoint_slice = await eventually(ready)
+        return f"http://{endpoint_slice['endpoints'][0]['addresses'][0]}:{endpoint_slice['ports'][0]['port']}"
 
     async def ready(self) -> str:
         """Wait until the process is served; return its URL."""

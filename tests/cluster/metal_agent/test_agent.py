@@ -48,8 +48,8 @@ async def test_bound_process_answers_at_the_address_of_its_slice_with_the_token(
     assert await answers(http, url)
     async with aiohttp.ClientSession() as nobody, nobody.post(f"{url}/v1/chat/completions", json=QUESTION) as refused:
         assert refused.status == 401
-    found = await bound_process.slice()
-    owner = found["metadata"]["ownerReferences"][0]
+    endpoint_slice = await bound_process.slice()
+    owner = endpoint_slice["metadata"]["ownerReferences"][0]
     assert (owner["kind"], owner["uid"]) == ("MetalProcess", (await bound_process.object())["metadata"]["uid"])
     arguments = " ".join(psutil.Process(await bound_process.pid()).cmdline())
     assert TOKEN not in arguments + str(psutil.Process(await bound_process.pid()).environ())
@@ -57,8 +57,8 @@ async def test_bound_process_answers_at_the_address_of_its_slice_with_the_token(
 
 async def test_host_status_has_hardware_and_free_memory(bound_process: BoundProcess) -> None:
     async def told() -> MetalHostStatus:
-        found = await bound_process.client.get(METAL_HOSTS, bound_process.host.name)
-        return msgspec.convert(found["status"], MetalHostStatus)
+        host = await bound_process.client.get(METAL_HOSTS, bound_process.host.name)
+        return msgspec.convert(host["status"], MetalHostStatus)
 
     before = await eventually(told)
     assert before.address == bound_process.host.address

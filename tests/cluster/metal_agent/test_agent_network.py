@@ -72,5 +72,5 @@ async def test_host_that_changes_between_ipv4_and_ipv6_gets_a_new_slice(client: 
     await endpoints.publish(ObjectKey(namespace, "chat"))
     address = "fd00::2"
     await endpoints.publish(ObjectKey(namespace, "chat"))
-    found = await client.get(ENDPOINT_SLICES, slice_name("chat", "studio-9"), namespace)
-    assert (found["addressType"], found["endpoints"][0]["addresses"]) == ("IPv6", ["fd00::2"])
+    endpoint_slice = await client.get(ENDPOINT_SLICES, slice_name("chat", "studio-9"), namespace)
+    assert (endpoint_slice["addressType"], endpoint_slice["endpoints"][0]["addresses"]) == ("IPv6", ["fd00::2"])

@@ -31,8 +31,8 @@ async def test_controller_probes_https_once_it_has_the_hosts_ca(
     await client.create(INFERENCE_SERVICES, {"metadata": {"name": "chat", **place}, "spec": spec})
 
     async def told(reason: str) -> tuple[InferenceServiceStatus, str]:
-        found = await client.get(INFERENCE_SERVICES, "chat", namespace)
-        status = msgspec.convert(found.get("status", {}), InferenceServiceStatus)
+        service = await client.get(INFERENCE_SERVICES, "chat", namespace)
+        status = msgspec.convert(service.get("status", {}), InferenceServiceStatus)
         ready = find(status.conditions, "Ready")
         assert ready is not None
         assert ready.reason == reason, ready

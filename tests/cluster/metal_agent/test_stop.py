@@ -37,8 +37,10 @@ async def test_stopped_host_withdraws_drains_and_reports_and_serves_after_its_ne
     assert await bound_process.gone()
 
     async def free_bytes() -> int:
-        found: int = (await bound_process.client.get(METAL_HOSTS, bound_process.host.name))["status"]["availableBytes"]
-        return found
+        available: int = (await bound_process.client.get(METAL_HOSTS, bound_process.host.name))["status"][
+            "availableBytes"
+        ]
+        return available
 
     assert await free_bytes() == 0, "nothing new is bound to a host that stops"
     bound_process.host.agent.start()
@@ -52,16 +54,16 @@ async def ask_while_ready(
     bound_process: BoundProcess, http: aiohttp.ClientSession, url: str
 ) -> AsyncIterator[list[bool]]:
     """Send one request after the other as long as the endpoint is ready, as kube-proxy would; yield the answers."""
-    found: list[bool] = []
+    outcomes: list[bool] = []
 
     async def ask() -> None:
         while (await bound_process.slice())["endpoints"][0]["conditions"]["ready"]:
-            found.append(await answers(http, url))
+            outcomes.append(await answers(http, url))
 
     asking = asyncio.create_task(ask())
     try:
-        await eventually(lambda: found)
-        yield found
+        await eventually(lambda: outcomes)
+        yield outcomes
         await asking
     finally:
         asking.cancel()
@@ -87,9 +89,9 @@ async def test_machine_that_shuts_down_withdraws_its_endpoints_before_the_agent_
 
     await eventually(runs_again)
     shutdown_path(host.level).touch()
-    async with ask_while_ready(bound_process, http, url) as found:
+    async with ask_while_ready(bound_process, http, url) as outcomes:
         assert await host.agent.stop() == 0
-    assert all(found)
+    assert all(outcomes)
     assert "machine_shuts_down" in host.agent.tail(20)
     conditions = (await bound_process.slice())["endpoints"][0]["conditions"]
     assert conditions == {"ready": False, "serving": False, "terminating": False}

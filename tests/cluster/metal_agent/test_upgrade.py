@@ -231,7 +231,7 @@ async def test_evicted_process_waits_and_returns_after_update(update: Update) ->
     level.write_text("unknown")
     await update.replace()
     await bound_process.phase("Pending", "MemoryPressure")
-    conditions = {each["type"]: each["status"] for each in (await update.host_status())["conditions"]}
+    conditions = {condition["type"]: condition["status"] for condition in (await update.host_status())["conditions"]}
     assert conditions["MemoryPressure"] == "True"
     assert update.engines == set()
     level.write_text("normal")

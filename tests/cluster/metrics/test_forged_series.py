@@ -64,9 +64,9 @@ async def engine() -> AsyncIterator[str]:
 def snake_case(obj: Any) -> Any:
     """Return an object with the keys of Prometheus' configuration, as its operator writes them."""
     if isinstance(obj, list):
-        return [snake_case(each) for each in obj]
+        return [snake_case(entry) for entry in obj]
     if isinstance(obj, dict):
-        return {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", key): snake_case(obj[key]) for key in obj}
+        return {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", key): snake_case(obj[key]) for key in obj}
     return obj
 
 
@@ -101,8 +101,8 @@ async def test_forged_series_of_a_pod_neither_show_nor_fire(engine: str, tmp_pat
             return REAL in await prometheus.list_known()
 
         await eventually(was_scraped)
-        (found,) = (await prometheus.read("query", query=REAL))["result"]
-        assert (found["metric"]["namespace"], found["metric"]["inference_service"]) == ("attacker", "chat")
+        (sample,) = (await prometheus.read("query", query=REAL))["result"]
+        assert (sample["metric"]["namespace"], sample["metric"]["inference_service"]) == ("attacker", "chat")
         seen = (await prometheus.read("query", query='{job="attacker/chat"}'))["result"]
         names = {each["metric"]["__name__"] for each in seen}
         assert {name for name in names if not name.startswith("scrape_")} - SYNTHETIC == {REAL, OF_PROXY}
@@ -113,7 +113,7 @@ async def test_forged_series_of_a_pod_neither_show_nor_fire(engine: str, tmp_pat
 
         async def rules_have_read_it() -> bool:
             groups = (await prometheus.read("rules"))["groups"]
-            return all(datetime.fromisoformat(each["lastEvaluation"]).timestamp() > scraped_at for each in groups)
+            return all(datetime.fromisoformat(group["lastEvaluation"]).timestamp() > scraped_at for group in groups)
 
         await eventually(rules_have_read_it)
         alerts = (await prometheus.read("alerts"))["alerts"]

@@ -44,8 +44,8 @@ class AgentNode:
         return next(iter((await self.status()).get("conditions", ())), {})
 
     async def labels(self) -> dict[str, str]:
-        found: dict[str, str] = (await self.client.get(NODES, NAME))["metadata"]["labels"]
-        return found
+        node_labels: dict[str, str] = (await self.client.get(NODES, NAME))["metadata"]["labels"]
+        return node_labels
 
     async def set_labels(self, labels: dict[str, str | None], manager: str = "gpu-feature-discovery") -> None:
         await self.client.patch_merge(NODES, NAME, None, {"metadata": {"labels": labels}}, field_manager=manager)

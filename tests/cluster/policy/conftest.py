@@ -70,8 +70,8 @@ async def host_client(plane: ControlPlane, name: str) -> AsyncIterator[Client]:
 
 async def _delete_rights(plane: ControlPlane, name: str) -> None:
     for kind in (LEASES, SECRETS, ROLES, ROLE_BINDINGS):
-        for each in (name, f"grants:{name}"):
-            await plane.request("DELETE", kind.path(HOSTS_NAMESPACE, each), accept={404})
+        for object_name in (name, f"grants:{name}"):
+            await plane.request("DELETE", kind.path(HOSTS_NAMESPACE, object_name), accept={404})
 
 
 async def _is_granted(hosts: Hosts) -> bool:

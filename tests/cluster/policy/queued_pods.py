@@ -21,7 +21,7 @@ def build_pod(labels: Mapping[str, str], *, gates: tuple[str, ...] = (QUEUE_GATE
     spec = {
         "automountServiceAccountToken": False,
         "securityContext": POD_SECURITY,
-        "schedulingGates": [{"name": each} for each in gates],
+        "schedulingGates": [{"name": gate} for gate in gates],
         "initContainers": [{**container, "name": "before"}],
         "containers": [container],
     }
@@ -48,7 +48,7 @@ async def find_pod(client: Client, namespace: str, name: str, *, other_than: str
 
     async def found() -> Obj:
         pods = (await client.list(PODS, namespace, label_selector=f"app={name}")).items
-        return next((each for each in pods if each["metadata"]["uid"] != other_than), {})
+        return next((pod for pod in pods if pod["metadata"]["uid"] != other_than), {})
 
     return await eventually(found)
 
@@ -57,4 +57,4 @@ async def failure_of(client: Client, namespace: str, name: str) -> str:
     """Return why a Deployment gets no pods; empty if no reason is known."""
     status = (await client.get(DEPLOYMENTS, name, namespace)).get("status") or {}
     conditions = status.get("conditions") or ()
-    return next((str(each["message"]) for each in conditions if each["type"] == "ReplicaFailure"), "")
+    return next((str(condition["message"]) for condition in conditions if condition["type"] == "ReplicaFailure"), "")

@@ -52,10 +52,12 @@ async def reaches(client: Client, host: str, reason: str) -> str:
     """Wait until AddressAccepted has this reason; return its message, which must agree with what is granted."""
 
     async def decided() -> str:
-        found = await client.get(METAL_HOSTS, host)
-        accepted = next(each for each in found["status"]["conditions"] if each["type"] == "AddressAccepted")
+        metal_host = await client.get(METAL_HOSTS, host)
+        accepted = next(
+            condition for condition in metal_host["status"]["conditions"] if condition["type"] == "AddressAccepted"
+        )
         assert accepted["reason"] == reason, accepted
-        address = found["status"]["address"]
+        address = metal_host["status"]["address"]
         assert address in accepted["message"]
         granted = granted_addresses(await client.get(ROLES, grants_name(host), HOSTS_NAMESPACE))
         assert granted == ({address} if accepted["status"] == "True" else set())
@@ -121,7 +123,9 @@ async def test_one_of_two_hosts_that_claim_an_address_at_once_has_it(
         reasons = []
         for name in names:
             conditions = (await client.get(METAL_HOSTS, name))["status"]["conditions"]
-            reasons.append(next(each["reason"] for each in conditions if each["type"] == "AddressAccepted"))
+            reasons.append(
+                next(condition["reason"] for condition in conditions if condition["type"] == "AddressAccepted")
+            )
             role = await client.get(ROLES, grants_name(name), HOSTS_NAMESPACE)
             assert granted_addresses(role) == ({FREE} if reasons[-1] == "AddressFree" else set())
         return sorted(reasons) == ["AddressFree", "AddressOfHost"]
@@ -143,8 +147,8 @@ async def test_grants_follow_what_is_bound(
 
     async def grants(**wanted: list[str]) -> None:
         async def reached() -> bool:
-            found = await granted()
-            assert found == wanted
+            current = await granted()
+            assert current == wanted
             return True
 
         await eventually(reached)
@@ -188,7 +192,7 @@ async def test_grants_and_tokens_of_a_former_host_are_replaced_before_they_are_c
         host = await client.get(METAL_HOSTS, "studio-1")
         for kind, name in ((ROLES, grants_name("studio-1")), (SECRETS, "studio-1")):
             owners = (await client.get(kind, name, HOSTS_NAMESPACE))["metadata"]["ownerReferences"]
-            assert [each["uid"] for each in owners] == [host["metadata"]["uid"]]
+            assert [owner["uid"] for owner in owners] == [host["metadata"]["uid"]]
         assert await tokens() == 0
     finally:
         os.kill(plane.controller_manager.pid, signal.SIGCONT)

@@ -61,9 +61,9 @@ async def test_controller_serves_where_it_is_bound_and_reads_no_secret_elsewhere
 ) -> None:
     del controller
     here, there = ServiceNamespace(client, bound), ServiceNamespace(client, unbound)
-    for each in (here, there):
-        await each.make_host_model()
-        await each.make_service(hardware=METAL)
+    for service_namespace in (here, there):
+        await service_namespace.make_host_model()
+        await service_namespace.make_service(hardware=METAL)
     await client.create(SECRETS, {"metadata": {"namespace": unbound, "name": "bank"}})
     source = {"source": "http://models.example/tiny.gguf", "sourceSecretRef": {"name": "bank"}}
     await there.make(MODELS, "gated", **source)
@@ -93,4 +93,4 @@ async def writes_only_in(plane: ControlPlane, namespace: str) -> bool:
 
 async def says_that_its_secret_is_not_read(place: ServiceNamespace) -> bool:
     conditions = (await place.client.get(MODELS, "gated", place.namespace)).get("status", {}).get("conditions", [])
-    return any(each["reason"] == "SecretForbidden" for each in conditions)
+    return any(condition["reason"] == "SecretForbidden" for condition in conditions)

@@ -55,7 +55,7 @@ def generate(resource: Resource, prefix: str) -> Attempt:
             LEASES: build_lease(process)[1],
             METAL_HOSTS: {"metadata": {}, "spec": {}},
         }
-        metadata = {key: each for key, each in bodies[resource]["metadata"].items() if key != "name"}
+        metadata = {key: content for key, content in bodies[resource]["metadata"].items() if key != "name"}
         namespace = metadata.get("namespace")
         body = {"apiVersion": resource.api_version, "kind": resource.kind, **bodies[resource]}
         request = Request(
@@ -200,7 +200,9 @@ BY_HOST: dict[str, tuple[str, Attempt]] = {
     ),
     "engines without end": (
         "status.runtimes: Too many",
-        patch(METAL_HOSTS, "studio-1", put("/status", {"runtimes": [str(each) for each in range(65)]}), sub="status"),
+        patch(
+            METAL_HOSTS, "studio-1", put("/status", {"runtimes": [str(number) for number in range(65)]}), sub="status"
+        ),
     ),
     "slice of a generated name": ("writes only EndpointSlices named", generate(ENDPOINT_SLICES, "chat.studio-1")),
     "slice of a generated host": ("writes only EndpointSlices named", generate(ENDPOINT_SLICES, "chat.x")),
@@ -253,11 +255,11 @@ async def test_unusual_requests_of_a_host_open_nothing(hosts: Hosts) -> None:
         try:
             await attempt(hosts)
         except ApiError as error:
-            found = f"{type(error).__name__}: {error.message}"
+            outcome = f"{type(error).__name__}: {error.message}"
         else:
-            found = "unchanged" if await guarded(hosts) == before else "accepted"
-        if not re.search(says, found):
-            wrong[name] = found
+            outcome = "unchanged" if await guarded(hosts) == before else "accepted"
+        if not re.search(says, outcome):
+            wrong[name] = outcome
     assert wrong == {}
 
 

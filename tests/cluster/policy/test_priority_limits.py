@@ -48,12 +48,14 @@ def state(priority: str) -> list[Obj]:
 
 async def test_tenant_states_no_priority_above_the_limit(tenant: Client, client: Client, namespace: str) -> None:
     await limit(client, namespace, "normal")
-    for each in ("critical", "high"):
-        with pytest.raises(Forbidden, match=rf"priority {each} is not allowed in namespace {namespace}: use normal"):
-            await tenant.create(INFERENCE_SERVICES, service(namespace, each))
+    for priority in ("critical", "high"):
+        with pytest.raises(
+            Forbidden, match=rf"priority {priority} is not allowed in namespace {namespace}: use normal"
+        ):
+            await tenant.create(INFERENCE_SERVICES, service(namespace, priority))
     await tenant.create(INFERENCE_SERVICES, service(namespace, None))
-    for each in ("low", "batch", "normal"):
-        await tenant.patch_json(INFERENCE_SERVICES, "mine", namespace, state(each))
+    for priority in ("low", "batch", "normal"):
+        await tenant.patch_json(INFERENCE_SERVICES, "mine", namespace, state(priority))
     with pytest.raises(Forbidden, match=r"priority high is not allowed"):
         await tenant.patch_json(INFERENCE_SERVICES, "mine", namespace, state("high"))
 

@@ -201,8 +201,8 @@ async def test_tenant_goes_on_with_the_rest_of_its_pods(jumper: Jumper, plane: C
 async def test_administrator_lets_a_pod_out_of_the_queue(jumper: Jumper, client: Client) -> None:
     name, namespace = jumper.pod["metadata"]["name"], jumper.namespace
     await client.patch_json(PODS, name, namespace, [{"op": "add", "path": annotation(ENQUEUED_AT), "value": FIRST}])
-    found = await client.patch_json(PODS, name, namespace, [{"op": "remove", "path": "/spec/schedulingGates"}])
-    assert "schedulingGates" not in found["spec"]
+    pod = await client.patch_json(PODS, name, namespace, [{"op": "remove", "path": "/spec/schedulingGates"}])
+    assert "schedulingGates" not in pod["spec"]
 
 
 @pytest.mark.parametrize("how", ["foreground", "orphan"])
@@ -244,8 +244,8 @@ async def test_admitted_pod_is_bound_and_runs(plane: ControlPlane, thief: Thief)
         await thief.api.patch_json(PODS, name, thief.namespace, admit_pod(pod, "gpu-0"))
 
         async def runs() -> bool:
-            found = await thief.admin.get(PODS, name, thief.namespace)
-            return bool(found["status"]["phase"] == "Running" and found["spec"]["nodeName"] == "gpu-0")
+            current = await thief.admin.get(PODS, name, thief.namespace)
+            return bool(current["status"]["phase"] == "Running" and current["spec"]["nodeName"] == "gpu-0")
 
         await eventually(runs)
         at_once = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}

@@ -105,8 +105,8 @@ async def thief(plane: ControlPlane, client: Client, namespace: str, pod_monitor
 
 def secret(thief: Thief, **changes: Any) -> tuple[Resource, Obj]:
     resource, obj = thief.owned("InferenceService", SECRETS, "one-token", type="Opaque", data={"token": "Zm9v"})
-    metadata = {key: each for key, each in changes.items() if key in METADATA}
-    body = {key: each for key, each in changes.items() if key not in metadata}
+    metadata = {key: change for key, change in changes.items() if key in METADATA}
+    body = {key: change for key, change in changes.items() if key not in metadata}
     return resource, {**obj, **body, "metadata": {**obj["metadata"], **metadata}}
 
 

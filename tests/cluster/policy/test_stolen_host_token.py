@@ -65,8 +65,8 @@ def labels(service: str, by: str = "metal-agent.pomona.dev", ours: str = MANAGED
 
 
 def owner(hosts: Hosts, **changes: Any) -> list[Obj]:
-    (found,) = build_slice(hosts.processes["chat-1"])[1]["metadata"]["ownerReferences"]
-    return [{**found, **changes}]
+    (reference,) = build_slice(hosts.processes["chat-1"])[1]["metadata"]["ownerReferences"]
+    return [{**reference, **changes}]
 
 
 def status(hosts: Hosts, process: str, phase: str = "Stopped") -> Awaitable[object]:
@@ -408,12 +408,12 @@ async def test_host_writes_all_that_it_needs(hosts: Hosts) -> None:
         await own.patch_json(EVENTS, made["metadata"]["name"], made["metadata"]["namespace"], [series])
     secret = {"metadata": {"namespace": HOSTS_NAMESPACE, "name": "studio-1"}, "data": {"a": "Zm9v"}}
     await hosts.admin.create(SECRETS, secret)
-    found = await own.list(SECRETS, HOSTS_NAMESPACE, field_selector="metadata.name=studio-1")
-    assert [each["data"] for each in found.items] == [{"a": "Zm9v"}]
+    object_list = await own.list(SECRETS, HOSTS_NAMESPACE, field_selector="metadata.name=studio-1")
+    assert [item["data"] for item in object_list.items] == [{"a": "Zm9v"}]
     bound = await own.list(METAL_PROCESSES, field_selector="spec.hostName=studio-1")
-    assert [each["metadata"]["name"] for each in bound.items] == ["chat-1"]
+    assert [item["metadata"]["name"] for item in bound.items] == ["chat-1"]
     ours = f"{LABEL_SLICE_MANAGED_BY}=metal-agent.pomona.dev"
     selected = await own.list_metadata(ENDPOINT_SLICES, label_selector=f"{ours},{LABEL_HOST}=studio-1")
-    assert {each["metadata"]["name"] for each in selected.items} == {"chat.studio-1"}
+    assert {item["metadata"]["name"] for item in selected.items} == {"chat.studio-1"}
     await own.delete(ENDPOINT_SLICES, "chat.studio-1", namespace)
     assert (await own.get(METAL_HOSTS, "studio-1"))["status"]["availableBytes"] == 7

@@ -60,8 +60,8 @@ async def account(plane: ControlPlane, admin: Client, namespace: str, role: str,
 @pytest.fixture
 async def tenant(plane: ControlPlane, client: Client, namespace: str) -> AsyncIterator[Client]:
     """The API, as one who has Kubernetes' role `edit` in the namespace."""
-    async with account(plane, client, namespace, "edit", "ClusterRole") as found:
-        yield found
+    async with account(plane, client, namespace, "edit", "ClusterRole") as api:
+        yield api
 
 
 @pytest.fixture
@@ -69,15 +69,15 @@ async def owner(plane: ControlPlane, client: Client, namespace: str) -> AsyncIte
     """The API, as one who has all rights in the namespace."""
     everything = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
     await client.create(ROLES, {"metadata": {"namespace": namespace, "name": "owner"}, "rules": [everything]})
-    async with account(plane, client, namespace, "owner", "Role") as found:
-        yield found
+    async with account(plane, client, namespace, "owner", "Role") as api:
+        yield api
 
 
 async def test_tenant_has_models_and_services(tenant: Client, plane: ControlPlane, namespace: str) -> None:
     for resource in (MODELS, INFERENCE_SERVICES):
         await tenant.create(resource, make_manifest(resource, namespace))
         await tenant.patch_json(resource, "one", namespace, [{"op": "add", "path": "/metadata/labels", "value": {}}])
-        assert [each["metadata"]["name"] for each in (await tenant.list(resource, namespace)).items] == ["one"]
+        assert [item["metadata"]["name"] for item in (await tenant.list(resource, namespace)).items] == ["one"]
     kubeconfig = await plane.service_account_kubeconfig(namespace, "edit")
     await plane.kubectl(
         f"--kubeconfig={kubeconfig}", "scale", "isvc", "one", "--replicas=0", f"--namespace={namespace}"
@@ -217,8 +217,8 @@ async def test_owner_of_a_namespace_forges_a_benchmark_that_ends_no_round(owner:
     job = await owner.patch_json(JOBS, "forged", namespace, add, subresource="status")
     put = [{"op": "add", "path": "/status/containerStatuses", "value": states}]
     forged_pod = await owner.patch_json(PODS, "forged", namespace, put, subresource="status")
-    assert [each["name"] for each in forged_pod["status"]["containerStatuses"]] == ["bench", "bench"]
+    assert [status["name"] for status in forged_pod["status"]["containerStatuses"]] == ["bench", "bench"]
     for pods in ((), (forged_pod,)):
-        found = read_benchmark(job, pods, datetime.now(UTC))
-        assert isinstance(found, JobOutcome)
-        assert found.state in {"Going", "Broken"}
+        outcome = read_benchmark(job, pods, datetime.now(UTC))
+        assert isinstance(outcome, JobOutcome)
+        assert outcome.state in {"Going", "Broken"}

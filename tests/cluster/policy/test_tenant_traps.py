@@ -58,7 +58,7 @@ async def reports(cluster: ServiceNamespace, *words: str) -> None:
 
     async def reported() -> bool:
         conditions = (await cluster.service()).status.conditions
-        return any(all(word in each.message for word in words) for each in conditions)
+        return any(all(word in condition.message for word in words) for condition in conditions)
 
     await eventually(reported)
 
@@ -132,7 +132,7 @@ async def test_endpoints_by_hand_lead_no_request_of_a_service_elsewhere(client: 
 
     async def mirrored() -> set[str]:
         slices = (await client.list(ENDPOINT_SLICES, namespace)).items
-        led = [each for each in slices if "10.77.152.9" in str(each["endpoints"])]
-        return {each["metadata"]["labels"]["kubernetes.io/service-name"] for each in led}
+        led = [endpoint_slice for endpoint_slice in slices if "10.77.152.9" in str(endpoint_slice["endpoints"])]
+        return {endpoint_slice["metadata"]["labels"]["kubernetes.io/service-name"] for endpoint_slice in led}
 
     assert await eventually(mirrored) == {"bare"}

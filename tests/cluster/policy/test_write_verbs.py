@@ -129,8 +129,8 @@ def targets_of_controller(thief: Thief) -> list[Target]:
 
 
 def owner_of(thief: Thief) -> Obj:
-    (found,) = secret(thief)[1]["metadata"]["ownerReferences"]
-    return dict(found)
+    (reference,) = secret(thief)[1]["metadata"]["ownerReferences"]
+    return dict(reference)
 
 
 def merge(old: Any, change: Any) -> Any:
@@ -191,9 +191,9 @@ async def changed_by(api: Client, admin: Client, targets: list[Target]) -> list[
 
 async def read(admin: Client, target: Target) -> Obj:
     """Return what must stay: everything but the notes about writers."""
-    found = await admin.get(target.resource, target.name, target.namespace)
+    current = await admin.get(target.resource, target.name, target.namespace)
     noted = {"managedFields", "resourceVersion"}
-    return found | {"metadata": {key: each for key, each in found["metadata"].items() if key not in noted}}
+    return current | {"metadata": {key: content for key, content in current["metadata"].items() if key not in noted}}
 
 
 async def test_no_verb_of_a_host_changes_what_is_not_its_own(hosts: Hosts) -> None:

@@ -50,7 +50,7 @@ class Release:
     async def install(self) -> None:
         """Install or upgrade without the present Secret, so that certificate and path are new."""
         rendered = await run_helm("template", "pomona", str(CHART), "--set=preflight.enabled=true", TEMPLATE)
-        objects = {each["kind"]: each for each in yaml.safe_load_all(rendered)}
+        objects = {document["kind"]: document for document in yaml.safe_load_all(rendered)}
         objects["Service"]["spec"] = {"clusterIP": ADDRESS, "ports": [{"name": "preflight", "port": PORT}]}
         objects["ValidatingWebhookConfiguration"]["webhooks"][0]["clientConfig"]["service"]["port"] = PORT
         self.manifest.write_text(yaml.safe_dump_all(objects.values()))
@@ -173,7 +173,7 @@ async def test_upgrade_keeps_the_certificate_and_makes_one_that_is_gone(
         """Return the data of the Secret that an upgrade would apply."""
         options = ("--set=preflight.enabled=true", TEMPLATE, "--dry-run=server", "--take-ownership")
         rendered = await run_helm("template", "pomona", str(CHART), *options, plane=plane)
-        secret: Obj = next(each for each in yaml.safe_load_all(rendered) if each["kind"] == "Secret")
+        secret: Obj = next(document for document in yaml.safe_load_all(rendered) if document["kind"] == "Secret")
         return {name: b64decode(data).decode() for name, data in secret["data"].items()}
 
     assert await upgrade() == release.secret

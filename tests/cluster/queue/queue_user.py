@@ -46,11 +46,11 @@ class QueueUser:
 
     async def hosts(self, service: str) -> list[str]:
         """Return the hosts of the processes of a service that are not being deleted; one that waits has no name."""
-        found = (await self.client.list(METAL_PROCESSES, self.namespace)).items
+        processes = (await self.client.list(METAL_PROCESSES, self.namespace)).items
         return sorted(
-            each["spec"].get("hostName", "")
-            for each in found
-            if each["spec"].get("serviceName") == service and "deletionTimestamp" not in each["metadata"]
+            process["spec"].get("hostName", "")
+            for process in processes
+            if process["spec"].get("serviceName") == service and "deletionTimestamp" not in process["metadata"]
         )
 
     async def delete(self, name: str) -> None:
@@ -63,8 +63,8 @@ class QueueUser:
 
     async def pods(self, service: str) -> list[Obj]:
         """Return the pods of a service that are not being deleted."""
-        found = await self.client.list(PODS, self.namespace, label_selector=f"{LABEL_SERVICE}={service}")
-        return [pod for pod in found.items if "deletionTimestamp" not in pod["metadata"]]
+        object_list = await self.client.list(PODS, self.namespace, label_selector=f"{LABEL_SERVICE}={service}")
+        return [pod for pod in object_list.items if "deletionTimestamp" not in pod["metadata"]]
 
     async def nodes(self, service: str) -> list[str]:
         """Return the nodes of the pods of a service; a pod that waits has the empty name."""
@@ -74,8 +74,8 @@ class QueueUser:
         """Wait until the pods of a service are on these nodes; the empty name is for one that waits."""
 
         async def reached() -> bool:
-            found = await self.nodes(service)
-            assert found == sorted(nodes), f"{service} is on {found}, not on {nodes}"
+            placed = await self.nodes(service)
+            assert placed == sorted(nodes), f"{service} is on {placed}, not on {nodes}"
             return True
 
         await eventually(reached, limit_seconds)
@@ -85,8 +85,8 @@ class QueueUser:
 
         async def reached() -> bool:
             nodes = {service: await self.nodes(service) for service in services}
-            assert all(len(each) == 1 for each in nodes.values()), nodes
-            assert sum(each == [""] for each in nodes.values()) == count, nodes
+            assert all(len(node) == 1 for node in nodes.values()), nodes
+            assert sum(node == [""] for node in nodes.values()) == count, nodes
             return True
 
         await eventually(reached, RUN_SECONDS)
@@ -127,7 +127,9 @@ class QueueUser:
         async def is_old() -> bool:
             for service in services:
                 for pod in await self.pods(service):
-                    since = next(each for each in pod["status"]["conditions"] if each["type"] == "PodScheduled")
+                    since = next(
+                        condition for condition in pod["status"]["conditions"] if condition["type"] == "PodScheduled"
+                    )
                     age = datetime.now(UTC) - datetime.fromisoformat(since["lastTransitionTime"])
                     assert age.total_seconds() > MIN_RUN_SECONDS, f"{service} is young"
             return True
@@ -172,7 +174,9 @@ class QueueUser:
             for service in services:
                 (pod,) = await self.pods(service)
                 conditions = pod.get("status", {}).get("conditions", ())
-                assert any(each.get("reason") == "Unschedulable" for each in conditions), f"{service} is not refused"
+                assert any(condition.get("reason") == "Unschedulable" for condition in conditions), (
+                    f"{service} is not refused"
+                )
             return True
 
         await eventually(is_refused, RUN_SECONDS)
@@ -186,9 +190,9 @@ class QueueUser:
             assert {name: found.get(name) for name in queue} == queue, status
             return found
 
-        found = await eventually(reached, RUN_SECONDS)
-        assert found is not None
-        return found
+        state = await eventually(reached, RUN_SECONDS)
+        assert state is not None
+        return state
 
     async def wait_for_places(self, *services: str) -> None:
         """Wait until these services, and no others, have places in this order."""
@@ -201,8 +205,8 @@ class QueueUser:
 
     async def delete_services(self) -> None:
         """Delete all services, and wait until no pod is left."""
-        for each in (await self.client.list(INFERENCE_SERVICES, self.namespace)).items:
-            await self.client.delete(INFERENCE_SERVICES, each["metadata"]["name"], self.namespace)
+        for item in (await self.client.list(INFERENCE_SERVICES, self.namespace)).items:
+            await self.client.delete(INFERENCE_SERVICES, item["metadata"]["name"], self.namespace)
 
         async def gone() -> bool:
             return not (await self.client.list(PODS, self.namespace)).items

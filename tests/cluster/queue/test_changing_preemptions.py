@@ -31,8 +31,8 @@ async def test_an_edit_of_the_preemptor_costs_no_second_victim(simulated: Simula
 
     async def is_promised() -> bool:
         """Return whether the pod of the later spec is promised the place."""
-        found = [pod for pod in await user.pods("critical") if pod["metadata"]["uid"] != before]
-        return any(NOMINATED in pod["metadata"]["annotations"] for pod in found)
+        pods = [pod for pod in await user.pods("critical") if pod["metadata"]["uid"] != before]
+        return any(NOMINATED in pod["metadata"]["annotations"] for pod in pods)
 
     await eventually(is_promised, RUN_SECONDS)
     await user.kill_controller()

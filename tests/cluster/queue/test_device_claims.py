@@ -73,8 +73,10 @@ async def test_api_server_takes_each_expression_and_no_attribute_without_a_deman
 async def read_allocated(client: Client, namespace: str) -> list[str]:
     """Return the devices of all claims; one that two have is there twice."""
     claims = (await client.list(RESOURCE_CLAIMS, namespace)).items
-    allocations = (each.get("status", {}).get("allocation", {}) for each in claims)
-    return sorted(each["device"] for found in allocations for each in found.get("devices", {}).get("results", ()))
+    allocations = (claim.get("status", {}).get("allocation", {}) for claim in claims)
+    return sorted(
+        result["device"] for allocation in allocations for result in allocation.get("devices", {}).get("results", ())
+    )
 
 
 async def test_device_goes_to_the_most_important_service_whose_selector_it_meets(
@@ -111,9 +113,9 @@ async def test_device_goes_to_the_most_important_service_whose_selector_it_meets
         await user.wait_until_on("low", "claims-1")
 
         async def has_one_template_each() -> bool:
-            found = (await client.list(RESOURCE_CLAIM_TEMPLATES, user.namespace)).items
-            owners = sorted(each["metadata"]["ownerReferences"][0]["name"] for each in found)
-            assert owners == ["huge", "low", "normal"], found
+            templates = (await client.list(RESOURCE_CLAIM_TEMPLATES, user.namespace)).items
+            owners = sorted(template["metadata"]["ownerReferences"][0]["name"] for template in templates)
+            assert owners == ["huge", "low", "normal"], templates
             return await read_allocated(client, user.namespace) == ["large", "small"]
 
         await eventually(has_one_template_each, RUN_SECONDS)

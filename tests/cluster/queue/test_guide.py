@@ -27,9 +27,9 @@ async def shell(user: QueueUser, tmp_path: Path) -> Shell:
 
 def is_printed(expected: str, printed: str) -> bool:
     """Return whether a command has printed what a document says, whose `...` stands for anything."""
-    lines, found = ([line.split() for line in text.strip().splitlines()] for text in (expected, printed))
+    lines, output = ([line.split() for line in text.strip().splitlines()] for text in (expected, printed))
     patterns = [re.escape(" ".join(line)).replace(re.escape("..."), ".*") for line in lines]
-    return len(patterns) == len(found) and all(map(re.fullmatch, patterns, map(" ".join, found)))
+    return len(patterns) == len(output) and all(map(re.fullmatch, patterns, map(" ".join, output)))
 
 
 def test_what_is_printed_is_compared_line_by_line() -> None:

@@ -51,7 +51,7 @@ async def test_pods_that_a_tenant_pins_before_the_queue_does_share_no_device(
     )
 
     async def is_one_admitted() -> bool:
-        gates = [each["name"] for each in await user.gates("idle")]
+        gates = [gate["name"] for gate in await user.gates("idle")]
         assert (gates.count(SECOND_GATE), gates.count(QUEUE_GATE)) == (2, 1), gates
         return True
 

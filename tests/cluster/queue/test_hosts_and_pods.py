@@ -12,8 +12,8 @@ async def wait_until_on_host(user: QueueUser, service: str, host: str) -> None:
     """Wait until the only process of a service is on a host; the empty name is for one that waits."""
 
     async def reached() -> bool:
-        found = await user.hosts(service)
-        assert found == [host], f"{service} is on {found}, not on {host or 'none'}"
+        hosts = await user.hosts(service)
+        assert hosts == [host], f"{service} is on {hosts}, not on {host or 'none'}"
         return True
 
     await eventually(reached, RUN_SECONDS)

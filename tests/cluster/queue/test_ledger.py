@@ -63,9 +63,9 @@ async def test_of_two_leaders_that_create_the_ledger_at_once_one_has_it(
     ledgers = QueueLedger(client, "one"), QueueLedger(client, "two")
     with monkeypatch.context() as patched:
         patched.setattr(client, "get", get_together)
-        answers = await asyncio.gather(*(each.take_over() for each in ledgers), return_exceptions=True)
+        answers = await asyncio.gather(*(ledger.take_over() for ledger in ledgers), return_exceptions=True)
     winner, loser = ledgers if isinstance(answers[1], Conflict) else reversed(ledgers)
-    assert sorted(type(each).__name__ for each in answers) == ["Conflict", "LedgerContent"]
+    assert sorted(type(answer).__name__ for answer in answers) == ["Conflict", "LedgerContent"]
     with pytest.raises(LedgerLost, match="not taken over"):
         await loser.write({}, ())
     await winner.write(CLAIMS, FREED)
@@ -93,15 +93,15 @@ async def test_a_damaged_ledger_counts_as_empty_and_is_replaced(client: Client, 
     await client.patch_json(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE, [operation])
     with pytest.raises(LedgerLost):
         await ledger.write(CLAIMS, ())
-    found = await ledger.take_over()
-    assert (found.claims, found.is_incomplete) == ({}, True)
-    found = await QueueLedger(client, "two").take_over()
-    assert (found.claims, found.is_incomplete) == ({}, True), "the first one has not said otherwise"
+    state = await ledger.take_over()
+    assert (state.claims, state.is_incomplete) == ({}, True)
+    state = await QueueLedger(client, "two").take_over()
+    assert (state.claims, state.is_incomplete) == ({}, True), "the first one has not said otherwise"
     third = QueueLedger(client, "three")
     await third.take_over()
     await third.write(CLAIMS, ())
-    found = await QueueLedger(client, "two").take_over()
-    assert (found.claims, found.is_incomplete) == (CLAIMS, False)
+    state = await QueueLedger(client, "two").take_over()
+    assert (state.claims, state.is_incomplete) == (CLAIMS, False)
 
 
 async def test_a_deleted_ledger_begins_anew(client: Client) -> None:
@@ -110,8 +110,8 @@ async def test_a_deleted_ledger_begins_anew(client: Client) -> None:
     await client.delete(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
     with pytest.raises(LedgerLost):
         await ledger.write(CLAIMS, ())
-    found = await ledger.take_over()
-    assert (found.claims, found.is_incomplete) == ({}, True)
+    content = await ledger.take_over()
+    assert (content.claims, content.is_incomplete) == ({}, True)
     await ledger.write(CLAIMS, ())
     assert not (await QueueLedger(client, "two").take_over()).is_incomplete
 
@@ -135,7 +135,7 @@ async def test_the_oldest_freed_places_are_dropped_before_the_object_is_too_larg
     )
     large = {f"gang-{number}": LARGE for number in range(2)}
     await ledger.write(large, many)
-    found = await QueueLedger(client, "two").take_over()
-    assert found.claims == large
-    kept = found.freed
+    content = await QueueLedger(client, "two").take_over()
+    assert content.claims == large
+    kept = content.freed
     assert (kept[-1], len(kept) < len(many)) == (many[-1], True)

@@ -95,13 +95,13 @@ async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controll
         spec = {"modelRef": "fresh", "hardware": {"accelerator": "nvidia"}}
         service = {"kind": "InferenceService", "metadata": {"name": "planned"}, "spec": spec}
         path = tmp_path / "both.yaml"
-        path.write_text(yaml.safe_dump_all([{"apiVersion": API_VERSION, **each} for each in (service, model)]))
+        path.write_text(yaml.safe_dump_all([{"apiVersion": API_VERSION, **manifest} for manifest in (service, model)]))
         words = ("plan", "-f", str(path), "--min-run=1s", "--scheduling-mode=Queue", "-o", "json")
-        found = json.loads(await pomona.succeed(*words, "--allow-private-sources=127.0.0.0/8"))
-    (row,) = found["replicas"]
+        plan = json.loads(await pomona.succeed(*words, "--allow-private-sources=127.0.0.0/8"))
+    (row,) = plan["replicas"]
     assert (row["outcome"], row["to"], row["speedSource"]) == ("starts", ["node/gpu-h100"], "Estimated"), row
     assert row["tokensPerSecondLow"] < row["tokensPerSecond"] < row["tokensPerSecondHigh"]
-    assert found["services"][0]["notes"] == [
+    assert plan["services"][0]["notes"] == [
         "Model fresh is as its header says",
         "after the weights of Model fresh have been fetched",
     ]
@@ -112,8 +112,8 @@ async def test_plan_of_a_model_and_its_service_tells_the_speed_that_the_controll
     async def plan_replicas() -> list[Obj]:
         made = await pomona.run(*words)
         assert made.code == 0, made  # the Model is inspected first
-        found: list[Obj] = json.loads(made.output)["replicas"]
-        return found
+        replicas: list[Obj] = json.loads(made.output)["replicas"]
+        return replicas
 
     (row,) = await eventually(plan_replicas, RUN_SECONDS)
     assert (row["tokensPerSecond"], row["speedSource"], row["tokensPerSecondLow"]) == (140.0, "Measured", None)
@@ -144,17 +144,17 @@ async def test_simulated_service_goes_where_the_real_one_then_goes_and_evicts_th
     await user.wait_until_evictable("low")
     words = ("simulate", f"{user.namespace}/tiny", "--priority=high", "--accelerator=nvidia", "--devices=2")
     options = ("--min-run=1s", "--scheduling-mode=Queue", "-o", "json")
-    found = json.loads(await pomona.succeed(*words, *options))["queue"]
-    assert found["isKnown"], found
-    rows = {each["service"]: each for each in found["replicas"]}
-    assert (rows["what-if"]["outcome"], rows["what-if"]["to"]) == ("starts", ["node/gpu-h100"]), found
+    queue = json.loads(await pomona.succeed(*words, *options))["queue"]
+    assert queue["isKnown"], queue
+    rows = {row["service"]: row for row in queue["replicas"]}
+    assert (rows["what-if"]["outcome"], rows["what-if"]["to"]) == ("starts", ["node/gpu-h100"]), queue
     assert rows["what-if"]["evicts"] == [f"{user.namespace}/low"]
     assert (rows["low"]["outcome"], rows["low"]["to"], rows["low"]["tokensPerSecond"]) == (
         "moves",
         ["node/gpu-l4"],
         24.5,
-    ), found
-    assert [(each["cell"], each["free"]["nvidia.com/gpu"]) for each in found["remaining"]] == [
+    ), queue
+    assert [(cell["cell"], cell["free"]["nvidia.com/gpu"]) for cell in queue["remaining"]] == [
         ("node/gpu-h100", 0),
         ("node/gpu-l4", 0),
     ]
@@ -194,7 +194,7 @@ async def test_benchmark_of_another_model_corrects_the_services_of_its_namespace
 
     async def read_speed() -> Obj:
         status = (await client.get(INFERENCE_SERVICES, "chat", user.namespace))["status"]
-        return next((each for each in status.get("speeds", ()) if each["deviceClass"] == "nvidia-l4x1"), {})
+        return next((speed for speed in status.get("speeds", ()) if speed["deviceClass"] == "nvidia-l4x1"), {})
 
     async def is_estimated() -> bool:
         return (await read_speed()).get("source") == "Estimated"

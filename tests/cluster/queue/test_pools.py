@@ -41,9 +41,9 @@ class Administrator:
         """Wait until the status of a pool has these values, and its condition this reason; return its message."""
 
         async def reached() -> str:
-            found = (await self.client.get(ACCELERATOR_POOLS, name)).get("status", {})
-            ready: Obj = next(iter(found.get("conditions", ())), {})
-            assert (ready.get("reason"), {each: found.get(each) for each in status}) == (reason, status), found
+            observed = (await self.client.get(ACCELERATOR_POOLS, name)).get("status", {})
+            ready: Obj = next(iter(observed.get("conditions", ())), {})
+            assert (ready.get("reason"), {field: observed.get(field) for field in status}) == (reason, status), observed
             return str(ready["message"])
 
         message = await eventually(reached, RUN_SECONDS)
@@ -55,8 +55,8 @@ class Administrator:
 async def admin(client: Client) -> AsyncIterator[Administrator]:
     """An administrator, whose pools are gone after the test."""
     yield Administrator(client)
-    for each in (await client.list(ACCELERATOR_POOLS)).items:
-        await client.delete(ACCELERATOR_POOLS, each["metadata"]["name"])
+    for item in (await client.list(ACCELERATOR_POOLS)).items:
+        await client.delete(ACCELERATOR_POOLS, item["metadata"]["name"])
 
 
 @pytest_asyncio.fixture
@@ -74,7 +74,7 @@ async def wait_for_reason(user: QueueUser, service: str, reason: str) -> str:
 
     async def reached() -> str:
         status = (await user.client.get(INFERENCE_SERVICES, service, user.namespace)).get("status", {})
-        ready: Obj = next((each for each in status.get("conditions", ()) if each["type"] == "Ready"), {})
+        ready: Obj = next((condition for condition in status.get("conditions", ()) if condition["type"] == "Ready"), {})
         assert ready.get("reason") == reason, status
         return str(ready["message"])
 
@@ -145,8 +145,8 @@ async def test_elastic_pool_lets_exactly_as_many_pods_wait_for_nodes_as_it_says(
         return [name for number in range(4) if not await user.gates(name := f"chat-{number}")]
 
     async def has_two() -> bool:
-        found = await pending()
-        assert found == ["chat-0", "chat-1"], f"{found} are without a gate"
+        names = await pending()
+        assert names == ["chat-0", "chat-1"], f"{names} are without a gate"
         return True
 
     await eventually(has_two, RUN_SECONDS)

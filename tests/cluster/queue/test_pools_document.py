@@ -32,7 +32,7 @@ async def test_commands_of_the_document_print_what_it_says(
     assert len(commands) == len(outputs) == 2
     for block, printed in zip(commands, outputs, strict=True):
         assert read_output(await shell.run(block)) == read_output(printed)
-    paper_search, web = (each for each in list_blocks(DOCUMENT, "yaml") if "InferenceService" in each)
+    paper_search, web = (manifest for manifest in list_blocks(DOCUMENT, "yaml") if "InferenceService" in manifest)
     path = tmp_path / "service.yaml"
     path.write_text(paper_search)
     await shell.run(f"kubectl apply --namespace {user.namespace} --filename {path}")

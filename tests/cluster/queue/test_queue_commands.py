@@ -38,9 +38,9 @@ def write_service(folder: Path, name: str, gpus: int, priority: str = "normal", 
 
 async def plan(pomona: Pomona, *words: str) -> dict[str, Obj]:
     """Return the rows of a plan by service."""
-    found = json.loads(await pomona.succeed("plan", *words, *OPTIONS, "-o", "json"))
-    assert found["isComplete"]
-    return {each["service"]: each for each in found["replicas"]}
+    answer = json.loads(await pomona.succeed("plan", *words, *OPTIONS, "-o", "json"))
+    assert answer["isComplete"]
+    return {row["service"]: row for row in answer["replicas"]}
 
 
 @pytest_asyncio.fixture
@@ -85,7 +85,7 @@ async def test_queue_lists_services_in_their_order(simulated: SimulatedNodes, us
         ["none", "large", "high"],
     ]
     items = json.loads(await pomona.succeed("queue", "-A", "-o", "json"))["items"]
-    assert [each["metadata"]["name"] for each in items] == ["high", "batch", "large"]
+    assert [item["metadata"]["name"] for item in items] == ["high", "batch", "large"]
 
 
 async def test_explanation_names_each_node_and_the_nearest_remedy(
@@ -113,7 +113,7 @@ async def test_explanation_names_each_node_and_the_nearest_remedy(
         text.split()
     )
     facts = json.loads(await pomona.succeed("queue", "explain", "chat", *OPTIONS, "-o", "json"))
-    assert [(each["cell"], each["reason"], each["message"]) for each in facts["cells"]] == [
+    assert [(cell["cell"], cell["reason"], cell["message"]) for cell in facts["cells"]] == [
         ("node/sim-2", "Cordoned", "node sim-2 is cordoned: kubectl uncordon sim-2"),
         ("node/sim-1", "Insufficient", f"2 of {GPU} needed, 1 left"),
         ("node/sim-3", "TooSmall", f"2 of {GPU} needed, 1 in all"),
@@ -139,10 +139,10 @@ async def test_user_of_one_namespace_sees_status_and_the_rights_that_are_missing
     await plane.kubectl("create", "rolebinding", "viewer", "--clusterrole=view", account, f"-n={user.namespace}")
 
     async def explain() -> str:
-        found = await tenant.run("queue", "explain", "chat")
-        assert found.code == 1
-        assert "chat waits, 1/1 in pool nvidia" in found.output, found
-        return " ".join(found.output.split())
+        result = await tenant.run("queue", "explain", "chat")
+        assert result.code == 1
+        assert "chat waits, 1/1 in pool nvidia" in result.output, result
+        return " ".join(result.output.split())
 
     text = await eventually(explain)
     assert text is not None
@@ -198,8 +198,8 @@ async def test_plan_of_a_drain_tells_where_replicas_go(
         await user.wait_for_a_later_second()
     await simulated.add("sim-2", devices=2)
     rows = await plan(reader, "drain", "sim-1")
-    (row,) = (each for each in rows.values() if each["outcome"] == "moves")
-    (waiting,) = (each for each in rows.values() if each["outcome"] == "waits")
+    (row,) = (replica for replica in rows.values() if replica["outcome"] == "moves")
+    (waiting,) = (replica for replica in rows.values() if replica["outcome"] == "waits")
     assert (row["from"], row["to"]) == (["node/sim-1"], ["node/sim-2"])
     assert (waiting["from"], waiting["reason"]) == (["node/sim-1"], "InsufficientDevices")
     await client.patch_merge(NODES, "sim-1", None, {"spec": {"unschedulable": True}}, field_manager="admin")

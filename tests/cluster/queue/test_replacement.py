@@ -103,7 +103,7 @@ class ReadyMonitor:
 
 def _serves(pod: Obj) -> bool:
     conditions = pod.get("status", {}).get("conditions", ())
-    is_ready = any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+    is_ready = any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
     return is_ready and "deletionTimestamp" not in pod["metadata"]
 
 
@@ -112,9 +112,11 @@ async def wait_for_reason(user: QueueUser, reason: str) -> Obj:
 
     async def reached() -> Obj:
         status = (await user.client.get(INFERENCE_SERVICES, "chat", user.namespace))["status"]
-        found: list[Obj] = [each for each in status["conditions"] if each["type"] == "SpeedDegraded"]
-        assert [each["reason"] for each in found] == [reason], status
-        return found[0]
+        conditions: list[Obj] = [
+            condition for condition in status["conditions"] if condition["type"] == "SpeedDegraded"
+        ]
+        assert [condition["reason"] for condition in conditions] == [reason], status
+        return conditions[0]
 
     found = await eventually(reached, RUN_SECONDS)
     assert found is not None
@@ -126,11 +128,11 @@ async def wait_for_note(user: QueueUser, reason: str) -> str:
 
     async def is_sent() -> str:
         events = (await user.client.list(EVENTS, user.namespace)).items
-        return next((str(each.get("note")) for each in events if each["reason"] == reason), "")
+        return next((str(event.get("note")) for event in events if event["reason"] == reason), "")
 
-    found = await eventually(is_sent, RUN_SECONDS)
-    assert found is not None
-    return found
+    note = await eventually(is_sent, RUN_SECONDS)
+    assert note is not None
+    return note
 
 
 async def wait_until_ready(user: QueueUser, count: int) -> None:
@@ -144,8 +146,8 @@ async def wait_until_ready(user: QueueUser, count: int) -> None:
 async def wait_for_replacement(user: QueueUser, **fields: Any) -> None:
     async def reached() -> bool:
         status = (await user.client.get(INFERENCE_SERVICES, "chat", user.namespace))["status"]
-        found = status.get("replacement", {})
-        assert {name: found.get(name) for name in fields} == fields, status
+        replacement = status.get("replacement", {})
+        assert {name: replacement.get(name) for name in fields} == fields, status
         return True
 
     await eventually(reached, RUN_SECONDS)

@@ -13,9 +13,9 @@ async def list_places(user: QueueUser, count: int) -> list[str]:
 
     async def settled() -> list[str]:
         places: dict[str, str] = {}
-        for each in (await user.client.list(INFERENCE_SERVICES, user.namespace)).items:
-            if place := each.get("status", {}).get("queue", {}).get("place"):
-                places[place] = each["metadata"]["name"]
+        for item in (await user.client.list(INFERENCE_SERVICES, user.namespace)).items:
+            if place := item.get("status", {}).get("queue", {}).get("place"):
+                places[place] = item["metadata"]["name"]
         wanted = [f"{number}/{count}" for number in range(1, count + 1)]
         assert places.keys() == set(wanted), f"places {sorted(places)}, not {count}"
         return [places[place] for place in wanted]
@@ -25,10 +25,10 @@ async def list_places(user: QueueUser, count: int) -> list[str]:
 
 async def check_serves(user: QueueUser, service: str) -> bool:
     """Check that the Service of a service has a pod that answers."""
-    found = await user.client.list(
+    object_list = await user.client.list(
         ENDPOINT_SLICES, user.namespace, label_selector=f"kubernetes.io/service-name={service}"
     )
-    endpoints = [endpoint for each in found.items for endpoint in each.get("endpoints") or ()]
+    endpoints = [endpoint for item in object_list.items for endpoint in item.get("endpoints") or ()]
     assert any(each["conditions"].get("ready") for each in endpoints), endpoints
     return True
 

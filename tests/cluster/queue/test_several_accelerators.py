@@ -35,8 +35,8 @@ async def wait_until_split(user: QueueUser, service: str, nodes: list[str], host
 
     async def reached() -> Obj:
         status = await read_status(user, service)
-        found = await user.nodes(service), await user.hosts(service)
-        assert found == (nodes, hosts), status.get("choice")
+        places = await user.nodes(service), await user.hosts(service)
+        assert places == (nodes, hosts), status.get("choice")
         assert (status["phase"], status["readyReplicas"]) == ("Ready", len(nodes) + len(hosts)), status
         return status
 
@@ -48,26 +48,26 @@ async def wait_until_split(user: QueueUser, service: str, nodes: list[str], host
 async def is_ready(client: Client, host: str) -> bool:
     """Return whether the controller has found a host alive."""
     conditions = (await client.get(METAL_HOSTS, host)).get("status", {}).get("conditions", ())
-    return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
 
 
 async def list_deployments(user: QueueUser) -> list[str]:
     """Return the names of the Deployments of all services."""
-    return sorted(each["metadata"]["name"] for each in (await user.client.list(DEPLOYMENTS, user.namespace)).items)
+    return sorted(item["metadata"]["name"] for item in (await user.client.list(DEPLOYMENTS, user.namespace)).items)
 
 
 async def list_uids(user: QueueUser, service: str) -> set[str]:
     """Return the uids of the pods and processes of a service."""
     processes = (await user.client.list(METAL_PROCESSES, user.namespace)).items
     return await user.uids(service) | {
-        each["metadata"]["uid"] for each in processes if each["spec"].get("serviceName") == service
+        process["metadata"]["uid"] for process in processes if process["spec"].get("serviceName") == service
     }
 
 
 async def list_places(user: QueueUser, host: str) -> list[str]:
     """Return the place in the queue that each process on a host was given."""
     processes = (await user.client.list(METAL_PROCESSES, user.namespace, field_selector=f"spec.hostName={host}")).items
-    return [each["metadata"].get("annotations", {}).get(ENQUEUED_AT, "") for each in processes]
+    return [process["metadata"].get("annotations", {}).get(ENQUEUED_AT, "") for process in processes]
 
 
 async def test_service_uses_hosts_and_nodes_at_once_and_moves_what_is_evicted(
@@ -92,7 +92,7 @@ async def test_service_uses_hosts_and_nodes_at_once_and_moves_what_is_evicted(
         await wait_until_split(user, "chat", ["gpu-1"], ["studio-1", "studio-1"])
         await print_as_in_document(examples[0])
         slices = (await client.list(ENDPOINT_SLICES, user.namespace)).items
-        addresses = {each["addresses"][0] for slice_ in slices for each in slice_.get("endpoints") or ()}
+        addresses = {endpoint["addresses"][0] for slice_ in slices for endpoint in slice_.get("endpoints") or ()}
         assert len(addresses) == 2, "pods and hosts are behind one Service"
         before = await list_uids(user, "chat")
         await user.kill_controller()

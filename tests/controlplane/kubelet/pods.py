@@ -134,8 +134,8 @@ def hostname(pod: Obj) -> str:
 
 def find_user(pod: Obj, container: Obj, of_image: int) -> int:
     """Return the user that runs a container: its own, else the pod's, else the image's."""
-    contexts = (each.get("securityContext") or {} for each in (container, pod["spec"]))
-    return next((int(each["runAsUser"]) for each in contexts if "runAsUser" in each), of_image)
+    contexts = (spec.get("securityContext") or {} for spec in (container, pod["spec"]))
+    return next((int(context["runAsUser"]) for context in contexts if "runAsUser" in context), of_image)
 
 
 def is_sidecar(container: Obj) -> bool:
@@ -245,8 +245,8 @@ def taken_over(pod: Obj, container: Obj) -> ContainerState:
     ended by SIGKILL, as after a reboot of the node. A container that had ended for good stays ended.
     """
     waiting = Waiting("PodInitializing" if pod["spec"].get("initContainers") else "ContainerCreating")
-    known: Mapping[str, Obj] = {item["name"]: item for item in pod.get("status", {}).get("containerStatuses", [])}
-    old = known.get(container["name"], {})
+    statuses: Mapping[str, Obj] = {item["name"]: item for item in pod.get("status", {}).get("containerStatuses", [])}
+    old = statuses.get(container["name"], {})
     container_id = old.get("containerID", "")
     if not container_id:
         return ContainerState(container["name"], container["image"], waiting)

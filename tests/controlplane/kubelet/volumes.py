@@ -103,12 +103,12 @@ class PodVolumes:
         raise VolumeError(f"a volume source of type {kind} is not supported by the process kubelet")
 
     async def _keys(self, kind: str, name: str, source: Obj, mode: int) -> Files:
-        found = await self._lookup(kind, name)
-        if found is None:
+        stored = await self._lookup(kind, name)
+        if stored is None:
             if source.get("optional"):
                 return {}
             raise VolumeError(f"{kind[:-1]} {name!r} not found")
-        values = data(kind, found)
+        values = data(kind, stored)
         if "items" not in source:
             return {key: (value, mode) for key, value in values.items()}
         missing = [item["key"] for item in source["items"] if item["key"] not in values]

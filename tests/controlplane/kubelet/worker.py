@@ -112,9 +112,9 @@ class Worker:
         """Take over a newer version of the object: its deletion, conditions of other writers, labels."""
         self.pod = self._volumes.pod = pod
         # The node controller sets Ready to False on the pods of a node that was silent.
-        known = {item["type"]: item["status"] for item in pod.get("status", {}).get("conditions", [])}
+        statuses = {item["type"]: item["status"] for item in pod.get("status", {}).get("conditions", [])}
         reported = self._reported.get("conditions", [])
-        self._overwritten = any(known.get(item["type"]) != item["status"] for item in reported)
+        self._overwritten = any(statuses.get(item["type"]) != item["status"] for item in reported)
         self._changed.set()
         if "deletionTimestamp" in pod["metadata"]:
             self._stopping.request(pod["metadata"].get("deletionGracePeriodSeconds", 0))

@@ -96,7 +96,9 @@ class Kueue:
     async def install(self) -> None:
         """Install its kinds, roles, webhooks and APIServices, as its chart does."""
         rendered = await run_helm("template", "kueue", str(self._chart), namespace=NAMESPACE)
-        objects = [each for each in yaml.safe_load_all(rendered) if each and each["kind"] != "Deployment"]
+        objects = [
+            manifest for manifest in yaml.safe_load_all(rendered) if manifest and manifest["kind"] != "Deployment"
+        ]
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
         self._manifests.write_text(yaml.safe_dump_all([namespace, *map(_reach_by_name, objects)]))
         await self._plane.apply(self._manifests)
@@ -170,8 +172,8 @@ def _reach_by_name(obj: dict[str, Any]) -> dict[str, Any]:
 def _services(part: object) -> Iterator[dict[str, Any]]:
     """Yield each reference to a Service of the manager in an object."""
     if isinstance(part, list):
-        for each in part:
-            yield from _services(each)
+        for child in part:
+            yield from _services(child)
     if isinstance(part, dict):
         for key, value in part.items():
             if key == "service" and isinstance(value, dict) and value.get("name") in PORTS:

@@ -122,10 +122,10 @@ class Prometheus:
     async def list_problems(self) -> list[str]:
         """Return the targets that are not scraped, and the rules that fail, with their errors."""
         targets, groups = await asyncio.gather(self.read("targets"), self.read("rules"))
-        failing = [each for each in targets["activeTargets"] if each["health"] != "up"]
+        failing = [target for target in targets["activeTargets"] if target["health"] != "up"]
         rules = [rule for group in groups["groups"] for rule in group["rules"] if rule["health"] != "ok"]
         return [
-            *(f"{each['scrapeUrl']}: {each['health']}: {each['lastError']}" for each in failing),
+            *(f"{target['scrapeUrl']}: {target['health']}: {target['lastError']}" for target in failing),
             *(f"{each['name']}: {each['health']}: {each.get('lastError')}" for each in rules),
         ]
 
@@ -133,10 +133,10 @@ class Prometheus:
 def _walk(node: object) -> Iterator[str]:
     """Yield the name of each selector in a parsed expression."""
     if isinstance(node, list):
-        for each in node:
-            yield from _walk(each)
+        for child in node:
+            yield from _walk(child)
     if isinstance(node, dict):
         if node.get("type") in {"vectorSelector", "matrixSelector"}:
             yield node["name"]
-        for each in node.values():
-            yield from _walk(each)
+        for child in node.values():
+            yield from _walk(child)

@@ -99,8 +99,8 @@ async def omlx(
 
 @pytest.fixture(params=["ollama", "omlx"])
 def served(request: pytest.FixtureRequest) -> Served:
-    found: Served = request.getfixturevalue(request.param)
-    return found
+    daemon: Served = request.getfixturevalue(request.param)
+    return daemon
 
 
 async def restart(machine: Machine) -> None:

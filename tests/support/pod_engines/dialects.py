@@ -47,8 +47,8 @@ class Dialect:
 
     def read_metrics(self) -> dict[str, str]:
         """Return the type of each metric by its name."""
-        found: dict[str, str] = read_recording(self.metrics)["metrics"]
-        return found
+        metric_types: dict[str, str] = read_recording(self.metrics)["metrics"]
+        return metric_types
 
 
 def read_recording(name: str) -> dict[str, Any]:

@@ -73,8 +73,8 @@ def _sglang_metrics() -> dict[str, str]:
     path = next(
         Path(entry, "sglang/srt/observability/metrics_collector.py") for entry in sys.path if _has_sglang(entry)
     )
-    found = re.findall(r'(Gauge|Counter|Histogram)\(\s*name="(sglang:[^"]+)"', path.read_text())
-    return {name: kind.lower() for kind, name in found}
+    metrics = re.findall(r'(Gauge|Counter|Histogram)\(\s*name="(sglang:[^"]+)"', path.read_text())
+    return {name: kind.lower() for kind, name in metrics}
 
 
 def _has_sglang(entry: str) -> bool:

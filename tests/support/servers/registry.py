@@ -105,7 +105,7 @@ def _issue(request: web.BaseRequest, issued: list[str]) -> web.Response:
 
 
 def _sign(header: Mapping[str, str], claims: Mapping[str, object]) -> str:
-    text = ".".join(_encode(json.dumps(each).encode()) for each in (header, claims))
+    text = ".".join(_encode(json.dumps(part).encode()) for part in (header, claims))
     key = _read_key()
     modulus, exponent = (int.from_bytes(_decode(key[name])) for name in ("n", "d"))
     size = (modulus.bit_length() + 7) // 8

@@ -64,7 +64,7 @@ class S3Server:
 
     async def put_folder(self, bucket: str, prefix: str, folder: Path) -> None:
         """Store every file below `folder`."""
-        for path in await asyncio.to_thread(lambda: [each for each in folder.rglob("*") if each.is_file()]):
+        for path in await asyncio.to_thread(lambda: [file for file in folder.rglob("*") if file.is_file()]):
             await self.put(bucket, f"{prefix}{path.relative_to(folder)}", await asyncio.to_thread(path.read_bytes))
 
     async def set_policy(self, bucket: str, policy: str) -> None:
@@ -98,8 +98,8 @@ class S3Server:
 async def run_s3_server(folder: Path, *, address: str = "127.0.0.1") -> AsyncIterator[S3Server]:
     """Start an S3 service with its files in `folder`, without buckets, and with the users OWNER and STRANGER."""
     buckets, users, metadata = (folder / name for name in ("buckets", "users", "metadata"))
-    for each in (buckets, users, metadata):
-        each.mkdir(parents=True)
+    for path in (buckets, users, metadata):
+        path.mkdir(parents=True)
     port = find_free_port(address)
     listen = ("--port", f"{address}:{port}", "--region", REGION, "--quiet", "--iam-dir", str(users))
     environment = {"ROOT_ACCESS_KEY": OWNER[0], "ROOT_SECRET_KEY": OWNER[1]}

@@ -70,8 +70,8 @@ class StubRegistry:
         kind, _, reference = request.path.removeprefix("/v2/acme/tiny/").partition("/")
         if kind == "blobs" and self.blob_server:
             return web.Response(status=307, headers={"Location": f"{self.blob_server}/{reference}"})
-        found = (self.manifests if kind == "manifests" else self.blobs).get(reference)
-        return web.Response(status=404) if found is None else _send(request, found)
+        content = (self.manifests if kind == "manifests" else self.blobs).get(reference)
+        return web.Response(status=404) if content is None else _send(request, content)
 
     def _basic(self) -> str:
         return f"Basic {base64.b64encode(self.password.encode()).decode()}"

@@ -51,39 +51,41 @@ async def look(
 async def test_a_repository_is_inspected_without_its_weights(server: FileServer) -> None:
     folder = write(server.root / "acme" / "mlx", LLAMA)
 
-    found = await look("hf://acme/mlx", server=server)
+    inspection = await look("hf://acme/mlx", server=server)
 
-    assert found.revision == COMMIT
-    assert (found.file, found.sha256) == ("", None)
-    assert found.size_bytes == sum((folder / name).stat().st_size for name in ("config.json", "model.safetensors"))
-    assert found.tensor_bytes == WEIGHTS_BYTES
-    assert (found.gguf.architecture, found.gguf.quantization) == ("llama", "4-bit")
-    assert found.layout
-    assert found.layout.layers == [Layers(count=3, key_elements=32, value_elements=32)]
+    assert inspection.revision == COMMIT
+    assert (inspection.file, inspection.sha256) == ("", None)
+    assert inspection.size_bytes == sum((folder / name).stat().st_size for name in ("config.json", "model.safetensors"))
+    assert inspection.tensor_bytes == WEIGHTS_BYTES
+    assert (inspection.gguf.architecture, inspection.gguf.quantization) == ("llama", "4-bit")
+    assert inspection.layout
+    assert inspection.layout.layers == [Layers(count=3, key_elements=32, value_elements=32)]
     assert server.bytes_sent("/model.safetensors") < WEIGHTS_BYTES
 
 
 async def test_a_local_folder_is_inspected_in_place(server: FileServer, tmp_path: Path) -> None:
     folder = write(tmp_path / "files" / "mlx", LLAMA)
-    found = await look(f"file://{folder}/", server=server, file_root=folder.parent)
-    assert found.layout
-    assert found.layout.tensor_bytes == WEIGHTS_BYTES
+    inspection = await look(f"file://{folder}/", server=server, file_root=folder.parent)
+    assert inspection.layout
+    assert inspection.layout.tensor_bytes == WEIGHTS_BYTES
     assert not server.requests
 
 
 async def test_a_folder_with_an_adapter_has_a_size_and_no_layout(server: FileServer, tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     tiny_mlx.write_adapter(folder)
-    found = await look(f"file://{folder}/", server=server, file_root=tmp_path)
-    assert (found.format, found.gguf.architecture, found.layout) == ("mlx", "lora", None)
-    assert found.size_bytes == sum(path.stat().st_size for path in folder.glob("*"))
-    assert found.tensor_bytes == sum(each.nbytes for each in load_file(folder / "adapters.safetensors").values())
+    inspection = await look(f"file://{folder}/", server=server, file_root=tmp_path)
+    assert (inspection.format, inspection.gguf.architecture, inspection.layout) == ("mlx", "lora", None)
+    assert inspection.size_bytes == sum(path.stat().st_size for path in folder.glob("*"))
+    assert inspection.tensor_bytes == sum(
+        tensor.nbytes for tensor in load_file(folder / "adapters.safetensors").values()
+    )
 
 
 async def test_folder_with_an_empty_configuration_is_no_adapter(server: FileServer, tmp_path: Path) -> None:
     folder = write(tmp_path / "mlx", {})
-    found = await look(f"file://{folder}/", server=server, file_root=tmp_path)
-    assert (found.gguf.architecture, found.layout) == ("", None)
+    inspection = await look(f"file://{folder}/", server=server, file_root=tmp_path)
+    assert (inspection.gguf.architecture, inspection.layout) == ("", None)
 
 
 async def test_a_link_that_leads_out_of_the_root_is_refused(server: FileServer, tmp_path: Path) -> None:
@@ -127,8 +129,8 @@ async def test_a_folder_without_weights_is_refused_with_the_reason(server: FileS
 
 
 def layers(**changes: object) -> list[Layers] | None:
-    found = folder_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
-    return found.layers if found else None
+    layout = folder_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    return layout.layers if layout else None
 
 
 def test_layers_are_grouped_by_their_window() -> None:
@@ -141,12 +143,12 @@ def test_layers_are_grouped_by_their_window() -> None:
 
 
 def test_stated_head_size_and_experts_are_used() -> None:
-    found = folder_config.layout_of(
+    layout = folder_config.layout_of(
         LLAMA | {"head_dim": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 100}, WEIGHTS_BYTES
     )
-    assert found
-    assert found.layers[0].key_elements == 256
-    assert (found.feed_forward_size, found.expert_outputs) == (200, 2)
+    assert layout
+    assert layout.layers[0].key_elements == 256
+    assert (layout.feed_forward_size, layout.expert_outputs) == (200, 2)
 
 
 GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 512}
@@ -155,15 +157,15 @@ GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 512}
 def test_layers_of_gemma_4_with_the_whole_context_have_heads_of_their_own() -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention"]
     sizes = GEMMA_4 | {"layer_types": types, "head_dim": 16, "global_head_dim": 64}
-    found = folder_config.layout_of(
+    layout = folder_config.layout_of(
         LLAMA | sizes | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "top_k_experts": 2}, WEIGHTS_BYTES
     )
-    assert found
-    assert found.layers == [
+    assert layout
+    assert layout.layers == [
         Layers(count=1, key_elements=64, value_elements=64),
         Layers(count=2, key_elements=32, value_elements=32, window=512),
     ]
-    assert (found.attention_size, found.expert_outputs) == (LLAMA["num_attention_heads"] * 64, 2)
+    assert (layout.attention_size, layout.expert_outputs) == (LLAMA["num_attention_heads"] * 64, 2)
     # Without attention_k_eq_v, transformers ignores the number of heads.
     other = layers(**sizes, num_global_key_value_heads=1)
     assert other
@@ -173,10 +175,10 @@ def test_layers_of_gemma_4_with_the_whole_context_have_heads_of_their_own() -> N
 def test_last_layers_of_gemma_4_reuse_the_cache_of_earlier_ones() -> None:
     types = ["sliding_attention", "full_attention", "full_attention"]
     sizes = GEMMA_4 | {"layer_types": types, "num_kv_shared_layers": 1, "use_double_wide_mlp": True}
-    found = folder_config.layout_of(LLAMA | sizes, WEIGHTS_BYTES)
-    assert found
-    assert found.feed_forward_size == 2 * LLAMA["intermediate_size"]
-    assert found.layers == [
+    layout = folder_config.layout_of(LLAMA | sizes, WEIGHTS_BYTES)
+    assert layout
+    assert layout.feed_forward_size == 2 * LLAMA["intermediate_size"]
+    assert layout.layers == [
         Layers(count=1),
         Layers(count=1, key_elements=32, value_elements=32),
         Layers(count=1, key_elements=32, value_elements=32, window=512),
@@ -230,19 +232,19 @@ def test_layers_of_gated_delta_rule_attention_keep_a_state(stated: dict[str, obj
     [({}, 576), ({"index_head_dim": 128, "layer_types": ["deepseek_sparse_attention"] * 3}, 704)],
 )
 def test_latent_attention_keeps_no_values(changes: dict[str, object], kept: int) -> None:
-    found = folder_config.layout_of(LLAMA | LATENT | changes, WEIGHTS_BYTES)
-    assert found
-    assert found.layers == [Layers(count=3, key_elements=kept)]
+    layout = folder_config.layout_of(LLAMA | LATENT | changes, WEIGHTS_BYTES)
+    assert layout
+    assert layout.layers == [Layers(count=3, key_elements=kept)]
     # As a GGUF file of the same model: the mean of 192, 576 and 512 elements.
-    assert found.attention_size == LLAMA["num_attention_heads"] * 427
+    assert layout.attention_size == LLAMA["num_attention_heads"] * 427
 
 
 def test_dense_layers_of_llama_4_are_wider_than_its_experts() -> None:
     sizes = {"intermediate_size_mlp": 500, "intermediate_size": 300}
     for used, wide in ((1, 500), (2, 600)):
-        found = folder_config.layout_of(LLAMA | sizes | {"num_experts_per_tok": used}, WEIGHTS_BYTES)
-        assert found
-        assert (found.feed_forward_size, found.expert_outputs) == (wide, used)
+        layout = folder_config.layout_of(LLAMA | sizes | {"num_experts_per_tok": used}, WEIGHTS_BYTES)
+        assert layout
+        assert (layout.feed_forward_size, layout.expert_outputs) == (wide, used)
 
 
 @pytest.mark.parametrize(
@@ -284,8 +286,8 @@ def test_an_unsupported_configuration_has_no_layout(changes: dict[str, object]) 
     ],
 )
 def test_modes_and_heads_of_a_folder(changes: dict[str, Any], size: int | None, modes: list[str]) -> None:
-    found = folder_config.summarize(LLAMA | changes)
-    assert (found.key_head_size, found.value_head_size, found.modes) == (size, size, modes)
+    summary = folder_config.summarize(LLAMA | changes)
+    assert (summary.key_head_size, summary.value_head_size, summary.modes) == (size, size, modes)
 
 
 def test_class_of_a_multimodal_model_is_that_of_all_its_parts() -> None:
@@ -313,6 +315,6 @@ def test_class_of_a_multimodal_model_is_that_of_all_its_parts() -> None:
     )
 )
 def test_reader_survives_any_configuration(changes: dict[str, object]) -> None:
-    found = folder_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
-    assert found is None or all(each.count > 0 for each in found.layers)
+    layout = folder_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    assert layout is None or all(layer.count > 0 for layer in layout.layers)
     folder_config.summarize(LLAMA | changes)

@@ -14,8 +14,8 @@ from tests.support.tiny_models.hollow_gguf import Shape
 
 
 def _header(architecture: str, **metadata: Any) -> GGUFHeader:
-    known: dict[str, Value] = {"block_count": 4, "embedding_length": 1024, "attention.head_count": 8}
-    stated = known | {key.replace("__", "."): value for key, value in metadata.items()}
+    defaults: dict[str, Value] = {"block_count": 4, "embedding_length": 1024, "attention.head_count": 8}
+    stated = defaults | {key.replace("__", "."): value for key, value in metadata.items()}
     facts: dict[str, Value] = {f"{architecture}.{key}": value for key, value in stated.items() if value is not None}
     facts["general.architecture"] = architecture
     return GGUFHeader(3, facts, 1, 1000, {"F16": 1000}, {"token_embd.weight": (1024, 32_000)}, 0)
@@ -84,14 +84,14 @@ def test_cache_of_grouped_heads(metadata: dict[str, Any], expected: list[Layers]
     ],
 )
 def test_layers_with_windows(architecture: str, metadata: dict[str, Any], near: int, full: int) -> None:
-    found = _layers(architecture, **metadata)
-    assert found is not None
-    assert sum(layers.count for layers in found if layers.window) == near
-    assert sum(layers.count for layers in found if not layers.window) == full
+    groups = _layers(architecture, **metadata)
+    assert groups is not None
+    assert sum(layers.count for layers in groups if layers.window) == near
+    assert sum(layers.count for layers in groups if not layers.window) == full
 
 
 def test_windowed_layers_may_have_other_heads_and_last_layers_no_cache() -> None:
-    found = _layers(
+    groups = _layers(
         "gemma4",
         attention__sliding_window=512,
         attention__sliding_window_pattern=(True, False, True, False),
@@ -102,7 +102,7 @@ def test_windowed_layers_may_have_other_heads_and_last_layers_no_cache() -> None
         attention__head_count_kv=1,
         attention__shared_kv_layers=1,
     )
-    assert found == [_full(2, 256, window=512), _full(1, 512), Layers(count=1)]
+    assert groups == [_full(2, 256, window=512), _full(1, 512), Layers(count=1)]
 
 
 def test_a_missing_window_pattern_is_not_guessed() -> None:
@@ -111,8 +111,8 @@ def test_a_missing_window_pattern_is_not_guessed() -> None:
 
 def test_latent_attention_caches_no_values() -> None:
     latent = {"attention__head_count_kv": 1, "attention__key_length": 576, "attention__value_length": 512}
-    found = _layers("deepseek2", **latent, attention__key_length_mla=192, attention__value_length_mla=128)
-    assert found == [Layers(count=4, key_elements=576)]
+    groups = _layers("deepseek2", **latent, attention__key_length_mla=192, attention__value_length_mla=128)
+    assert groups == [Layers(count=4, key_elements=576)]
 
 
 SSM = {"ssm__conv_kernel": 4, "ssm__inner_size": 2048, "ssm__state_size": 128, "ssm__group_count": 1}

@@ -22,7 +22,7 @@ from crds.size import MIB
 
 def part(number: int, count: int, tensors: int = 1) -> GGUFHeader:
     metadata: dict[str, Value] = {"split.no": number, "split.count": count, "general.name": "x" * 4096}
-    shapes: dict[str, tuple[int, ...]] = {f"t{number}.{each}": (1,) for each in range(tensors)}
+    shapes: dict[str, tuple[int, ...]] = {f"t{number}.{index}": (1,) for index in range(tensors)}
     return GGUFHeader(3, metadata, tensors, 4 * tensors, {"F32": 4 * tensors}, shapes, 0, tensors)
 
 
@@ -30,7 +30,7 @@ def test_metadata_of_later_parts_is_not_kept() -> None:
     kept: list[GGUFHeader] = []
     for number in range(3):
         keep_part(kept, part(number, 3), f"part {number}")
-    assert [len(each.metadata) for each in kept] == [3, 2, 2]
+    assert [len(header.metadata) for header in kept] == [3, 2, 2]
     assert merge_headers(kept, ["a", "b", "c"]).metadata == part(0, 3).metadata
 
 

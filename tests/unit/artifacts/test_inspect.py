@@ -55,25 +55,25 @@ def long_header(server: FileServer) -> Path:
 
 
 async def test_only_the_header_is_read(server: FileServer, model: Path) -> None:
-    found = await _inspect(server, server.url + "/tiny.gguf")
+    inspection = await _inspect(server, server.url + "/tiny.gguf")
     stat = await asyncio.to_thread(model.stat)
     size = stat.st_size
-    assert (found.file, found.size_bytes, found.sha256) == ("tiny.gguf", size, None)
-    assert found.revision == f"{stat.st_mtime_ns:x}-{size:x}"
-    assert (found.gguf.architecture, found.gguf.layer_count) == ("llama", 2)
-    assert size - (64 << 10) < found.tensor_bytes < size
+    assert (inspection.file, inspection.size_bytes, inspection.sha256) == ("tiny.gguf", size, None)
+    assert inspection.revision == f"{stat.st_mtime_ns:x}-{size:x}"
+    assert (inspection.gguf.architecture, inspection.gguf.layer_count) == ("llama", 2)
+    assert size - (64 << 10) < inspection.tensor_bytes < size
     assert server.bytes_sent("/tiny.gguf") == 256 << 10
 
 
 @pytest.mark.usefixtures("model")
 async def test_hub_states_commit_and_digest(server: FileServer) -> None:
-    found = await _inspect(server, "hf://acme/tiny/tiny.gguf")
-    assert found.revision == COMMIT
-    assert found.sha256
-    assert len(found.sha256) == 64
+    inspection = await _inspect(server, "hf://acme/tiny/tiny.gguf")
+    assert inspection.revision == COMMIT
+    assert inspection.sha256
+    assert len(inspection.sha256) == 64
     error = await _refused(server, "hf://acme/tiny/tiny.gguf", sha256="0" * 64)
     assert (error.reason, error.retryable) == ("ChecksumMismatch", False)
-    assert f"but the file on the hub has {found.sha256}: correct" in error.message
+    assert f"but the file on the hub has {inspection.sha256}: correct" in error.message
 
 
 @pytest.mark.usefixtures("model")
@@ -146,7 +146,7 @@ async def test_split_model_is_refused_with_the_way_out(server: FileServer) -> No
 
 async def test_local_file_is_inspected_below_the_root_only(server: FileServer, model: Path, long_header: Path) -> None:
     for path in (model, long_header):
-        found = await _inspect(server, f"file://{path}", file_root=path.parent)
-        assert (found.file, found.size_bytes) == (path.name, path.stat().st_size)
+        inspection = await _inspect(server, f"file://{path}", file_root=path.parent)
+        assert (inspection.file, inspection.size_bytes) == (path.name, path.stat().st_size)
     assert (await _refused(server, f"file://{model}")).reason == "SourceForbidden"
     assert server.requests == []

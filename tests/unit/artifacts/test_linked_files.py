@@ -29,8 +29,8 @@ def snapshot(tmp_path: Path) -> Path:
 async def test_linked_file_is_inspected_under_its_name(snapshot: Path, scheme: str, name: str) -> None:
     root = snapshot.parents[1]
     path = snapshot.relative_to(root) if scheme.startswith("pvc") else snapshot
-    found = await inspect(parse(f"{scheme}{path}/{name}"), SourceAccess(file_root=root))
-    assert (found.file, found.gguf.architecture) == (name, "llama")
+    inspection = await inspect(parse(f"{scheme}{path}/{name}"), SourceAccess(file_root=root))
+    assert (inspection.file, inspection.gguf.architecture) == (name, "llama")
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ async def test_mirror_serves_what_the_source_lost_and_gets_no_token(server: File
     code, _facts = await run_job("fetch", source, "--to", str(tmp_path / "out"), *options, result=result)
     assert code == 0
     assert (tmp_path / "out/tiny.gguf").read_bytes() == content, "under the name that pods expect"
-    assert {each.authorization for each in server.seen("tiny.gguf")} == {f"Bearer {TOKEN}"}
-    assert {each.authorization for each in server.seen("copy.gguf")} == {None}
+    assert {request.authorization for request in server.seen("tiny.gguf")} == {f"Bearer {TOKEN}"}
+    assert {request.authorization for request in server.seen("copy.gguf")} == {None}
 
 
 async def test_mirror_with_other_bytes_is_never_used(server: FileServer, tmp_path: Path) -> None:

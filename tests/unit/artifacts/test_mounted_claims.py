@@ -30,8 +30,8 @@ def mounted(tmp_path: Path) -> Path:
 
 
 async def test_file_and_folder_are_read_at_the_root_of_the_volume(mounted: Path) -> None:
-    found = await _inspect("pvc://weights/my%20llama/tiny.gguf", mounted)
-    assert (found.file, found.gguf.architecture) == ("tiny.gguf", "llama")
+    inspection = await _inspect("pvc://weights/my%20llama/tiny.gguf", mounted)
+    assert (inspection.file, inspection.gguf.architecture) == ("tiny.gguf", "llama")
     assert (await _inspect("pvc://weights/mlx/", mounted)).file == ""
 
 

@@ -25,9 +25,9 @@ def refusal(code: str, more: str = "") -> bytes:
 
 @pytest.mark.parametrize("attributes", [NAMESPACE, b""])
 def test_page_lists_unquoted_keys(attributes: bytes) -> None:
-    found = parse_page(page(CONTENTS + b"<IsTruncated>false</IsTruncated>", attributes))
-    assert found.objects == (ListedObject("a/b c.gguf", 7, "e-1"),)
-    assert found.next_token == ""
+    listing = parse_page(page(CONTENTS + b"<IsTruncated>false</IsTruncated>", attributes))
+    assert listing.objects == (ListedObject("a/b c.gguf", 7, "e-1"),)
+    assert listing.next_token == ""
 
 
 def test_truncated_page_names_the_next_one() -> None:

@@ -38,8 +38,8 @@ def parse(content: bytes) -> SafetensorsHeader:
 def test_facts_of_all_files_of_a_folder_are_added(tmp_path: Path) -> None:
     save_file({"a": np.zeros((3, 4), np.float32)}, tmp_path / "one.safetensors", metadata={"format": "mlx"})
     save_file({"model.experts.0.b": np.zeros((2, 2), np.float16)}, tmp_path / "two.safetensors")
-    found = read_stored_weights(tmp_path)
-    assert found == SafetensorsHeader(
+    header = read_stored_weights(tmp_path)
+    assert header == SafetensorsHeader(
         tensor_count=2, tensor_bytes=56, written_for="mlx", parameters=16, expert_parameters=4
     )
 
@@ -50,8 +50,8 @@ def test_parameters_of_packed_weights_are_not_known(tmp_path: Path) -> None:
 
 
 def test_tensor_without_elements_and_a_scalar_are_valid() -> None:
-    found = parse(encode({"none": tensor(0, 0, shape=[0, 4]), "one": tensor(0, 4, dtype="F32", shape=[])}, 4))
-    assert (found.tensor_count, found.tensor_bytes) == (2, 4)
+    header = parse(encode({"none": tensor(0, 0, shape=[0, 4]), "one": tensor(0, 4, dtype="F32", shape=[])}, 4))
+    assert (header.tensor_count, header.tensor_bytes) == (2, 4)
 
 
 @pytest.mark.parametrize(

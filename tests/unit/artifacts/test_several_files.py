@@ -75,7 +75,7 @@ def parts(server: FileServer) -> list[Path]:
 
 def count_elements(folder: Path) -> int:
     weights = [load_file(path) for path in folder.glob("model-*.safetensors")]
-    return sum(each.size for tensors in weights for each in tensors.values())
+    return sum(tensor.size for tensors in weights for tensor in tensors.values())
 
 
 def list_fetched(folder: Path) -> set[str]:
@@ -86,43 +86,52 @@ def list_fetched(folder: Path) -> set[str]:
 
 class TestSafetensors:
     async def test_folder_is_inspected_by_its_headers(self, server: FileServer, folder: Path) -> None:
-        found = await inspect_source(server, "hf://acme/tiny")
+        inspection = await inspect_source(server, "hf://acme/tiny")
         elements = count_elements(folder)
-        assert (found.format, found.revision, found.file, found.sha256) == ("safetensors", COMMIT, "", None)
-        assert (found.tensor_bytes, found.total_parameters, found.active_parameters) == (4 * elements, elements, None)
-        assert found.gguf.quantization == "float32"
-        assert found.layout is not None
-        assert found.layout.tensor_bytes == 4 * elements
+        assert (inspection.format, inspection.revision, inspection.file, inspection.sha256) == (
+            "safetensors",
+            COMMIT,
+            "",
+            None,
+        )
+        assert (inspection.tensor_bytes, inspection.total_parameters, inspection.active_parameters) == (
+            4 * elements,
+            elements,
+            None,
+        )
+        assert inspection.gguf.quantization == "float32"
+        assert inspection.layout is not None
+        assert inspection.layout.tensor_bytes == 4 * elements
         assert not server.seen(".bin") + server.seen("consolidated.safetensors") + server.seen(".py")
 
     async def test_files_for_an_engine_are_fetched_and_verified(
         self, server: FileServer, folder: Path, tmp_path: Path
     ) -> None:
-        found = await inspect_source(server, "hf://acme/tiny")
+        inspection = await inspect_source(server, "hf://acme/tiny")
         progress: list[tuple[int, int | None]] = []
         done = await fetch_files(
             server,
             tmp_path / "to",
             "hf://acme/tiny",
-            revision=found.revision,
-            size_bytes=found.size_bytes,
+            revision=inspection.revision,
+            size_bytes=inspection.size_bytes,
             on_progress=lambda here, total: progress.append((here, total)),
         )
-        assert (done.path, done.size_bytes, done.sha256) == (tmp_path / "to", found.size_bytes, "")
+        assert (done.path, done.size_bytes, done.sha256) == (tmp_path / "to", inspection.size_bytes, "")
         assert list_fetched(done.path) == {
             *("config.json", "tokenizer.json", "tokenizer_config.json", INDEX),
             *(f"model-{number:05}-of-00002.safetensors" for number in (1, 2)),
         }
         assert all((done.path / name).read_bytes() == (folder / name).read_bytes() for name in list_fetched(done.path))
-        assert progress[-1] == (found.size_bytes, found.size_bytes)
+        assert progress[-1] == (inspection.size_bytes, inspection.size_bytes)
 
     async def test_fetched_folder_has_the_facts_of_its_inspection(
         self, server: FileServer, folder: Path, tmp_path: Path
     ) -> None:
-        found = await inspect_source(server, "hf://acme/tiny")
-        done = await fetch_files(server, tmp_path / "to", "hf://acme/tiny", revision=found.revision)
+        inspection = await inspect_source(server, "hf://acme/tiny")
+        done = await fetch_files(server, tmp_path / "to", "hf://acme/tiny", revision=inspection.revision)
         stored = check_stored(parse("hf://acme/tiny"), done.path)
-        assert (stored.format, stored.total_parameters) == (found.format, count_elements(folder))
+        assert (stored.format, stored.total_parameters) == (inspection.format, count_elements(folder))
 
     async def test_interrupted_fetch_continues_with_the_missing_bytes(
         self, server: FileServer, folder: Path, tmp_path: Path
@@ -133,7 +142,7 @@ class TestSafetensors:
         (tmp_path / "to" / name).unlink()
         server.requests.clear()
         await fetch_files(server, tmp_path / "to", "hf://acme/tiny")
-        fetched = {Path(each.path).name for each in server.requests if each.port == server.cdn_port}
+        fetched = {Path(request.path).name for request in server.requests if request.port == server.cdn_port}
         assert fetched == {name, INDEX}, "the index is read to choose the files"
         assert (tmp_path / "to" / name).read_bytes() == (folder / name).read_bytes()
 
@@ -201,8 +210,8 @@ class TestSafetensors:
         self, server: FileServer, written_for: str, config: dict[str, Any], format_: str, quantization: str
     ) -> None:
         write_folder(server.root / "acme" / "tiny", written_for=written_for, **config)
-        found = await inspect_source(server, "hf://acme/tiny")
-        assert (found.format, found.gguf.quantization) == (format_, quantization)
+        inspection = await inspect_source(server, "hf://acme/tiny")
+        assert (inspection.format, inspection.gguf.quantization) == (format_, quantization)
 
     async def test_quantization_of_modelopt_is_found_in_its_own_file(self, server: FileServer, folder: Path) -> None:
         (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
@@ -256,7 +265,7 @@ class TestSafetensors:
         )
         error = await refused(fetch_files(server, tmp_path / "to", "hf://acme/tiny"))
         assert (error.reason, error.retryable) == ("NoSpace", True)
-        assert not any(each.path.endswith("00001-of-00002.safetensors") for each in server.requests)
+        assert not any(request.path.endswith("00001-of-00002.safetensors") for request in server.requests)
 
 
 class TestSplitModels:
@@ -271,13 +280,13 @@ class TestSplitModels:
             (f"{server.url}/acme/split/F32/tiny-00001-of-00003.gguf",),
         )
         for source in sources:
-            found = await inspect_source(server, *source)
-            assert (found.format, found.file, found.sha256) == ("gguf", parts[0].name, None)
-            assert found.size_bytes == sum(path.stat().st_size for path in parts)
-            assert (found.layout, found.total_parameters) == (whole.layout, whole.total_parameters)
-            assert found.gguf.tensor_count == whole.gguf.tensor_count
-        found = await inspect_source(server, f"file://{parts[0]}", file_root=server.root)
-        assert (found.layout, found.file) == (whole.layout, parts[0].name)
+            inspection = await inspect_source(server, *source)
+            assert (inspection.format, inspection.file, inspection.sha256) == ("gguf", parts[0].name, None)
+            assert inspection.size_bytes == sum(path.stat().st_size for path in parts)
+            assert (inspection.layout, inspection.total_parameters) == (whole.layout, whole.total_parameters)
+            assert inspection.gguf.tensor_count == whole.gguf.tensor_count
+        inspection = await inspect_source(server, f"file://{parts[0]}", file_root=server.root)
+        assert (inspection.layout, inspection.file) == (whole.layout, parts[0].name)
 
     @pytest.mark.parametrize("scheme", ["hf", "http"])
     async def test_parts_are_fetched_as_a_set_beside_the_first(
@@ -285,11 +294,13 @@ class TestSplitModels:
     ) -> None:
         base = "hf://acme/split" if scheme == "hf" else f"{server.url}/acme/split"
         source = f"{base}/F32/{parts[0].name}"
-        found = await inspect_source(server, source)
-        done = await fetch_files(server, tmp_path / "to", source, revision=found.revision, size_bytes=found.size_bytes)
-        assert (done.path, done.revision) == (tmp_path / "to" / parts[0].name, found.revision)
+        inspection = await inspect_source(server, source)
+        done = await fetch_files(
+            server, tmp_path / "to", source, revision=inspection.revision, size_bytes=inspection.size_bytes
+        )
+        assert (done.path, done.revision) == (tmp_path / "to" / parts[0].name, inspection.revision)
         assert list_fetched(tmp_path / "to") == {path.name for path in parts}
-        assert check_stored(parse(source), done.path).layout == found.layout
+        assert check_stored(parse(source), done.path).layout == inspection.layout
         (tmp_path / "to" / parts[1].name).unlink()
         with pytest.raises(ArtifactError, match=f"{parts[1].name} is missing"):
             check_stored(parse(source), done.path)
@@ -298,9 +309,9 @@ class TestSplitModels:
         self, server: FileServer, parts: list[Path], tmp_path: Path
     ) -> None:
         source = f"{server.url}/acme/split/F32/{parts[0].name}"
-        found = await inspect_source(server, source)
+        inspection = await inspect_source(server, source)
         os.utime(parts[2], (1, 1))
-        error = await refused(fetch_files(server, tmp_path / "to", source, revision=found.revision))
+        error = await refused(fetch_files(server, tmp_path / "to", source, revision=inspection.revision))
         assert error.reason == "SourceChanged"
 
     async def test_missing_part_is_named(self, server: FileServer, parts: list[Path]) -> None:
@@ -322,8 +333,8 @@ class TestSplitModels:
         del parts
         tiny_gguf.write(server.root / "acme" / "split" / "tiny-Q8_0.gguf", ftype="q8_0")
         digest = hashlib.sha256((server.root / "acme" / "split" / "tiny-Q8_0.gguf").read_bytes()).hexdigest()
-        found = await inspect_source(server, "hf://acme/split", "*Q8_0*.gguf", sha256=digest)
-        assert (found.file, found.sha256) == ("tiny-Q8_0.gguf", digest)
+        inspection = await inspect_source(server, "hf://acme/split", "*Q8_0*.gguf", sha256=digest)
+        assert (inspection.file, inspection.sha256) == ("tiny-Q8_0.gguf", digest)
         done = await fetch_files(server, tmp_path / "to", "hf://acme/split", "*Q8_0*.gguf", sha256=digest)
         assert (done.path.name, done.sha256) == ("tiny-Q8_0.gguf", digest)
 
@@ -355,8 +366,8 @@ class TestSplitModels:
         for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
             write()
         writer.close()
-        found = await inspect_source(server, f"file://{tmp_path}/moe.gguf", file_root=tmp_path)
-        assert (found.total_parameters, found.active_parameters) == (1024 + 1024, 1024 + 256)
+        inspection = await inspect_source(server, f"file://{tmp_path}/moe.gguf", file_root=tmp_path)
+        assert (inspection.total_parameters, inspection.active_parameters) == (1024 + 1024, 1024 + 256)
 
 
 class TestStore:
@@ -366,7 +377,7 @@ class TestStore:
         source = f"hf://acme/split/F32/{parts[0].name}"
         held = await obtain(store, source)
         assert held.path.name == parts[0].name
-        assert [held.path.with_name(each.name).read_bytes() for each in parts] == [each.read_bytes() for each in parts]
+        assert [held.path.with_name(part.name).read_bytes() for part in parts] == [part.read_bytes() for part in parts]
         server.requests.clear()
         again = store.find(parse(source), None, None)
         assert again is not None

@@ -35,7 +35,9 @@ class TestFolders:
         assert (held.path / "model.safetensors").read_bytes() == (repository / "model.safetensors").read_bytes()
         total = sum(stored.manifest.size_bytes for stored in store.stored())
         assert told[-1] == (total, total)
-        assert all(f"/resolve/{COMMIT}/" in each.path for each in server.seen(".json") if "/resolve/" in each.path)
+        assert all(
+            f"/resolve/{COMMIT}/" in request.path for request in server.seen(".json") if "/resolve/" in request.path
+        )
         server.requests.clear()
         assert (await obtain(store, "hf://acme/mlx")).path == held.path
         assert not server.requests

@@ -53,16 +53,16 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def test_weights_that_may_change_or_are_in_no_store_have_no_identity(
     source: str, revision: str, sha256: str, *, has_one: bool
 ) -> None:
-    found = weights_identity(source, revision, (), sha256)
-    assert (found == sha256) if has_one and sha256 else (len(found) == (64 if has_one else 0))
+    identity = weights_identity(source, revision, (), sha256)
+    assert (identity == sha256) if has_one and sha256 else (len(identity) == (64 if has_one else 0))
 
 
 def test_identity_is_that_of_source_revision_and_files() -> None:
-    known = weights_identity("hf://acme/tiny", COMMIT, ("*.gguf",), "")
-    assert known == weights_identity("hf://acme/tiny@main", COMMIT, ["*.gguf"], "")
+    identity = weights_identity("hf://acme/tiny", COMMIT, ("*.gguf",), "")
+    assert identity == weights_identity("hf://acme/tiny@main", COMMIT, ["*.gguf"], "")
     others = [("hf://acme/tall", COMMIT, ("*.gguf",)), ("hf://acme/tiny", "b" * 40, ("*.gguf",))]
     for source, revision, files in (*others, ("hf://acme/tiny", COMMIT, ())):
-        assert weights_identity(source, revision, files, "") != known
+        assert weights_identity(source, revision, files, "") != identity
 
 
 async def test_complete_weights_are_known_by_digest_and_by_each_source(
@@ -111,7 +111,7 @@ async def test_most_recently_used_weights_come_first(store: WeightsStore, server
     held = [await obtain(store, publish(server, name)) for name in ("a.gguf", "b.gguf", "c.gguf")]
 
     def order(found: Sequence[str]) -> list[int]:
-        return [number for each in found for number, one in enumerate(held) if one.digest == each]
+        return [number for digest in found for number, one in enumerate(held) if one.digest == digest]
 
     for number, seconds in enumerate((20, 30, 10)):
         use(held[number], seconds)

@@ -37,7 +37,7 @@ async def test_private_weights_are_refused_without_their_token(
     for sha256 in (None, digest):
         error = await refused(store, _source(server), tenant="other", token=token, sha256=sha256)
         assert error.reason == "SourceUnauthorized"
-    assert [each.manifest.digest for each in store.stored()] == [digest]
+    assert [weights.manifest.digest for weights in store.stored()] == [digest]
 
 
 async def test_owner_of_the_same_token_proves_it_once_without_a_download(

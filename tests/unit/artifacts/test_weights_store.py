@@ -90,7 +90,7 @@ async def test_same_bytes_fetched_from_two_sources_at_once_are_kept_for_both(
     monkeypatch.setattr("artifacts.weights_store.durable.write", met)
     (server.root / "other.gguf").write_bytes((server.root / "weights.gguf").read_bytes())
     held = await asyncio.gather(*(obtain(store, f"{server.url}/{name}.gguf") for name in ("weights", "other")))
-    assert all(each.path.exists() for each in held)
+    assert all(held_weights.path.exists() for held_weights in held)
 
 
 @pytest.mark.parametrize("written", [".manifest.json", "sources"])
@@ -266,17 +266,17 @@ class TestUse:
     ) -> None:
         source = publish(server, "a.gguf")
         (await obtain(store, source)).release()
-        found, go_on = threading.Event(), threading.Event()
+        event, go_on = threading.Event(), threading.Event()
 
         def find(*arguments: Any) -> HeldWeights | None:
             held = WeightsStore.find(store, *arguments)
-            found.set()
+            event.set()
             go_on.wait()
             return held
 
         monkeypatch.setattr(store, "find", find)
         running = asyncio.create_task(obtain(store, source))
-        await asyncio.to_thread(found.wait)
+        await asyncio.to_thread(event.wait)
         running.cancel()
         go_on.set()
         await asyncio.wait([running])

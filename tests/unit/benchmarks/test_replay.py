@@ -47,9 +47,9 @@ def test_only_successful_writes_of_the_services_are_recorded() -> None:
         call("patch", "deployments", "s1", {}),
         call("patch", "deployments", "other", {}),
     ]
-    found = writes_by_service(calls, ["s1", "s2"])
-    assert [each.resource for each in found["s1"]] == ["secrets", "deployments"]
-    assert found["s2"] == []
+    writes = writes_by_service(calls, ["s1", "s2"])
+    assert [write.resource for write in writes["s1"]] == ["secrets", "deployments"]
+    assert writes["s2"] == []
 
 
 async def test_repeated_write_names_the_new_service() -> None:
@@ -64,7 +64,7 @@ async def test_repeated_write_names_the_new_service() -> None:
         call("patch", "inferenceservices", "s1", status, subresource="status"),
     ]
     transport = AnsweringTransport()
-    recorded = {"s1": [record_write(each, "storm", "floor") for each in calls]}
+    recorded = {"s1": [record_write(write, "storm", "floor") for write in calls]}
     loop = BareLoop(transport, recorded, {"s1": "old-uid"})  # type: ignore[arg-type]  # it only sends requests
     worker = asyncio.create_task(loop.work())
     loop.add(CREATED)
@@ -75,4 +75,4 @@ async def test_repeated_write_names_the_new_service() -> None:
     assert transport.sent[0].query == {"fieldManager": "m", "force": "true"}
     assert first["metadata"] == {"namespace": "floor", "name": "s1", "ownerReferences": [{"uid": "new-uid"}]}
     assert second["status"] == {"url": "s1.floor.svc"}
-    assert [each["metadata"]["resourceVersion"] for each in (second, third)] == ["90", "92"]
+    assert [body["metadata"]["resourceVersion"] for body in (second, third)] == ["90", "92"]

@@ -13,7 +13,7 @@ from tests.support.eventually import eventually
 
 
 def phase_and_reason(service: Obj) -> tuple[str, str]:
-    ready = next(each for each in service["status"]["conditions"] if each["type"] == "Ready")
+    ready = next(condition for condition in service["status"]["conditions"] if condition["type"] == "Ready")
     return service["status"]["phase"], ready["reason"]
 
 
@@ -35,8 +35,8 @@ def test_a_controller_that_starts_again_writes_its_ledger_alone() -> None:
         async with simulated_controller(server):
             return found, before, server.writes
 
-    found, before, after = virtual_time.run(main())
-    assert found == {("WaitingForGPU", "Queued"): 2, ("Ready", "Serving"): 3, ("WaitingForGPU", "NoHostFits"): 4}
+    counter, before, after = virtual_time.run(main())
+    assert counter == {("WaitingForGPU", "Queued"): 2, ("Ready", "Serving"): 3, ("WaitingForGPU", "NoHostFits"): 4}
     assert after == before + 1, "the ledger, of which each leader makes itself the one writer"
 
 
@@ -52,7 +52,7 @@ def count_calls_of_drain(hosts: int) -> Counter[str]:
             await world.settle()
 
     virtual_time.run(main())
-    bound = Counter(each["spec"]["hostName"] for each in server.list_objects(METAL_PROCESSES))
+    bound = Counter(process["spec"]["hostName"] for process in server.list_objects(METAL_PROCESSES))
     assert bound.total() == 2 * hosts
     assert "mac-000" not in bound
     return Counter({call: count for call, count in server.calls.items() if not call.endswith("leases")})

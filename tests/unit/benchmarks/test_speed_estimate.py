@@ -50,7 +50,7 @@ def _row(tag: str) -> CommunityRow:
 
 
 def test_held_back_devices_are_about_three_tenths_and_were_not_learned() -> None:
-    held = {each.row.device for each in _held_back()}
+    held = {judgement.row.device for judgement in _held_back()}
     devices = {row.device for row in _rows()}
     assert 0.15 <= len(held) / len(devices) <= 0.45
     learned = learn(row for row in _rows() if part_of(row.device) >= HELD_BACK)
@@ -60,7 +60,7 @@ def test_held_back_devices_are_about_three_tenths_and_were_not_learned() -> None
 def test_speed_is_within_its_range_for_devices_that_were_held_back() -> None:
     assert len(_held_back()) >= 100
     assert share(_held_back()) >= PROMISED + 0.1
-    assert all(0 < each.width <= WIDEST * 1.0001 for each in _held_back())
+    assert all(0 < judgement.width <= WIDEST * 1.0001 for judgement in _held_back())
 
 
 def test_speed_is_within_its_range_when_each_device_is_held_back_once() -> None:
@@ -72,25 +72,28 @@ def test_speed_is_within_its_range_when_each_device_is_held_back_once() -> None:
 
 @pytest.mark.parametrize("group", ["amd, dense", "cpu, dense", "metal, dense", "metal, experts", "nvidia, dense"])
 def test_speed_of_each_class_with_many_measurements_is_within_its_range(group: str) -> None:
-    judged = [each for each in _each_device() if each.group == group]
+    judged = [judgement for judgement in _each_device() if judgement.group == group]
     assert len(judged) > 40
     assert share(judged) >= PROMISED + 0.05
-    assert 0.8 <= statistics.median(each.ratio for each in judged) <= 1.25
+    assert 0.8 <= statistics.median(judgement.ratio for judgement in judged) <= 1.25
 
 
 def test_two_terms_are_nearer_to_measurements_than_one() -> None:
     def near(ratios: list[float]) -> float:
-        return sum(abs(each - 1) <= 0.25 for each in ratios) / len(ratios)
+        return sum(abs(ratio - 1) <= 0.25 for ratio in ratios) / len(ratios)
 
-    dense = [each for each in _each_device() if not each.row.active_share]
-    ours, theirs = near([each.ratio for each in dense]), near([peer_ratio(each.row) for each in dense])
+    dense = [judgement for judgement in _each_device() if not judgement.row.active_share]
+    ours, theirs = (
+        near([judgement.ratio for judgement in dense]),
+        near([peer_ratio(judgement.row) for judgement in dense]),
+    )
     assert ours >= theirs + 0.15
 
 
 def test_every_row_is_used_or_dropped_for_a_reason() -> None:
     dropped = Counter[str]()
     used = sum(1 for _ in read_rows(dropped))
-    assert used + dropped.total() == sum(len(each["results"]) for each in read_submissions())
+    assert used + dropped.total() == sum(len(submission["results"]) for submission in read_submissions())
     assert used >= 0.8 * (used + dropped.total())
     assert all(estimate_row(row) for row in _rows())
 
@@ -116,15 +119,15 @@ def test_tag_states_what_is_read(tag: str, parameters: float, bits: float, activ
 def test_memory_is_that_of_the_peer_where_its_constant_for_the_engine_matters_little() -> None:
     compared = compare_memory()
     assert len(compared) > 4000
-    assert sum(abs(each.ratio - 1) <= 0.1 for each in compared) / len(compared) >= PROMISED
-    large = [each for each in compared if each.billions >= 3]
-    assert sum(abs(each.ratio - 1) <= 0.1 for each in large) / len(large) >= 0.95
+    assert sum(abs(memory.ratio - 1) <= 0.1 for memory in compared) / len(compared) >= PROMISED
+    large = [memory for memory in compared if memory.billions >= 3]
+    assert sum(abs(memory.ratio - 1) <= 0.1 for memory in large) / len(large) >= 0.95
 
 
 def test_speed_differs_from_the_peer_as_the_page_says() -> None:
-    known = compare_speed("NVIDIA GeForce RTX 4090", 24_564)
-    assert known.gb_per_second == known.peer_gb_per_second == 1008
-    assert 1 <= statistics.median(known.ratios) <= 1.25
+    speed = compare_speed("NVIDIA GeForce RTX 4090", 24_564)
+    assert speed.gb_per_second == speed.peer_gb_per_second == 1008
+    assert 1 <= statistics.median(speed.ratios) <= 1.25
     mistaken = compare_speed("NVIDIA H100 80GB HBM3", 81_559)
     assert (mistaken.gb_per_second, mistaken.peer_gb_per_second) == (3350, 2039)
     assert 1.2 <= statistics.median(mistaken.ratios) <= 1.7
@@ -134,8 +137,8 @@ def test_page_has_the_figures_of_the_estimates() -> None:
     text = PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
     tables = text.split("### ")
     for judged, table in ((_held_back(), tables[1]), (_each_device(), tables[2])):
-        found = re.search(r"\| \*\*all\*\* \| (\d+) \| \d+ \| ([\d.]+) \| \d+% \| (\d+)% \|", table)
-        assert found, "run python -m benchmarks.speed_estimate --write"
-        assert int(found[1]) == len(judged)
-        assert float(found[2]) == pytest.approx(statistics.median(each.ratio for each in judged), abs=0.02)
-        assert int(found[3]) == pytest.approx(100 * share(judged), abs=1)
+        match = re.search(r"\| \*\*all\*\* \| (\d+) \| \d+ \| ([\d.]+) \| \d+% \| (\d+)% \|", table)
+        assert match, "run python -m benchmarks.speed_estimate --write"
+        assert int(match[1]) == len(judged)
+        assert float(match[2]) == pytest.approx(statistics.median(judgement.ratio for judgement in judged), abs=0.02)
+        assert int(match[3]) == pytest.approx(100 * share(judged), abs=1)

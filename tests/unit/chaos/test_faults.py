@@ -61,7 +61,7 @@ def test_agent_lives_as_long_as_it_observes_a_silent_engine() -> None:
 def test_outages_of_the_api_server_take_turns() -> None:
     outages = plan_outages(7, 600)
     assert outages == plan_outages(7, 600)
-    assert [each.kind for each in outages[:3]] == ["apiserver", "stuck", "apiserver"]
+    assert [outage.kind for outage in outages[:3]] == ["apiserver", "stuck", "apiserver"]
 
 
 @pytest.mark.parametrize(

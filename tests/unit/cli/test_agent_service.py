@@ -86,16 +86,16 @@ def status(**changes: object) -> AgentStatus:
 
 
 def read_arguments(*words: str) -> AgentArguments:
-    found: list[AgentArguments] = []
+    taken: list[AgentArguments] = []
 
     @click.command()
     @agent_options
     def take(**given: object) -> None:
-        found.append(AgentArguments(**given))  # type: ignore[arg-type]  # the options are its fields
+        taken.append(AgentArguments(**given))  # type: ignore[arg-type]  # the options are its fields
 
     result = CliRunner().invoke(take, words)
     assert result.exit_code == 0, result.output
-    return found[0]
+    return taken[0]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_root_by_sudo_leaves_the_service_of_a_user_to_the_user(
     words: list[str], managers: ServiceManagers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its domain is not root's; sudo of macOS keeps HOME, so that root would load the plist of the user as its own."""
-    caller = next(each for each in pwd.getpwall() if each.pw_uid)
+    caller = next(account for account in pwd.getpwall() if account.pw_uid)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("SUDO_USER", caller.pw_name)
     assert isinstance(managers.user, ManagerStandIn)
@@ -203,7 +203,7 @@ def test_two_services_for_one_agent_are_refused(
     CliRunner().invoke(main, [*words, "--user"], obj=managers)
     assert managers.user.read_arguments() is not None
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setenv("SUDO_USER", next(each.pw_name for each in pwd.getpwall() if each.pw_uid))
+    monkeypatch.setenv("SUDO_USER", next(account.pw_name for account in pwd.getpwall() if account.pw_uid))
     assert "uninstall it first" in CliRunner().invoke(main, words, obj=managers).output
     assert managers.system.read_arguments() is None
 
@@ -223,7 +223,7 @@ def test_user_of_the_service_is_not_ambiguous(
     if "--user" in words:
         assert "leave out --user" in CliRunner().invoke(main, [*install, "--run-as", "ada"], obj=managers).output
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setenv("SUDO_USER", next(each.pw_name for each in pwd.getpwall() if each.pw_uid))
+    monkeypatch.setenv("SUDO_USER", next(account.pw_name for account in pwd.getpwall() if account.pw_uid))
     assert refusal in CliRunner().invoke(main, install, obj=managers).output
 
 
@@ -236,7 +236,7 @@ def test_agent_of_root_is_installed_only_on_request(managers: ServiceManagers, m
 
 
 def test_service_of_the_user_is_that_of_the_caller_of_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
-    caller = next(each for each in pwd.getpwall() if each.pw_uid)
+    caller = next(account for account in pwd.getpwall() if account.pw_uid)
     monkeypatch.setenv("HOME", "/nowhere")
     for uid, name, home in ((0, caller.pw_name, caller.pw_dir), (0, "unknown", "/nowhere"), (501, "x", "/nowhere")):
         monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
@@ -314,9 +314,12 @@ def test_report_of_an_agent_that_ended_has_the_reason(tmp_path: Path, managers: 
 
 
 def test_launchd_gets_success_for_what_no_restart_mends() -> None:
-    assert [exit_status(PERMANENT, each) for each in (None, "systemd", "launchd")] == [78, 78, 0]
+    assert [exit_status(PERMANENT, supervisor) for supervisor in (None, "systemd", "launchd")] == [78, 78, 0]
     assert exit_status(75, "launchd") == 75
-    assert [read_supervisor({"POMONA_SUPERVISOR": each}) for each in ("launchd", "other")] == ["launchd", None]
+    assert [read_supervisor({"POMONA_SUPERVISOR": supervisor}) for supervisor in ("launchd", "other")] == [
+        "launchd",
+        None,
+    ]
 
 
 @pytest.mark.parametrize(("uid", "trusted"), [(0, True), (os.geteuid(), True), (12345, False)])

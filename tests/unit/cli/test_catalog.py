@@ -30,7 +30,7 @@ SOURCES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "source", "accelerator"), SOURCES, ids=[f"{each[0]}-{each[2]}" for each in SOURCES])
+@pytest.mark.parametrize(("name", "source", "accelerator"), SOURCES, ids=[f"{row[0]}-{row[2]}" for row in SOURCES])
 def test_every_source_is_valid_and_deployed_on_its_accelerator(name: str, source: object, accelerator: str) -> None:
     assert accelerator in VENDORS
     model, service = build_objects(ServiceOptions(name=name, accelerator=accelerator), None)

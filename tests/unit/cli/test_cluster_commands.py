@@ -135,7 +135,7 @@ def test_credentials_that_cannot_be_used_are_no_fault_of_the_server(tmp_path: Pa
     assert "does not answer" not in result.output
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if each[0] in {"status", "logs", "chat", "delete"}])
+@pytest.mark.parametrize("command", [words for words in COMMANDS if words[0] in {"status", "logs", "chat", "delete"}])
 def test_name_with_its_kind_is_refused_with_the_name_alone(command: list[str], serve: Serve, tmp_path: Path) -> None:
     config = write_kubeconfig(tmp_path / "config", serve(*NOT_FOUND))
     result = run([command[0], "isvc/chat", *command[2:]], config)
@@ -173,15 +173,15 @@ def test_names_complete(words: list[str], serve: Serve, tmp_path: Path, monkeypa
     items = [{"metadata": {"name": name}} for name in ("chat", "studio-1", "studio-2")]
     answer = json.dumps({"metadata": {"resourceVersion": "1"}, "items": items})
     monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", serve(200, answer))))
-    found = ShellComplete(main, {}, "pomona", "_POMONA_COMPLETE").get_completions(words, "st")
-    assert sorted({each.value for each in found}) == ["studio-1", "studio-2"]
+    completions = ShellComplete(main, {}, "pomona", "_POMONA_COMPLETE").get_completions(words, "st")
+    assert sorted({completion.value for completion in completions}) == ["studio-1", "studio-2"]
 
 
 def test_status_reads_no_other_models_and_hosts(tmp_path: Path) -> None:
     asked: list[tuple[str, str]] = []
     metadata = {"name": "chat", "namespace": "team", "generation": 1}
     chat = {"metadata": metadata, "spec": {"modelRef": "tiny"}}
-    processes = [{"metadata": {"name": f"chat-{each}"}, "spec": {"hostName": f"studio-{each}"}} for each in "12"]
+    processes = [{"metadata": {"name": f"chat-{number}"}, "spec": {"hostName": f"studio-{number}"}} for number in "12"]
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -16,8 +16,8 @@ SCRIPTS = {"bash": "complete -o nosort -F _pomona_completion pomona", "zsh": "#c
 
 def complete(*words: str) -> list[str]:
     *arguments, incomplete = words
-    found = ShellComplete(main, {}, "pomona", "_POMONA_COMPLETE").get_completions(list(arguments), incomplete)
-    return [item.value for item in found]
+    completions = ShellComplete(main, {}, "pomona", "_POMONA_COMPLETE").get_completions(list(arguments), incomplete)
+    return [item.value for item in completions]
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)

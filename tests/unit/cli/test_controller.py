@@ -23,18 +23,18 @@ WITHOUT_SERVERS = ("--metrics-bind-address=0", "--health-probe-bind-address=0")
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ControllerOptions]]:
     """Keep the options of each controller that would be started."""
-    found: list[ControllerOptions] = []
+    kept: list[ControllerOptions] = []
 
     async def keep(
         kubeconfig: Path | None, options: ControllerOptions, metrics: ControllerMetrics, health: ControllerHealth
     ) -> None:
         del kubeconfig, metrics, health
-        found.append(options)
+        kept.append(options)
 
     monkeypatch.setattr(cli.controller, "_run", keep)
     monkeypatch.setattr(log, "configure", lambda **_: None)
     before = gc.get_threshold()
-    yield found
+    yield kept
     gc.set_threshold(*before)
 
 
@@ -59,7 +59,10 @@ def test_pull_secrets_are_kept_in_their_order_and_once(started: list[ControllerO
 
 def test_speeds_are_measured_and_exported_only_if_that_is_asked_for(started: list[ControllerOptions]) -> None:
     assert start().exit_code == start("--benchmarks", "--flexinfer-export").exit_code == 0
-    assert [(each.benchmarks, each.flexinfer_export) for each in started] == [(False, False), (True, True)]
+    assert [(controller_options.benchmarks, controller_options.flexinfer_export) for controller_options in started] == [
+        (False, False),
+        (True, True),
+    ]
 
 
 @pytest.mark.parametrize("name", ["", "Registry", "team/registry", "a..b", "-a", "a\n", "a" * 254])
@@ -80,7 +83,12 @@ def test_controller_of_some_namespaces_serves_these_without_hosts(started: list[
 def test_queue_is_the_mode_of_the_whole_cluster_unless_another_one_is_stated(started: list[ControllerOptions]) -> None:
     for arguments in ((), ("--scheduling-mode=Native",), ("--scheduling-mode=Queue",), ("--namespace=team",)):
         assert start(*arguments).exit_code == 0
-    assert [each.pods.scheduling_mode for each in started] == ["Queue", "Native", "Queue", "Native"]
+    assert [controller_options.pods.scheduling_mode for controller_options in started] == [
+        "Queue",
+        "Native",
+        "Queue",
+        "Native",
+    ]
     refused = start("--namespace=team", "--scheduling-mode=Queue")
     assert (refused.exit_code, len(started)) == (2, 4)
     assert "Queue needs the whole cluster" in refused.output
@@ -89,7 +97,7 @@ def test_queue_is_the_mode_of_the_whole_cluster_unless_another_one_is_stated(sta
 def test_preflight_is_off_unless_it_has_an_address_and_the_whole_cluster(started: list[ControllerOptions]) -> None:
     for arguments in ((), ("--preflight-bind-address=:9443", "--preflight-certificate=/tls")):
         assert start(*arguments).exit_code == 0
-    assert [each.preflight for each in started] == [None, BindAddress("", 9443)]
+    assert [controller_options.preflight for controller_options in started] == [None, BindAddress("", 9443)]
     assert started[1].preflight_folder == Path("/tls")
     refused = start("--namespace=team", "--preflight-bind-address=:9443")
     assert (refused.exit_code, len(started)) == (2, 2)
@@ -119,7 +127,7 @@ def test_slow_replicas_are_replaced_only_if_that_is_asked_for(started: list[Cont
     limits = ("--degrade-threshold=0.5", "--degrade-check-interval=10s", "--degrade-cool-down=1h")
     for arguments in ((), limits, ("--replace-degraded",), ("--replace-degraded", *limits)):
         assert start(*arguments).exit_code == 0
-    assert [each.replacement for each in started] == [
+    assert [controller_options.replacement for controller_options in started] == [
         ReplacementRules(),
         ReplacementRules(0.5, 10, 3600),
         ReplacementRules(is_on=True),

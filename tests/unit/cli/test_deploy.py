@@ -107,7 +107,7 @@ def test_files_are_applied_as_they_are_with_models_first(tmp_path: Path) -> None
     model, service = build_objects(ServiceOptions(name="chat", model=SOURCE), None)
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}}
     objects, skipped = load_files([write(tmp_path / "all.yaml", service, secret, model)], "team")
-    assert [each["kind"] for each in objects] == ["Model", "InferenceService"]
+    assert [manifest["kind"] for manifest in objects] == ["Model", "InferenceService"]
     assert objects[0]["spec"] == {"source": SOURCE}, "no default of the API server becomes a field of ours"
     assert objects[1]["metadata"]["namespace"] == "team"
     assert len(skipped) == 1

@@ -13,14 +13,14 @@ from extender.score import ScoreWeights
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[ExtenderOptions]:
     """The options with which the extender would run."""
-    found: list[ExtenderOptions] = []
+    kept: list[ExtenderOptions] = []
 
     async def run(_kubeconfig: Any, options: ExtenderOptions) -> None:
-        found.append(options)
+        kept.append(options)
 
     monkeypatch.setattr(extender, "_run", run)
     monkeypatch.setattr("cli.log.configure", lambda **_: None)
-    return found
+    return kept
 
 
 def test_defaults_are_for_a_scheduler_in_the_same_pod(started: list[ExtenderOptions]) -> None:

@@ -42,7 +42,7 @@ def test_only_models_for_a_use_case_are_shown() -> None:
         said = CliRunner().invoke(command, ["team/", "--json", *stated])
         assert said.exit_code == 0, said.output
         (node,) = json.loads(said.output)["node_results"]
-        assert {each["name"].rpartition("/")[2] for each in node["top"]} == names
+        assert {fit["name"].rpartition("/")[2] for fit in node["top"]} == names
 
 
 @pytest.mark.usefixtures("cluster")
@@ -116,7 +116,7 @@ def _ask(name: str, *stated: str) -> dict[str, Any]:
     said = CliRunner().invoke(command, [name, "--json", *stated])
     assert said.exit_code == 0, said.output
     results = json.loads(said.stdout)["node_results"]
-    return {each["node"]: each["top"][0] for each in results if each.get("top")}
+    return {result["node"]: result["top"][0] for result in results if result.get("top")}
 
 
 @pytest.mark.usefixtures("offline")
@@ -125,21 +125,21 @@ def test_every_model_of_the_catalog_is_answered_offline(name: str) -> None:
     entry, fits = load_catalog()[name], _ask(name)
     kinds = {"h200": "nvidia", "mi300": "amd", "gaudi": "intel-gaudi", "cpu": "cpu", "mac": "metal"}
     assert any(kinds[node] == entry.accelerator for node in fits), fits
-    known = {node for node, accelerator in kinds.items() if entry.find_workload(accelerator)}
-    assert fits.keys() <= known
+    usable = {node for node, accelerator in kinds.items() if entry.find_workload(accelerator)}
+    assert fits.keys() <= usable
     # Each node on which it does not fit says what is missing.
     said = CliRunner().invoke(command, [name, "--min-fit", "too_tight", "--json"])
     tight = json.loads(said.stdout)["node_results"]
-    assert {each["node"] for each in tight if each.get("top")} == known
+    assert {row["node"] for row in tight if row.get("top")} == usable
 
 
 @pytest.mark.usefixtures("offline")
 def test_the_catalog_has_models_for_each_use_and_accelerator() -> None:
-    found = {use: _ask("*", f"--use-case={use}") for use in ("coding", "embedding", "multimodal", "reasoning")}
-    assert all(found.values()), found
-    assert {"h200", "mi300", "gaudi"} <= found["coding"].keys()
-    assert {"h200", "cpu", "mac"} <= found["embedding"].keys()
-    assert {"h200", "mi300", "gaudi"} <= found["multimodal"].keys()
+    answers = {use: _ask("*", f"--use-case={use}") for use in ("coding", "embedding", "multimodal", "reasoning")}
+    assert all(answers.values()), answers
+    assert {"h200", "mi300", "gaudi"} <= answers["coding"].keys()
+    assert {"h200", "cpu", "mac"} <= answers["embedding"].keys()
+    assert {"h200", "mi300", "gaudi"} <= answers["multimodal"].keys()
 
 
 @pytest.mark.usefixtures("offline")

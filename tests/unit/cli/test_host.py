@@ -111,5 +111,5 @@ def test_text_that_is_no_taint_is_refused_with_the_form(text: str) -> None:
 )
 def test_taints_are_set_and_removed(changes: list[str], expected: list[str]) -> None:
     taints = [{"key": "a", "value": "1", "effect": "NoSchedule"}, {"key": "a", "effect": "NoExecute"}]
-    found = apply_changes(taints, map(parse_change, changes))
-    assert [msgspec.convert(each, HostTaint).text for each in found] == expected
+    changed = apply_changes(taints, map(parse_change, changes))
+    assert [msgspec.convert(taint, HostTaint).text for taint in changed] == expected

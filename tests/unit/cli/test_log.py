@@ -59,6 +59,6 @@ def test_command_with_findings_of_its_own_logs_errors_only() -> None:
 def test_settings_of_one_test_hide_no_line_of_the_next(turn: str) -> None:
     with capture_logs() as said:
         LOGGER.warning(turn)
-    assert [each["event"] for each in said] == [turn]
+    assert [entry["event"] for entry in said] == [turn]
     log.configure(errors_only=True, stream=io.StringIO())
     LOGGER.error("kept for good, if loggers are cached")

@@ -120,12 +120,12 @@ def test_similar_command_is_named(words: list[str], meant: str) -> None:
 def test_each_command_that_prints_facts_prints_them_as_json_and_yaml_by_one_option() -> None:
     printing = set()
     for path, command in list_commands(main):
-        options = {each.name: each for each in command.params if isinstance(each, click.Option)}
-        flags = {flag for each in options.values() for flag in each.opts if not each.hidden}
+        options = {param.name: param for param in command.params if isinstance(param, click.Option)}
+        flags = {flag for option in options.values() for flag in option.opts if not option.hidden}
         # The flag is that of the script of Sympozium, whose output `pomona fit` prints.
         assert "--json" not in flags or path == ("fit",), path
         if "-o" in flags or "--output" in flags:
-            output = next(each for each in options.values() if "--output" in each.opts)
+            output = next(option for option in options.values() if "--output" in option.opts)
             assert output.opts == ["--output", "-o"], path
             assert isinstance(output.type, click.Choice), path
             assert {"json", "yaml"} <= set(output.type.choices), path

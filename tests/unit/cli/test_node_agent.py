@@ -45,10 +45,10 @@ def test_hardware_is_read_at_the_stated_folders(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("kube.credentials.load", lambda _kubeconfig: None)
     monkeypatch.setattr("cli.log.configure", lambda **_: None)
     roots = {name: tmp_path / name for name in ("proc", "sys", "disk")}
-    for each in roots.values():
-        each.mkdir()
+    for root in roots.values():
+        root.mkdir()
     said = CliRunner().invoke(
         node_agent.command, ["--node-name=gpu-1", *(f"--{name}-root={path}" for name, path in roots.items())]
     )
     assert said.exit_code == 0, said.output
-    assert [each.roots for each in started] == [NodeRoots(**roots)]
+    assert [agent_options.roots for agent_options in started] == [NodeRoots(**roots)]

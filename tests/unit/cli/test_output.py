@@ -116,7 +116,10 @@ def test_wrapped_text_loses_no_word(text: str, width: int) -> None:
 @given(st.text())
 def test_text_of_others_moves_no_cursor(text: str) -> None:
     shown = escape_controls(text)
-    assert not {each for each in shown if ord(each) < 0x20 or 0x7F <= ord(each) < 0xA0} - {"\n", "\t"}
+    assert not {character for character in shown if ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0} - {
+        "\n",
+        "\t",
+    }
     assert escape_controls(shown) == shown
 
 

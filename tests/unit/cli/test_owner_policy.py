@@ -10,16 +10,16 @@ from metal_agent.holds.owner_policy import OwnerPolicy
 
 
 def read(*words: str) -> tuple[OwnerPolicy, bool]:
-    found: list[tuple[OwnerPolicy, bool]] = []
+    parsed: list[tuple[OwnerPolicy, bool]] = []
 
     @click.command()
     @owner_policy_options
     def command(owner_policy: OwnerPolicy, *, keep_awake: bool) -> None:
-        found.append((owner_policy, keep_awake))
+        parsed.append((owner_policy, keep_awake))
 
     said = CliRunner().invoke(command, words)
     assert said.exit_code == 0, said.output
-    return found[0]
+    return parsed[0]
 
 
 def test_nothing_pauses_by_default_and_the_machine_is_kept_awake() -> None:
@@ -44,7 +44,7 @@ def test_policy_has_all_that_the_owner_gives() -> None:
         "--pause-when-hot",
         "--pause-critical",
     )
-    assert [each.text for each in policy.quiet_hours] == ["Mon-Fri 09:00-17:00 Europe/Berlin", "Sat 10:00-12:00 UTC"]
+    assert [hour.text for hour in policy.quiet_hours] == ["Mon-Fri 09:00-17:00 Europe/Berlin", "Sat 10:00-12:00 UTC"]
     assert (policy.idle_minutes, policy.when_hot, policy.pauses_critical) == (10, True, True)
     assert policy.sources == ("schedule", "activity", "battery", "heat")
 

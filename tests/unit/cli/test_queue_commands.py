@@ -46,8 +46,8 @@ def test_services_are_sorted_by_pool_and_place_and_those_without_one_come_last()
     names = [("ten", "nvidia", 10), ("never", "nvidia", None), ("two", "nvidia", 2), ("mac", "metal", 3)]
     services = [waiting_service(name, pool, position) for name, pool, position in names]
     serving = {"metadata": {"name": "serving", "namespace": "team"}, "spec": {}, "status": {"phase": "Ready"}}
-    found = sort_waiting([serving, *services])
-    assert [each["metadata"]["name"] for each in found] == ["mac", "two", "ten", "never"]
+    waiting = sort_waiting([serving, *services])
+    assert [service["metadata"]["name"] for service in waiting] == ["mac", "two", "ten", "never"]
 
 
 def test_row_of_a_service_tells_where_and_for_what_it_waits() -> None:
@@ -95,10 +95,12 @@ def test_incomplete_plans_are_refused(words: list[str], said: str) -> None:
 
 def test_options_of_the_controller_are_those_of_its_deployment_unless_stated() -> None:
     arguments = ["controller", "--image=registry.test/pomona:1", "--image-pull-secret", "a", "--min-run=90s"]
-    found = merge_settings([*arguments, "--image-pull-secret=b", "--scheduling-mode=Native"], VENDORS, StatedSettings())
-    assert found.min_run_seconds == 90
-    assert found.pods.scheduling_mode == "Native"
-    assert (found.pods.image, found.pods.image_pull_secrets) == ("registry.test/pomona:1", ("a", "b"))
+    settings = merge_settings(
+        [*arguments, "--image-pull-secret=b", "--scheduling-mode=Native"], VENDORS, StatedSettings()
+    )
+    assert settings.min_run_seconds == 90
+    assert settings.pods.scheduling_mode == "Native"
+    assert (settings.pods.image, settings.pods.image_pull_secrets) == ("registry.test/pomona:1", ("a", "b"))
     stated = merge_settings(arguments, VENDORS, StatedSettings(5.0, "Queue"))
     assert (stated.min_run_seconds, stated.pods.scheduling_mode) == (5.0, "Queue")
     namespaced = merge_settings(["--namespace=team"], VENDORS, StatedSettings())
@@ -115,8 +117,10 @@ def explain_new(cells: list[Cell], units: list[Unit]) -> tuple[Unit, WaitExplana
 
 def test_explanation_has_the_best_remedy_before_the_table() -> None:
     closed = node("closed", closed="Cordoned", closed_message="node closed is cordoned: kubectl uncordon closed")
-    unit, found = explain_new([node("full"), closed], [runs("r", 8, "full", priority="high")])
-    lines = render_explanation(waiting_service("chat", message="a wait"), unit, found, [], NO_TARGET, is_wide=True)
+    unit, explanation = explain_new([node("full"), closed], [runs("r", 8, "full", priority="high")])
+    lines = render_explanation(
+        waiting_service("chat", message="a wait"), unit, explanation, [], NO_TARGET, is_wide=True
+    )
     assert lines[0] == "chat waits, 1/9 in pool nvidia (Quota): a wait"
     assert " ".join(lines[1:]).startswith(
         "best remedy, for node/closed: open the node (node closed is cordoned: kubectl uncordon closed)"
@@ -124,7 +128,7 @@ def test_explanation_has_the_best_remedy_before_the_table() -> None:
     table = lines[-1].splitlines()
     assert table[0].split("  ")[0] == "CELL"
     assert [line.split()[:2] for line in table[1:]] == [["node/closed", "Cordoned"], ["node/full", "Insufficient"]]
-    facts = build_facts(waiting_service("chat"), unit, found, [])
+    facts = build_facts(waiting_service("chat"), unit, explanation, [])
     assert facts["bestRemedy"] == {"cell": "node/closed", "remedy": "open the node"}
     assert facts["cells"][1] == {
         "cell": "node/full",
@@ -155,8 +159,8 @@ def test_service_that_does_not_wait_is_said_to() -> None:
 
 
 def test_service_that_the_next_round_admits_is_said_to() -> None:
-    unit, found = explain_new([node("a")], [])
-    (line,) = render_explanation(waiting_service("chat"), unit, found, [], NO_TARGET)
+    unit, explanation = explain_new([node("a")], [])
+    (line,) = render_explanation(waiting_service("chat"), unit, explanation, [], NO_TARGET)
     assert line == "chat waits no longer: the next round gives pod team/new node/a"
 
 
@@ -174,7 +178,7 @@ def test_plan_names_outcome_place_and_cause_of_each_replica() -> None:
     assert by_service["team/new"].startswith("starts node/a evicts team/low of priority low")
     assert by_service["team/later"].startswith("starts in 4m node/b evicts team/young")
     assert by_service["team/low"].startswith("evicted, waits 1/2 node/a evicted for team/new of priority high; ")
-    facts = {each["replica"]: each for each in build_changes(changes)}
+    facts = {change["replica"]: change for change in build_changes(changes)}
     assert facts["new"]["evicts"] == ["team/low"]
     assert facts["low"]["outcome"] == "evicted"
     assert facts["low"]["from"] == ["node/a"]
@@ -288,7 +292,7 @@ def test_machine_of_a_file_is_empty_and_open(tmp_path: Path) -> None:
     (cell,) = after.cells
     assert (cell.closed, cell.free[GPU]) == ("", 4)
     assert cell.node is not None
-    assert [each["key"] for each in cell.node["spec"]["taints"]] == ["gpu"]
+    assert [taint["key"] for taint in cell.node["spec"]["taints"]] == ["gpu"]
 
 
 @pytest.mark.parametrize(

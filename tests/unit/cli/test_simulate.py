@@ -42,8 +42,8 @@ class NoVolumes:
 
 
 def find_known(store: Store, name: str) -> KnownModel:
-    feed = build_source([(MODELS, each) for each in store.list(MODELS)])
-    return next(each for each in feed.take_snapshot().models if each.full_name == name)
+    feed = build_source([(MODELS, model) for model in store.list(MODELS)])
+    return next(model for model in feed.take_snapshot().models if model.full_name == name)
 
 
 def make_node(name: str = "a", devices: int = 2) -> Obj:
@@ -58,21 +58,21 @@ def make_node(name: str = "a", devices: int = 2) -> Obj:
 
 def make_copy(*objects: tuple[Any, Obj]) -> ClusterCopy:
     made = ClusterCopy(QueueSettings(SETTINGS, 0.0))
-    known = model()
-    known["status"]["totalParameters"] = 500_000_000
-    for resource, obj in ((NODES, make_node()), (MODELS, known), *objects):
+    tiny = model()
+    tiny["status"]["totalParameters"] = 500_000_000
+    for resource, obj in ((NODES, make_node()), (MODELS, tiny), *objects):
         made.store.put(resource, obj)
     return made
 
 
 def simulate(copied: ClusterCopy, wanted: WantedService, name: str = "team/tiny") -> ManifestPlan:
-    known = find_known(copied.store, name)
+    model = find_known(copied.store, name)
     if wanted.quantization is not None:
-        changed = change_quantization(known, wanted.quantization)
+        changed = change_quantization(model, wanted.quantization)
         assert changed is not None
-        known = changed
-    manifests = build_manifests(known, copied.store, wanted, known.namespace or "default")
-    header = build_header(known, wanted.accelerator)
+        model = changed
+    manifests = build_manifests(model, copied.store, wanted, model.namespace or "default")
+    header = build_header(model, wanted.accelerator)
     key = ObjectKey(manifests[0]["metadata"]["namespace"], manifests[0]["metadata"]["name"])
     headers = {key: header} if len(manifests) > 1 and header is not None else {}
     return asyncio.run(plan_manifests(cast("Client", NoVolumes()), copied, manifests, headers))
@@ -80,7 +80,7 @@ def simulate(copied: ClusterCopy, wanted: WantedService, name: str = "team/tiny"
 
 def test_replicas_start_where_there_is_room_and_the_others_say_why_they_wait() -> None:
     facts = build_queue_facts(SimulatedQueue(simulate(make_copy(), NVIDIA._replace(replicas=3))))
-    assert [each["outcome"] for each in facts["replicas"]] == ["starts", "starts", "waits"]
+    assert [replica["outcome"] for replica in facts["replicas"]] == ["starts", "starts", "waits"]
     first, *_, last = facts["replicas"]
     assert (first["namespace"], first["service"], first["to"]) == ("team", "what-if", ["node/a"])
     assert first["tokensPerSecondLow"] < first["tokensPerSecond"] < first["tokensPerSecondHigh"]
@@ -96,9 +96,9 @@ def test_service_of_higher_priority_shows_what_it_would_evict(capsys: pytest.Cap
     low = queued_service("low", priority="low", hardware={"accelerator": "nvidia", "count": 2})
     running = queue_pod("low-aaa-1", service="low", gated=False, node="a", devices=2)
     copied = make_copy((INFERENCE_SERVICES, low), (DEPLOYMENTS, deployment_of("low")), (PODS, running))
-    found = SimulatedQueue(simulate(copied, NVIDIA._replace(priority="critical")))
-    assert found.has_starts
-    print_queue(found)
+    queue = SimulatedQueue(simulate(copied, NVIDIA._replace(priority="critical")))
+    assert queue.has_starts
+    print_queue(queue)
     printed = capsys.readouterr().out
     assert "evicts" in printed
     assert "evicted, waits" in printed
@@ -127,8 +127,8 @@ def test_other_quantization_is_not_held_to_the_memory_that_is_stated_for_this_on
     stored = copied.store.get(MODELS, "tiny", "team")
     assert stored is not None
     copied.store.put(MODELS, {**stored, "spec": {**stored["spec"], "memoryBytes": 900 * GIB}})
-    known = find_known(copied.store, "team/tiny")
-    made, _ = build_manifests(known, copied.store, NVIDIA._replace(quantization="Q8_0"), "team")
+    model = find_known(copied.store, "team/tiny")
+    made, _ = build_manifests(model, copied.store, NVIDIA._replace(quantization="Q8_0"), "team")
     assert "memoryBytes" not in made["spec"]
 
 
@@ -160,13 +160,13 @@ def test_service_that_the_api_server_would_refuse_is_refused(wanted: WantedServi
 
 
 def test_user_without_the_rights_sees_the_fit_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    found = SimulatedQueue(problem="a plan needs the whole cluster: u may not list pods")
-    print_queue(found)
+    queue = SimulatedQueue(problem="a plan needs the whole cluster: u may not list pods")
+    print_queue(queue)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == "the queue is not simulated: a plan needs the whole cluster: u may not list pods\n"
-    assert build_queue_facts(found) == {"isKnown": False, "problem": found.problem}
-    assert not found.has_starts
+    assert build_queue_facts(queue) == {"isKnown": False, "problem": queue.problem}
+    assert not queue.has_starts
 
 
 async def test_header_in_a_private_network_is_read_only_if_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

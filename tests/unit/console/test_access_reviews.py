@@ -39,7 +39,9 @@ class SlowReviewer(Client):
 
 async def ask_many(reviews: AccessReviews, count: int, **caller: Any) -> list[Any]:
     callers = [TENANT._replace(**{name: value(index) for name, value in caller.items()}) for index in range(count)]
-    return await asyncio.gather(*(reviews.find_visible(each, NAMESPACES) for each in callers), return_exceptions=True)
+    return await asyncio.gather(
+        *(reviews.find_visible(tenant, NAMESPACES) for tenant in callers), return_exceptions=True
+    )
 
 
 def test_requests_of_a_caller_that_wait_for_the_same_review_share_it() -> None:
@@ -78,8 +80,8 @@ def test_rights_in_many_namespaces_are_kept_for_several_callers() -> None:
         namespaces = frozenset(f"n{number}" for number in range(1000))
         callers = [Caller(f"user-{number}") for number in range(6)]
         for _ in range(2):
-            for each in callers:
-                await reviews.find_visible(each, namespaces)
+            for caller in callers:
+                await reviews.find_visible(caller, namespaces)
         assert set(reviewer.asked.values()) == {len(callers)}
 
     virtual_time.run(main())
@@ -91,7 +93,7 @@ def test_review_that_fails_is_asked_again() -> None:
         reviews = AccessReviews(reviewer, asyncio.get_running_loop().time)
         reviewer.fails = True
         answers = await ask_many(reviews, 3)
-        assert [type(each).__name__ for each in answers] == ["ReviewFailedError"] * 3
+        assert [type(answer).__name__ for answer in answers] == ["ReviewFailedError"] * 3
         reviewer.fails = False
         assert await ask_many(reviews, 3) == [frozenset({"team-7"})] * 3
 

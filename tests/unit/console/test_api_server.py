@@ -84,8 +84,8 @@ def make_view() -> ClusterView:
             pod("p", "g2", {GPU: "1"}, "chat"),
         ]
     )
-    for each in view._lists:  # the watches that set them run in tests/cluster
-        each.set()
+    for event in view._lists:  # the watches that set them run in tests/cluster
+        event.set()
     return view
 
 
@@ -158,9 +158,9 @@ async def test_tenant_sees_models_and_costs_of_his_namespaces_only() -> None:
             assert "secret" not in json.dumps(tenants), route.path
             assert "hidden" not in json.dumps(tenants), route.path
         _, costs, _ = await api.ask("/api/v1/density/cost", TENANT)
-        assert [each["name"] for each in costs["models"]] == ["chat"]
+        assert [cost["name"] for cost in costs["models"]] == ["chat"]
         _, all_costs, _ = await api.ask("/api/v1/density/cost")
-        assert [each["name"] for each in all_costs["models"]] == ["hidden", "chat"]
+        assert [cost["name"] for cost in all_costs["models"]] == ["hidden", "chat"]
 
 
 async def test_flood_of_one_caller_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,8 +221,8 @@ async def test_answer_that_the_client_has_is_not_sent_again() -> None:
     async with serving() as api:
         _, _, headers = await api.ask("/api/v1/density/nodes")
         etag = headers["ETag"]
-        for known in (etag, f'"x", W/{etag}', "*"):
-            status, body, again = await api.ask("/api/v1/density/nodes", headers={"If-None-Match": known})
+        for tag in (etag, f'"x", W/{etag}', "*"):
+            status, body, again = await api.ask("/api/v1/density/nodes", headers={"If-None-Match": tag})
             assert (status, body, again["ETag"]) == (304, None, etag)
         assert (await api.ask("/api/v1/density/nodes", headers={"If-None-Match": '"x"'}))[0] == 200
         # Another caller gets another answer under the same path.
@@ -236,7 +236,7 @@ async def test_pages_follow_each_other() -> None:
         offset: Any = 0
         while offset is not None:
             _, answer, _ = await api.ask(f"/api/v1/density/nodes?limit=1&offset={offset}")
-            seen += [each["nodeName"] for each in answer["nodes"]]
+            seen += [node["nodeName"] for node in answer["nodes"]]
             offset = answer["nextOffset"]
         assert seen == ["c1", "g1", "g2", "mac"]
 
@@ -266,8 +266,8 @@ async def test_pages_follow_each_other() -> None:
 )
 async def test_impossible_query_is_refused_as_json(path: str, status: int) -> None:
     async with serving() as api:
-        found, answer, _ = await api.ask(path)
-        assert found == status, answer
+        code, answer, _ = await api.ask(path)
+        assert code == status, answer
         assert ("error" in answer) == (status != 200)
 
 
@@ -304,16 +304,16 @@ async def test_method_that_a_route_has_not_is_refused_with_those_that_it_has() -
 )
 async def test_body_of_a_simulation_is_checked(body: bytes, status: int) -> None:
     async with serving() as api:
-        found, answer, _ = await api.ask("/api/v1/density/simulate", method="POST", data=body)
-        assert found == status, answer
+        code, answer, _ = await api.ask("/api/v1/density/simulate", method="POST", data=body)
+        assert code == status, answer
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=300), raw=st.binary(max_size=40))
 async def test_no_name_makes_the_server_fail(text: str, raw: bytes) -> None:
     async with serving() as api:
-        for each in (quote(text, safe=""), quote(raw, safe="")):
-            for path in (f"query?model={each}", f"nodes/{each}", f"nodes?limit={each}"):
+        for quoted in (quote(text, safe=""), quote(raw, safe="")):
+            for path in (f"query?model={quoted}", f"nodes/{quoted}", f"nodes?limit={quoted}"):
                 status, _, _ = await api.ask(f"/api/v1/density/{path}")
                 assert status in {200, 400, 404}, path
 

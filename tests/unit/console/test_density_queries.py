@@ -72,14 +72,14 @@ def ask(snapshot: DensitySnapshot, text: str = "tiny", **more: Any) -> QueryAnsw
 
 
 def names(answer: QueryAnswer) -> list[str]:
-    return [each.node_name for each in answer.ranked_nodes]
+    return [node.node_name for node in answer.ranked_nodes]
 
 
 def test_faster_node_of_the_same_level_comes_first() -> None:
     answer = ask(world())
     assert names(answer) == ["mac", "g1", "g2", "c1"]
-    assert [each.score for each in answer.ranked_nodes] == sorted(
-        (each.score for each in answer.ranked_nodes), reverse=True
+    assert [node.score for node in answer.ranked_nodes] == sorted(
+        (node.score for node in answer.ranked_nodes), reverse=True
     )
 
 
@@ -100,9 +100,9 @@ def test_least_level_is_honoured() -> None:
 def test_model_that_fits_nowhere_states_what_is_missing() -> None:
     snapshot = build_source([*cpu_node("c1", 2 * GIB), model("tiny")]).take_snapshot()
     assert names(ask(snapshot)) == []
-    (found,) = ask(snapshot, min_fit="too_tight").ranked_nodes
-    assert (found.score, found.fit_level) == (0.0, "too_tight")
-    assert "short" in found.model.shortfall
+    (node,) = ask(snapshot, min_fit="too_tight").ranked_nodes
+    assert (node.score, node.fit_level) == (0.0, "too_tight")
+    assert "short" in node.model.shortfall
 
 
 def test_stale_cordoned_and_sick_nodes_are_shown_and_not_placed_on() -> None:
@@ -114,10 +114,10 @@ def test_stale_cordoned_and_sick_nodes_are_shown_and_not_placed_on() -> None:
     )
     answer = ask(snapshot)
     assert names(answer) == ["mac", "g1", "g2", "c1"]
-    assert [each.node_name for each in answer.excluded_nodes] == ["cordoned", "lost", "sick", "stale"]
+    assert [excluded_node.node_name for excluded_node in answer.excluded_nodes] == ["cordoned", "lost", "sick", "stale"]
     nodes = list_nodes(snapshot, table(), VENDORS, None, Page()).nodes
-    assert {each.node_name for each in nodes if each.stale} == {"stale", "lost"}
-    assert {each.node_name for each in nodes if each.unavailable} == {"stale", "lost", "cordoned", "sick"}
+    assert {entry.node_name for entry in nodes if entry.stale} == {"stale", "lost"}
+    assert {entry.node_name for entry in nodes if entry.unavailable} == {"stale", "lost", "cordoned", "sick"}
     assert len(nodes) == 8
 
 
@@ -166,7 +166,7 @@ def test_models_of_other_namespaces_are_hidden() -> None:
         describe_node(snapshot, table(), VENDORS, seen, name="g2", page=Page()),
         list_costs(snapshot, DensityPrices(), seen, Page()),
     )
-    assert not any(b"secret" in msgspec.json.encode(each) for each in hidden)
+    assert not any(b"secret" in msgspec.json.encode(answer) for answer in hidden)
     with pytest.raises(ModelNotFound):
         simulate_model(snapshot, table(), seen, SimulateRequest(model="secret"))
     shown = list_installed_models(snapshot, None, Page())
@@ -206,7 +206,7 @@ async def test_measurement_of_a_namespace_corrects_only_its_own_models() -> None
 def test_quantization_and_context_are_honoured() -> None:
     def need(**more: Any) -> float:
         answer = simulate_model(world(), table(), None, SimulateRequest(model="tiny", **more))
-        return next(each.required_memory_gb for each in answer.ranked_nodes if each.node_name == "g1")
+        return next(node.required_memory_gb for node in answer.ranked_nodes if node.node_name == "g1")
 
     assert need(quantization="Q8_0") > need() + 2 > need(quantization="Q2_K") + 2
     assert need(context=65536) > need() + 5
@@ -214,8 +214,8 @@ def test_quantization_and_context_are_honoured() -> None:
 
 def test_simulation_takes_the_devices_of_the_replica() -> None:
     answer = simulate_model(world(), table(), None, SimulateRequest(model="team/tiny"))
-    found = {each.node_name: each for each in answer.ranked_nodes}
-    two, mac = found["g2"], found["mac"]
+    nodes = {node.node_name: node for node in answer.ranked_nodes}
+    two, mac = nodes["g2"], nodes["mac"]
     assert two.after is not None
     assert mac.after is not None
     assert (two.before.free_devices, two.after.free_devices) == (2, 1)
@@ -259,7 +259,7 @@ def test_quantized_weights_do_not_fit_where_the_architecture_cannot_serve_them(s
 
 def test_stated_memory_decides_a_simulation() -> None:
     answer = simulate_model(world(), table(), None, SimulateRequest(model="tiny", memory_gb=30))
-    assert {each.node_name for each in answer.ranked_nodes if each.fit_level != "too_tight"} == {"mac", "g2"}
+    assert {node.node_name for node in answer.ranked_nodes if node.fit_level != "too_tight"} == {"mac", "g2"}
     assert not simulate_model(world(), table(), None, SimulateRequest(model="tiny", memory_gb=500)).can_fit_anywhere
 
 
@@ -283,13 +283,13 @@ def test_impossible_simulation_is_refused_with_the_way_out(request_: SimulateReq
 def shape(value: Any) -> Any:
     """Return the keys of a sample in camelCase, at any depth."""
     if isinstance(value, dict):
-        return {camel(key): shape(each) for key, each in value.items() if not key.startswith("_")}
+        return {camel(key): shape(part) for key, part in value.items() if not key.startswith("_")}
     return [shape(value[0])] if isinstance(value, list) and value else []
 
 
 def camel(key: str) -> str:
     head, *rest = key.split("_")
-    return head[:1].lower() + head[1:] + "".join(each.capitalize() for each in rest)
+    return head[:1].lower() + head[1:] + "".join(word.capitalize() for word in rest)
 
 
 def missing(sample: Any, answer: Any, path: str = "") -> list[str]:
@@ -297,10 +297,10 @@ def missing(sample: Any, answer: Any, path: str = "") -> list[str]:
     if isinstance(sample, dict):
         lacks = [f"{path}/{key}" for key in sample if key not in answer]
         return lacks + [
-            each
+            lacking
             for key, part in sample.items()
             if key in answer
-            for each in missing(part, answer[key], f"{path}/{key}")
+            for lacking in missing(part, answer[key], f"{path}/{key}")
         ]
     return missing(sample[0], answer[0], path) if sample and answer else []
 
@@ -327,18 +327,18 @@ def test_report_of_fit_has_the_keys_of_the_original() -> None:
     sample = json.loads((SAMPLES / "sympozium-llmfit-cluster-fit.json").read_text())
     assert sample.keys() == report.keys()
     assert sample["ranked_nodes"][0].keys() == report["ranked_nodes"][0].keys()
-    by_node = {each["node"]: each for each in report["node_results"]}
+    by_node = {result["node"]: result for result in report["node_results"]}
     assert sample["node_results"][0].keys() == by_node["g1"].keys()
     assert by_node["stale"] == {"node": "stale", "error": "not considered", "reason": "its facts are stale"}
-    assert [each["node"] for each in report["ranked_nodes"]] == ["mac", "g1", "g2", "c1"]
+    assert [node["node"] for node in report["ranked_nodes"]] == ["mac", "g1", "g2", "c1"]
 
 
 def test_metrics_are_the_nine_of_the_original() -> None:
     snapshot = world(*gpu_node("stale", observed_at=OLD))
     text = render_metrics(build_process_registry(), snapshot, table()).decode()
-    found = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE pomona_density_")}
+    metrics = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE pomona_density_")}
     per_node = ("score", "stale", "ram_total_gb", "ram_available_gb", "gpu_vram_gb", "gpu_count", "model_count")
-    assert found == {f"pomona_density_node_{each}" for each in per_node} | {
+    assert metrics == {f"pomona_density_node_{name}" for name in per_node} | {
         "pomona_density_cluster_nodes_total",
         "pomona_density_cluster_nodes_stale",
     }
@@ -361,28 +361,28 @@ frees = st.integers(0, 24)
 def test_pages_together_are_ranked_and_lose_nothing(
     gpus: list[tuple[int, int]], cpus: list[int], tensors: list[int], limit: int
 ) -> None:
-    objects = [each for n, (free, count) in enumerate(gpus) for each in gpu_node(f"g{n}", count, free=free * GIB)]
-    objects += [each for n, free in enumerate(cpus) for each in cpu_node(f"c{n}", free * GIB)]
+    objects = [entry for n, (free, count) in enumerate(gpus) for entry in gpu_node(f"g{n}", count, free=free * GIB)]
+    objects += [entry for n, free in enumerate(cpus) for entry in cpu_node(f"c{n}", free * GIB)]
     for number, size in enumerate(tensors):
         kind, built = model(f"m{number}")
         built["status"]["layout"]["tensorBytes"] = size * GIB // 2
         objects.append((kind, built))
     snapshot, fits = build_source(objects).take_snapshot(), table()
     query = DensityQuery("team/m", min_fit="too_tight")
-    found, offset = list[Any](), 0
+    ranked, offset = list[Any](), 0
     while True:
         page = query_nodes(snapshot, fits, None, query, Page(offset, limit))
-        found += page.ranked_nodes
+        ranked += page.ranked_nodes
         if page.next_offset is None:
             break
         offset = page.next_offset
-    pairs = {(each.node_name, each.model.name) for each in found}
-    assert len(pairs) == len(found) == page.total == (len(gpus) + len(cpus)) * len(tensors)
-    ranks = [(RANKS[each.fit_level], -each.score) for each in found]
+    pairs = {(row.node_name, row.model.name) for row in ranked}
+    assert len(pairs) == len(ranked) == page.total == (len(gpus) + len(cpus)) * len(tensors)
+    ranks = [(RANKS[row.fit_level], -row.score) for row in ranked]
     assert ranks == sorted(ranks)
-    for each in found:
-        fits_in = each.model.memory_required_gb <= each.model.memory_available_gb + 0.01
-        assert fits_in == (each.fit_level != "too_tight")
+    for row in ranked:
+        fits_in = row.model.memory_required_gb <= row.model.memory_available_gb + 0.01
+        assert fits_in == (row.fit_level != "too_tight")
 
 
 @given(free=st.lists(st.integers(0, 100), max_size=8), count=st.integers(1, 4), needed=st.integers(1, 100))
@@ -398,7 +398,7 @@ def test_a_further_replica_never_adds_room(free: list[int], count: int, needed: 
 def test_rows_of_llmfit_are_one_for_each_model_on_its_best_node() -> None:
     snapshot = world()
     answer = list_llmfit_models(snapshot, table(), None, DensityQuery("*"), Page())
-    rows = {each["name"]: each["node_name"] for each in answer["models"]}
+    rows = {row["name"]: row["node_name"] for row in answer["models"]}
     assert rows["team/tiny"] == "mac"
     assert len(rows) == answer["total_models"] == answer["returned_models"]
     sample = json.loads((SAMPLES / "rest-models-keys.json").read_text())
@@ -409,7 +409,9 @@ def test_node_without_facts_is_listed_and_ranked_nowhere() -> None:
     source = build_source([(NODES, node("bare", {"cpu": "4", "memory": "8Gi"})), model("tiny")])
     answer = ask(source.take_snapshot())
     assert names(answer) == []
-    assert [(each.node_name, each.reason) for each in answer.excluded_nodes] == [("bare", "its hardware is unknown")]
+    assert [(excluded_node.node_name, excluded_node.reason) for excluded_node in answer.excluded_nodes] == [
+        ("bare", "its hardware is unknown")
+    ]
 
 
 class CountedModels(list[Any]):
@@ -424,12 +426,12 @@ class CountedModels(list[Any]):
 
 def test_models_on_disks_are_looked_at_once_and_not_for_each_node() -> None:
     resource, tiny = model("tiny")
-    tiny["status"]["copies"] = [{"node": each, "name": "w", "claim": "uid", "path": "tiny"} for each in ("n3", "n7")]
-    objects = [each for number in range(20) for each in gpu_node(f"n{number}")]
-    found = build_source([*objects, (resource, tiny)]).take_snapshot()
-    found.stored = stored = CountedModels(found.stored)
-    answer = list_nodes(found, table(), VENDORS, None, Page())
-    assert [each.node_name for each in answer.nodes if each.installed_models] == ["n3", "n7"]
+    tiny["status"]["copies"] = [{"node": node, "name": "w", "claim": "uid", "path": "tiny"} for node in ("n3", "n7")]
+    objects = [entry for number in range(20) for entry in gpu_node(f"n{number}")]
+    snapshot = build_source([*objects, (resource, tiny)]).take_snapshot()
+    snapshot.stored = stored = CountedModels(snapshot.stored)
+    answer = list_nodes(snapshot, table(), VENDORS, None, Page())
+    assert [node.node_name for node in answer.nodes if node.installed_models] == ["n3", "n7"]
     assert stored.looks == 1
 
 
@@ -447,15 +449,15 @@ def test_heartbeat_of_a_node_lets_no_pod_be_counted_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(Vendor, "offers", count)
     _, (resource, beat) = cpu_node("c1", observed_at="2026-11-21T11:59:59Z")
     source.view.store.put(resource, {**beat, "metadata": {**beat["metadata"], "resourceVersion": "2"}})
-    assert [each.devices for each in source.take_snapshot().placed] == [2]
+    assert [replica.devices for replica in source.take_snapshot().placed] == [2]
     assert GPU not in asked
 
 
 def test_orders_of_models_that_are_kept_are_bounded_by_their_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = [each for number in range(1, 25) for each in gpu_node(f"g{number}", free=number * GIB)]
-    found, kept = build_source(nodes).take_snapshot(), table()
-    assert len(found.profiles) == 24
-    monkeypatch.setattr(fit_table, "MOST_RANKED", 10 * len(found.models))
-    answers = [kept.rank_models(found.models, each) for each in found.profiles]
-    assert sum(len(ranked) for _, ranked in kept._ranked.values()) <= 10 * len(found.models)
-    assert [kept.rank_models(found.models, each) for each in found.profiles] == answers
+    nodes = [entry for number in range(1, 25) for entry in gpu_node(f"g{number}", free=number * GIB)]
+    snapshot, kept = build_source(nodes).take_snapshot(), table()
+    assert len(snapshot.profiles) == 24
+    monkeypatch.setattr(fit_table, "MOST_RANKED", 10 * len(snapshot.models))
+    answers = [kept.rank_models(snapshot.models, profile) for profile in snapshot.profiles]
+    assert sum(len(ranked) for _, ranked in kept._ranked.values()) <= 10 * len(snapshot.models)
+    assert [kept.rank_models(snapshot.models, profile) for profile in snapshot.profiles] == answers

@@ -33,13 +33,13 @@ from tests.support.density_worlds import (
 
 def rank_one_by_one(snapshot: DensitySnapshot, names: tuple[str, ...]) -> list[RankedFit]:
     """Return the models on a cell by a table that has computed nothing else."""
-    found = []
+    ranked = []
     profile = snapshot.profile_of[names[0]]
-    for position, each in enumerate(snapshot.models):
-        place = FitTable(CONTEXT_LENGTH).find_place(each, profile)
+    for position, ranked_model in enumerate(snapshot.models):
+        place = FitTable(CONTEXT_LENGTH).find_place(ranked_model, profile)
         if place is not None:
-            found.append(RankedFit(*place.rank, each.full_name, position))
-    return sorted(found)
+            ranked.append(RankedFit(*place.rank, ranked_model.full_name, position))
+    return sorted(ranked)
 
 
 free = st.integers(0, 26)
@@ -47,7 +47,7 @@ free = st.integers(0, 26)
 
 @st.composite
 def draw_models(draw: st.DrawFn) -> list[tuple[Any, Any]]:
-    found = []
+    models = []
     for number, (size, memory) in enumerate(
         draw(st.lists(st.tuples(st.integers(1, 60), st.sampled_from((None, 3, 20))), min_size=1, max_size=6))
     ):
@@ -58,8 +58,8 @@ def draw_models(draw: st.DrawFn) -> list[tuple[Any, Any]]:
             built["status"]["format"] = "safetensors"
         if size % 11 == 0:
             del built["status"]["layout"]
-        found.append((kind, built))
-    return found
+        models.append((kind, built))
+    return models
 
 
 @settings(max_examples=25, deadline=None)
@@ -67,7 +67,7 @@ def draw_models(draw: st.DrawFn) -> list[tuple[Any, Any]]:
 def test_ranks_on_a_cell_equal_those_computed_one_by_one(
     known: list[Any], gpus: list[tuple[int, int]], memory: int, budget: int
 ) -> None:
-    nodes = [each for n, (size, count) in enumerate(gpus) for each in gpu_node(f"g{n}", count, free=size * GIB)]
+    nodes = [entry for n, (size, count) in enumerate(gpus) for entry in gpu_node(f"g{n}", count, free=size * GIB)]
     snapshot = build_source([*nodes, *cpu_node("c", memory * GIB), host("mac", budget * GIB), *known]).take_snapshot()
     table = FitTable(CONTEXT_LENGTH)
     for profile in snapshot.profiles:
@@ -91,8 +91,8 @@ Objects = dict[tuple[Any, str], Any]
 @given(changes)
 def test_view_after_changes_equals_one_that_begins_with_them(steps: list[tuple[str, int, int]]) -> None:
     clock = Clock()
-    known = [*gpu_node("n0", 2), *gpu_node("n1"), *cpu_node("n2"), model("tiny")]
-    source, objects = build_source(known, clock), {(kind, each["metadata"]["name"]): each for kind, each in known}
+    initial = [*gpu_node("n0", 2), *gpu_node("n1"), *cpu_node("n2"), model("tiny")]
+    source, objects = build_source(initial, clock), {(kind, obj["metadata"]["name"]): obj for kind, obj in initial}
     source.take_snapshot()
     for moment, (step, number, amount) in enumerate(steps):
         clock.seconds += 100 if step == "wait" else 0
@@ -100,11 +100,11 @@ def test_view_after_changes_equals_one_that_begins_with_them(steps: list[tuple[s
         # The facts of an agent that is heard first may be old, which is not what this compares.
         anew = build_source([], clock)
         anew.view.registry.foreign, anew.view.freshness = source.view.registry.foreign, source.view.freshness
-        for (kind, _), each in objects.items():
-            anew.view.store.put(kind, each)
-        found, expected = source.take_snapshot(), anew.take_snapshot()
-        assert found.machines == expected.machines
-        assert found.profiles == expected.profiles
+        for (kind, _), obj in objects.items():
+            anew.view.store.put(kind, obj)
+        actual, expected = source.take_snapshot(), anew.take_snapshot()
+        assert actual.machines == expected.machines
+        assert actual.profiles == expected.profiles
 
 
 def change(view: ClusterView, objects: Objects, step: str, name: str, amount: int, *, version: str) -> None:
@@ -121,7 +121,7 @@ def change(view: ClusterView, objects: Objects, step: str, name: str, amount: in
     elif step in {"remove", "unbind"}:
         gone = {"remove": (NODE_FITNESSES if amount % 2 else NODES, name), "unbind": (PODS, f"p{version}")}[step]
         if step == "unbind":
-            gone = next((each for each in objects if each[0] is PODS), gone)
+            gone = next((key for key in objects if key[0] is PODS), gone)
         objects.pop(gone, None)
         view.store.remove(gone[0], "team" if gone[0] is PODS else None, gone[1])
     elif step == "cordon" and node is not None:
@@ -152,4 +152,4 @@ def test_first_question_after_the_lists_estimates_nothing(monkeypatch: pytest.Mo
     asyncio.run(start())
     monkeypatch.delattr("console.fit_table.assess_fit")
     answer = query_nodes(service.take_snapshot(), service.table, None, DensityQuery("*"), Page())
-    assert {each.node_name for each in answer.ranked_nodes} == {"g1", "c1"}
+    assert {node.node_name for node in answer.ranked_nodes} == {"g1", "c1"}

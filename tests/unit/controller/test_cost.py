@@ -58,18 +58,18 @@ class CountingStore(Store):
         return super().get(resource, name, namespace)
 
     def list(self, resource: Resource, namespace: str | None = None) -> list[Obj]:
-        found = super().list(resource, namespace)
-        self.reads += len(found)
-        return found
+        objects = super().list(resource, namespace)
+        self.reads += len(objects)
+        return objects
 
     def by_index(self, resource: Resource, name: str, value: str) -> Sequence[Obj]:
-        found = super().by_index(resource, name, value)
-        known = self._counted.get((resource, name, value))
-        if known is None or known[0] is not found:
-            counted = CountedObjects(found)
+        objects = super().by_index(resource, name, value)
+        cached = self._counted.get((resource, name, value))
+        if cached is None or cached[0] is not objects:
+            counted = CountedObjects(objects)
             counted.store = self
-            known = self._counted[resource, name, value] = found, counted
-        return known[1]
+            cached = self._counted[resource, name, value] = objects, counted
+        return cached[1]
 
 
 def other_service(number: int, on_metal: bool) -> list[tuple[Resource, Obj]]:
@@ -87,16 +87,16 @@ def other_service(number: int, on_metal: bool) -> list[tuple[Resource, Obj]]:
 
 
 def count_reads(decide: Callable[[Snapshot], object], objects: list[tuple[Resource, Obj]], others: int) -> int:
-    known = CountingStore()
-    declare_indexes(known)
-    declare_nodes(known, VENDORS)
-    everything = [*objects, *(each for number in range(others) for each in other_service(number, bool(number % 2)))]
+    store = CountingStore()
+    declare_indexes(store)
+    declare_nodes(store, VENDORS)
+    everything = [*objects, *(pair for number in range(others) for pair in other_service(number, bool(number % 2)))]
     for resource, obj in everything:
-        known.put(resource, deepcopy(obj))
-    decide(Snapshot(known, NOW))  # sums over the processes of a host are computed once, until one of them changes
-    known.reads = 0
-    decide(Snapshot(known, NOW))
-    return known.reads
+        store.put(resource, deepcopy(obj))
+    decide(Snapshot(store, NOW))  # sums over the processes of a host are computed once, until one of them changes
+    store.reads = 0
+    decide(Snapshot(store, NOW))
+    return store.reads
 
 
 def decide_chat(snapshot: Snapshot) -> object:
@@ -134,24 +134,24 @@ def test_decision_reads_the_same_whatever_else_there_is(name: str) -> None:
 
 def count_reads_of_a_report(others: int) -> int:
     """Return the reads for the cell of a host whose agent has reported, beside other hosts and services."""
-    known = CountingStore()
-    declare_indexes(known)
-    declare_nodes(known, VENDORS)
+    store = CountingStore()
+    declare_indexes(store)
+    declare_nodes(store, VENDORS)
     hosts = [(METAL_HOSTS, host(f"other-{number}", GIB)) for number in range(others)]
     for resource, obj in [
         *WAITING,
         *hosts,
-        *(each for number in range(others) for each in other_service(number, True)),
+        *(pair for number in range(others) for pair in other_service(number, True)),
     ]:
-        known.put(resource, deepcopy(obj))
-    registry = CellRegistry(known, VENDORS, lambda _host: True)
+        store.put(resource, deepcopy(obj))
+    registry = CellRegistry(store, VENDORS, lambda _host: True)
     registry.list_cells()
     reported = host(free_bytes=GIB)
     reported["metadata"]["resourceVersion"] = "2"
-    known.put(METAL_HOSTS, reported)
-    known.reads = 0
+    store.put(METAL_HOSTS, reported)
+    store.reads = 0
     registry.list_cells()
-    return known.reads
+    return store.reads
 
 
 def test_cell_of_a_host_reads_the_same_whatever_else_there_is() -> None:
@@ -159,28 +159,28 @@ def test_cell_of_a_host_reads_the_same_whatever_else_there_is() -> None:
 
 
 def test_drained_hosts_share_one_look_at_the_hosts() -> None:
-    known = CountingStore()
-    declare_indexes(known)
+    store = CountingStore()
+    declare_indexes(store)
     _, objects = DECISIONS["a drained host"]
     others = [(METAL_HOSTS, host(f"other-{number}", GIB, address=f"10.0.0.{number}")) for number in range(200)]
     for resource, obj in [*objects, *others]:
-        known.put(resource, deepcopy(obj))
-    decide_studio(Snapshot(known, NOW))
-    known.reads = 0
-    decide_studio(Snapshot(known, NOW))
-    assert known.reads < 50
+        store.put(resource, deepcopy(obj))
+    decide_studio(Snapshot(store, NOW))
+    store.reads = 0
+    decide_studio(Snapshot(store, NOW))
+    assert store.reads < 50
 
 
 def test_replicas_that_wait_alike_share_one_look_at_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = CountingStore()
-    declare_indexes(known)
-    declare_nodes(known, VENDORS)
+    store = CountingStore()
+    declare_indexes(store)
+    declare_nodes(store, VENDORS)
     waiting = [process(f"chat-{number}-0") for number in range(3)]
     waiting.append(process("chat-3-0", gib=2))
     waiting.append(process("chat-4-0", host="studio-9"))
-    for resource, obj in [*WAITING, *((METAL_PROCESSES, each) for each in waiting)]:
-        known.put(resource, deepcopy(obj))
-    hosts, diagnosed = list_hosts(known)[0], list[str]()
+    for resource, obj in [*WAITING, *((METAL_PROCESSES, metal_process) for metal_process in waiting)]:
+        store.put(resource, deepcopy(obj))
+    hosts, diagnosed = list_hosts(store)[0], list[str]()
     find_problem = diagnosis.diagnose_process
 
     def diagnose(found: MetalProcess, *further: Any) -> ServiceProblem | None:
@@ -188,7 +188,7 @@ def test_replicas_that_wait_alike_share_one_look_at_the_hosts(monkeypatch: pytes
         return find_problem(found, *further)
 
     monkeypatch.setattr(diagnosis, "diagnose_process", diagnose)
-    snapshot = Snapshot(known, NOW)
+    snapshot = Snapshot(store, NOW)
     chat = as_service(chat_service(replicas=5, **METAL)[1])
     replicas = observe_hosts(snapshot, chat, None, 5)
     assert len(hosts) == 2
@@ -197,13 +197,13 @@ def test_replicas_that_wait_alike_share_one_look_at_the_hosts(monkeypatch: pytes
 
 
 def test_services_that_wait_share_one_look_at_the_hosts() -> None:
-    known = CountingStore()
-    declare_indexes(known)
-    declare_nodes(known, VENDORS)
+    store = CountingStore()
+    declare_indexes(store)
+    declare_nodes(store, VENDORS)
     for resource, obj in [*WAITING, *((METAL_HOSTS, host(f"other-{number}", GIB)) for number in range(200))]:
-        known.put(resource, deepcopy(obj))
-    known.put(METAL_PROCESSES, process("chat-1-0"))
-    decide_chat(Snapshot(known, NOW))
-    known.reads = 0
-    decide_chat(Snapshot(known, NOW))
-    assert known.reads < 50
+        store.put(resource, deepcopy(obj))
+    store.put(METAL_PROCESSES, process("chat-1-0"))
+    decide_chat(Snapshot(store, NOW))
+    store.reads = 0
+    decide_chat(Snapshot(store, NOW))
+    assert store.reads < 50

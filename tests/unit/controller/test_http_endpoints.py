@@ -94,7 +94,7 @@ async def test_taken_port_stops_nothing_and_is_served_once_it_is_free(monkeypatc
         assert told[0]["address"] == f"127.0.0.1:{address.port}"
         assert told[0]["way_out"].startswith("free the port, or set --metrics-bind-address to another address or 0")
         await eventually(lambda: len(tries) > 3)
-        assert [each["event"] for each in told] == ["port_not_served"], "it is told once"
+        assert [entry["event"] for entry in told] == ["port_not_served"], "it is told once"
         taken.close()
 
         def is_served() -> bool:

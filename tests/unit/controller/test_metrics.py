@@ -69,13 +69,13 @@ def used() -> ControllerMetrics:
 
 def served(metrics: ControllerMetrics) -> dict[str, tuple[str, frozenset[str]]]:
     """Return type and labels of each metric by name, as a scraper reads them."""
-    found = {}
+    families = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         assert family.samples, name
-        found[name] = family.type, frozenset(labels)
-    return found
+        families[name] = family.type, frozenset(labels)
+    return families
 
 
 def value(metrics: ControllerMetrics, name: str, **labels: str) -> float | None:

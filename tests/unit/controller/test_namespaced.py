@@ -76,7 +76,7 @@ async def bind_later() -> None:
             assert set(api.written) == {"a"}
             api.refusing.clear()
             await eventually(lambda: "b" in api.written, 2 * feed.REFUSED_SECONDS)
-    assert [each["namespace"] for each in logs if each["event"] == "namespace_refused"] == ["b"]
+    assert [log["namespace"] for log in logs if log["event"] == "namespace_refused"] == ["b"]
     assert {namespace for _, namespace in api.read} == {"a", "b"}
     assert {LEASES, METAL_HOSTS, METAL_PROCESSES, NODES}.isdisjoint(resource for resource, _ in api.read)
 

@@ -102,7 +102,7 @@ async def test_nothing_is_decided_before_foreign_pods_are_counted(monkeypatch: p
     options = ControllerOptions(PodSettings("pomona:test"), elects=False)
     controller = Controller(world, no_credentials, options, health=health)
     async with running(controller.run()):
-        await eventually(lambda: world.waits and all(each.settled.is_set() for each in controller._feeds))
+        await eventually(lambda: world.waits and all(feed.settled.is_set() for feed in controller._feeds))
         for _ in range(100):
             await asyncio.sleep(0)
         assert not health.is_ready
@@ -144,7 +144,7 @@ async def test_a_new_leader_lists_all_kinds_at_once_and_again_only_what_could_no
     controller = Controller(world, no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     async with running(controller._lead()):
         await eventually(lambda: ("apply", MODELS, "new") in world.calls)
-    twice = Counter({each.resource: 2 for each in (*WRITTEN_BY_USERS, *REPORTED)})
+    twice = Counter({selection.resource: 2 for selection in (*WRITTEN_BY_USERS, *REPORTED)})
     assert Counter(resource for _, resource, _ in world.calls[: twice.total()]) == twice
 
 
@@ -301,12 +301,13 @@ async def test_host_gets_the_token_of_a_new_service_without_a_read() -> None:
     options = ControllerOptions(PodSettings("pomona:test"))
     reconcilers, _ = run.registrations(options, leases, ControllerMetrics(), monitors, kueue=KueueQueues())
     services, hosts = (
-        next(each for each in reconcilers if each.resource == kind) for kind in (INFERENCE_SERVICES, METAL_HOSTS)
+        next(reconciler for reconciler in reconcilers if reconciler.resource == kind)
+        for kind in (INFERENCE_SERVICES, METAL_HOSTS)
     )
     assert services.written is not None
     assert hosts.observe is not None
     _, secret = token_secret(as_service(service()), "first")
     services.written(SECRETS, secret)
-    known = store((METAL_HOSTS, host("studio-1", address="")), (METAL_PROCESSES, process("a-b-0", host="studio-1")))
-    facts = await hosts.observe(NothingIsRead(), Snapshot(known, NOW), ObjectKey("", "studio-1"))
+    cluster = store((METAL_HOSTS, host("studio-1", address="")), (METAL_PROCESSES, process("a-b-0", host="studio-1")))
+    facts = await hosts.observe(NothingIsRead(), Snapshot(cluster, NOW), ObjectKey("", "studio-1"))
     assert facts.tokens == {"team_chat-token_token": secret["data"]["token"]}

@@ -119,11 +119,11 @@ def test_compatible_programs_of_the_machine_come_first(
     program(tmp_path / "bin", "etcd", "etcd Version: 3.6.0")
     program(tmp_path / "bin", "kubectl", "Client Version: v1.36.1")
 
-    found = ensure_binaries()
+    binaries = ensure_binaries()
 
-    assert found.etcd == assets / "etcd"
-    assert found.kube_apiserver == empty_machine / "kube-apiserver"  # of another minor version
-    assert found.kubectl == tmp_path / "bin" / "kubectl"
+    assert binaries.etcd == assets / "etcd"
+    assert binaries.kube_apiserver == empty_machine / "kube-apiserver"  # of another minor version
+    assert binaries.kubectl == tmp_path / "bin" / "kubectl"
 
 
 def test_only_missing_programs_are_built_and_a_failed_build_leaves_none(empty_machine: Path, tmp_path: Path) -> None:

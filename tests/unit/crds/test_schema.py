@@ -12,13 +12,13 @@ from crds.meta import GROUP
 
 
 def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, Any]]]:
-    found = [(path, schema)]
+    schemas = [(path, schema)]
     for name, child in schema.get("properties", {}).items():
-        found += walk(child, f"{path}.{name}")
+        schemas += walk(child, f"{path}.{name}")
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            found += walk(schema[key], f"{path}[]")
-    return found
+            schemas += walk(schema[key], f"{path}[]")
+    return schemas
 
 
 def open_ends(schema: dict[str, Any]) -> list[str]:

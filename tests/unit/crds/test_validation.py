@@ -25,7 +25,7 @@ def test_bad_manifest_is_refused_with_the_way_out(bad: RefusedManifest) -> None:
     assert re.search(bad.says, said), said
 
 
-@pytest.mark.parametrize("resource", SPECS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("resource", SPECS, ids=lambda resource: resource.kind)
 def test_good_manifest_is_accepted(resource: Resource) -> None:
     assert validation.problems(make_manifest(resource)) == []
 
@@ -34,7 +34,7 @@ def test_tuning_arguments_are_accepted() -> None:
     assert validation.problems(make_manifest(INFERENCE_SERVICES, extraArgs=GOOD_ARGUMENTS)) == []
 
 
-@pytest.mark.parametrize("resource", DEFAULTS, ids=lambda each: each.kind)
+@pytest.mark.parametrize("resource", DEFAULTS, ids=lambda resource: resource.kind)
 def test_defaults_are_filled_in(resource: Resource) -> None:
     manifest = make_manifest(resource)
     assert validation.with_defaults(manifest)["spec"] == SPECS[resource] | DEFAULTS[resource]
@@ -58,16 +58,16 @@ def test_null_does_not_satisfy_a_required_field() -> None:
 
 
 def test_all_violations_are_reported_with_their_fields() -> None:
-    found = validation.problems(make_manifest(INFERENCE_SERVICES, replicas=-1, parallel=65))
-    assert [each.path for each in found] == [("spec", "parallel"), ("spec", "replicas")]
+    violations = validation.problems(make_manifest(INFERENCE_SERVICES, replicas=-1, parallel=65))
+    assert [violation.path for violation in violations] == [("spec", "parallel"), ("spec", "replicas")]
 
 
 def test_rules_are_evaluated_unless_the_structure_is_wrong() -> None:
     problem = "names a Model of the same namespace"
     told = [*map(str, validation.problems(make_manifest(INFERENCE_SERVICES, modelRef="other/tiny")))]
-    assert [problem in each for each in sorted(told)] == [True, False], told
+    assert [problem in text for text in sorted(told)] == [True, False], told
     told = [*map(str, validation.problems(make_manifest(INFERENCE_SERVICES, modelRef="other/tiny", parallel="two")))]
-    assert not any(problem in each for each in told)
+    assert not any(problem in text for text in told)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_rules_are_evaluated_unless_the_structure_is_wrong() -> None:
             ),
         ),
     ],
-    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+    ids=lambda param: next(iter(param)) if isinstance(param, dict) else "",
 )
 def test_malformed_manifest_is_refused(change: dict[str, Any], says: str) -> None:
     assert [*map(str, validation.problems(make_manifest(INFERENCE_SERVICES) | change))] == [says]

@@ -48,13 +48,13 @@ ACCEPTED = {
 
 def described_in_schema(schema: dict[str, Any], *path: str) -> Iterator[tuple[str, str]]:
     """Yield path and description of each value; a section has properties, and refuses all others."""
-    for name, each in schema["properties"].items():
+    for name, child in schema["properties"].items():
         if name == FROM_HELM:
             continue
-        if "properties" in each:
-            yield from described_in_schema(each, *path, name)
+        if "properties" in child:
+            yield from described_in_schema(child, *path, name)
         else:
-            yield ".".join((*path, name)), each["description"]
+            yield ".".join((*path, name)), child["description"]
     assert schema["additionalProperties"] is False, path
 
 
@@ -63,10 +63,10 @@ def described_in_comments(text: str) -> Iterator[tuple[str, str]]:
     path: list[str] = []
     comment = ""
     for line in text.splitlines():
-        if found := re.fullmatch(r" *# -- (.*)", line):
-            comment = found[1]
-        elif found := re.match(r"( *)(\w+):", line):
-            path[len(found[1]) // 2 :] = [found[2]]
+        if match := re.fullmatch(r" *# -- (.*)", line):
+            comment = match[1]
+        elif match := re.match(r"( *)(\w+):", line):
+            path[len(match[1]) // 2 :] = [match[2]]
             if comment:
                 yield ".".join(path), comment
             comment = ""
@@ -74,10 +74,10 @@ def described_in_comments(text: str) -> Iterator[tuple[str, str]]:
 
 def values(section: dict[str, Any], described: frozenset[str], *path: str) -> Iterator[str]:
     """Yield the path of each value; what is below a described one is its content."""
-    for name, each in section.items():
+    for name, child in section.items():
         where = ".".join((*path, name))
-        if isinstance(each, dict) and where not in described:
-            yield from values(each, described, *path, name)
+        if isinstance(child, dict) and where not in described:
+            yield from values(child, described, *path, name)
         else:
             yield where
 
@@ -86,7 +86,7 @@ def test_each_value_is_described_in_the_same_words_by_comment_and_schema() -> No
     described = dict(described_in_schema(SCHEMA))
     assert dict(described_in_comments(TEXT)) == described
     assert [*values(yaml.safe_load(TEXT), frozenset(described))] == [*described]
-    assert all(re.fullmatch(r"[A-Z].*\.", each) for each in described.values())
+    assert all(re.fullmatch(r"[A-Z].*\.", description) for description in described.values())
 
 
 def test_section_and_default_cannot_be_emptied() -> None:
@@ -101,27 +101,27 @@ def test_default_values_are_valid() -> None:
 
 def find_schema(path: str) -> dict[str, Any]:
     """Return the schema of a value, or that of the items of one that is a list."""
-    found = SCHEMA
+    schema = SCHEMA
     for name in path.split("."):
-        found = found["properties"][name]
-    return dict(found.get("items", found))
+        schema = schema["properties"][name]
+    return dict(schema.get("items", schema))
 
 
 def list_required(section: dict[str, Any], schema: dict[str, Any], *path: str) -> Iterator[str]:
     """Yield the path of each section, and of each default that an empty value would take away."""
     for name, value in section.items():
-        each = schema["properties"][name]
-        if "properties" in each:
+        child = schema["properties"][name]
+        if "properties" in child:
             yield ".".join((*path, name))
-            yield from list_required(value, each, *path, name)
+            yield from list_required(value, child, *path, name)
         elif value and not isinstance(value, dict):
             yield ".".join((*path, name))
 
 
 def list_stated_as_required(schema: dict[str, Any], *path: str) -> Iterator[str]:
     yield from (".".join((*path, name)) for name in schema.get("required", ()))
-    for name, each in schema.get("properties", {}).items():
-        yield from list_stated_as_required(each, *path, name)
+    for name, child in schema.get("properties", {}).items():
+        yield from list_stated_as_required(child, *path, name)
 
 
 def is_valid(schema: dict[str, Any], value: str) -> bool:
@@ -135,12 +135,12 @@ def texts(schema: dict[str, Any]) -> st.SearchStrategy[str]:
 
 @pytest.mark.parametrize("path", REFUSED)
 def test_value_that_makes_no_sense_is_refused(path: str) -> None:
-    assert [each for each in REFUSED[path] if is_valid(find_schema(path), each)] == []
+    assert [value for value in REFUSED[path] if is_valid(find_schema(path), value)] == []
 
 
 @pytest.mark.parametrize("path", ACCEPTED)
 def test_value_that_makes_sense_is_accepted(path: str) -> None:
-    assert [each for each in ACCEPTED[path] if not is_valid(find_schema(path), each)] == []
+    assert [value for value in ACCEPTED[path] if not is_valid(find_schema(path), value)] == []
 
 
 @pytest.mark.parametrize("path", OPTIONS)

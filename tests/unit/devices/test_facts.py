@@ -41,21 +41,21 @@ def test_facts_that_linux_lacks_are_none() -> None:
 
 
 def test_facts_of_this_machine() -> None:
-    found = host.read()
-    assert found.boot_id
-    assert found.booted_at_seconds
-    assert found.booted_at_seconds < time.time()
-    assert found.memory_bytes
-    assert found.model_memory_bytes
-    assert found.model_memory_bytes < found.memory_bytes
-    assert found.cpu_cores
+    host_facts = host.read()
+    assert host_facts.boot_id
+    assert host_facts.booted_at_seconds
+    assert host_facts.booted_at_seconds < time.time()
+    assert host_facts.memory_bytes
+    assert host_facts.model_memory_bytes
+    assert host_facts.model_memory_bytes < host_facts.memory_bytes
+    assert host_facts.cpu_cores
 
 
 def test_state_of_this_machine() -> None:
-    found = host.state()
-    assert found.pressure.available_bytes
-    assert found.uptime_seconds
-    assert host.state().uptime_seconds in {found.uptime_seconds, found.uptime_seconds + 1}
+    state = host.state()
+    assert state.pressure.available_bytes
+    assert state.uptime_seconds
+    assert host.state().uptime_seconds in {state.uptime_seconds, state.uptime_seconds + 1}
 
 
 def test_stat_of_a_process_with_a_misleading_name() -> None:

@@ -36,9 +36,9 @@ def test_footprint_includes_descendants() -> None:
     ) as family:
         assert family.stdout
         assert [family.stdout.readline() for _ in range(2)] == ["held\n"] * 2
-        found = footprint_bytes(family.pid)
-        assert found is not None
-        assert 128 * MIB < found < 256 * MIB
+        size = footprint_bytes(family.pid)
+        assert size is not None
+        assert 128 * MIB < size < 256 * MIB
         family.communicate()
     assert footprint_bytes(family.pid) is None
 

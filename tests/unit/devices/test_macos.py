@@ -120,8 +120,8 @@ def said_by_metal(working_set_bytes: int) -> str:
 def test_facts_of_a_mac(monkeypatch: pytest.MonkeyPatch, outputs: dict[str, str], expected: HostFacts) -> None:
     texts = {tool: recorded(text) if (FIXTURES / text).exists() else text for tool, text in outputs.items()}
     stand_in(monkeypatch, texts)
-    found = macos.read()
-    assert {name: getattr(found, name) for name in HostFacts.__slots__ if name != "architecture"} == {
+    facts = macos.read()
+    assert {name: getattr(facts, name) for name in HostFacts.__slots__ if name != "architecture"} == {
         name: getattr(expected, name) for name in HostFacts.__slots__ if name != "architecture"
     }
 
@@ -262,9 +262,9 @@ def test_garbage_is_unknown_and_breaks_nothing(text: str) -> None:
 def test_a_changed_recording_breaks_nothing(name: str, data: st.DataObject) -> None:
     text = recorded(name)
     at = data.draw(st.integers(0, len(text)))
-    found = gpu.parse(text[:at] + data.draw(st.text(max_size=5)) + text[at + data.draw(st.integers(0, 20)) :])
-    assert found.cores != 0
-    assert found.utilization_percent is None or 0 <= found.utilization_percent <= 100
+    reading = gpu.parse(text[:at] + data.draw(st.text(max_size=5)) + text[at + data.draw(st.integers(0, 20)) :])
+    assert reading.cores != 0
+    assert reading.utilization_percent is None or 0 <= reading.utilization_percent <= 100
 
 
 @pytest.mark.parametrize(
@@ -283,9 +283,9 @@ def test_a_changed_recording_breaks_nothing(name: str, data: st.DataObject) -> N
 def test_working_set_by_memory_limit_and_version(
     memory_gib: int, limit_mib: int | None, version: str, expected_mib: int
 ) -> None:
-    found = macos.working_set_bytes(memory_gib * GIB, None if limit_mib is None else limit_mib * MIB, version)
-    assert found is not None
-    assert found // MIB == expected_mib
+    working_set = macos.working_set_bytes(memory_gib * GIB, None if limit_mib is None else limit_mib * MIB, version)
+    assert working_set is not None
+    assert working_set // MIB == expected_mib
 
 
 @pytest.mark.parametrize(

@@ -122,8 +122,8 @@ def test_pressure_of_a_linux_host_that_waits_for_memory(tmp_path: Path) -> None:
         "MemTotal:       65843172 kB\nMemFree:          812340 kB\nMemAvailable:   30408704 kB\n"
         "SwapTotal:       8388604 kB\nSwapFree:        6291456 kB\nHugePages_Total:       0\n"
     )
-    found = pressure._linux(kernel(tmp_path, waiting, memory))
-    assert found == PressureReading("warn", 2097148 * 1024, 30408704 * 1024)
+    reading = pressure._linux(kernel(tmp_path, waiting, memory))
+    assert reading == PressureReading("warn", 2097148 * 1024, 30408704 * 1024)
 
 
 @pytest.mark.parametrize("said", [None, "", "MemTotal:\nSwapTotal: some kB\n"])
@@ -139,10 +139,10 @@ def test_host_without_swap_uses_zero_bytes_of_swap(tmp_path: Path) -> None:
 def test_pressure_of_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libsystem, "sysctl_int", {"kern.memorystatus_vm_pressure_level": 2}.get)
     monkeypatch.setattr(libsystem, "memory_use", lambda: libsystem.MemoryUse(3 * PAGE_BYTES, 0, 2 * PAGE_BYTES, 0))
-    found = pressure._macos()
-    assert found.level == "warn"
-    assert found.available_bytes == psutil.virtual_memory().total - 5 * PAGE_BYTES
-    assert found.swap_used_bytes is not None
+    reading = pressure._macos()
+    assert reading.level == "warn"
+    assert reading.available_bytes == psutil.virtual_memory().total - 5 * PAGE_BYTES
+    assert reading.swap_used_bytes is not None
 
 
 def test_a_mac_without_values_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +156,8 @@ def test_a_mac_without_values_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_pressure_of_this_machine() -> None:
-    found = pressure.read()
-    assert found.level in {"normal", "warn", "critical"}
-    assert found.available_bytes
-    assert found.swap_used_bytes is not None
-    assert sys.platform == "darwin" or found.available_bytes % 1024 == 0
+    reading = pressure.read()
+    assert reading.level in {"normal", "warn", "critical"}
+    assert reading.available_bytes
+    assert reading.swap_used_bytes is not None
+    assert sys.platform == "darwin" or reading.available_bytes % 1024 == 0

@@ -38,9 +38,9 @@ from devices.vendors import VENDORS
 def test_product_is_found_by_label_id_or_name(
     vendor: str, text: str, name: str, family: str, memory_mib: int | None
 ) -> None:
-    found = find_product(vendor, text)
-    assert found
-    assert (found.name, found.family, found.memory_mib) == (name, family, memory_mib)
+    product = find_product(vendor, text)
+    assert product
+    assert (product.name, product.family, product.memory_mib) == (name, family, memory_mib)
     assert find_family(vendor, text) == family
 
 
@@ -102,9 +102,9 @@ def test_families_are_in_order_of_age_and_have_products() -> None:
     ],
 )
 def test_bandwidth_is_that_of_the_exact_product(text: str, memory_mib: int | None, gb_per_second: float | None) -> None:
-    found = find_product("nvidia", text, memory_mib)
-    assert found
-    assert found.gb_per_second == gb_per_second
+    product = find_product("nvidia", text, memory_mib)
+    assert product
+    assert product.gb_per_second == gb_per_second
 
 
 @pytest.mark.parametrize("text", ["NVIDIA GeForce RTX 2080 Laptop GPU", "GeForce RTX 3060 Mobile", "RTX 4070 D"])
@@ -124,4 +124,4 @@ def test_every_name_and_id_finds_its_own_product() -> None:
         assert vendor in VENDORS
         for product in products:
             assert find_product(vendor, product.name) == product
-            assert all(find_product(vendor, each) == product for each in product.ids)
+            assert all(find_product(vendor, product_id) == product for product_id in product.ids)

@@ -31,8 +31,8 @@ def test_idle_time_of_a_mac(text: str, seconds: float | None) -> None:
 
 @given(st.text())
 def test_any_other_output_is_unknown_or_a_time(text: str) -> None:
-    found = parse_hid_idle(text)
-    assert found is None or found >= 0
+    seconds = parse_hid_idle(text)
+    assert seconds is None or seconds >= 0
 
 
 def test_missing_tool_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

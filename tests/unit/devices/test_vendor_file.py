@@ -142,7 +142,7 @@ def test_variables_that_choose_no_devices_and_other_taints_are_accepted() -> Non
     variables = "{NCCL_DEBUG: INFO, _a.b-2: x}"
     table = parse_vendors(f"nvidia: {{environment: {variables}, tolerations: {taints}}}\n", list_pod_engines())
     assert table["nvidia"].environment == {"NCCL_DEBUG": "INFO", "_a.b-2": "x"}
-    assert [each.key for each in table["nvidia"].tolerations] == ["gpu-pool", "example.com/node-role"]
+    assert [toleration.key for toleration in table["nvidia"].tolerations] == ["gpu-pool", "example.com/node-role"]
 
 
 def test_administrator_may_give_pods_with_devices_more_of_their_node() -> None:

@@ -24,8 +24,8 @@ def typed(text: str) -> Iterator[list[str]]:
     lines = [line for block in list_blocks(text) for line in block.replace("\\\n", " ").splitlines()]
     lines += re.findall(r"`((?:\S*/)?pomona [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     for line in lines:
-        if found := re.match(r"\s*(?:\w+=\S+ )*(?:\S*/)?pomona (.*)", line.partition(" #")[0]):
-            yield shlex.split(re.split(r"\s(?:>>|\||&)", found[1])[0])
+        if match := re.match(r"\s*(?:\w+=\S+ )*(?:\S*/)?pomona (.*)", line.partition(" #")[0]):
+            yield shlex.split(re.split(r"\s(?:>>|\||&)", match[1])[0])
 
 
 def commands(group: click.Group, *names: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -41,7 +41,7 @@ def commands(group: click.Group, *names: str) -> Iterator[tuple[tuple[str, ...],
 COMMANDS = dict(commands(main))
 
 
-@pytest.mark.parametrize("names", [each for each in COMMANDS if each != (ENGINES_OWN,)], ids=" ".join)
+@pytest.mark.parametrize("names", [command for command in COMMANDS if command != (ENGINES_OWN,)], ids=" ".join)
 def test_help_of_every_command_has_an_example_of_it(names: tuple[str, ...]) -> None:
     said = CliRunner().invoke(main, [*names, "--help"], prog_name="pomona")
     assert said.exit_code == 0
@@ -57,11 +57,11 @@ def test_every_command_of_a_document_exists_with_its_options(document: Path) -> 
         for word in words:
             if not isinstance(command, click.Group) or word.startswith("-"):
                 break
-            found = command.get_command(click.Context(command), word)
-            assert found is not None, f"pomona {' '.join(words)}"
-            command = found
-        known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)} | {"--help"}
-        unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - known
+            subcommand = command.get_command(click.Context(command), word)
+            assert subcommand is not None, f"pomona {' '.join(words)}"
+            command = subcommand
+        options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)} | {"--help"}
+        unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - options
         assert not unknown, f"{document.name}: {command.name} has no {unknown}"
 
 

@@ -23,7 +23,9 @@ PAGE = (CHECKOUT / "docs" / "density-api.md").read_text()
 
 
 def test_page_has_every_route() -> None:
-    assert re.findall(r"^\| `(GET|POST) (\S+)` \|", PAGE, re.MULTILINE) == [(each.method, each.path) for each in ROUTES]
+    assert re.findall(r"^\| `(GET|POST) (\S+)` \|", PAGE, re.MULTILINE) == [
+        (route.method, route.path) for route in ROUTES
+    ]
 
 
 def test_page_has_every_metric() -> None:
@@ -48,6 +50,6 @@ def test_example_of_fit_is_what_the_command_prints(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(reading, "answer_by_cluster", answer_here)
     monkeypatch.setattr("cli.density.fit.progress_width", lambda: None)
-    found = CliRunner().invoke(main, ["fit", "qwen3-8b", "--min-fit", "too_tight"])
+    result = CliRunner().invoke(main, ["fit", "qwen3-8b", "--min-fit", "too_tight"])
     example = PAGE.partition("$ pomona fit qwen3-8b --min-fit too_tight\n")[2].partition("```")[0]
-    assert found.stdout == example
+    assert result.stdout == example

@@ -40,8 +40,8 @@ def test_table_of_scores_is_computed() -> None:
 
 
 def test_table_of_weights_has_the_options_variables_and_values() -> None:
-    variables = {each.opts[0]: str(each.envvar) for each in command.params if each.envvar}
-    defaults = {each.opts[0]: each.default for each in command.params}
+    variables = {param.opts[0]: str(param.envvar) for param in command.params if param.envvar}
+    defaults = {param.opts[0]: param.default for param in command.params}
     values = yaml.safe_load((CHECKOUT / "deploy" / "chart" / "values.yaml").read_text())["scheduler"]["weights"]
     rows = [[cell.strip("`") for cell in row] for row in list_rows("The score", 3)[1:]]
     assert {option: variable for option, variable, _ in rows} == variables
@@ -53,7 +53,7 @@ def test_every_metric_is_listed_with_its_type_and_labels() -> None:
     table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None, PerformanceTable())
     metrics = ExtenderMetrics(table)
     metrics.count_request("filter", "scored", 0.001)
-    served = {_describe(each) for each in metrics.registry.collect() if not OF_THE_PROCESS.match(each.name)}
+    served = {_describe(metric) for metric in metrics.registry.collect() if not OF_THE_PROCESS.match(metric.name)}
     rows = list_rows("Routes and metrics", 4)[1:]
     assert {(name.strip("`"), kind, labels.replace("`", "")) for name, kind, labels, _ in rows} == served
 
@@ -75,4 +75,6 @@ def test_configuration_is_for_a_scheduler_in_the_same_pod() -> None:
     assert extender["urlPrefix"] == f"http://127.0.0.1:{DEFAULT_PORT}"
     assert (extender["ignorable"], extender["nodeCacheCapable"]) == (True, True)
     assert not extender.keys() & {"preemptVerb", "bindVerb"}
-    assert all(any(vendor.offers(each["name"]) for vendor in VENDORS.values()) for each in extender["managedResources"])
+    assert all(
+        any(vendor.offers(resource["name"]) for vendor in VENDORS.values()) for resource in extender["managedResources"]
+    )

@@ -54,7 +54,7 @@ def test_dashboard_names_no_data_source_of_its_own(path: Any) -> None:
     assert not [panel["title"] for panel in panels if not panel.get("description")]
     # An interval that is shorter than two scrapes has no rate, and a long one hides what is short.
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
-    intervals = {found for expression in expressions for found in re.findall(r"[})a-z]\[([^\]]+)\]", expression)}
+    intervals = {interval for expression in expressions for interval in re.findall(r"[})a-z]\[([^\]]+)\]", expression)}
     assert intervals <= {"$__rate_interval"}
 
 

@@ -17,8 +17,8 @@ from tests.support.simulated_model import make_inspected
 def is_selected(policy: Obj, pod: Obj) -> bool:
     labels = pod["metadata"].get("labels", {})
     return all(
-        each["operator"] == "Exists" and each["key"] in labels
-        for each in policy["spec"]["podSelector"]["matchExpressions"]
+        expression["operator"] == "Exists" and expression["key"] in labels
+        for expression in policy["spec"]["podSelector"]["matchExpressions"]
     )
 
 
@@ -26,8 +26,8 @@ def read_policy(document: str) -> Obj:
     """Return the only NetworkPolicy of a document."""
     blocks = list_blocks((CHECKOUT / "docs" / document).read_text(), "yaml")
     (policy,) = (yaml.safe_load(block) for block in blocks if "kind: NetworkPolicy" in block)
-    found: Obj = policy
-    return found
+    manifest: Obj = policy
+    return manifest
 
 
 def make_engine_pod() -> Obj:
@@ -71,12 +71,12 @@ def test_policy_of_jobs_selects_no_engine() -> None:
 )
 def test_job_reaches_public_addresses_by_https(address: str, *, is_open: bool) -> None:
     names, sources = read_policy("pods.md")["spec"]["egress"]
-    assert [(each["port"], each["protocol"]) for each in names["ports"]] == [(53, "UDP"), (53, "TCP")]
+    assert [(name["port"], name["protocol"]) for name in names["ports"]] == [(53, "UDP"), (53, "TCP")]
     assert sources["ports"] == [{"port": 443, "protocol": "TCP"}]
-    blocks = [each["ipBlock"] for each in sources["to"]]
+    blocks = [source["ipBlock"] for source in sources["to"]]
     target = ipaddress.ip_address(address)
     assert is_open is any(
         target in ipaddress.ip_network(block["cidr"])
-        and not any(target in ipaddress.ip_network(each) for each in block["except"])
+        and not any(target in ipaddress.ip_network(cidr) for cidr in block["except"])
         for block in blocks
     )

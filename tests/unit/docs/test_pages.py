@@ -73,7 +73,7 @@ def list_vendors_names() -> dict[str, set[str]]:
     """Return the resources, labels and taints of the tables, by their domain."""
     named: dict[str, set[str]] = {}
     for vendor in VENDORS.values():
-        taints = [each.key for each in vendor.tolerations]
+        taints = [toleration.key for toleration in vendor.tolerations]
         labels = [vendor.product_label, vendor.memory_label, vendor.shared_label]
         for name in (vendor.resource, *vendor.further_resources, *taints, *labels):
             if name:
@@ -85,7 +85,7 @@ def list_vendors_names() -> dict[str, set[str]]:
 def test_text_of_a_page_names_no_resource_or_label_that_the_tables_lack(path: Path) -> None:
     for domain, names in list_vendors_names().items():
         for name in re.findall(rf"(?<![\w./-]){re.escape(domain)}/[\w.*-]*[\w*]", path.read_text()):
-            is_known = name in names | WRONG_GUIDES or any(each.offers(name) for each in VENDORS.values())
+            is_known = name in names | WRONG_GUIDES or any(vendor.offers(name) for vendor in VENDORS.values())
             assert is_known, f"{name} is in no table"
 
 
@@ -94,7 +94,7 @@ def test_text_of_a_page_names_no_metric_or_image_that_the_tables_lack(path: Path
     text, tables = split_page(path)
     named = re.findall(r"`((?:llamacpp|sglang|vllm):\w+|(?:tgi|DCGM_FI|gpu|habanalabs)_\w+)`", text)
     named += re.findall(r"`([a-z0-9.-]+/[a-z0-9./_-]+:[^\s`/]+)`", text)
-    assert [each for each in named if f"`{each}`" not in tables] == []
+    assert [term for term in named if f"`{term}`" not in tables] == []
 
 
 @pytest.mark.parametrize("name", ENGINE_PAGES)
@@ -105,7 +105,7 @@ def test_extra_arguments_of_the_examples_are_taken(name: str) -> None:
             spec = manifest.get("spec", {})
             if "modelRef" in spec:
                 assert spec.get("runtime", name) == name
-                flags = [each for each in spec.get("extraArgs", []) if each.startswith("-")]
+                flags = [flag for flag in spec.get("extraArgs", []) if flag.startswith("-")]
                 assert set(flags) <= set(runtime.tuning)
 
 
@@ -117,7 +117,9 @@ def test_every_page_is_found_from_the_readme() -> None:
             continue
         reached.add(page)
         links = re.findall(r"\]\(([^)#]+\.md)[^)]*\)", page.read_text())
-        waiting += [found for each in links if "://" not in each and (found := (page.parent / each).resolve()).exists()]
+        waiting += [
+            target for link in links if "://" not in link and (target := (page.parent / link).resolve()).exists()
+        ]
     assert set(DOCUMENTS) - reached == set()
 
 
@@ -141,7 +143,9 @@ def test_example_of_a_vendors_file_adds_a_vendor_that_an_engine_serves_on(added:
 
 def test_example_of_a_service_uses_the_added_vendor(added: tuple[str, Vendor]) -> None:
     blocks = list_blocks(VENDOR_GUIDE.read_text(), "yaml")
-    service = next(each for block in blocks for each in yaml.safe_load_all(block) if "modelRef" in each.get("spec", {}))
+    service = next(
+        manifest for block in blocks for manifest in yaml.safe_load_all(block) if "modelRef" in manifest.get("spec", {})
+    )
     assert service["spec"]["hardware"]["accelerator"] == added[0]
 
 

@@ -38,8 +38,8 @@ def test_page_has_the_points_of_each_criterion() -> None:
 
 def test_page_says_how_packing_counts() -> None:
     bare = count_cell_points(node("n"), 10**6)
-    found = [count_cell_points(node("n"), leftover) - bare for leftover in (0, 1, 2)]
-    assert found == [14, 7, 4], "all, half, a third"
+    points = [count_cell_points(node("n"), leftover) - bare for leftover in (0, 1, 2)]
+    assert points == [14, 7, 4], "all, half, a third"
     assert count_cell_points(host("h"), -64 * GIB) - bare == 7, "half with 64 GiB"
 
 

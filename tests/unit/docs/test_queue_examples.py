@@ -59,7 +59,7 @@ class BusyPool:
         cells = self._list_cells()
         decided = plan(cells, self._units, RULES, self.now)
         self.board.update(decided, cells, self.now, units=self._units)
-        admitted = {each.unit.uid: each.cells for each in decided.actions if isinstance(each, Admit)}
+        admitted = {action.unit.uid: action.cells for action in decided.actions if isinstance(action, Admit)}
         self._units = [
             running_unit(unit, *admitted[unit.uid], since=self.now) if unit.uid in admitted else unit
             for unit in self._units
@@ -88,28 +88,28 @@ class ChatWait:
                 self.statuses.append(build_queue_status(standing))
             pool.now += 60
             await asyncio.sleep(60)
-        (self.start,) = (each for each in pool.starts if each.unit.service == CHAT)
+        (self.start,) = (start for start in pool.starts if start.unit.service == CHAT)
 
 
 @pytest.fixture(scope="module")
 def wait() -> ChatWait:
-    found = ChatWait()
-    virtual_time.run(found.run())
-    return found
+    chat_wait = ChatWait()
+    virtual_time.run(chat_wait.run())
+    return chat_wait
 
 
 def test_status_of_a_busy_pool_is_that_of_the_guide(wait: ChatWait) -> None:
     (block,) = list_blocks(read_section("What a service shows"), "yaml")
     expected = yaml.load(block, yaml.BaseLoader)["queue"]  # noqa: S506 - all values as text
-    found = yaml.load(yaml.safe_dump(wait.statuses[0]), yaml.BaseLoader)  # noqa: S506 - same
-    assert found == expected
+    status = yaml.load(yaml.safe_dump(wait.statuses[0]), yaml.BaseLoader)  # noqa: S506 - same
+    assert status == expected
 
 
 def test_estimated_start_of_a_busy_pool_is_that_of_the_guide(wait: ChatWait) -> None:
     text = read_section("The estimated start")
     assert list_blocks(text, "text") == [f"{describe_start(wait.statuses[0], datetime.fromtimestamp(COMES_AT, UTC))}\n"]
     assert "Five minutes before its start, `noEstimate` is `TooFewAhead`" in text
-    assert [each.get("noEstimate", "") for each in wait.statuses[-6:]] == ["", *["TooFewAhead"] * 5]
+    assert [status.get("noEstimate", "") for status in wait.statuses[-6:]] == ["", *["TooFewAhead"] * 5]
     assert wait.start is not None
     assert wait.start.outcome == "in_range"
 
@@ -128,9 +128,9 @@ def describe(cells: Sequence[Cell], units: Sequence[Unit]) -> str:
         board.update(plan(cells, units, RULES, COMES_AT), cells, COMES_AT, units=units)
         return board.standing(LARGE.service)
 
-    found = virtual_time.run(read())
-    assert found is not None
-    return f"large {found.place or 'none'} {found.reason}: {found.message}\n"
+    standing = virtual_time.run(read())
+    assert standing is not None
+    return f"large {standing.place or 'none'} {standing.reason}: {standing.message}\n"
 
 
 def test_gang_shows_what_the_guide_says() -> None:

@@ -57,8 +57,8 @@ def pod(labels: dict[str, str] | None = None, **devices: int) -> PodFacts:
 
 def subject(**more: Any) -> ScoringSubject:
     """Return a service with one device of NVIDIA."""
-    known: dict[str, Any] = {"accelerator": "nvidia", "device_count": 1, "is_served": True}
-    return ScoringSubject(HASH, "team", **{**known, **more})
+    defaults: dict[str, Any] = {"accelerator": "nvidia", "device_count": 1, "is_served": True}
+    return ScoringSubject(HASH, "team", **{**defaults, **more})
 
 
 def measured(model_hash: str = HASH, /, **speeds: float) -> Obj:

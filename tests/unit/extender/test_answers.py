@@ -55,8 +55,8 @@ class Boards:
         if self.defect is not None:
             raise self.defect
         count = pod.devices.get("nvidia.com/gpu", 0)
-        known = subject(need_bytes=30 * GIB, device_count=count)
-        return self.table.find_board(known, SERVED) if pod.labels == CHAT else None
+        scoring_subject = subject(need_bytes=30 * GIB, device_count=count)
+        return self.table.find_board(scoring_subject, SERVED) if pod.labels == CHAT else None
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def counted(registry: CollectorRegistry, verb: str, outcome: str) -> float | Non
 
 
 def test_recorded_request_for_a_filter_is_answered(answers: Answers, boards: Boards) -> None:
-    found = ask(answers, "filter", (RECORDED / "filter_names.json").read_bytes())
-    assert found == {
+    answer = ask(answers, "filter", (RECORDED / "filter_names.json").read_bytes())
+    assert answer == {
         "Nodes": None,
         "NodeNames": ["sim-1"],
         "FailedNodes": {},
@@ -103,25 +103,25 @@ def test_recorded_request_for_a_filter_is_answered(answers: Answers, boards: Boa
 
 def test_recorded_request_with_nodes_gets_them_back(answers: Answers) -> None:
     body = (RECORDED / "filter_nodes.json").read_bytes()
-    found = ask(answers, "filter", body)
+    answer = ask(answers, "filter", body)
     sent = json.loads(body)["Nodes"]["items"]
-    assert found["Nodes"]["items"] == [sent[1]]
-    assert found["NodeNames"] is None
-    assert set(found["FailedAndUnresolvableNodes"]) == {"sim-0", "sim-2"}
+    assert answer["Nodes"]["items"] == [sent[1]]
+    assert answer["NodeNames"] is None
+    assert set(answer["FailedAndUnresolvableNodes"]) == {"sim-0", "sim-2"}
 
 
 @pytest.mark.parametrize("form", ["names", "nodes"])
 def test_recorded_request_for_scores_is_answered(answers: Answers, form: str) -> None:
-    found = ask(answers, "prioritize", (RECORDED / f"prioritize_{form}.json").read_bytes())
+    answer = ask(answers, "prioritize", (RECORDED / f"prioritize_{form}.json").read_bytes())
     expected = [{"Host": "sim-0", "Score": 0}, {"Host": "sim-1", "Score": 10}, {"Host": "sim-2", "Score": 0}]
-    assert found == expected
+    assert answer == expected
 
 
 def test_node_without_free_memory_may_fit_later(answers: Answers, metrics: ExtenderMetrics) -> None:
-    found = ask(answers, "filter", args_body(CHAT, ["sim-3", "sim-1", "sim-0", "new"]))
-    assert found["NodeNames"] == ["sim-1", "new"]
-    assert found["FailedNodes"] == {"sim-3": "its shared devices have 1 GiB free, and the model needs 30.0 GiB"}
-    assert set(found["FailedAndUnresolvableNodes"]) == {"sim-0"}
+    answer = ask(answers, "filter", args_body(CHAT, ["sim-3", "sim-1", "sim-0", "new"]))
+    assert answer["NodeNames"] == ["sim-1", "new"]
+    assert answer["FailedNodes"] == {"sim-3": "its shared devices have 1 GiB free, and the model needs 30.0 GiB"}
+    assert set(answer["FailedAndUnresolvableNodes"]) == {"sim-0"}
     assert metrics.registry.get_sample_value("pomona_extender_rejected_nodes_total") == 2
 
 
@@ -130,8 +130,8 @@ def test_unknown_pod_fits_every_node_with_the_neutral_score(
     answers: Answers, metrics: ExtenderMetrics, labels: dict[str, str]
 ) -> None:
     names = ["sim-0", "sim-2", "new", "new"]
-    found = ask(answers, "filter", args_body(labels, names))
-    assert (found["NodeNames"], found["FailedNodes"], found["FailedAndUnresolvableNodes"]) == (names, {}, {})
+    answer = ask(answers, "filter", args_body(labels, names))
+    assert (answer["NodeNames"], answer["FailedNodes"], answer["FailedAndUnresolvableNodes"]) == (names, {}, {})
     assert ask(answers, "prioritize", args_body(labels, names)) == [{"Host": name, "Score": 3} for name in names]
     assert [counted(metrics.registry, verb, "neutral") for verb in VERBS] == [1, 1]
 
@@ -144,9 +144,9 @@ def test_defect_rejects_no_node(answers: Answers, boards: Boards, metrics: Exten
 
 
 def test_request_that_cannot_be_decoded_is_an_error_in_words(answers: Answers, metrics: ExtenderMetrics) -> None:
-    found = ask(answers, "filter", b'{"NodeNames": 7}')
-    assert found["Error"].startswith("pomona extender: the request is no ExtenderArgs: ")
-    assert found["NodeNames"] is None
+    answer = ask(answers, "filter", b'{"NodeNames": 7}')
+    assert answer["Error"].startswith("pomona extender: the request is no ExtenderArgs: ")
+    assert answer["NodeNames"] is None
     status, text = answers.answer("prioritize", b'{"NodeNames": 7}')
     assert (status, b"no ExtenderArgs" in text) == (400, True)
     assert [counted(metrics.registry, verb, "refused") for verb in VERBS] == [1, 1]

@@ -122,8 +122,8 @@ def test_service_that_does_not_exist_is_neutral(feed: ExtenderFeed, name: str) -
     ],
 )
 def test_object_that_cannot_be_read_is_neutral(feed: ExtenderFeed, resource: Any, broken: Obj) -> None:
-    known = SERVICE if resource is INFERENCE_SERVICES else MODEL
-    feed.view.store.put(resource, known | broken | {"metadata": known["metadata"] | {"resourceVersion": "2"}})
+    intact = SERVICE if resource is INFERENCE_SERVICES else MODEL
+    feed.view.store.put(resource, intact | broken | {"metadata": intact["metadata"] | {"resourceVersion": "2"}})
     assert feed.find_board(CHAT) is None
 
 

@@ -51,11 +51,11 @@ def test_as_many_devices_as_requested_must_be_large_enough(
 ) -> None:
     hardware = DeviceHardware(
         *(frozenset({"nvidia"}), "nvidia"),
-        memory_bytes=tuple(each and each * GIB for each in memory_gib),
+        memory_bytes=tuple(gib and gib * GIB for gib in memory_gib),
         lists_devices=True,
     )
-    found = find_static_misfit(hardware, subject(device_count=count, need_bytes=LARGE), VENDORS)
-    assert (found is None) == fits
+    misfit = find_static_misfit(hardware, subject(device_count=count, need_bytes=LARGE), VENDORS)
+    assert (misfit is None) == fits
 
 
 def test_shared_device_without_free_memory_fits_later() -> None:

@@ -49,8 +49,8 @@ def test_node_without_labels_is_unknown() -> None:
 
 
 def test_class_of_labels_comes_before_that_of_the_agent() -> None:
-    found = facts(L4_LABELS, device_class=H100).hardware
-    assert (found.single_class, found.vendors, found.lists_devices) == (L4, frozenset({"nvidia"}), False)
+    hardware = facts(L4_LABELS, device_class=H100).hardware
+    assert (hardware.single_class, hardware.vendors, hardware.lists_devices) == (L4, frozenset({"nvidia"}), False)
     alone = facts({}, device_class=H100).hardware
     assert (alone.single_class, alone.lists_devices) == (H100, True)
     assert alone.memory_bytes == (23034 << 20,) * 2
@@ -116,9 +116,9 @@ def test_class_of_several_devices_is_not_taken_for_that_of_one() -> None:
 
 def test_node_without_devices_is_known_by_its_processor() -> None:
     reported = structs.replace(fitness(), vendor="cpu", device_class="cpu-amd-epyc-7763x8", devices=[])
-    found = read_node({}, {}, reported, VENDORS).facts.hardware
-    assert (found.vendor, found.vendors, found.memory_bytes) == ("cpu", frozenset(), ())
-    assert found.name_class(1) == ""
+    hardware = read_node({}, {}, reported, VENDORS).facts.hardware
+    assert (hardware.vendor, hardware.vendors, hardware.memory_bytes) == ("cpu", frozenset(), ())
+    assert hardware.name_class(1) == ""
 
 
 @given(st.dictionaries(st.sampled_from([*L4_LABELS, *MI300_LABELS, *SHARED]), st.text(max_size=63)))
@@ -132,4 +132,4 @@ def test_nodes_of_a_kind_have_equal_facts_though_each_measures_a_little_differen
         structs.replace(read, memory_bytes=64 * GIB - kib * 1024, memory_bandwidth_bytes_per_second=bandwidth)
         for kib, bandwidth in ((1, 200_300_000_001), (4, 201_777_000_000), (900, 203_999_999_999))
     )
-    assert len({read_node({}, {}, each, VENDORS).facts for each in measured}) == 1
+    assert len({read_node({}, {}, status, VENDORS).facts for status in measured}) == 1

@@ -45,8 +45,8 @@ def test_model_whose_active_share_is_stated_later_is_estimated_anew() -> None:
     table.set_node("l4", facts(L4_LABELS))
     table.set_node("h100", facts(H100_LABELS))
     are_alike = []
-    for number, each in enumerate((unknown, stated)):
-        board = table.find_board(subject(), SERVED._replace(model=msgspec.convert(each, Model)))
+    for number, manifest in enumerate((unknown, stated)):
+        board = table.find_board(subject(), SERVED._replace(model=msgspec.convert(manifest, Model)))
         are_alike.append(board.pieces["l4"].replace(b"l4", b"h100") == board.pieces["h100"])
         table.set_node(f"other-{number}", facts(L4_LABELS))
     assert are_alike == [True, False], "nodes of unknown speed are alike"

@@ -59,9 +59,9 @@ def table(estimates: Estimates) -> SpeedTable:
 
 
 def scores(board: ScoreBoard, *names: str) -> list[int]:
-    found = [json.loads(board.pieces[name]) for name in names]
-    assert [each["Host"] for each in found] == [*names]
-    return [each["Score"] for each in found]
+    entries = [json.loads(board.pieces[name]) for name in names]
+    assert [entry["Host"] for entry in entries] == [*names]
+    return [entry["Score"] for entry in entries]
 
 
 def test_faster_class_has_the_higher_score(table: SpeedTable) -> None:
@@ -175,8 +175,8 @@ def test_hardware_that_is_gone_is_forgotten(table: SpeedTable) -> None:
     for number in range(50):
         table.set_node("l4", facts({**L4_LABELS, "nvidia.com/gpu.product": f"Lie-{number}"}))
         table.find_board(subject(), SERVED)
-    (known,) = table._speeds.values()
-    assert len(known.speeds) == len(table._groups) == 3
+    (speeds,) = table._speeds.values()
+    assert len(speeds.speeds) == len(table._groups) == 3
     for name in ("l4", "h100", "plain"):
         table.remove_node(name)
     assert (table._groups, table._pieces, table._facts) == ({}, {}, {})
@@ -209,8 +209,8 @@ def test_table_after_any_changes_is_that_of_the_last_state(
         changed.find_board(asked, SERVED)
     anew = SpeedTable(VENDORS, ScoreWeights(), Estimates(), PerformanceTable())
     measure(anew, measured(**speeds))
-    for name, known in last.items():
-        anew.set_node(name, known)
+    for name, node_facts in last.items():
+        anew.set_node(name, node_facts)
     one, other = changed.find_board(asked, SERVED), anew.find_board(asked, SERVED)
     assert (dict(one.pieces), one.failed, one.unresolvable) == (dict(other.pieces), other.failed, other.unresolvable)
     assert all(0 <= score <= 10 for score in scores(one, *one.pieces))

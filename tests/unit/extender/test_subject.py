@@ -27,8 +27,8 @@ from tests.unit.extender.extender_objects import GIB, HASH, pod
 
 def served(status: Any = None, **spec: Any) -> ServedModel:
     """Return a service of the tiny model."""
-    known = {"runtime": "vllm", "accelerator": "nvidia", "deviceMemoryBytes": 30 * GIB, **(status or {})}
-    service = msgspec.convert(api_objects.service(status=known, **spec), InferenceService)
+    fields = {"runtime": "vllm", "accelerator": "nvidia", "deviceMemoryBytes": 30 * GIB, **(status or {})}
+    service = msgspec.convert(api_objects.service(status=fields, **spec), InferenceService)
     return ServedModel(msgspec.convert(api_objects.model(), Model), service, service.status.runtime)
 
 
@@ -59,8 +59,8 @@ def test_devices_are_those_of_a_vendor(devices: dict[str, int], demand: DeviceDe
 
 
 def test_model_is_identified_as_the_service_serves_it() -> None:
-    found = served()
-    assert identify_model(found.model, found.service) == hash_model(found.model, "vllm", found.service.spec)
+    model = served()
+    assert identify_model(model.model, model.service) == hash_model(model.model, "vllm", model.service.spec)
     waiting = served({"runtime": ""})
     assert identify_model(waiting.model, waiting.service) == ""
 

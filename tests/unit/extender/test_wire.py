@@ -109,9 +109,9 @@ def test_no_bytes_raise_anything_else(body: bytes) -> None:
     "fields", [{}, {"NodeNames": None}, {"Nodes": None}, {"Nodes": {"items": None}}, {"NodeNames": []}]
 )
 def test_request_without_nodes_gets_an_empty_answer(fields: Any) -> None:
-    found = json.loads(encode_filter_result(decode_args(encode(Pod=POD, **fields))))
-    assert found["NodeNames"] == []
-    assert found["Error"] == ""
+    answer = json.loads(encode_filter_result(decode_args(encode(Pod=POD, **fields))))
+    assert answer["NodeNames"] == []
+    assert answer["Error"] == ""
     assert encode_priorities([]) == b"[]"
 
 
@@ -121,11 +121,11 @@ def decode_names(names: list[str]) -> ExtenderArgs:
 
 @given(NAMES, NAMES, NAMES)
 def test_answer_is_a_part_of_the_request_in_its_order(names: list[str], failed: list[str], never: list[str]) -> None:
-    found = json.loads(
+    answer = json.loads(
         encode_filter_result(decode_names(names), dict.fromkeys(failed, "busy"), dict.fromkeys(never, "too small"))
     )
-    assert found["NodeNames"] == [name for name in names if name not in {*failed, *never}]
-    assert found["Nodes"] is None
+    assert answer["NodeNames"] == [name for name in names if name not in {*failed, *never}]
+    assert answer["Nodes"] is None
 
 
 @given(NAMES, NAMES)
@@ -135,21 +135,21 @@ def test_nodes_come_back_as_they_were_sent(names: list[str], failed: list[str]) 
     ]
     args = decode_args(encode(Pod=POD, Nodes={"metadata": {}, "items": nodes}, NodeNames=None))
     assert args.names == names
-    found = json.loads(encode_filter_result(args, dict.fromkeys(failed, "busy")))
-    assert found["Nodes"]["items"] == [node for node in nodes if node["metadata"]["name"] not in failed]
-    assert found["NodeNames"] is None
+    answer = json.loads(encode_filter_result(args, dict.fromkeys(failed, "busy")))
+    assert answer["Nodes"]["items"] == [node for node in nodes if node["metadata"]["name"] not in failed]
+    assert answer["NodeNames"] is None
 
 
 def test_answer_has_the_keys_of_the_scheduler() -> None:
-    found = json.loads(encode_filter_result(decode_names(["n1", "n2", "n3"]), {"n2": "busy"}, {"n3": "too small"}))
-    assert found == {
+    answer = json.loads(encode_filter_result(decode_names(["n1", "n2", "n3"]), {"n2": "busy"}, {"n3": "too small"}))
+    assert answer == {
         "Nodes": None,
         "NodeNames": ["n1"],
         "FailedNodes": {"n2": "busy"},
         "FailedAndUnresolvableNodes": {"n3": "too small"},
         "Error": "",
     }
-    assert set(json.loads(encode_filter_error('a "bad" one'))) == set(found)
+    assert set(json.loads(encode_filter_error('a "bad" one'))) == set(answer)
     assert json.loads(encode_filter_error('a "bad" one'))["Error"] == 'a "bad" one'
 
 

@@ -30,17 +30,17 @@ changes = st.lists(st.tuples(st.sampled_from("abc"), st.lists(ratios, max_size=4
 def test_table_equals_what_is_learned_anew_of_what_a_namespace_may_use(
     steps: Sequence[tuple[str, tuple[MeasuredRatio, ...]]],
 ) -> None:
-    table, known = CorrectionTable(), dict[str, tuple[MeasuredRatio, ...]]()
-    for model_hash, found in steps:
-        table.put(model_hash, found)
-        known[model_hash] = found
+    table, by_hash = CorrectionTable(), dict[str, tuple[MeasuredRatio, ...]]()
+    for model_hash, step in steps:
+        table.put(model_hash, step)
+        by_hash[model_hash] = step
         for namespace in ("", "team", "other", "third"):
             usable = {"", CONTROLLER_NAMESPACE, namespace}
             learned = learn_corrections(
-                each.ratio for ratios in known.values() for each in ratios if each.namespace in usable
+                ratio.ratio for ratios in by_hash.values() for ratio in ratios if ratio.namespace in usable
             )
             for vendor in VENDORS:
-                for device_class in (f"{vendor}-{each}" for each in (*CLASSES, "newx1")):
+                for device_class in (f"{vendor}-{suffix}" for suffix in (*CLASSES, "newx1")):
                     own = ScopedCorrections(table, namespace).find(vendor, device_class, "vllm")
                     expected = learned.find(vendor, device_class, "vllm")
                     assert tuple(own) == pytest.approx(tuple(expected))
@@ -51,10 +51,13 @@ def test_table_equals_what_is_learned_anew_of_what_a_namespace_may_use(
 def test_measurements_of_a_tenant_change_nothing_for_others(factors: list[float]) -> None:
     table = CorrectionTable()
     table.put("shared", (measured("", 0.8),))
-    before = {each: table.find(each, "nvidia", "nvidia-ax1", "vllm") for each in ("", "team", CONTROLLER_NAMESPACE)}
+    before = {
+        namespace: table.find(namespace, "nvidia", "nvidia-ax1", "vllm")
+        for namespace in ("", "team", CONTROLLER_NAMESPACE)
+    }
     for number, factor in enumerate(factors):
         table.put(f"forged-{number}", (measured("hostile", factor),))
-    assert before == {each: table.find(each, "nvidia", "nvidia-ax1", "vllm") for each in before}
+    assert before == {namespace: table.find(namespace, "nvidia", "nvidia-ax1", "vllm") for namespace in before}
 
 
 def test_change_names_its_namespaces_and_what_is_equal_changes_nothing() -> None:

@@ -14,8 +14,8 @@ def _ratio(ratio: float, device_class: str = "nvidia-l4x1", vendor: str = "nvidi
 
 
 def test_nothing_measured_corrects_nothing() -> None:
-    found = NO_CORRECTIONS.find("nvidia", "nvidia-l4x1", "llama.cpp")
-    assert (found.ratio, found.measurements) == (1.0, 0)
+    correction = NO_CORRECTIONS.find("nvidia", "nvidia-l4x1", "llama.cpp")
+    assert (correction.ratio, correction.measurements) == (1.0, 0)
 
 
 def test_many_measurements_of_a_class_decide_its_correction() -> None:
@@ -33,8 +33,8 @@ def test_one_measurement_corrects_less_than_many() -> None:
 
 def test_unmeasured_class_has_the_correction_of_its_vendor() -> None:
     learned = learn_corrections([_ratio(0.7, f"nvidia-{name}x1") for name in "abcdef"])
-    found = learned.find("nvidia", "nvidia-newx1", "llama.cpp")
-    assert found.ratio == pytest.approx(math.exp(math.log(0.7) * 6 / 7))
+    correction = learned.find("nvidia", "nvidia-newx1", "llama.cpp")
+    assert correction.ratio == pytest.approx(math.exp(math.log(0.7) * 6 / 7))
     assert learned.find("amd", "amd-newx1", "llama.cpp").measurements == 0
     assert learned.find("nvidia", "nvidia-newx1", "vllm").measurements == 0
 
@@ -59,18 +59,18 @@ def test_damaged_measurement_is_not_learned(measured: float) -> None:
 def test_disagreeing_devices_make_a_vendor_uncertain() -> None:
     alike = learn_corrections([_ratio(1.0, f"nvidia-{name}x1") for name in "abcd"])
     unlike = learn_corrections([_ratio(0.2 * 2**i, f"nvidia-{name}x1") for i, name in enumerate("abcd")])
-    spreads = [each.find("nvidia", "nvidia-newx1", "llama.cpp").spread for each in (alike, unlike)]
+    spreads = [corrections.find("nvidia", "nvidia-newx1", "llama.cpp").spread for corrections in (alike, unlike)]
     assert spreads[1] > 1.5 * spreads[0]
 
 
 @given(st.lists(st.floats(0.06, 19), min_size=1, max_size=30))
 def test_correction_stays_between_its_measurements_and_none(ratios: list[float]) -> None:
-    learned = learn_corrections([_ratio(each) for each in ratios])
+    learned = learn_corrections([_ratio(ratio) for ratio in ratios])
     for device_class in ("nvidia-l4x1", "nvidia-newx1"):
-        found = learned.find("nvidia", device_class, "llama.cpp")
-        assert min(1.0, *ratios) - 1e-9 <= found.ratio <= max(1.0, *ratios) + 1e-9
-        assert found.spread > 0
-        assert found.measurements == len(ratios)
+        correction = learned.find("nvidia", device_class, "llama.cpp")
+        assert min(1.0, *ratios) - 1e-9 <= correction.ratio <= max(1.0, *ratios) + 1e-9
+        assert correction.spread > 0
+        assert correction.measurements == len(ratios)
 
 
 @given(st.permutations([_ratio(r, c) for r, c in ((0.5, "a"), (0.8, "a"), (1.4, "b"), (0.9, "c"), (1.1, "c"))]))

@@ -23,16 +23,16 @@ EXPERTS = Workload(QWEN3_30B)
 
 def _assess(devices: ServingDevices = CARD, workload: Workload = DENSE, **more: Any) -> Fit:
     options = more.pop("options", ServingOptions())
-    found = assess_fit(workload, options, devices, **more)
-    assert found
-    return found
+    fit = assess_fit(workload, options, devices, **more)
+    assert fit
+    return fit
 
 
 def _needed(workload: Workload = DENSE, count: int = 1, **options: Any) -> int:
-    found = estimate_pod(workload, ServingOptions(**options), count)
-    assert found
-    assert found.device_bytes_each
-    return found.device_bytes_each
+    memory = estimate_pod(workload, ServingOptions(**options), count)
+    assert memory
+    assert memory.device_bytes_each
+    return memory.device_bytes_each
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ def _needed(workload: Workload = DENSE, count: int = 1, **options: Any) -> int:
     [(1.4, "perfect"), (1.31, "perfect"), (1.29, "good"), (1.11, "good"), (1.09, "marginal"), (1.0, "marginal")],
 )
 def test_level_follows_the_headroom(headroom: float, level: FitLevel) -> None:
-    found = _assess(CARD._replace(free_bytes=round(_needed() * headroom) + 1))
-    assert (found.level, found.run_mode, found.shortfall) == (level, "accelerator", "")
-    assert found.utilization == pytest.approx(1 / headroom, rel=0.001)
-    assert found.speed
+    fit = _assess(CARD._replace(free_bytes=round(_needed() * headroom) + 1))
+    assert (fit.level, fit.run_mode, fit.shortfall) == (level, "accelerator", "")
+    assert fit.utilization == pytest.approx(1 / headroom, rel=0.001)
+    assert fit.speed
 
 
 def test_level_counts_free_memory_and_tells_that_of_an_idle_device() -> None:
-    found = _assess(CARD._replace(free_bytes=3 * GIB))
-    assert (found.level, found.level_if_idle) == ("too_tight", "perfect")
-    assert (found.available_bytes, found.speed) == (3 * GIB, None)
+    fit = _assess(CARD._replace(free_bytes=3 * GIB))
+    assert (fit.level, fit.level_if_idle) == ("too_tight", "perfect")
+    assert (fit.available_bytes, fit.speed) == (3 * GIB, None)
     short = size_text(_needed() - 3 * GIB)
-    assert found.shortfall == (
+    assert fit.shortfall == (
         f"needs {size_text(_needed())}, 3.0 GiB free on nvidia-geforce-rtx-4090x1: short {short}; it would fit if "
         "nothing else used the 24.0 GiB there"
     )
@@ -60,9 +60,9 @@ def test_level_counts_free_memory_and_tells_that_of_an_idle_device() -> None:
 def test_shortfall_of_a_small_device_names_a_way_out_that_helps() -> None:
     devices = CARD._replace(memory_bytes=12 * GIB, free_bytes=12 * GIB)
     options = ServingOptions(context_length=131_072)
-    found = _assess(devices, options=options)
-    assert found.level == found.level_if_idle == "too_tight"
-    context = re.search(r"a contextLength of (\d+)", found.shortfall)
+    fit = _assess(devices, options=options)
+    assert fit.level == fit.level_if_idle == "too_tight"
+    context = re.search(r"a contextLength of (\d+)", fit.shortfall)
     assert context
     assert _assess(devices, options=structs.replace(options, context_length=int(context[1]))).level != "too_tight"
 
@@ -81,9 +81,9 @@ def test_memory_counts_as_free_where_nothing_reports_the_free_part() -> None:
 def test_vllm_needs_its_share_of_the_device_to_be_free() -> None:
     small = Workload(structs.replace(LLAMA_8B, tensor_bytes=10**9), "vllm")
     assert _assess(CARD, small).level == "perfect"
-    found = _assess(CARD._replace(free_bytes=20 * GIB), small)
-    assert (found.level, found.level_if_idle) == ("too_tight", "perfect")
-    assert found.shortfall.startswith(
+    fit = _assess(CARD._replace(free_bytes=20 * GIB), small)
+    assert (fit.level, fit.level_if_idle) == ("too_tight", "perfect")
+    assert fit.shortfall.startswith(
         "needs 22.1 GiB, 20.0 GiB free on nvidia-geforce-rtx-4090x1: short 2.1 GiB; it would"
     )
     lower = ServingOptions(extra_args=["--gpu-memory-utilization", "0.5"])
@@ -92,9 +92,9 @@ def test_vllm_needs_its_share_of_the_device_to_be_free() -> None:
 
 
 def test_heads_that_devices_cannot_divide_do_not_fit() -> None:
-    found = _assess(CARD._replace(device_count=3), Workload(LLAMA_8B, "vllm"))
-    assert found.level == "too_tight"
-    assert "does not divide the 32 attention heads" in found.shortfall
+    fit = _assess(CARD._replace(device_count=3), Workload(LLAMA_8B, "vllm"))
+    assert fit.level == "too_tight"
+    assert "does not divide the 32 attention heads" in fit.shortfall
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_weights_do_not_fit_on_an_architecture_that_cannot_serve_them(
 ) -> None:
     small = Workload(structs.replace(LLAMA_8B, tensor_bytes=10**9), "vllm", quantization="fp8")
     devices = describe_devices(vendor, product, memory_bytes=64 * GIB)._replace(family=family)
-    found = _assess(devices, small)
-    assert (found.level == found.level_if_idle == "too_tight") == bool(refused)
-    assert (refused or "") in found.shortfall
-    assert not refused or found.shortfall.startswith("runtime vllm cannot serve fp8 weights on ")
+    fit = _assess(devices, small)
+    assert (fit.level == fit.level_if_idle == "too_tight") == bool(refused)
+    assert (refused or "") in fit.shortfall
+    assert not refused or fit.shortfall.startswith("runtime vllm cannot serve fp8 weights on ")
     for quantization in ("", "bfloat16", "of-tomorrow"):
         assert _assess(devices, small._replace(quantization=quantization)).level != "too_tight"
 
@@ -147,13 +147,13 @@ def test_more_free_memory_never_worsens_a_fit(free: int, more: int, context: int
     workload, share = (EXPERTS, QWEN3_30B_ACTIVE) if experts else (DENSE, None)
     devices = CARD._replace(memory_bytes=200 * GIB)
     less, much = (
-        _assess(devices._replace(free_bytes=each), workload, options=options, active_share=share)
-        for each in (free, free + more)
+        _assess(devices._replace(free_bytes=size), workload, options=options, active_share=share)
+        for size in (free, free + more)
     )
     assert FIT_LEVELS.index(much.level) <= FIT_LEVELS.index(less.level)
     assert (much.level == "too_tight") <= (less.level == "too_tight")
-    for found in (less, much):
-        fits = found.level != "too_tight"
-        assert fits == (found.needed_bytes <= found.available_bytes)
-        assert fits == (not found.shortfall) == (found.speed is not None)
-        assert FIT_LEVELS.index(found.level_if_idle) <= FIT_LEVELS.index(found.level)
+    for fit in (less, much):
+        fits = fit.level != "too_tight"
+        assert fits == (fit.needed_bytes <= fit.available_bytes)
+        assert fits == (not fit.shortfall) == (fit.speed is not None)
+        assert FIT_LEVELS.index(fit.level_if_idle) <= FIT_LEVELS.index(fit.level)

@@ -29,24 +29,24 @@ QWEN3_8B = Layout(
 
 def _parts(layout: Layout, **options: Any) -> dict[str, int]:
     runtime = options.pop("runtime", "llama.cpp")
-    found = estimate(Workload(layout, runtime), ServingOptions(**options))
-    assert found
-    return {name.removesuffix("_bytes"): size for name, size in found.parts._asdict().items()}
+    estimated = estimate(Workload(layout, runtime), ServingOptions(**options))
+    assert estimated
+    return {name.removesuffix("_bytes"): size for name, size in estimated.parts._asdict().items()}
 
 
 def _total(workload: Workload, options: ServingOptions) -> int:
-    found = estimate(workload, options)
-    assert found
-    return found.total_bytes
+    estimated = estimate(workload, options)
+    assert estimated
+    return estimated.total_bytes
 
 
 def test_estimate_of_a_known_model_matches_the_log_of_llama_cpp() -> None:
     # llama.cpp's own log for Qwen3-8B-Q4_K_M at 4,096 tokens: KV buffer 576 MiB, weights 4,794.9 MiB.
-    found = _parts(QWEN3_8B)
-    assert found["cache"] == 576 * MIB
-    assert found["weights"] == 5_027_783_488
-    assert 80 * MIB < found["compute"] < 160 * MIB
-    assert found["checkpoints"] == 0
+    parts = _parts(QWEN3_8B)
+    assert parts["cache"] == 576 * MIB
+    assert parts["weights"] == 5_027_783_488
+    assert 80 * MIB < parts["compute"] < 160 * MIB
+    assert parts["checkpoints"] == 0
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_sliding_window_bounds_the_cache_and_its_checkpoints_count() -> None:
     whole = Layers(count=1, key_elements=1024, value_elements=1024)
     layout = structs.replace(QWEN3_8B, layers=[near, whole])
     token_bytes = 2 * 1024 * 2
-    found = _parts(layout, context_length=32_768, parallel=2)
+    parts = _parts(layout, context_length=32_768, parallel=2)
     # Two slots, each with 1,024 tokens of window and a batch of 512.
-    assert found["cache"] == 2 * token_bytes * (5 * 1536 + 32_768)
-    assert found["checkpoints"] == 2 * CHECKPOINTS * token_bytes * 5 * 1536
+    assert parts["cache"] == 2 * token_bytes * (5 * 1536 + 32_768)
+    assert parts["checkpoints"] == 2 * CHECKPOINTS * token_bytes * 5 * 1536
     assert _parts(layout, context_length=32_768, extra_args=("--swa-full",))["checkpoints"] == 0
     assert _parts(layout, context_length=32_768, extra_args=("--swa-full",))["cache"] == token_bytes * 6 * 32_768
 
@@ -118,12 +118,12 @@ def test_a_text_is_embedded_in_one_batch() -> None:
 
 
 def test_a_draft_counts_without_another_engine() -> None:
-    found = estimate(Workload(QWEN3_8B, draft=QWEN3_8B, further_bytes=7), ServingOptions())
-    assert found
-    assert found.draft
-    assert found.draft.engine_bytes == found.draft.further_bytes == 0
-    assert found.total_bytes == sum(found.parts) + sum(found.draft)
-    assert found.text().startswith("5.4 GiB the draft, 4.7 GiB weights, 576.0 MiB context, ")
+    estimated = estimate(Workload(QWEN3_8B, draft=QWEN3_8B, further_bytes=7), ServingOptions())
+    assert estimated
+    assert estimated.draft
+    assert estimated.draft.engine_bytes == estimated.draft.further_bytes == 0
+    assert estimated.total_bytes == sum(estimated.parts) + sum(estimated.draft)
+    assert estimated.text().startswith("5.4 GiB the draft, 4.7 GiB weights, 576.0 MiB context, ")
 
 
 def test_unknown_layout_or_runtime_has_no_estimate() -> None:
@@ -161,7 +161,7 @@ LAYOUTS = st.builds(
 HEADS = LAYOUTS.map(
     lambda layout: structs.replace(
         layout,
-        layers=[structs.replace(each, state_bytes=0, key_elements=each.value_elements) for each in layout.layers],
+        layers=[structs.replace(layer, state_bytes=0, key_elements=layer.value_elements) for layer in layout.layers],
     )
 )
 WORKLOADS = st.one_of(
@@ -206,14 +206,14 @@ def test_the_largest_context_fits_and_the_next_does_not(
     workload: Workload, options: ServingOptions, share: float
 ) -> None:
     limit = int(_total(workload, options) * share)
-    found = largest_context(workload, options, limit)
-    if found is None:
+    context = largest_context(workload, options, limit)
+    if context is None:
         assert options.context_length <= 512 or _total(workload, _with_context(options, 512)) > limit
         return
-    assert found < options.context_length
-    assert _total(workload, _with_context(options, found)) <= limit
-    if found + 256 < options.context_length:
-        assert _total(workload, _with_context(options, found + 256)) > limit
+    assert context < options.context_length
+    assert _total(workload, _with_context(options, context)) <= limit
+    if context + 256 < options.context_length:
+        assert _total(workload, _with_context(options, context + 256)) > limit
 
 
 @pytest.mark.parametrize(

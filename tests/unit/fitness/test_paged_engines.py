@@ -51,15 +51,15 @@ RTX_3090, A6000 = 24_576 * MIB, 49_140 * MIB
 
 
 def _pod(layout: Layout, devices: int = 1, runtime: str = "vllm", **options: Any) -> PodMemory:
-    found = estimate_pod(Workload(layout, runtime), ServingOptions(**options), devices)
-    assert found
-    return found
+    memory = estimate_pod(Workload(layout, runtime), ServingOptions(**options), devices)
+    assert memory
+    return memory
 
 
 def _device(layout: Layout, devices: int = 1, runtime: str = "vllm", **options: Any) -> dict[str, int]:
-    found = _pod(layout, devices, runtime, **options).device
-    assert found
-    return {name.removesuffix("_bytes"): size for name, size in found.parts._asdict().items()}
+    estimate = _pod(layout, devices, runtime, **options).device
+    assert estimate
+    return {name.removesuffix("_bytes"): size for name, size in estimate.parts._asdict().items()}
 
 
 @pytest.mark.parametrize(
@@ -121,15 +121,15 @@ def test_the_longest_context_is_near_to_what_is_published(
     layout: Layout, devices: int, device_bytes: int, percent: int, published: int
 ) -> None:
     options = ServingOptions(context_length=2**20, extra_args=[f"--gpu-memory-utilization=0.{percent}"])
-    found = largest_context(Workload(layout, "vllm"), options, device_bytes, devices)
-    assert found == pytest.approx(published, rel=0.2)
+    context = largest_context(Workload(layout, "vllm"), options, device_bytes, devices)
+    assert context == pytest.approx(published, rel=0.2)
 
 
 def test_the_engine_uses_its_share_of_a_device() -> None:
-    found = _pod(LLAMA3_8B, context_length=8192)
-    assert found.device
-    assert found.device_bytes_each
-    assert found.device.total_bytes <= 0.92 * (found.device_bytes_each - 450 * MIB) < found.device.total_bytes + 2
+    memory = _pod(LLAMA3_8B, context_length=8192)
+    assert memory.device
+    assert memory.device_bytes_each
+    assert memory.device.total_bytes <= 0.92 * (memory.device_bytes_each - 450 * MIB) < memory.device.total_bytes + 2
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,12 @@ def test_the_engine_uses_its_share_of_a_device() -> None:
     ],
 )
 def test_a_stated_share_of_the_device_counts(runtime: str, extra_args: list[str], share: float) -> None:
-    found = _pod(LLAMA3_8B, runtime=runtime, extra_args=extra_args)
-    assert found.device
-    assert found.device_bytes_each
-    assert found.device.total_bytes / (found.device_bytes_each - 450 * MIB) == pytest.approx(share, rel=0.001)
+    pod = _pod(LLAMA3_8B, runtime=runtime, extra_args=extra_args)
+    assert pod.device
+    assert pod.device_bytes_each
+    assert pod.device.total_bytes / (pod.device_bytes_each - 450 * MIB) == pytest.approx(share, rel=0.001)
     if runtime == "sglang" and extra_args:
-        assert found.device.parts.compute_bytes < GIB
+        assert pod.device.parts.compute_bytes < GIB
 
 
 def test_arguments_that_change_batch_and_blocks_count() -> None:
@@ -217,19 +217,19 @@ def test_tgi_computes_a_prompt_in_one_batch() -> None:
 
 
 def test_weights_are_not_asked_for_twice() -> None:
-    found = _pod(LLAMA3_8B, 2)
-    assert 4 * GIB < found.container_bytes < 8 * GIB
-    assert found.container.parts.weights_bytes == found.cache_bytes == 0
-    assert found.text().startswith("7.6 GiB weights, ")
-    assert found.text().endswith(" on each device")
+    memory = _pod(LLAMA3_8B, 2)
+    assert 4 * GIB < memory.container_bytes < 8 * GIB
+    assert memory.container.parts.weights_bytes == memory.cache_bytes == 0
+    assert memory.text().startswith("7.6 GiB weights, ")
+    assert memory.text().endswith(" on each device")
 
 
 def test_without_devices_all_is_in_the_container_and_the_cache_has_whole_gib() -> None:
-    found = _pod(LLAMA3_8B, 0, context_length=10_000)
-    assert found.device is None
-    assert found.device_bytes_each is None
-    assert found.cache_bytes == 2 * GIB
-    assert found.container_bytes > LLAMA3_8B.tensor_bytes + 2 * GIB
+    memory = _pod(LLAMA3_8B, 0, context_length=10_000)
+    assert memory.device is None
+    assert memory.device_bytes_each is None
+    assert memory.cache_bytes == 2 * GIB
+    assert memory.container_bytes > LLAMA3_8B.tensor_bytes + 2 * GIB
 
 
 RECURRENT, LATENT = Layers(count=96, state_bytes=MIB), Layers(count=32, key_elements=576)
@@ -347,13 +347,13 @@ def test_way_out_on_devices_names_a_quantization_that_fits_into_the_share_of_the
     # One head cannot be divided, so no number of devices helps.
     layout = structs.replace(LLAMA3_8B, head_count=1)
     limit_bytes = 10 * GIB
-    found = re.fullmatch(
+    match = re.fullmatch(
         r"a quantization with weights of at most (\d+)% of the size would fit",
         way_out(Workload(layout, "vllm"), ServingOptions(context_length=512), limit_bytes, devices=1),
     )
-    assert found
-    for percent, fits in ((int(found[1]), True), (int(found[1]) + 2, False)):
+    assert match
+    for percent, fits in ((int(match[1]), True), (int(match[1]) + 2, False)):
         smaller = structs.replace(layout, tensor_bytes=layout.tensor_bytes * percent // 100)
-        each = _pod(smaller, context_length=512).device_bytes_each
-        assert each
-        assert (each <= limit_bytes) is fits
+        size = _pod(smaller, context_length=512).device_bytes_each
+        assert size
+        assert (size <= limit_bytes) is fits

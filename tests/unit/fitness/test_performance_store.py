@@ -35,7 +35,7 @@ records = st.builds(
     prompt_tokens_per_second=st.none() | speeds,
     concurrency=st.dictionaries(st.integers(1, 64).map(str), speeds, max_size=6),
     model=st.text(max_size=40),
-    measured_at=st.datetimes().map(lambda each: each.isoformat()),
+    measured_at=st.datetimes().map(lambda moment: moment.isoformat()),
 )
 keys = st.builds(
     RecordKey,
@@ -46,8 +46,8 @@ keys = st.builds(
 
 def table_of(*maps: dict[str, Any]) -> PerformanceTable:
     table = PerformanceTable()
-    for each in maps:
-        assert table.update(each) == ()
+    for config_map in maps:
+        assert table.update(config_map) == ()
     return table
 
 
@@ -60,12 +60,12 @@ def test_records_are_read_as_they_were_written(measured: dict[RecordKey, Measure
 
 
 def test_keys_are_device_classes_in_an_object_by_hash() -> None:
-    found = build_config_map(HASH, put_record({}, RecordKey(H100), FAST).data)
-    assert found["metadata"]["name"] == f"bench-{HASH}"
-    assert found["metadata"]["namespace"] == "pomona-system"
-    assert found["metadata"]["labels"]["inference.pomona.dev/benchmark"] == "true"
-    assert found["metadata"]["labels"]["inference.pomona.dev/model-hash"] == HASH
-    assert msgspec.json.decode(found["data"][H100])["tokensPerSecond"] == 112.4
+    config_map = build_config_map(HASH, put_record({}, RecordKey(H100), FAST).data)
+    assert config_map["metadata"]["name"] == f"bench-{HASH}"
+    assert config_map["metadata"]["namespace"] == "pomona-system"
+    assert config_map["metadata"]["labels"]["inference.pomona.dev/benchmark"] == "true"
+    assert config_map["metadata"]["labels"]["inference.pomona.dev/model-hash"] == HASH
+    assert msgspec.json.decode(config_map["data"][H100])["tokensPerSecond"] == 112.4
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_keys_are_device_classes_in_an_object_by_hash() -> None:
     ],
 )
 def test_damaged_value_is_skipped_and_named(key: str, value: str, problem: str) -> None:
-    found = decode_records(build_config_map(HASH, {key: value, H100: encode_record(FAST)}))
-    assert found.records == {RecordKey(H100): FAST}
-    (damaged,) = found.damaged
+    decoded = decode_records(build_config_map(HASH, {key: value, H100: encode_record(FAST)}))
+    assert decoded.records == {RecordKey(H100): FAST}
+    (damaged,) = decoded.damaged
     assert problem in str(damaged)
     assert f"pomona-system/bench-{HASH}, key '{key}'" in str(damaged)
 
@@ -166,8 +166,8 @@ def test_object_stays_within_its_bound_and_keeps_the_newest(
 def test_damaged_value_is_dropped_before_the_oldest_measurement() -> None:
     data = {"new": encode_record(FAST), "old": encode_record(SLOW), "bad": "x" * 200}
     room = sum(len(name) + len(value) for name, value in data.items())
-    found = put_record(data, RecordKey("third"), FAST, room)
-    assert found.dropped == ("bad",)
+    stored_data = put_record(data, RecordKey("third"), FAST, room)
+    assert stored_data.dropped == ("bad",)
     assert put_record({"old": data["old"], "new": data["new"]}, RecordKey("third"), FAST, 230).dropped == ("old",)
 
 
@@ -181,9 +181,9 @@ def test_full_object_is_far_below_what_the_api_server_takes() -> None:
 
 def test_export_has_the_names_and_fields_of_flexinfer() -> None:
     data = put_record(put_record({}, RecordKey(H100), FAST).data, RecordKey("cpu", "team-a"), SLOW).data
-    found = build_flexinfer_export(table_of(build_config_map(HASH, data)))
-    assert found.data.keys() == {f"{HASH}-{H100}"}
-    assert msgspec.json.decode(found.data[f"{HASH}-{H100}"]) == {
+    stored_data = build_flexinfer_export(table_of(build_config_map(HASH, data)))
+    assert stored_data.data.keys() == {f"{HASH}-{H100}"}
+    assert msgspec.json.decode(stored_data.data[f"{HASH}-{H100}"]) == {
         "tokensPerSecond": 112.4,
         "model": "llama",
         "timestamp": "2026-11-26T10:00:00Z",
@@ -201,9 +201,9 @@ def test_export_has_what_jobs_of_administrators_measured() -> None:
 
 def test_export_that_has_not_room_for_all_has_the_newest() -> None:
     data = {"new": encode_record(FAST), "old": encode_record(SLOW)}
-    found = build_flexinfer_export(table_of(build_config_map(HASH, data)), most_bytes=120)
-    assert found.data.keys() == {f"{HASH}-new"}
-    assert found.dropped == (f"{HASH}-old",)
+    stored_data = build_flexinfer_export(table_of(build_config_map(HASH, data)), most_bytes=120)
+    assert stored_data.data.keys() == {f"{HASH}-new"}
+    assert stored_data.dropped == (f"{HASH}-old",)
 
 
 @given(st.dictionaries(keys, st.tuples(records, st.sampled_from(["job", "host"])), max_size=12), st.integers(1, 3))
@@ -230,7 +230,7 @@ def test_hosts_displace_only_older_measurements_of_hosts_in_their_namespace(
 
 def test_host_displaces_no_measurement_of_others_from_a_full_map() -> None:
     shared = put_record({}, RecordKey(H100), SLOW).data
-    full = sum(len(each) for pair in shared.items() for each in pair)
+    full = sum(len(text) for pair in shared.items() for text in pair)
     ours, host = RecordKey("mac-1", "team"), msgspec.structs.replace(FAST, source="host")
     assert put_host_record(shared, ours, host, full) == (shared, (ours.encode(),))
     stored = put_host_record(shared, ours, host)

@@ -19,7 +19,8 @@ KNOWN = LAYOUTS.map(
     lambda layout: structs.replace(
         layout,
         layers=[
-            structs.replace(each, state_bytes=0, value_elements=max(1, each.value_elements)) for each in layout.layers
+            structs.replace(layer, state_bytes=0, value_elements=max(1, layer.value_elements))
+            for layer in layout.layers
         ],
     )
 )
@@ -43,15 +44,15 @@ DEVICES = st.integers(1, 16)
 
 
 def _pod(workload: Workload, options: ServingOptions, devices: int) -> PodMemory:
-    found = estimate_pod(workload, options, devices)
-    assert found
-    return found
+    memory = estimate_pod(workload, options, devices)
+    assert memory
+    return memory
 
 
 def _each(workload: Workload, options: ServingOptions, devices: int) -> int:
-    found = _pod(workload, options, devices).device_bytes_each
-    assert found
-    return found
+    size = _pod(workload, options, devices).device_bytes_each
+    assert size
+    return size
 
 
 @given(WORKLOADS, OPTIONS, DEVICES, st.integers(0, 2**20), st.integers(0, 8))
@@ -68,19 +69,19 @@ def test_device_memory_never_falls_with_context_requests_or_companions(
 def test_memory_of_latents_and_states_never_falls_with_context_or_requests(
     known: Layout, options: ServingOptions, devices: int, context: int, state_bytes: int
 ) -> None:
-    latent = [structs.replace(each, value_elements=0, window=None) for each in known.layers]
+    latent = [structs.replace(layer, value_elements=0, window=None) for layer in known.layers]
     recurrent = [
         Layers(count=7, key_elements=512, value_elements=512),
-        *(Layers(count=each.count, state_bytes=state_bytes) for each in known.layers),
+        *(Layers(count=layer.count, state_bytes=state_bytes) for layer in known.layers),
     ]
     more = structs.replace(options, context_length=options.context_length + context, parallel=options.parallel + 1)
     for layers in (latent, recurrent):
         workload = Workload(structs.replace(known, layers=layers), "vllm")
         assert workload.layout
         assert _each(workload, options, devices) <= _each(workload, more, devices)
-        each = _pod(workload, options, devices).device
-        assert each
-        assert devices * each.parts.weights_bytes >= workload.layout.tensor_bytes
+        device = _pod(workload, options, devices).device
+        assert device
+        assert devices * device.parts.weights_bytes >= workload.layout.tensor_bytes
         if layers is latent:
             assert _each(workload, options, devices + 1) <= _each(workload, options, devices)
 
@@ -94,12 +95,12 @@ def test_device_memory_never_rises_with_more_devices(
 
 @given(WORKLOADS, OPTIONS, DEVICES)
 def test_the_devices_hold_all_weights(workload: Workload, options: ServingOptions, devices: int) -> None:
-    found = _pod(workload, options, devices)
+    pod = _pod(workload, options, devices)
     assert workload.layout
-    assert found.device
-    assert devices * found.device.parts.weights_bytes >= workload.layout.tensor_bytes
-    assert _each(workload, options, devices) > found.device.total_bytes
-    assert found.container.parts.further_bytes == 0
+    assert pod.device
+    assert devices * pod.device.parts.weights_bytes >= workload.layout.tensor_bytes
+    assert _each(workload, options, devices) > pod.device.total_bytes
+    assert pod.container.parts.further_bytes == 0
 
 
 @given(WORKLOADS, OPTIONS, DEVICES, st.floats(0, 1))
@@ -107,14 +108,14 @@ def test_the_largest_context_on_devices_fits_and_the_next_does_not(
     workload: Workload, options: ServingOptions, devices: int, share: float
 ) -> None:
     limit = int(_each(workload, options, devices) * share)
-    found = largest_context(workload, options, limit, devices)
+    context = largest_context(workload, options, limit, devices)
     shortest = structs.replace(options, context_length=512)
-    if found is None:
+    if context is None:
         assert options.context_length <= 512 or _each(workload, shortest, devices) > limit
         return
-    assert _each(workload, structs.replace(options, context_length=found), devices) <= limit
-    if found + 256 < options.context_length:
-        assert _each(workload, structs.replace(options, context_length=found + 256), devices) > limit
+    assert _each(workload, structs.replace(options, context_length=context), devices) <= limit
+    if context + 256 < options.context_length:
+        assert _each(workload, structs.replace(options, context_length=context + 256), devices) > limit
 
 
 @given(WORKLOADS, OPTIONS, DEVICES, st.floats(0, 1))
@@ -133,60 +134,60 @@ def test_a_number_of_devices_that_is_proposed_fits(
 
 def test_a_container_of_llama_cpp_asks_for_the_embeddings_only() -> None:
     options = ServingOptions(context_length=8192)
-    found, whole = _pod(Workload(QWEN3_8B), options, 1), estimate(Workload(QWEN3_8B), options)
+    memory, whole = _pod(Workload(QWEN3_8B), options, 1), estimate(Workload(QWEN3_8B), options)
     assert whole
-    assert found.device
-    assert found.container.parts.weights_bytes == 151_936 * 4096 * 2
-    assert found.container.parts.cache_bytes == found.container.parts.further_bytes == 0
-    assert found.device.parts.weights_bytes == QWEN3_8B.tensor_bytes
-    assert found.device.parts.cache_bytes == whole.parts.cache_bytes
-    assert found.container_bytes < 2 * GIB
+    assert memory.device
+    assert memory.container.parts.weights_bytes == 151_936 * 4096 * 2
+    assert memory.container.parts.cache_bytes == memory.container.parts.further_bytes == 0
+    assert memory.device.parts.weights_bytes == QWEN3_8B.tensor_bytes
+    assert memory.device.parts.cache_bytes == whole.parts.cache_bytes
+    assert memory.container_bytes < 2 * GIB
 
 
 def test_llama_cpp_splits_by_layers_and_one_device_has_the_output() -> None:
-    found = _pod(Workload(QWEN3_8B), ServingOptions(), 4)
-    assert found.device
-    assert found.device.parts.weights_bytes == QWEN3_8B.tensor_bytes // 4 + 151_936 * 4096 * 2
-    assert found.device.parts.cache_bytes == 576 * 2**20 // 4
+    memory = _pod(Workload(QWEN3_8B), ServingOptions(), 4)
+    assert memory.device
+    assert memory.device.parts.weights_bytes == QWEN3_8B.tensor_bytes // 4 + 151_936 * 4096 * 2
+    assert memory.device.parts.cache_bytes == 576 * 2**20 // 4
     alone = _pod(Workload(QWEN3_8B), ServingOptions(extra_args=["-sm", "none"]), 4)
     assert alone.device == _pod(Workload(QWEN3_8B), ServingOptions(), 1).device
 
 
 def test_layers_that_stay_off_the_device_are_in_the_container() -> None:
-    found = _pod(Workload(QWEN3_8B), ServingOptions(extra_args=["-ngl", "20"]), 1)
-    assert found.container.parts.weights_bytes == QWEN3_8B.tensor_bytes
-    assert found.container.parts.cache_bytes == 576 * 2**20
+    memory = _pod(Workload(QWEN3_8B), ServingOptions(extra_args=["-ngl", "20"]), 1)
+    assert memory.container.parts.weights_bytes == QWEN3_8B.tensor_bytes
+    assert memory.container.parts.cache_bytes == 576 * 2**20
 
 
 def test_projector_and_adapters_are_on_the_device_and_a_draft_on_both() -> None:
-    found = _pod(Workload(QWEN3_8B, draft=QWEN3_8B, further_bytes=7), ServingOptions(), 1)
-    assert found.device
-    assert found.device.parts.further_bytes == 7
-    assert found.device.draft
-    assert found.container.draft
-    assert found.device.draft.engine_bytes == found.container.draft.engine_bytes == 0
-    assert "the draft" in found.text()
+    memory = _pod(Workload(QWEN3_8B, draft=QWEN3_8B, further_bytes=7), ServingOptions(), 1)
+    assert memory.device
+    assert memory.device.parts.further_bytes == 7
+    assert memory.device.draft
+    assert memory.container.draft
+    assert memory.device.draft.engine_bytes == memory.container.draft.engine_bytes == 0
+    assert "the draft" in memory.text()
 
 
 def test_without_devices_a_pod_takes_what_a_process_takes() -> None:
     for runtime in ("llama.cpp", "mlx-lm", "vllm"):
-        found = _pod(Workload(QWEN3_8B, runtime), ServingOptions(), 0)
-        assert found.container == estimate(Workload(QWEN3_8B, runtime), ServingOptions())
-        assert found.text() == found.container.text()
+        memory = _pod(Workload(QWEN3_8B, runtime), ServingOptions(), 0)
+        assert memory.container == estimate(Workload(QWEN3_8B, runtime), ServingOptions())
+        assert memory.text() == memory.container.text()
 
 
 @given(STATED, OPTIONS, DEVICES)
 def test_each_device_holds_its_share_of_the_stated_memory_or_the_estimate_if_that_is_more(
     workload: Workload, options: ServingOptions, devices: int
 ) -> None:
-    found = _pod(workload, options, devices)
+    pod = _pod(workload, options, devices)
     assert workload.stated_bytes
     share = -(-workload.stated_bytes // devices)
     estimated = estimate_pod(workload._replace(stated_bytes=None), options, devices)
     used_bytes = estimated.device.total_bytes if estimated and estimated.device else 0
-    assert found.stated_bytes_each == (share if share > used_bytes else None)
-    assert found.device_bytes_each
-    assert found.device_bytes_each >= max(share, used_bytes) + 450 * 2**20
+    assert pod.stated_bytes_each == (share if share > used_bytes else None)
+    assert pod.device_bytes_each
+    assert pod.device_bytes_each >= max(share, used_bytes) + 450 * 2**20
 
 
 @given(STATED, OPTIONS, DEVICES)
@@ -216,23 +217,23 @@ def test_container_beside_devices_takes_what_the_engine_keeps_there_if_no_header
     runtime: str, devices: int, gib: float
 ) -> None:
     """A vocabulary as large as any is assumed: llama.cpp reads its embeddings on the processor."""
-    found = _pod(Workload(None, runtime, stated_bytes=70 * GIB), ServingOptions(), devices)
-    assert found.container_bytes / GIB == pytest.approx(gib, abs=0.1)
-    assert found.device is None
+    pod = _pod(Workload(None, runtime, stated_bytes=70 * GIB), ServingOptions(), devices)
+    assert pod.container_bytes / GIB == pytest.approx(gib, abs=0.1)
+    assert pod.device is None
 
 
 def test_container_of_a_small_stated_model_is_small() -> None:
-    found = _pod(Workload(None, "ollama", stated_bytes=GIB // 2), ServingOptions(), 1)
-    assert found.container_bytes < 2 * GIB
+    memory = _pod(Workload(None, "ollama", stated_bytes=GIB // 2), ServingOptions(), 1)
+    assert memory.container_bytes < 2 * GIB
 
 
 def test_cache_that_cannot_be_computed_leaves_the_vocabulary_known() -> None:
     """The paged engines pad recurrent states."""
     layout = structs.replace(QWEN3_8B, layers=[structs.replace(QWEN3_8B.layers[0], state_bytes=5)])
     assert estimate_pod(Workload(layout, "vllm"), ServingOptions(), 2) is None
-    found = _pod(Workload(layout, "vllm", stated_bytes=40 * GIB), ServingOptions(), 2)
-    assert found.container == _pod(Workload(QWEN3_8B, "vllm"), ServingOptions(), 2).container
-    assert found.stated_bytes_each == 20 * GIB
+    memory = _pod(Workload(layout, "vllm", stated_bytes=40 * GIB), ServingOptions(), 2)
+    assert memory.container == _pod(Workload(QWEN3_8B, "vllm"), ServingOptions(), 2).container
+    assert memory.stated_bytes_each == 20 * GIB
 
 
 def test_stated_memory_counts_for_the_one_device_that_is_used() -> None:
@@ -270,8 +271,8 @@ def test_stated_memory_counts_for_the_one_device_that_is_used() -> None:
 def test_stated_memory_that_does_not_fit_is_answered_with_what_would(
     workload: Workload, context: int, limit_gib: float, says: str
 ) -> None:
-    found = way_out(workload, ServingOptions(context_length=context), int(limit_gib * GIB), 2)
-    assert found.startswith(says)
+    advice = way_out(workload, ServingOptions(context_length=context), int(limit_gib * GIB), 2)
+    assert advice.startswith(says)
 
 
 def test_unknown_layout_or_engine_has_no_estimate_on_devices() -> None:

@@ -8,49 +8,49 @@ GIB, MIB = 2**30, 2**20
 
 
 def test_devices_have_the_figures_of_their_product() -> None:
-    found = describe_devices("nvidia", "NVIDIA H100 80GB HBM3", 2, free_bytes=40 * GIB)
-    assert found.device_class == "nvidia-h100-80gb-hbm3x2"
-    assert found.bandwidth_bytes_per_second == 3_350 * 10**9
-    assert found.flops == 989e12
-    assert (found.memory_bytes, found.free_bytes, found.device_count) == (81_559 * MIB, 40 * GIB, 2)
+    devices = describe_devices("nvidia", "NVIDIA H100 80GB HBM3", 2, free_bytes=40 * GIB)
+    assert devices.device_class == "nvidia-h100-80gb-hbm3x2"
+    assert devices.bandwidth_bytes_per_second == 3_350 * 10**9
+    assert devices.flops == 989e12
+    assert (devices.memory_bytes, devices.free_bytes, devices.device_count) == (81_559 * MIB, 40 * GIB, 2)
 
 
 def test_memory_tells_products_of_one_name_apart() -> None:
     sizes = (8192, 12_288, None)
-    found = [describe_devices("nvidia", "GeForce RTX 3060", memory_bytes=each and each * MIB) for each in sizes]
-    assert [each.bandwidth_bytes_per_second for each in found] == [240 * 10**9, 360 * 10**9, None]
+    found = [describe_devices("nvidia", "GeForce RTX 3060", memory_bytes=siz and siz * MIB) for siz in sizes]
+    assert [devices.bandwidth_bytes_per_second for devices in found] == [240 * 10**9, 360 * 10**9, None]
 
 
 def test_probed_figures_count_more_than_those_of_the_product() -> None:
-    found = describe_devices("amd", "AMD Instinct MI300X", memory_bytes=190 * GIB, bandwidth=5 * 10**12)
-    assert (found.memory_bytes, found.bandwidth_bytes_per_second) == (190 * GIB, 5 * 10**12)
+    devices = describe_devices("amd", "AMD Instinct MI300X", memory_bytes=190 * GIB, bandwidth=5 * 10**12)
+    assert (devices.memory_bytes, devices.bandwidth_bytes_per_second) == (190 * GIB, 5 * 10**12)
 
 
 def test_partition_has_its_share_of_the_bandwidth() -> None:
-    found = describe_devices("nvidia", "NVIDIA A100-SXM4-40GB", partition="1g.5gb", memory_bytes=5 * GIB)
-    assert found.bandwidth_bytes_per_second == pytest.approx(1555e9 / 8, rel=0.01)
-    assert found.flops is None
-    assert found.device_class == "nvidia-a100-sxm4-40gb-1g.5gbx1"
+    devices = describe_devices("nvidia", "NVIDIA A100-SXM4-40GB", partition="1g.5gb", memory_bytes=5 * GIB)
+    assert devices.bandwidth_bytes_per_second == pytest.approx(1555e9 / 8, rel=0.01)
+    assert devices.flops is None
+    assert devices.device_class == "nvidia-a100-sxm4-40gb-1g.5gbx1"
     unknown = describe_devices("nvidia", "NVIDIA A100-SXM4-40GB", partition="1g.5gb")
     assert (unknown.memory_bytes, unknown.bandwidth_bytes_per_second) == (None, None)
 
 
 def test_unlisted_product_has_what_was_probed_only() -> None:
-    found = describe_devices("nvidia", "NVIDIA Titan of Tomorrow", memory_bytes=GIB)
-    assert (found.memory_bytes, found.bandwidth_bytes_per_second, found.flops) == (GIB, None, None)
+    devices = describe_devices("nvidia", "NVIDIA Titan of Tomorrow", memory_bytes=GIB)
+    assert (devices.memory_bytes, devices.bandwidth_bytes_per_second, devices.flops) == (GIB, None, None)
 
 
 def test_host_has_the_bandwidth_of_its_chip() -> None:
-    found = describe_host("Apple M4 Max", 40, 64 * GIB, budget_bytes=48 * GIB, free_bytes=30 * GIB)
-    assert (found.vendor, found.device_class) == ("metal", "apple-m4-max-40c-64gb")
-    assert found.bandwidth_bytes_per_second == 546 * 10**9
-    assert (found.memory_bytes, found.free_bytes) == (48 * GIB, 30 * GIB)
+    devices = describe_host("Apple M4 Max", 40, 64 * GIB, budget_bytes=48 * GIB, free_bytes=30 * GIB)
+    assert (devices.vendor, devices.device_class) == ("metal", "apple-m4-max-40c-64gb")
+    assert devices.bandwidth_bytes_per_second == 546 * 10**9
+    assert (devices.memory_bytes, devices.free_bytes) == (48 * GIB, 30 * GIB)
     assert describe_host("Apple M9", 10, None, budget_bytes=None, free_bytes=None).bandwidth_bytes_per_second is None
 
 
 def test_processor_is_a_class_of_model_and_cores() -> None:
-    found = describe_processor(
+    devices = describe_processor(
         "AMD EPYC 7763 64-Core Processor", 8, memory_bytes=GIB, free_bytes=None, bandwidth=10**10
     )
-    assert found.device_class == "cpu-amd-epyc-7763-64-corex8"
-    assert (found.vendor, found.cores, found.bandwidth_bytes_per_second) == ("cpu", 8, 10**10)
+    assert devices.device_class == "cpu-amd-epyc-7763-64-corex8"
+    assert (devices.vendor, devices.cores, devices.bandwidth_bytes_per_second) == ("cpu", 8, 10**10)

@@ -48,9 +48,9 @@ def _estimate(
     layout: Layout = LLAMA_8B, devices: ServingDevices = RTX_4090, runtime: str = "llama.cpp", **more: Any
 ) -> SpeedEstimate:
     options = more.pop("options", ServingOptions())
-    found = estimate_speed(layout, options, runtime, devices, **more)
-    assert found
-    return found
+    estimate = estimate_speed(layout, options, runtime, devices, **more)
+    assert estimate
+    return estimate
 
 
 def _expected(*arguments: Any, **more: Any) -> float:
@@ -74,15 +74,15 @@ def test_published_speed_is_within_the_range(
     layout = structs.replace(
         LLAMA_8B, tensor_bytes=tensor_bytes, layers=[structs.replace(LLAMA_8B.layers[0], count=layers)]
     )
-    found = _estimate(layout, describe_devices(vendor, product)).generation
-    assert found.low <= measured <= found.high
+    speed = _estimate(layout, describe_devices(vendor, product)).generation
+    assert speed.low <= measured <= speed.high
 
 
 @pytest.mark.parametrize(("product", "measured"), [("RTX 3090", 3500), ("RTX 4090", 5700)])
 def test_published_prompt_speed_is_within_the_range(product: str, measured: float) -> None:
-    found = _estimate(devices=describe_devices("nvidia", product)).prompt
-    assert found
-    assert found.low <= measured <= found.high
+    speed = _estimate(devices=describe_devices("nvidia", product)).prompt
+    assert speed
+    assert speed.low <= measured <= speed.high
 
 
 def test_bytes_decide_the_speed_of_a_large_model() -> None:
@@ -134,7 +134,7 @@ def test_model_with_experts_of_unknown_share_has_no_estimate(share: float | None
         describe_host("Apple M3 Max", None, None, budget_bytes=None, free_bytes=None),
         ServingDevices("npu-of-tomorrow", "npu-x1", bandwidth_bytes_per_second=10**12),
     ],
-    ids=lambda each: each.product or each.vendor,
+    ids=lambda devices: devices.product or devices.vendor,
 )
 def test_device_of_unknown_bandwidth_has_no_estimate(devices: ServingDevices) -> None:
     assert estimate_speed(LLAMA_8B, ServingOptions(), "llama.cpp", devices) is None
@@ -181,10 +181,10 @@ def test_old_architecture_reads_quantized_weights_slowly() -> None:
 
 
 def test_prompt_speed_follows_from_arithmetic() -> None:
-    found = _estimate().prompt
-    assert found
+    speed_range = _estimate().prompt
+    assert speed_range
     # 8 * 10^9 parameters but for the embeddings, two operations each.
-    assert found.expected == pytest.approx(330.3e12 * 0.3 / (2 * 6.98e9), rel=0.02)
+    assert speed_range.expected == pytest.approx(330.3e12 * 0.3 / (2 * 6.98e9), rel=0.02)
     assert _estimate(devices=describe_devices("nvidia", "GeForce RTX 4060")).prompt is None
     two = _estimate(devices=RTX_4090._replace(device_count=2), runtime="vllm").prompt
     one = _estimate(runtime="vllm").prompt
@@ -204,14 +204,14 @@ def test_share_of_the_arithmetic_that_a_prompt_achieves_depends_on_the_engine() 
 def test_measurements_of_a_class_correct_the_estimate_and_narrow_its_range() -> None:
     plain = _estimate()
     ratios = [
-        SpeedRatio("nvidia", RTX_4090.device_class, "llama.cpp", plain.generation.expected * 0.8, each)
-        for each in [plain.generation.expected] * 40
+        SpeedRatio("nvidia", RTX_4090.device_class, "llama.cpp", plain.generation.expected * 0.8, expected)
+        for expected in [plain.generation.expected] * 40
     ]
-    found = _estimate(corrections=learn_corrections(ratios))
-    assert (plain.method, found.method) == ("roofline", "corrected")
-    assert found.generation.expected == pytest.approx(0.8 * plain.generation.expected, rel=0.02)
-    assert found.generation.high / found.generation.low < 0.7 * plain.generation.high / plain.generation.low
-    assert "corrected by 0.80 from 40 measurements" in found.basis
+    estimate = _estimate(corrections=learn_corrections(ratios))
+    assert (plain.method, estimate.method) == ("roofline", "corrected")
+    assert estimate.generation.expected == pytest.approx(0.8 * plain.generation.expected, rel=0.02)
+    assert estimate.generation.high / estimate.generation.low < 0.7 * plain.generation.high / plain.generation.low
+    assert "corrected by 0.80 from 40 measurements" in estimate.basis
 
 
 @pytest.mark.parametrize(
@@ -236,9 +236,9 @@ def test_active_share_is_that_of_the_user_or_of_the_header(
 
 def test_measured_speed_has_the_range_of_its_runs() -> None:
     record = MeasuredPerformance(tokens_per_second=50, runs=[48, 50, 53], node="a", measured_at="2026-11-26T22:00:00Z")
-    found = report_measured(record, "accelerator")
-    assert (found.method, found.generation) == ("measured", (48, 50, 53))
-    assert found.basis == "measured 2026-11-26T22:00:00Z on a"
+    estimate = report_measured(record, "accelerator")
+    assert (estimate.method, estimate.generation) == ("measured", (48, 50, 53))
+    assert estimate.basis == "measured 2026-11-26T22:00:00Z on a"
     wild = report_measured(MeasuredPerformance(tokens_per_second=50, runs=[1, 50, 900]), "cpu").generation
     assert wild.high <= 3.001 * wild.low
 
@@ -267,12 +267,12 @@ def test_ranges_are_ordered_positive_and_at_most_threefold(
     layout = structs.replace(
         LLAMA_8B, tensor_bytes=tensor_bytes, layers=[structs.replace(LLAMA_8B.layers[0], count=layers)]
     )
-    found = estimate_speed(layout, ServingOptions(context_length=2_097_152), runtime, devices, filled_tokens=tokens)
-    assert (found is None) == (devices.vendor not in RUNTIMES[runtime].speed_priors)
-    for each in (found.generation, found.prompt) if found else ():
-        if each:
-            assert 0 < each.low <= each.expected <= each.high <= 3.0001 * each.low
-    if found:
+    speed = estimate_speed(layout, ServingOptions(context_length=2_097_152), runtime, devices, filled_tokens=tokens)
+    assert (speed is None) == (devices.vendor not in RUNTIMES[runtime].speed_priors)
+    for speed_range in (speed.generation, speed.prompt) if speed else ():
+        if speed_range:
+            assert 0 < speed_range.low <= speed_range.expected <= speed_range.high <= 3.0001 * speed_range.low
+    if speed:
         # No token is read faster than memory delivers its weights.
         bandwidth = devices.bandwidth_bytes_per_second or 0
-        assert found.generation.expected <= bandwidth * devices.device_count / tensor_bytes
+        assert speed.generation.expected <= bandwidth * devices.device_count / tensor_bytes

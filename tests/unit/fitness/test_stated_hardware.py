@@ -22,10 +22,10 @@ def claim(product: str, memory_bytes: int, bandwidth: int) -> NodeFitnessStatus:
 
 def test_labels_of_the_vendor_outrank_what_an_agent_claims() -> None:
     """One forged report made a whole device class unusable, or drew all services to its node."""
-    found = describe_node(L4, claim("NVIDIA H100 80GB HBM3", 1, 1), VENDORS)
-    assert (found.single_class, found.memory_bytes) == ("nvidia-l4x1", (23034 * 2**20,))
-    assert found.processor_class == "cpu-amd-epyc-7763x8"
-    assert found.describe_replica(1).bandwidth_bytes_per_second == 300 * 10**9
+    hardware = describe_node(L4, claim("NVIDIA H100 80GB HBM3", 1, 1), VENDORS)
+    assert (hardware.single_class, hardware.memory_bytes) == ("nvidia-l4x1", (23034 * 2**20,))
+    assert hardware.processor_class == "cpu-amd-epyc-7763x8"
+    assert hardware.describe_replica(1).bandwidth_bytes_per_second == 300 * 10**9
 
 
 def test_bandwidth_of_a_device_is_that_of_its_product_alone() -> None:

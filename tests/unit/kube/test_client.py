@@ -202,9 +202,9 @@ async def test_reconnecting_ends_requests_that_wait_for_a_connection(
     await begun.wait()
     await client.reconnect()
     async with asyncio.timeout(60):
-        for each in requests:
+        for task in requests:
             with pytest.raises(Unreachable):
-                await each
+                await task
 
 
 async def test_streams_take_no_connection_from_requests(client_of: ClientOf, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,10 +222,10 @@ async def test_streams_take_no_connection_from_requests(client_of: ClientOf, mon
     client = await client_of(serve)
     watches = [client.watch(PODS, resource_version="1") for _ in range(5)]
     async with asyncio.timeout(60):
-        assert len([await anext(each) for each in watches]) == 5
+        assert len([await anext(watch) for watch in watches]) == 5
         assert (await client.get(PODS, "a", "ns"))["metadata"]["name"] == "a"
-    for each in watches:
-        await each.aclose()
+    for watch in watches:
+        await watch.aclose()
 
 
 async def test_handshakes_of_streams_are_made_a_few_at_a_time(
@@ -250,8 +250,8 @@ async def test_handshakes_of_streams_are_made_a_few_at_a_time(
     watches = [asyncio.create_task(read_first(client.watch(PODS, resource_version="1"))) for _ in range(8)]
     await eventually(lambda: connected == len(watches))
     assert most == 2
-    for each in watches:
-        each.cancel()
+    for watch in watches:
+        watch.cancel()
     await asyncio.wait(watches)
 
 
@@ -272,8 +272,8 @@ async def test_stream_without_an_answer_holds_up_no_other(client_of: ClientOf, m
     await eventually(lambda: silent == len(waiting))
     async with asyncio.timeout(60):
         assert await anext(client.stream_log("a", "ns", "a", follow=True)) == b"a line"
-    for each in waiting:
-        each.cancel()
+    for task in waiting:
+        task.cancel()
     await asyncio.wait(waiting)
 
 
@@ -334,8 +334,8 @@ async def test_list_with_a_limit_is_one_request(client_of: ClientOf) -> None:
         page = {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
         return web.json_response(page)
 
-    found = await (await client_of(answer)).list(PODS, "ns", most=16)
-    assert [pod["metadata"]["name"] for pod in found.items] == ["a"]
+    object_list = await (await client_of(answer)).list(PODS, "ns", most=16)
+    assert [pod["metadata"]["name"] for pod in object_list.items] == ["a"]
     assert queries == [{"limit": "16"}]
 
 
@@ -347,6 +347,6 @@ async def test_list_from_the_cache_is_one_request_without_a_limit(client_of: Cli
         return web.json_response({"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "a"}}]})
 
     client = await client_of(answer)
-    found = await client.list_cached(PODS, field_selector="status.podIP=10.0.0.1")
-    assert [each["metadata"]["name"] for each in found.items] == ["a"]
+    object_list = await client.list_cached(PODS, field_selector="status.podIP=10.0.0.1")
+    assert [item["metadata"]["name"] for item in object_list.items] == ["a"]
     assert queries == [{"fieldSelector": "status.podIP=10.0.0.1", "resourceVersion": "0"}]

@@ -117,4 +117,4 @@ def test_command_leaves_no_connection_open_at_its_end() -> None:
         command_ended.set()
         server_ends.set()
         server.join()
-    assert [str(each.message) for each in seen] == []
+    assert [str(message.message) for message in seen] == []

@@ -152,7 +152,7 @@ def test_unit_does_not_restart_what_no_restart_mends_and_leaves_engines_alone() 
         "OOMPolicy=continue",
         "TimeoutStopSec=60",
         "UMask=0077",
-        *(f"Standard{each}=append:{FOLDER}/logs/agent-start.log" for each in ("Output", "Error")),
+        *(f"Standard{stream}=append:{FOLDER}/logs/agent-start.log" for stream in ("Output", "Error")),
         "NoNewPrivileges=yes",
         "LockPersonality=yes",
         "RestrictSUIDSGID=yes",

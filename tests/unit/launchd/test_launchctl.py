@@ -157,7 +157,9 @@ def test_domain_of_the_screen_is_left_for_that_of_any_login(
 def test_job_is_unloaded_from_both_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     script = Scripted(monkeypatch, bootout=[code], print=[GONE])
     build(tmp_path, GUI, USER).uninstall()
-    assert [call for call in script.calls if "bootout" in call] == [f"bootout {each}/{LABEL}" for each in (GUI, USER)]
+    assert [call for call in script.calls if "bootout" in call] == [
+        f"bootout {domain}/{LABEL}" for domain in (GUI, USER)
+    ]
 
 
 def call_stand_in(argv: Sequence[str]) -> CommandResult:

@@ -132,10 +132,10 @@ def test_the_last_known_state_is_kept_without_status(tmp_path: Path) -> None:
     memory = LastKnownFile(tmp_path / "assignments.json")
     assert memory.load("studio-1") == LastKnown()
     memory.save([PROCESS], {"team-a_chat-token_token": "c2VjcmV0"})
-    known = LastKnownFile(tmp_path / "assignments.json").load("studio-1")
-    assert known.secret == {"team-a_chat-token_token": "c2VjcmV0"}
-    assert assignments.read_assignment(known.processes[0]) == assignments.read_assignment(PROCESS)
-    assert "status" not in known.processes[0]
+    last_known = LastKnownFile(tmp_path / "assignments.json").load("studio-1")
+    assert last_known.secret == {"team-a_chat-token_token": "c2VjcmV0"}
+    assert assignments.read_assignment(last_known.processes[0]) == assignments.read_assignment(PROCESS)
+    assert "status" not in last_known.processes[0]
 
 
 def test_machine_that_has_joined_as_another_host_serves_nothing_of_the_former_one(tmp_path: Path) -> None:
@@ -148,18 +148,18 @@ def test_machine_that_has_joined_as_another_host_serves_nothing_of_the_former_on
 
 def test_an_object_from_a_newer_controller_is_an_assignment_with_a_problem() -> None:
     newer = {**PROCESS, "spec": {**PROCESS["spec"], "priority": "imperial"}}  # type: ignore[dict-item]  # a JSON object
-    found = assignments.read_assignment(newer)
-    assert found.spec is None
-    assert "priority" in found.problem
-    assert found.uid == "u1"
+    assignment = assignments.read_assignment(newer)
+    assert assignment.spec is None
+    assert "priority" in assignment.problem
+    assert assignment.uid == "u1"
 
 
 def test_process_that_needs_a_feature_of_a_newer_agent_is_started_by_no_older_one() -> None:
     newer = {**PROCESS, "spec": {**PROCESS["spec"], "features": ["Tomorrow", "Later"]}}  # type: ignore[dict-item]  # a JSON object
-    found = assignments.read_assignment(newer)
-    assert found.spec is not None, "one that runs already runs on"
-    assert "spec.features has Later, Tomorrow, which this agent (" in found.problem
-    assert "update Pomona on this host, and run `pomona agent restart`" in found.problem
+    assignment = assignments.read_assignment(newer)
+    assert assignment.spec is not None, "one that runs already runs on"
+    assert "spec.features has Later, Tomorrow, which this agent (" in assignment.problem
+    assert "update Pomona on this host, and run `pomona agent restart`" in assignment.problem
 
 
 def test_deletion_mark_is_read_even_with_an_invalid_spec() -> None:

@@ -89,15 +89,17 @@ async def test_server_that_sends_the_host_something_else_puts_nothing_there(
     server.etag = "same"
     path = server.root / "tiny.gguf"
     tiny_gguf.write(path)
-    found = await _inspect(f"{server.url}/tiny.gguf", server.url)
-    path.write_bytes(b"import os\n" + bytes(found.size_bytes - 10 + longer_by))
+    inspection = await _inspect(f"{server.url}/tiny.gguf", server.url)
+    path.write_bytes(b"import os\n" + bytes(inspection.size_bytes - 10 + longer_by))
 
-    artifact = Artifact(source=f"{server.url}/tiny.gguf", revision=found.revision, size_bytes=found.size_bytes)
+    artifact = Artifact(
+        source=f"{server.url}/tiny.gguf", revision=inspection.revision, size_bytes=inspection.size_bytes
+    )
     error = await _refuse(weights, artifact)
 
     assert (error.reason, error.retryable) == ("SourceChanged" if longer_by else "HeaderInvalid", False)
     assert f"{server.url}/tiny.gguf: " in error.message
-    left = [each.name for each in (tmp_path / "weights").rglob("*") if each.is_file()]
+    left = [file.name for file in (tmp_path / "weights").rglob("*") if file.is_file()]
     assert not [name for name in left if name.startswith("tiny.gguf") and not name.endswith(".lock")]
 
 
@@ -144,8 +146,8 @@ def _write_folder(server: FileServer, name: str, keys: dict[str, Any]) -> Path:
     folder.parent.mkdir()
     tiny_mlx.write(folder)
     path = folder / name
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(known | keys))
+    config = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(config | keys))
     return folder
 
 
@@ -170,7 +172,7 @@ async def test_folder_whose_classes_are_in_python_files_of_its_own_is_served_wit
     (folder / "modeling_evil.py").write_text("raise SystemExit\n")
     assert (await _inspect("hf://acme/mlx", server.url)).size_bytes
     (await _fetch(weights, Artifact(source="hf://acme/mlx"))).release()
-    kept = {each.suffix for each in (tmp_path / "weights").rglob("*") if each.is_file()}
+    kept = {file.suffix for file in (tmp_path / "weights").rglob("*") if file.is_file()}
     assert ".safetensors" in kept
     assert ".py" not in kept, "code of a repository is never fetched"
 
@@ -207,8 +209,11 @@ class TestMirrors:
         held = await weights.fetch("team", _spec(artifact), ["open-sesame"], lambda _done, _total: None)
         assert (held.model.name, held.model.read_bytes()) == ("tiny.gguf", content)
         held.release()
-        assert {each.authorization for each in server.seen("tiny.gguf")} == {"Bearer open-sesame"}
-        assert [each.authorization for each in server.seen("absent.gguf") + server.seen("copy.gguf")] == [None, None]
+        assert {request.authorization for request in server.seen("tiny.gguf")} == {"Bearer open-sesame"}
+        assert [request.authorization for request in server.seen("absent.gguf") + server.seen("copy.gguf")] == [
+            None,
+            None,
+        ]
         pinned = weights.pin(_spec(artifact))
         assert pinned
         pinned.release()

@@ -114,7 +114,7 @@ def test_vanished_device_and_its_labels_are_gone_with_the_next_probe() -> None:
         assert node.api.labels == {f"{PREFIX}/cpu.avx512": "false"}
         node.found = FOUND
         await asyncio.sleep(31)
-        assert [each["id"] for each in node.api.status["devices"]] == ["GPU-1"]
+        assert [device["id"] for device in node.api.status["devices"]] == ["GPU-1"]
         assert f"{PREFIX}/gpu.vendor" in node.api.labels
 
     simulate(scenario)
@@ -124,7 +124,7 @@ def test_tool_that_fails_takes_neither_device_nor_label_and_is_named() -> None:
     async def scenario(node: Node) -> None:
         node.found = NodeHardware("cpu", "proc", "cpu-x4", problems=("nvidia-smi hung for 5 s: restart the node",))
         await asyncio.sleep(91)
-        assert [each["id"] for each in node.api.status["devices"]] == ["GPU-1"]
+        assert [device["id"] for device in node.api.status["devices"]] == ["GPU-1"]
         assert node.api.labels[f"{PREFIX}/gpu.count"] == "1"
         assert node.api.condition["reason"] == "ToolFailed"
         assert "nvidia-smi hung for 5 s" in node.api.condition["message"]

@@ -61,11 +61,11 @@ def test_metrics_are_those_that_are_served() -> None:
 
 def test_values_are_those_of_the_chart() -> None:
     def list_values(section: dict[str, Any], *path: str) -> list[str]:
-        found = []
-        for name, each in section.items():
+        paths = []
+        for name, child in section.items():
             where = (*path, name)
-            found += list_values(each, *where) if name == "nvidia" else [".".join(where)]
-        return found
+            paths += list_values(child, *where) if name == "nvidia" else [".".join(where)]
+        return paths
 
     chart = yaml.safe_load((CHECKOUT / "deploy" / "chart" / "values.yaml").read_text())
     assert {row[0] for row in read_rows("Values")} == set(list_values(chart["nodeAgent"], "nodeAgent"))
@@ -79,5 +79,5 @@ def test_reasons_are_those_of_the_condition() -> None:
 
 def test_columns_are_those_that_kubectl_prints() -> None:
     (definition,) = [each for each in DEFINITIONS if each.kind == "NodeFitness"]
-    columns = ["NAME", *(each.name.upper() for each in definition.columns if not each.wide), "AGE"]
+    columns = ["NAME", *(column.name.upper() for column in definition.columns if not column.wide), "AGE"]
     assert re.search(r"^NAME .*$", TEXT, re.MULTILINE)[0].split() == columns  # type: ignore[index]

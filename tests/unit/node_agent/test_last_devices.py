@@ -28,8 +28,8 @@ def test_failing_tool_keeps_the_devices_without_their_values_of_then() -> None:
     assert after.standing == "kept"
     kept = after.hardware
     assert (kept.vendor, kept.device_class, kept.driver, kept.int4) == ("nvidia", "nvidia-l4x1", "580.1", True)
-    assert [each.id for each in kept.devices] == ["GPU-0", "GPU-1"]
-    assert {(each.temperature_celsius, each.free_bytes) for each in kept.devices} == {(None, None)}
+    assert [device.id for device in kept.devices] == ["GPU-0", "GPU-1"]
+    assert {(device.temperature_celsius, device.free_bytes) for device in kept.devices} == {(None, None)}
     assert kept.problems == FAILED.problems
 
 
@@ -56,5 +56,5 @@ def test_devices_of_another_source_are_believed_after_the_time_limit() -> None:
 
 
 def test_problem_that_costs_no_device_changes_nothing() -> None:
-    found = FOUND._replace(problems=("the disk cannot be read",))
-    assert keep_last_devices(known(), found, NOW, 30.0).hardware == found
+    hardware = FOUND._replace(problems=("the disk cannot be read",))
+    assert keep_last_devices(known(), hardware, NOW, 30.0).hardware == hardware

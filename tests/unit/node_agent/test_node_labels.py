@@ -75,8 +75,8 @@ def test_missing_label_is_applied_and_present_one_is_not_written_again() -> None
 
 
 def test_label_of_another_owner_is_left_and_named() -> None:
-    found = node({"a/x": "9"}, **{"kubectl-label": ["a/x"]})
-    plan = plan_labels({"a/x": "1", "a/y": "2"}, found)
+    labeled = node({"a/x": "9"}, **{"kubectl-label": ["a/x"]})
+    plan = plan_labels({"a/x": "1", "a/y": "2"}, labeled)
     assert plan.applied == {"a/y": "2"}
     assert plan.conflicts == (LabelConflict("a/x", "1", "9", "kubectl-label"),)
     assert "label a/x is '9' by kubectl-label, not '1'" in plan.conflicts[0].sentence
@@ -114,7 +114,7 @@ def test_no_label_of_others_changes_and_every_wanted_one_is_applied_there_or_nam
         assert wanted[name] == value
         foreign = name in found and (name in theirs or name not in mine)
         assert not foreign or found[name] == value
-    named = {each.name for each in plan.conflicts}
+    named = {conflict.name for conflict in plan.conflicts}
     for name, value in wanted.items():
         assert [name in plan.applied, name in named, name not in plan.applied and found.get(name) == value].count(
             True

@@ -72,15 +72,15 @@ def test_unknown_size_is_null() -> None:
     unknown = TWO_L4._replace(devices=(NodeDevice(id="GPU-1"), L4), memory_bytes=None)
     system = _describe_system(unknown)
     assert system["total_ram_gb"] is None
-    assert [each["vram_gb"] for each in system["gpus"]] == [22.49, None]
-    assert [each["free_vram_gb"] for each in system["gpus"]] == [21.49, None]
+    assert [gpu["vram_gb"] for gpu in system["gpus"]] == [22.49, None]
+    assert [gpu["free_vram_gb"] for gpu in system["gpus"]] == [21.49, None]
 
 
 @contextlib.asynccontextmanager
 async def served(server: AnswerServer) -> AsyncIterator[Get]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
     async with serve(server, "--port", "127.0.0.1", port), aiohttp.ClientSession() as session:
 
         async def get(path: str, header: str | None = f"Bearer {KEY}", method: str = "GET") -> tuple[int, Any, Any]:

@@ -47,9 +47,9 @@ async def test_no_key_of_the_owners_environment_reaches_ollama(monkeypatch: pyte
         return web.json_response({"models": [], "modelfile": "", "done": True})
 
     async with serve_stub(answer) as url:
-        known = Ollama({"OLLAMA_HOST": url})
-        await known.load("pomona-1/tiny:1-1")
-        await known.close()
+        ollama = Ollama({"OLLAMA_HOST": url})
+        await ollama.load("pomona-1/tiny:1-1")
+        await ollama.close()
     assert seen.keys() == {"/api/show", "/api/ps", "/api/generate"}
     assert not [headers for headers in seen.values() if "sk-of-ollama-com" in headers]
 
@@ -82,12 +82,12 @@ async def test_model_that_goes_while_ollama_is_asked_is_in_the_way_of_none() -> 
 def test_omlx_is_found_by_its_settings(tmp_path: Path) -> None:
     base = tmp_path / ".omlx"
     settings(base, server={"port": 8123}, model={"model_dirs": [str(tmp_path / "weights")]}, auth={"api_key": "sk-1"})
-    found = Omlx({}, tmp_path)
-    assert found.url == "http://127.0.0.1:8123"
-    assert found.api_key == "sk-1"
-    assert found._folder() == tmp_path / "weights"
+    omlx = Omlx({}, tmp_path)
+    assert omlx.url == "http://127.0.0.1:8123"
+    assert omlx.api_key == "sk-1"
+    assert omlx._folder() == tmp_path / "weights"
     settings(base, auth={"api_key": "sk-2"})
-    assert found.api_key == "sk-2", "a key that is changed is known"
+    assert omlx.api_key == "sk-2", "a key that is changed is known"
 
 
 def test_omlxs_app_may_keep_its_data_elsewhere(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ def test_omlxs_app_may_keep_its_data_elsewhere(tmp_path: Path) -> None:
 def test_invalid_settings_are_ignored(tmp_path: Path, text: bytes) -> None:
     (tmp_path / ".omlx").mkdir()
     (tmp_path / ".omlx" / "settings.json").write_bytes(text)
-    found = Omlx({}, tmp_path)
-    assert (found.url, found.api_key, found._folder()) == ("http://127.0.0.1:8000", None, tmp_path / ".omlx" / "models")
+    omlx = Omlx({}, tmp_path)
+    assert (omlx.url, omlx.api_key, omlx._folder()) == ("http://127.0.0.1:8000", None, tmp_path / ".omlx" / "models")
 
 
 def test_base_path_that_is_no_text_is_ignored(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ async def test_status_that_http_does_not_name_is_an_error_of_the_daemon(
 def test_the_environment_of_the_agent_comes_first(tmp_path: Path) -> None:
     settings(tmp_path / ".omlx", auth={"api_key": "sk-1"})
     environment = {"OMLX_API_KEY": "sk-env", "OMLX_MODEL_DIR": "/a,/b", "OMLX_PORT": "9000"}
-    found = Omlx(environment, tmp_path)
-    assert (found.api_key, str(found._folder()), found.url) == ("sk-env", "/a", "http://127.0.0.1:9000")
+    omlx = Omlx(environment, tmp_path)
+    assert (omlx.api_key, str(omlx._folder()), omlx.url) == ("sk-env", "/a", "http://127.0.0.1:9000")
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_name_depends_on_the_model_and_on_the_agent() -> None:
         daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["other"], [4096]),
         daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["sha"], [8192]),
     ]
-    for known in (Ollama({}), Omlx({}, Path("/none"))):
-        names = {known.name(each) for each in (first, *others)}
+    for client in (Ollama({}), Omlx({}, Path("/none"))):
+        names = {client.name(identity) for identity in (first, *others)}
         assert len(names) == 4
         assert all(name.startswith("pomona-") for name in names)
 
@@ -203,8 +203,8 @@ async def test_daemon_that_is_not_installed_is_not_contacted(tmp_path: Path, mon
 
     monkeypatch.setattr(Ollama, "loaded", loaded)
     absent, present = Ollama({"PATH": ""}), Ollama({"PATH": "", "OLLAMA_HOST": "127.0.0.1:1"})
-    for each in (absent, present):
-        await SharedDaemon(each, "pomona-1", lambda: None).look()
+    for ollama in (absent, present):
+        await SharedDaemon(ollama, "pomona-1", lambda: None).look()
     assert asked == [present.url]
     none = Daemons(tmp_path, [absent])
     await none.look()
@@ -256,14 +256,14 @@ async def test_failed_check_ends_no_process() -> None:
 async def test_failed_clean_up_is_repeated(tmp_path: Path) -> None:
     odd = _Odd()
     odd.defect = None
-    found = Daemons(tmp_path, [odd])
-    shared = found.get("ollama")
+    daemons = Daemons(tmp_path, [odd])
+    shared = daemons.get("ollama")
     assert shared
     shared.problem = ""
     for odd.defect in (daemon.DaemonError(daemon.SILENT, "slow"), RuntimeError("nobody foresaw it"), None):
-        await found.remove_unwanted(list)
+        await daemons.remove_unwanted(list)
     assert odd.cleaned == 3
-    await found.remove_unwanted(list)
+    await daemons.remove_unwanted(list)
     assert odd.cleaned == 3
 
 

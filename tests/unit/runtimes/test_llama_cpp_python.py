@@ -22,13 +22,13 @@ from tests.support.stub_server import serve_stub
 from tests.support.tiny_models.tiny_gguf import SENTENCE
 
 RECORDING: dict[str, Any] = json.loads((Path(__file__).parent / "fixtures/llama_cpp_python.json").read_text())
-SERVED = [case for case, found in RECORDING["cases"].items() if "exchanges" in found]
+SERVED = [case for case, record in RECORDING["cases"].items() if "exchanges" in record]
 FLAGS = set(re.findall(r"^  (--\w+)", RECORDING["help"], re.MULTILINE))
 
 
 def answer(case: str, path: str, number: int = 0) -> tuple[int, str]:
-    found = [each for each in RECORDING["cases"][case]["exchanges"] if each["path"] == path]
-    return found[number]["status"], found[number]["answer"]
+    exchanges = [exchange for exchange in RECORDING["cases"][case]["exchanges"] if exchange["path"] == path]
+    return exchanges[number]["status"], exchanges[number]["answer"]
 
 
 def content(case: str) -> str:
@@ -72,8 +72,8 @@ def test_model_is_served_under_the_name_that_clients_send() -> None:
     ],
 )
 def test_server_that_cannot_load_ends_with_a_reason(case: str, code: int, says: str) -> None:
-    found = RECORDING["cases"][case]
-    assert (found["exit_code"], found["last_lines"][-1]) == (code, says)
+    recorded = RECORDING["cases"][case]
+    assert (recorded["exit_code"], recorded["last_lines"][-1]) == (code, says)
 
 
 async def test_probe_classifies_recorded_answers() -> None:

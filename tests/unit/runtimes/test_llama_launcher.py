@@ -111,8 +111,8 @@ def test_every_option_can_be_set_and_is_named_as_in_llama_cpp(tmp_path: Path) ->
         values = [[]] if isinstance(option, llama_launcher._Switch) else [[text] for text in candidates]
         assert any(accepted([name, *value]) for value in values), name
     library = Path(xllamacpp.xllamacpp.__file__).read_bytes()
-    known = {match.decode() for match in re.findall(rb"\0(--?[a-z][a-z0-9-]*)(?=\0)", library)}
-    assert {name for name in llama_launcher.ARGUMENTS if name.startswith("--")} <= known
+    options = {match.decode() for match in re.findall(rb"\0(--?[a-z][a-z0-9-]*)(?=\0)", library)}
+    assert {name for name in llama_launcher.ARGUMENTS if name.startswith("--")} <= options
     # Compilers merge a short string into the tail of a longer one, so that it need not begin after a zero.
     assert [name for name in llama_launcher.ARGUMENTS if name.encode() + b"\0" not in library] == []
 
@@ -160,8 +160,8 @@ def test_the_key_is_enforced(endless: Path, tmp_path: Path) -> None:
 
 def catches(pid: int, number: int) -> bool:
     """Return whether a process has a handler for a signal."""
-    found = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return found is not None and bool(int(found[1], 16) >> (number - 1) & 1)
+    match = re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return match is not None and bool(int(match[1], 16) >> (number - 1) & 1)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -53,7 +53,9 @@ def test_extra_arguments_come_last_and_win() -> None:
 
 @pytest.mark.parametrize("mode", get_args(Mode))
 @pytest.mark.parametrize(
-    "companions", [each for number in range(4) for each in itertools.combinations(COMPANIONS, number)], ids="+".join
+    "companions",
+    [combination for number in range(4) for combination in itertools.combinations(COMPANIONS, number)],
+    ids="+".join,
 )
 @pytest.mark.parametrize("on_device", [False, True], ids=["processor", "device"])
 def test_launcher_accepts_every_rendered_argument(
@@ -86,7 +88,7 @@ def check_companions(parameters: Any, companions: tuple[str, ...], *, on_device:
     """Assert that the server gets exactly these companions."""
     assert parameters.mmproj.path == ("/weights/eyes.gguf" if "projector" in companions else "")
     adapters = [("/weights/a.gguf", 0.5), ("/weights/b.gguf", 1.0)] if "adapters" in companions else []
-    assert [(each.path, each.scale) for each in parameters.lora_adapters] == adapters
+    assert [(adapter.path, adapter.scale) for adapter in parameters.lora_adapters] == adapters
     draft, kinds = parameters.speculative.draft, xllamacpp.common_speculative_type
     if "draft" in companions:
         assert (draft.mparams.path, draft.n_max) == ("/weights/draft.gguf", 5)
@@ -103,7 +105,7 @@ def test_cache_types_reach_the_model_and_its_draft(
     companions: tuple[str, ...], keys: CacheType, values: CacheType
 ) -> None:
     parameters = llama_launcher.parse(render(companions, cache_type_k=keys, cache_type_v=values))
-    expected = tuple(getattr(xllamacpp.ggml_type, f"GGML_TYPE_{each.upper()}") for each in (keys, values))
+    expected = tuple(getattr(xllamacpp.ggml_type, f"GGML_TYPE_{cache_type.upper()}") for cache_type in (keys, values))
     assert (parameters.cache_type_k, parameters.cache_type_v) == expected
     if companions:
         draft = parameters.speculative.draft

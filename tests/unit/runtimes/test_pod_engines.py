@@ -64,7 +64,7 @@ def check_options(argv: Sequence[str], recording: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "recording"), [(name, each) for name, found in RECORDINGS.items() for each in found]
+    ("engine", "recording"), [(name, each) for name, recordings in RECORDINGS.items() for each in recordings]
 )
 def test_every_rendered_argument_is_an_option_of_the_real_package(engine: str, recording: str) -> None:
     recorded = read_recording(recording)
@@ -73,7 +73,7 @@ def test_every_rendered_argument_is_an_option_of_the_real_package(engine: str, r
 
 
 @pytest.mark.parametrize(
-    ("engine", "recording"), [(name, each) for name, found in RECORDINGS.items() for each in found]
+    ("engine", "recording"), [(name, each) for name, recordings in RECORDINGS.items() for each in recordings]
 )
 def test_every_tuning_argument_is_an_option_with_at_most_one_value(engine: str, recording: str) -> None:
     options = read_recording(recording)["options"]
@@ -90,7 +90,7 @@ def test_every_variable_of_ollama_is_one_that_its_image_reads() -> None:
         assert image.rpartition(":")[2].partition("-")[0] == recording["version"].removeprefix("v")
         devices = 1 if VENDORS[vendor].resource else 0
         variables = pod.environment(PodServing(serving, Listen("127.0.0.1", 11434), VENDORS[vendor], devices))
-        names |= {each for each in variables if each.startswith("OLLAMA_")}
+        names |= {variable for variable in variables if variable.startswith("OLLAMA_")}
     assert {"OLLAMA_HOST", "OLLAMA_VULKAN"} <= names
     assert names - set(recording["variables"]) == set()
 
@@ -118,7 +118,9 @@ def test_arguments_that_decide_memory_and_address_are_not_for_users(engine: str)
     runtime = ENGINES[engine]
     for vendor, mode in itertools.product(pod_of(runtime).images, sorted(runtime.modes)):
         devices = 2 if VENDORS[vendor].resource else 0
-        own = {each for each in rendered(engine, vendor, mode=mode, devices=devices) if each.startswith("-")}
+        own = {
+            argument for argument in rendered(engine, vendor, mode=mode, devices=devices) if argument.startswith("-")
+        }
         assert not own & set(runtime.tuning)
 
 
@@ -171,7 +173,7 @@ def test_no_engine_downloads_and_all_write_to_the_volume_of_the_pod(engine: str)
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_key_is_no_argument(engine: str) -> None:
-    assert not [each for argv in all_rendered(engine) for each in argv if "key" in each]
+    assert not [argument for argv in all_rendered(engine) for argument in argv if "key" in argument]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

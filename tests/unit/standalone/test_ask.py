@@ -113,7 +113,7 @@ async def test_chat_sends_the_conversation_and_the_token_and_counts_tokens() -> 
         got = await continue_chat(session, url, "tiny", messages, show=shown.append, show_thoughts=thought.append)
     assert (got.text, got.tokens, shown, thought) == ("Hello", 7, ["Hel", "lo"], ["Hm. "])
     assert asked[0][0] == "Bearer secret"
-    assert asked[0][1] == [{"role": each.role, "content": each.content} for each in messages]
+    assert asked[0][1] == [{"role": message.role, "content": message.content} for message in messages]
 
 
 def test_rate_of_an_answer_begins_with_its_first_token() -> None:

@@ -55,14 +55,14 @@ def found(sha256: str | None = "b" * 64, layout: Layout | None = LAYOUT) -> Insp
 
 
 def test_replica_equals_the_process_that_controller_assigns_to_host() -> None:
-    known = with_inspection(model(), found())
+    inspected = with_inspection(model(), found())
     wanted = service(replicas=2, contextLength=1024, parallel=3, extraArgs=["-t", "2"])
-    decision = decide_assignments(wanted, {KEY: known})
+    decision = decide_assignments(wanted, {KEY: inspected})
     assert decision.problem is None
-    needed = measure_replica(wanted, Served(known, "llama.cpp")).total_bytes
+    needed = measure_replica(wanted, Served(inspected, "llama.cpp")).total_bytes
     assert needed is not None
-    assert [each.spec for each in decision.assignments] == [
-        desired_spec(wanted, Served(known, "llama.cpp"), needed)
+    assert [assignment.spec for assignment in decision.assignments] == [
+        desired_spec(wanted, Served(inspected, "llama.cpp"), needed)
     ] * 2
     artifact = decision.assignments[0].spec.artifact if decision.assignments[0].spec else None
     assert artifact is not None
@@ -71,10 +71,12 @@ def test_replica_equals_the_process_that_controller_assigns_to_host() -> None:
 
 def test_uid_is_kept_over_restarts_and_changes_with_spec() -> None:
     models = {KEY: with_inspection(model(), found())}
-    uids = [[each.uid for each in decide_assignments(service(replicas=2), models).assignments] for _ in range(2)]
+    uids = [
+        [assignment.uid for assignment in decide_assignments(service(replicas=2), models).assignments] for _ in range(2)
+    ]
     assert uids[0] == uids[1]
     assert len(set(uids[0])) == 2
-    assert all(each.startswith(STANDALONE) for each in uids[0])
+    assert all(uid.startswith(STANDALONE) for uid in uids[0])
     assert decide_assignments(service(contextLength=1024), models).assignments[0].uid not in uids[0]
 
 
@@ -157,8 +159,8 @@ def test_failure_of_a_decision_is_final_unless_its_cause_may_pass() -> None:
 def test_hub_token_is_kept_for_sources_of_the_hub_only(source: str, *, is_kept: bool) -> None:
     """A Model's Secret stands for the hub's token: this machine has no other."""
     stated = model(source=source, sourceSecretRef={"name": "hub"})
-    found = keep_hub_token(stated, "https://hub.example")
-    assert (found.spec.source_secret_ref is not None) == is_kept
+    kept = keep_hub_token(stated, "https://hub.example")
+    assert (kept.spec.source_secret_ref is not None) == is_kept
 
 
 @pytest.mark.parametrize(

@@ -42,16 +42,16 @@ class Machine:
 
     async def serve(self, model: Model) -> str:
         """Inspect a Model and fetch its weights, as `pomona up` does; return why its source was not asked."""
-        found, problem = await self.inspector.inspect(model)
+        inspection, problem = await self.inspector.inspect(model)
         held = await self.store.obtain(
             parse(model.spec.source, model.spec.files),
-            sha256=found.sha256,
-            revision=found.revision or None,
+            sha256=inspection.sha256,
+            revision=inspection.revision or None,
             token=None,
             on_progress=lambda _done, _total: None,
         )
-        assert found.layout is not None
-        assert found.gguf.architecture == "llama"
+        assert inspection.layout is not None
+        assert inspection.gguf.architecture == "llama"
         held.release()
         return problem
 

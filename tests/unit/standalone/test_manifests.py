@@ -34,7 +34,7 @@ def problems(tmp_path: Path, text: str) -> list[str]:
     path.write_text(text)
     with pytest.raises(ManifestError) as caught:
         load_manifests([path])
-    return [each.removeprefix(f"{path}") for each in caught.value.problems]
+    return [problem.removeprefix(f"{path}") for problem in caught.value.problems]
 
 
 def test_examples_are_read_with_defaults() -> None:
@@ -48,7 +48,7 @@ def test_examples_are_read_with_defaults() -> None:
 def test_same_name_in_two_namespaces_is_two_models(tmp_path: Path) -> None:
     path = tmp_path / "team.yaml"
     path.write_text(
-        "---\n".join(each.replace("metadata:", "metadata:\n  namespace: team") for each in (MODEL, SERVICE))
+        "---\n".join(manifest.replace("metadata:", "metadata:\n  namespace: team") for manifest in (MODEL, SERVICE))
     )
     assert set(load_manifests([path]).services) == {ObjectKey("team", "chat")}
     path.write_text(f"{MODEL}---\n{SERVICE.replace('metadata:', 'metadata:{}'.format(chr(10) + '  namespace: team'))}")
@@ -63,7 +63,7 @@ def test_null_in_metadata_is_absent(tmp_path: Path) -> None:
     assert set(load_manifests([path]).models) == {ObjectKey("default", "tiny")}
     path.write_text(f"{MODEL}---\n{SERVICE}".replace("metadata:\n", nulls.format('""')))
     wanted = load_manifests([path])
-    assert {each.metadata.namespace for each in wanted.services.values()} == {"default"}
+    assert {service.metadata.namespace for service in wanted.services.values()} == {"default"}
 
 
 def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_all_problems_are_reported_with_their_lines(tmp_path: Path) -> None:
     ],
 )
 def test_mistake_is_reported_with_way_out(tmp_path: Path, text: str, says: str) -> None:
-    found = problems(tmp_path, text)
-    assert len(found) == 1
-    assert found[0].startswith(says.format(path=tmp_path / "chat.yaml")), found
+    mistakes = problems(tmp_path, text)
+    assert len(mistakes) == 1
+    assert mistakes[0].startswith(says.format(path=tmp_path / "chat.yaml")), mistakes
 
 
 def test_weights_given_as_manifest_are_refused_with_option(tmp_path: Path) -> None:
@@ -209,9 +209,9 @@ def test_other_kinds_are_skipped_with_note(tmp_path: Path) -> None:
 def test_two_services_of_one_name_are_refused(tmp_path: Path) -> None:
     other = SERVICE.replace("metadata:", "metadata:\n  namespace: team")
     model = MODEL.replace("metadata:", "metadata:\n  namespace: team")
-    found = problems(tmp_path, f"{MODEL}---\n{SERVICE}---\n{model}---\n{other}")
-    assert len(found) == 1
-    assert "InferenceService chat: defined in" in found[0]
+    mistakes = problems(tmp_path, f"{MODEL}---\n{SERVICE}---\n{model}---\n{other}")
+    assert len(mistakes) == 1
+    assert "InferenceService chat: defined in" in mistakes[0]
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_service_is_one_row(replicas: list[MetalProcessStatus], shown: Row) -> N
     decision = Decision(
         problem=None if replicas else ServiceProblem("Because", "waiting for Model tiny to be inspected", "Pending")
     )
-    assert build_row("chat", decision, [(each, None, None) for each in replicas], None, None) == shown
+    assert build_row("chat", decision, [(replica, None, None) for replica in replicas], None, None) == shown
 
 
 def test_loading_shows_memory_taken_so_far() -> None:

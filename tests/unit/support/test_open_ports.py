@@ -14,12 +14,12 @@ ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
 
 def list_attackers() -> list[int]:
     """Return the attackers that this process has started; a child of another test may have ended meanwhile."""
-    found = []
+    pids = []
     for child in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
             if "tests.support.port_attack" in child.cmdline():
-                found.append(child.pid)
-    return found
+                pids.append(child.pid)
+    return pids
 
 
 async def test_attack_ends_with_a_check_that_fails() -> None:

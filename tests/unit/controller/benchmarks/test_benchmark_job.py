@@ -29,10 +29,10 @@ SETTINGS = PodSettings("pomona:test", image_pull_secrets=("registry",))
 
 def prepare(of: Obj | None = None, **spec: Any) -> tuple[Any, Served, EngineChoice]:
     chat = as_service(service(**({"hardware": {"accelerator": "nvidia"}} | spec)))
-    found = check_replica(store(), chat, as_model(of or model()), (), SETTINGS)
-    assert found.checked.served is not None
-    assert found.choice is not None
-    return chat, found.checked.served, found.choice
+    replica = check_replica(store(), chat, as_model(of or model()), (), SETTINGS)
+    assert replica.checked.served is not None
+    assert replica.choice is not None
+    return chat, replica.checked.served, replica.choice
 
 
 def build(**spec: Any) -> Obj:
@@ -58,9 +58,9 @@ def pod(engine: Obj | None = None, **status: Any) -> Obj:
 
 def read(*pods: Obj, seconds: float = 0.0) -> JobOutcome:
     """Return how a Job that has no pod to measure stands after some time."""
-    found = read_benchmark(stored(), pods, NOW + timedelta(seconds=seconds))
-    assert isinstance(found, JobOutcome)
-    return found
+    outcome = read_benchmark(stored(), pods, NOW + timedelta(seconds=seconds))
+    assert isinstance(outcome, JobOutcome)
+    return outcome
 
 
 def test_pod_is_that_of_a_replica() -> None:
@@ -84,7 +84,7 @@ def test_pod_has_the_lowest_priority_and_serves_nobody() -> None:
     assert (job["spec"]["backoffLimit"], job["spec"]["activeDeadlineSeconds"]) == (0, 3600)
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert all(each["matchFields"][-1]["values"] == ["n1"] for each in terms)
+    assert all(term["matchFields"][-1]["values"] == ["n1"] for term in terms)
 
 
 def test_one_key_of_the_secret_with_the_token_is_mounted() -> None:
@@ -120,15 +120,15 @@ def test_edit_of_what_is_measured_is_another_measurement() -> None:
 def test_pod_is_measured_once_it_is_ready() -> None:
     ready = [{"type": "Ready", "status": "True"}]
     assert read(pod(podIPs=[{"ip": "10.0.0.9"}])).state == "Going"
-    found = read_benchmark(stored(), [pod(podIPs=[{"ip": "10.0.0.9"}], conditions=ready)], NOW)
-    assert found == Endpoint("10.0.0.9", 8080, node="n1")
+    endpoint = read_benchmark(stored(), [pod(podIPs=[{"ip": "10.0.0.9"}], conditions=ready)], NOW)
+    assert endpoint == Endpoint("10.0.0.9", 8080, node="n1")
 
 
 @pytest.mark.parametrize("state", ["state", "lastState"])
 def test_engine_that_has_ended_has_no_hope(state: str) -> None:
-    found = read(pod({state: {"terminated": {"exitCode": 1, "message": "out of memory\n"}}}))
-    assert (found.state, found.reason) == ("Broken", "EngineFailed")
-    assert found.message == "container llama-server ended with exit code 1: out of memory"
+    outcome = read(pod({state: {"terminated": {"exitCode": 1, "message": "out of memory\n"}}}))
+    assert (outcome.state, outcome.reason) == ("Broken", "EngineFailed")
+    assert outcome.message == "container llama-server ended with exit code 1: out of memory"
 
 
 def test_pod_that_no_node_takes_has_no_hope_after_some_time() -> None:
@@ -152,6 +152,6 @@ def test_job_that_is_never_ready_is_hopeless(pods: tuple[Obj, ...]) -> None:
     assert read(pod(), seconds=DEADLINE_SECONDS).state == "Going"
     assert read(*pods, seconds=DEADLINE_SECONDS + 1).reason == "DeadlineExceeded"
     failed = stored(status={"conditions": [{"type": "Failed", "status": "True"}]})
-    found = read_benchmark(failed, pods, NOW)
-    assert isinstance(found, JobOutcome)
-    assert found.reason == "DeadlineExceeded"
+    outcome = read_benchmark(failed, pods, NOW)
+    assert isinstance(outcome, JobOutcome)
+    assert outcome.reason == "DeadlineExceeded"

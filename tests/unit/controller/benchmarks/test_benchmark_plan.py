@@ -49,7 +49,7 @@ def start(
     urgent: str = "",
 ) -> list[tuple[str, str]]:
     made = choose_starts(due, going, busy, turns, {key_of(name) for name in urgent})
-    return [(each.wanted.key.device_class, each.node) for each in made]
+    return [(benchmark_start.wanted.key.device_class, benchmark_start.node) for benchmark_start in made]
 
 
 def test_unknown_pair_is_measured_on_an_idle_node() -> None:
@@ -107,8 +107,8 @@ def test_pairs_for_which_a_service_waits_are_measured_first_and_beside_others() 
 
 
 pairs = st.tuples(st.sampled_from(["team", "other"]), st.sampled_from("abcde"))
-wishes = st.lists(pairs, unique=True).map(lambda found: [wanted(name, "n1", "n2", namespace=ns) for ns, name in found])
-keys = pairs.map(lambda found: key_of(found[1], found[0]))
+wishes = st.lists(pairs, unique=True).map(lambda names: [wanted(name, "n1", "n2", namespace=ns) for ns, name in names])
+keys = pairs.map(lambda pair: key_of(pair[1], pair[0]))
 
 
 @given(wishes, st.dictionaries(keys, st.sampled_from(["n1", "n2", "n3"])), st.frozensets(keys))
@@ -116,10 +116,10 @@ def test_starts_keep_their_bounds(
     due: list[WantedBenchmark], going: dict[BenchmarkKey, str], urgent: frozenset[BenchmarkKey]
 ) -> None:
     made = choose_starts(due, going, (), {}, urgent)
-    started = [each.wanted.key for each in made]
+    started = [start.wanted.key for start in made]
     assert going.keys().isdisjoint(started)
-    assert {*going.values()}.isdisjoint({each.node for each in made})
-    assert len({each.node for each in made}) == len({*started}) == len(made)
+    assert {*going.values()}.isdisjoint({start.node for start in made})
+    assert len({start.node for start in made}) == len({*started}) == len(made)
     for most, is_urgent in ((MOST_PROBES, True), (MOST_AT_ONCE, False)):
         before = sum((key in urgent) == is_urgent for key in going)
         assert before + sum((key in urgent) == is_urgent for key in started) <= max(most, before)

@@ -139,7 +139,7 @@ class World(Client):
 
     def list_jobs(self) -> list[Obj]:
         """Return the Jobs that are not forged."""
-        return [each for each in self.store.list(JOBS) if each["metadata"]["namespace"] != "evil"]
+        return [job for job in self.store.list(JOBS) if job["metadata"]["namespace"] != "evil"]
 
     async def create(self, resource: Resource, obj: Any) -> Obj:
         if self.fails:
@@ -165,7 +165,7 @@ class World(Client):
 
     async def list(self, *_: Any, **selected: Any) -> ObjectList:
         name = str(selected["field_selector"]).partition("=")[2]
-        return ObjectList([each for each in self.unseen if each["metadata"]["name"] == name], "1")
+        return ObjectList([job for job in self.unseen if job["metadata"]["name"] == name], "1")
 
     async def apply(self, resource: Resource, obj: Any, **_: Any) -> Obj:
         return self.put(resource, obj)
@@ -331,7 +331,7 @@ def test_namespace_that_refuses_jobs_leaves_the_benchmarks_of_others_alone(world
     async def story() -> None:
         await asyncio.sleep(100)
         assert refused
-        assert [each["metadata"]["namespace"] for each in world.created] == ["team"]
+        assert [job["metadata"]["namespace"] for job in world.created] == ["team"]
         problem = world.measured.find(ObjectKey("a-quota", "chat"), None).problem
         assert problem is not None
         assert "exceeded quota: jobs" in problem.message

@@ -32,12 +32,12 @@ class Applied(Client):
             raise Unreachable("apply configmaps: no answer")
         assert resource == CONFIG_MAPS
         self.written.append(obj)
-        found: Obj = obj
-        return found
+        applied: Obj = obj
+        return applied
 
 
 def test_change_of_what_counts_for_all_is_written_once() -> None:
-    api, known = Applied(), store()
+    api, stored = Applied(), store()
     recorder: Any = None
 
     def put(version: int, **speeds: float) -> None:
@@ -47,13 +47,13 @@ def test_change_of_what_counts_for_all_is_written_once() -> None:
             record = MeasuredPerformance(tokens_per_second=speed, model="tiny", measured_at="2026-11-26T10:00:00Z")
             data = put_record(data, RecordKey(device_class, namespace), record).data
         obj = build_config_map(HASH, data)
-        known.put(CONFIG_MAPS, {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}})
+        stored.put(CONFIG_MAPS, {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(version)}})
 
     async def main() -> None:
-        export = FlexInferExport(PerformanceSource(known, follow_measurements(known), lambda _key: None))
-        async with running(export.run(Leading(api, known, recorder, lambda _resource, _key: None))):
+        export = FlexInferExport(PerformanceSource(stored, follow_measurements(stored), lambda _key: None))
+        async with running(export.run(Leading(api, stored, recorder, lambda _resource, _key: None))):
             await asyncio.sleep(1)
-            assert [each["data"] for each in api.written] == [{}]
+            assert [config_map["data"] for config_map in api.written] == [{}]
             put(1, l4=7.5)
             put(2, l4=7.5, l4_team=9.0)
             await asyncio.sleep(100)

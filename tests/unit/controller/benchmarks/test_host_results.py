@@ -59,12 +59,12 @@ def read(obj: Obj, at: Obj = STUDIO) -> HostResult | str:
 
 
 def test_measurement_of_a_host_is_stored_as_that_of_a_job() -> None:
-    found = read(reporting())
-    assert isinstance(found, HostResult)
+    result = read(reporting())
+    assert isinstance(result, HostResult)
     spec = as_process(reporting()).spec
-    assert found.model_hash == hash_model(as_model(model()), "llama.cpp", spec)
-    assert found.key == RecordKey(CLASS, NAMESPACE)
-    assert found.record == MeasuredPerformance(
+    assert result.model_hash == hash_model(as_model(model()), "llama.cpp", spec)
+    assert result.key == RecordKey(CLASS, NAMESPACE)
+    assert result.record == MeasuredPerformance(
         tokens_per_second=52.1,
         prompt_tokens_per_second=3420.0,
         time_to_first_token_ms=37.0,
@@ -97,17 +97,17 @@ def test_measurement_of_a_host_is_stored_as_that_of_a_job() -> None:
     ],
 )
 def test_report_that_cannot_be_is_refused_by_name(obj: Obj, problem: str) -> None:
-    found = read(obj)
-    assert isinstance(found, str)
-    assert problem in found
+    refusal = read(obj)
+    assert isinstance(refusal, str)
+    assert problem in refusal
 
 
 def test_host_cannot_state_the_class_of_a_node() -> None:
     for chip in ("nvidia-l4x1", "NVIDIA H100 80GB HBM3x1", "cpu-amd-epyc-7763x8"):
         assert isinstance(read(reporting(), host("studio-1", chip=chip)), str), "its memory is a part of each class"
-        found = read(reporting(), host("studio-1", chip=chip, memoryBytes=GIB))
-        assert isinstance(found, HostResult)
-        assert found.key.device_class.endswith("-1gb")
+        result = read(reporting(), host("studio-1", chip=chip, memoryBytes=GIB))
+        assert isinstance(result, HostResult)
+        assert result.key.device_class.endswith("-1gb")
 
 
 rates = st.from_regex(r"([0-9]+(\.[0-9]+)?)?", fullmatch=True).filter(lambda text: len(text) <= 16)
@@ -128,13 +128,13 @@ rates = st.from_regex(r"([0-9]+(\.[0-9]+)?)?", fullmatch=True).filter(lambda tex
 def test_whatever_a_host_reports_is_a_measurement_within_bounds_or_refused(reported: Obj) -> None:
     obj = process("chat-1", host="studio-1", artifact=ARTIFACT)
     obj["status"]["performance"] = reported
-    found = read_host_result(msgspec.convert(obj, MetalProcess), as_host(STUDIO), as_model(model()), NOW)
-    if isinstance(found, HostResult):
-        record = found.record
+    result = read_host_result(msgspec.convert(obj, MetalProcess), as_host(STUDIO), as_model(model()), NOW)
+    if isinstance(result, HostResult):
+        record = result.record
         assert 0 < record.tokens_per_second <= MOST_REPORTED
         assert EARLIEST <= datetime.fromisoformat(record.measured_at) <= NOW + MOST_AHEAD
         assert msgspec.json.decode(msgspec.json.encode(record), type=MeasuredPerformance) == record
-        assert (found.key.namespace, record.source) == (NAMESPACE, "host")
+        assert (result.key.namespace, record.source) == (NAMESPACE, "host")
 
 
 class World(Client):
@@ -166,8 +166,8 @@ class World(Client):
     def stored(self) -> dict[RecordKey, MeasuredPerformance]:
         spec = as_process(reporting()).spec
         name = name_config_map(hash_model(as_model(model()), "llama.cpp", spec))
-        found = self.store.get(CONFIG_MAPS, name, "pomona-system")
-        return dict(decode_records(found).records) if found is not None else {}
+        config_map = self.store.get(CONFIG_MAPS, name, "pomona-system")
+        return dict(decode_records(config_map).records) if config_map is not None else {}
 
     def run(self, story: Callable[[], Awaitable[None]]) -> None:
         recorder: Any = None
@@ -186,7 +186,7 @@ def test_report_is_stored_once_and_a_later_one_replaces_it() -> None:
     world.put(METAL_PROCESSES, reporting())  # before this replica leads
 
     async def story() -> None:
-        assert [each.tokens_per_second for each in world.stored().values()] == [52.1]
+        assert [performance.tokens_per_second for performance in world.stored().values()] == [52.1]
         changed = reporting()
         changed["status"]["restarts"] = 1
         world.put(METAL_PROCESSES, changed)
@@ -198,7 +198,7 @@ def test_report_is_stored_once_and_a_later_one_replaces_it() -> None:
         world.put(METAL_PROCESSES, reporting("chat-2", measured=later))
         await asyncio.sleep(120)
         assert world.writes == 2
-        assert [each.tokens_per_second for each in world.stored().values()] == [60.0]
+        assert [performance.tokens_per_second for performance in world.stored().values()] == [60.0]
 
     world.run(story)
 

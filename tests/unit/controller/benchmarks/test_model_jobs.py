@@ -22,4 +22,4 @@ def job(name: str, **labels: str) -> Obj:
 def test_benchmark_of_a_model_is_not_deleted_with_its_past_jobs() -> None:
     there = store((MODELS, model()), (JOBS, job("past")), (JOBS, job("speed", **{LABEL_BENCHMARK: "true"})))
     plan = model_reconciler(PodSettings("pomona:test")).decide(Snapshot(there, NOW), ObjectKey("team", "tiny"))
-    assert [each.name for each in plan.delete] == ["past"]
+    assert [ref.name for ref in plan.delete] == ["past"]

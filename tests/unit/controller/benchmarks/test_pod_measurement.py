@@ -46,10 +46,10 @@ def measure(monkeypatch: pytest.MonkeyPatch, answer: MeasuredPerformance | Excep
 
 
 def test_record_says_where_it_was_measured_and_by_what(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, asked = measure(monkeypatch, MeasuredPerformance(tokens_per_second=90.0))
+    record, asked = measure(monkeypatch, MeasuredPerformance(tokens_per_second=90.0))
     assert asked == [("http://10.0.0.1:8080", "chat", "secret-token", 3)]
-    assert (found.source, found.node, found.model, found.accelerator) == ("job", "n1", "tiny", "nvidia")
-    assert found.estimated_tokens_per_second == 80.0
+    assert (record.source, record.node, record.model, record.accelerator) == ("job", "n1", "tiny", "nvidia")
+    assert record.estimated_tokens_per_second == 80.0
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,6 @@ def test_record_says_where_it_was_measured_and_by_what(monkeypatch: pytest.Monke
 def test_pod_that_cannot_be_measured_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, answer: MeasuredPerformance | Exception, reason: str
 ) -> None:
-    found, _ = measure(monkeypatch, answer)
-    assert isinstance(found, JobOutcome)
-    assert (found.state, found.reason) == ("Broken", reason)
+    outcome, _ = measure(monkeypatch, answer)
+    assert isinstance(outcome, JobOutcome)
+    assert (outcome.state, outcome.reason) == ("Broken", reason)

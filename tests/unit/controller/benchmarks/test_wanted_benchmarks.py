@@ -48,21 +48,21 @@ def list_wanted(
     **spec: Any,
 ) -> list[WantedBenchmark]:
     chat = service(**({"hardware": {"accelerator": "nvidia"}} | spec))
-    known = store(*nodes, (MODELS, of or model()), (INFERENCE_SERVICES, chat))
-    cells = [cell(each, free, closed=closed) for each in nodes]
-    scope = open_scope(known, SETTINGS, table or PerformanceTable(), cells)
-    return [each.wanted for each in prepare_benchmarks(scope, chat)]
+    stored = store(*nodes, (MODELS, of or model()), (INFERENCE_SERVICES, chat))
+    cells = [cell(node, free, closed=closed) for node in nodes]
+    scope = open_scope(stored, SETTINGS, table or PerformanceTable(), cells)
+    return [benchmark.wanted for benchmark in prepare_benchmarks(scope, chat)]
 
 
 def classes(found: list[WantedBenchmark]) -> list[tuple[str, tuple[str, ...]]]:
-    return [(each.key.device_class, each.nodes) for each in found]
+    return [(benchmark.key.device_class, benchmark.nodes) for benchmark in found]
 
 
 def test_each_class_that_a_replica_could_be_on_is_wanted() -> None:
     nodes = [node("n1"), node("n2", "NVIDIA-H100"), node("n3")]
     assert classes(list_wanted(*nodes)) == [("nvidia-h100x1", ("n2",)), ("nvidia-l4x1", ("n1", "n3"))]
     two = list_wanted(*nodes, hardware={"accelerator": "nvidia", "count": 2})
-    assert [each.key.device_class for each in two] == ["nvidia-h100x2", "nvidia-l4x2"]
+    assert [benchmark.key.device_class for benchmark in two] == ["nvidia-h100x2", "nvidia-l4x2"]
     (auto,) = list_wanted(nodes[0], hardware={"accelerator": "auto"})
     assert (auto.accelerator, auto.service) == ("nvidia", ObjectKey("team", "chat"))
 
@@ -98,10 +98,10 @@ def test_service_that_is_not_its_model_alone_is_left_out() -> None:
 def test_arguments_of_a_tenant_are_not_measured() -> None:
     chat = service(hardware={"accelerator": "nvidia"}, extraArgs=["-t", "1"], image="team/llama:1")
     n1 = node("n1")
-    known = store(n1, (MODELS, model()), (INFERENCE_SERVICES, chat))
-    (found,) = prepare_benchmarks(open_scope(known, SETTINGS, PerformanceTable(), [cell(n1)]), chat)
-    assert (found.service.spec.extra_args, found.service.spec.image) == ([], None)
-    assert found.describe_engine([]).image.startswith("ghcr.io/ggml-org/llama.cpp")
+    stored = store(n1, (MODELS, model()), (INFERENCE_SERVICES, chat))
+    (benchmark,) = prepare_benchmarks(open_scope(stored, SETTINGS, PerformanceTable(), [cell(n1)]), chat)
+    assert (benchmark.service.spec.extra_args, benchmark.service.spec.image) == ([], None)
+    assert benchmark.describe_engine([]).image.startswith("ghcr.io/ggml-org/llama.cpp")
 
 
 def test_estimate_that_no_hardware_reaches_is_unknown() -> None:
@@ -110,10 +110,10 @@ def test_estimate_that_no_hardware_reaches_is_unknown() -> None:
     forged = model()
     forged["status"]["layout"] = forged["status"]["layout"] | {"tensorBytes": 1, "layers": []}
     for stated, is_known in ((model(), True), (forged, False)):
-        known = store(n1, (MODELS, stated), (INFERENCE_SERVICES, chat))
-        (found,) = prepare_benchmarks(open_scope(known, SETTINGS, PerformanceTable(), [cell(n1)]), chat)
-        assert (found.describe_engine([l4]).estimated_tokens_per_second is not None) == is_known
-        assert found.describe_engine([]).estimated_tokens_per_second is None
+        stored = store(n1, (MODELS, stated), (INFERENCE_SERVICES, chat))
+        (benchmark,) = prepare_benchmarks(open_scope(stored, SETTINGS, PerformanceTable(), [cell(n1)]), chat)
+        assert (benchmark.describe_engine([l4]).estimated_tokens_per_second is not None) == is_known
+        assert benchmark.describe_engine([]).estimated_tokens_per_second is None
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_replica_is_measured_itself_if_its_service_is_ready_and_idle(status: Obj
     of_slice = named | {"name": "chat-x", "uid": "s", "labels": {"kubernetes.io/service-name": "chat"}}
     ports = [{"name": "http", "port": 8080}]
     offered = {"metadata": of_slice, "endpoints": endpoints, "ports": ports}
-    known = store(n1, (MODELS, model()), (INFERENCE_SERVICES, chat), (PODS, serving), (ENDPOINT_SLICES, offered))
-    scope = open_scope(known, SETTINGS, PerformanceTable(), [cell(n1, free=0)])
-    (found,) = [each.wanted for each in prepare_benchmarks(scope, chat)]
+    stored = store(n1, (MODELS, model()), (INFERENCE_SERVICES, chat), (PODS, serving), (ENDPOINT_SLICES, offered))
+    scope = open_scope(stored, SETTINGS, PerformanceTable(), [cell(n1, free=0)])
+    (found,) = [benchmark.wanted for benchmark in prepare_benchmarks(scope, chat)]
     expected = Endpoint("10.0.0.1", 8080, node="n1") if is_measured else None
     assert (found.replica, found.nodes, found.is_ready) == (expected, (), status["phase"] == "Ready")

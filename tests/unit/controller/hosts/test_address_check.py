@@ -44,16 +44,16 @@ POD = {"metadata": {"namespace": "team", "name": "web-0"}, "status": {"podIP": "
     ],
 )
 def test_owner_of_an_address_is_found(text: str, reason: str, owner: str) -> None:
-    known = collect_addresses([NODE], [HEADLESS, SERVICE], [CIDR], API)
-    found = known.find(ipaddress.ip_address(text))
-    assert found.reason == reason
-    assert owner in found.owner
+    addresses = collect_addresses([NODE], [HEADLESS, SERVICE], [CIDR], API)
+    use = addresses.find(ipaddress.ip_address(text))
+    assert use.reason == reason
+    assert owner in use.owner
 
 
 def test_address_outside_of_the_cluster_is_free() -> None:
-    known = collect_addresses([NODE], [SERVICE], [], API)
-    assert known.find(ipaddress.ip_address("192.168.1.20")) == FREE
-    assert known.find(ipaddress.ip_address("fd00:9::1")) == FREE
+    addresses = collect_addresses([NODE], [SERVICE], [], API)
+    assert addresses.find(ipaddress.ip_address("192.168.1.20")) == FREE
+    assert addresses.find(ipaddress.ip_address("fd00:9::1")) == FREE
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ class Cluster(Client):
         if resource == PODS:
             address = field_selector.removeprefix("status.podIP=")
             return ObjectList([POD] if POD["status"]["podIP"] == address else [], "1")
-        found: dict[Resource, list[Any]] = {NODES: [NODE], SERVICES: [SERVICE]}
-        return ObjectList(found[resource], "1")
+        objects: dict[Resource, list[Any]] = {NODES: [NODE], SERVICES: [SERVICE]}
+        return ObjectList(objects[resource], "1")
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         assert (resource, name, namespace) == (ENDPOINT_SLICES, "kubernetes", "default")
@@ -132,9 +132,9 @@ def check(clock: Clock) -> AddressCheck:
 
 
 async def test_address_of_a_pod_is_found(api: Cluster, check: AddressCheck) -> None:
-    found = await check.find_use(api, "studio-1", "10.50.0.3", granted=False)
-    assert found
-    assert found.owner == "is the address of pod team/web-0"
+    use = await check.find_use(api, "studio-1", "10.50.0.3", granted=False)
+    assert use
+    assert use.owner == "is the address of pod team/web-0"
 
 
 async def test_one_search_serves_many_reconciles(api: Cluster, check: AddressCheck, clock: Clock) -> None:

@@ -16,9 +16,9 @@ from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
 from tests.support.api_objects import NOW, as_host, as_hosted, condition, host, planned_condition, process, store
 
 TRIGGERS = [
-    each
-    for each in host_reconciler(LeaseReader(), KnownTokens(), ReachabilityProber()).triggers
-    if each.resource == METAL_PROCESSES
+    trigger
+    for trigger in host_reconciler(LeaseReader(), KnownTokens(), ReachabilityProber()).triggers
+    if trigger.resource == METAL_PROCESSES
 ]
 YOUNG = (NOW - timedelta(seconds=WAITING_SECONDS - 1)).isoformat()
 
@@ -28,13 +28,13 @@ def drained_host(*, drain: bool = True) -> Obj:
 
 
 def reconcile(*processes: Obj, drain: bool = True) -> Plan:
-    known = store((METAL_HOSTS, drained_host(drain=drain)), *((METAL_PROCESSES, each) for each in processes))
-    return decide_host(Snapshot(known, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
+    stored = store((METAL_HOSTS, drained_host(drain=drain)), *((METAL_PROCESSES, process) for process in processes))
+    return decide_host(Snapshot(stored, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
 
 
 def test_host_that_is_not_drained_has_no_such_condition() -> None:
     assert drained_condition(as_host(drained_host(drain=False)), [], {}, NOW) is None
-    assert "Drained" not in {each["type"] for each in (reconcile(drain=False).status or {})["conditions"]}
+    assert "Drained" not in {planned["type"] for planned in (reconcile(drain=False).status or {})["conditions"]}
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_drain_waits_for_replacements_that_have_a_host_or_are_about_to_get_one()
     serving = process("chat-1-0", host="studio-1", phase="Ready")
     for replacement in (process("chat-1-1", host="studio-2"), process("chat-1-1", creationTimestamp=YOUNG)):
         done = reconcile(serving, replacement)
-        found = planned_condition(done, "Drained")
-        assert (found["status"], found["reason"]) == ("False", "Draining")
-        assert found["message"].startswith("1 process is still on this host: team/chat (")
+        drained = planned_condition(done, "Drained")
+        assert (drained["status"], drained["reason"]) == ("False", "Draining")
+        assert drained["message"].startswith("1 process is still on this host: team/chat (")
         assert "Draining" not in {event.reason for event in done.events}, "normal progress"
         assert done.again_seconds is not None
         assert done.again_seconds <= WAITING_SECONDS
@@ -66,10 +66,10 @@ def test_drain_waits_for_replacements_that_have_a_host_or_are_about_to_get_one()
 
 def test_drain_is_blocked_by_what_fits_on_no_other_host_and_names_it() -> None:
     done = reconcile(process("chat-1-0", host="studio-1", phase="Ready", gib=7), process("chat-1-1", gib=7))
-    found = planned_condition(done, "Drained")
-    assert (found["status"], found["reason"]) == ("False", "DrainBlocked")
-    assert "team/chat (7.0 GiB)" in found["message"]
-    assert "serve on" in found["message"]
+    drained = planned_condition(done, "Drained")
+    assert (drained["status"], drained["reason"]) == ("False", "DrainBlocked")
+    assert "team/chat (7.0 GiB)" in drained["message"]
+    assert "serve on" in drained["message"]
     assert "DrainBlocked" in {event.reason for event in done.events}
 
 
@@ -81,9 +81,9 @@ def test_drain_is_blocked_by_what_gets_no_replacement_at_all() -> None:
     observed["status"]["conditions"].append(
         condition("Drained", "False", "Draining") | {"lastTransitionTime": NOW.isoformat()}
     )
-    known = store((METAL_HOSTS, observed), (METAL_PROCESSES, serving))
+    stored = store((METAL_HOSTS, observed), (METAL_PROCESSES, serving))
     for now, reason in ((NOW, "Draining"), (later, "DrainBlocked")):
-        done = decide_host(Snapshot(known, now, HostInputs("Alive")), ObjectKey("", "studio-1"))
+        done = decide_host(Snapshot(stored, now, HostInputs("Alive")), ObjectKey("", "studio-1"))
         assert planned_condition(done, "Drained")["reason"] == reason
 
 
@@ -92,8 +92,8 @@ def test_stolen_host_does_not_hold_up_its_drain_by_a_time_that_is_none(stated: s
     """The schema's date-time takes all of these; a host writes the status of its own MetalHost."""
     observed = drained_host()
     observed["status"]["conditions"].append(condition("Drained", "False", "Draining") | {"lastTransitionTime": stated})
-    known = store((METAL_HOSTS, observed), (METAL_PROCESSES, process("chat-1-0", host="studio-1", phase="Ready")))
-    done = decide_host(Snapshot(known, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
+    stored = store((METAL_HOSTS, observed), (METAL_PROCESSES, process("chat-1-0", host="studio-1", phase="Ready")))
+    done = decide_host(Snapshot(stored, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
     assert planned_condition(done, "Drained")["reason"] == "DrainBlocked"
 
 
@@ -118,8 +118,8 @@ def test_drain_that_is_held_up_is_rechecked_only_after_a_change() -> None:
     )
     serving = process("chat-1-0", host="studio-1", phase="Ready")
     for replacement, is_soon in ((process("chat-1-1"), False), (process("chat-1-1", creationTimestamp=YOUNG), True)):
-        known = store((METAL_HOSTS, observed), (METAL_PROCESSES, serving), (METAL_PROCESSES, replacement))
-        done = decide_host(Snapshot(known, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
+        stored = store((METAL_HOSTS, observed), (METAL_PROCESSES, serving), (METAL_PROCESSES, replacement))
+        done = decide_host(Snapshot(stored, NOW, HostInputs("Alive")), ObjectKey("", "studio-1"))
         assert done.again_seconds is not None
         assert (done.again_seconds <= 1) == is_soon
         assert is_soon or done.again_seconds > 1
@@ -153,9 +153,9 @@ def test_drain_that_time_alone_holds_up_is_decided_again_in_time(
     arguments = as_host(observed), left, {"uid-chat": others}
 
     def reason(later: float) -> str:
-        found = drained_condition(*arguments, NOW + timedelta(seconds=later))
-        assert found is not None
-        return str(found["reason"])
+        drained = drained_condition(*arguments, NOW + timedelta(seconds=later))
+        assert drained is not None
+        return str(drained["reason"])
 
     at = 0.0
     while at < 2 * WAITING_SECONDS and (pause := find_recheck_seconds(*arguments, NOW + timedelta(seconds=at))):
@@ -174,8 +174,8 @@ def test_host_is_drained_by_the_changes_of_its_processes_and_of_their_siblings()
     def enqueue(old: Obj | None, new: Obj | None, *, drain: bool = True) -> set[ObjectKey]:
         changed = new or old
         assert changed
-        known = store((METAL_HOSTS, drained_host(drain=drain)), (METAL_PROCESSES, serving), (METAL_PROCESSES, changed))
-        return {key for each in TRIGGERS if each.concerns(old, new) for key in each.keys(known, changed)}
+        stored = store((METAL_HOSTS, drained_host(drain=drain)), (METAL_PROCESSES, serving), (METAL_PROCESSES, changed))
+        return {key for trigger in TRIGGERS if trigger.concerns(old, new) for key in trigger.keys(stored, changed)}
 
     drained = ObjectKey("", "studio-1")
     failed = process("chat-1-1", host="studio-2", phase="Failed")

@@ -37,13 +37,13 @@ def role_of(owner_uid: str) -> Obj:
 def decide(liveness: Liveness, owner_uid: str, *others: Obj, use: AddressUse | None = None) -> Plan:
     """Decide about studio-1, while a Role of its name grants the address."""
     hosts = [registered("studio-1"), *others]
-    known = store((ROLES, role_of(owner_uid)), *((METAL_HOSTS, each) for each in hosts))
-    return reconciler.decide_host(Snapshot(known, NOW, HostInputs(liveness, None, None, use)), KEY)
+    stored = store((ROLES, role_of(owner_uid)), *((METAL_HOSTS, host) for host in hosts))
+    return reconciler.decide_host(Snapshot(stored, NOW, HostInputs(liveness, None, None, use)), KEY)
 
 
 def reason(plan: Plan) -> str:
-    found: str = planned_condition(plan, "AddressAccepted")["reason"]
-    return found
+    cause: str = planned_condition(plan, "AddressAccepted")["reason"]
+    return cause
 
 
 def test_grants_of_a_former_host_are_replaced_also_if_the_new_one_is_silent() -> None:
@@ -98,6 +98,6 @@ async def test_controller_connects_to_what_the_host_was_granted_and_still_has(
     monkeypatch.setattr(leases, "bindable", lambda _host: True)
     observe = reconciler.host_reconciler(leases, KnownTokens(), ReachabilityProber()).observe
     assert observe is not None
-    known = store((METAL_HOSTS, registered("studio-1", reachabilityPort=18999)), (ROLES, role_of(owner_uid)))
-    inputs = await observe(NoSecrets(), Snapshot(known, NOW), KEY)
-    assert reconciler.decide_host(Snapshot(known, NOW, inputs), KEY).effects == (AskAgent(asked),)
+    stored = store((METAL_HOSTS, registered("studio-1", reachabilityPort=18999)), (ROLES, role_of(owner_uid)))
+    inputs = await observe(NoSecrets(), Snapshot(stored, NOW), KEY)
+    assert reconciler.decide_host(Snapshot(stored, NOW, inputs), KEY).effects == (AskAgent(asked),)

@@ -33,7 +33,7 @@ def role(*addresses: str, name: str = "studio-1") -> Obj:
 
 
 def judge(*claimants: MetalHost, use: AddressUse | None = FREE, **roles: Obj) -> AddressVerdict:
-    named: dict[str, Any] = {name.replace("_", "-"): each for name, each in roles.items()}
+    named: dict[str, Any] = {name.replace("_", "-"): role for name, role in roles.items()}
     return judge_address(host(), claimants, named, use)
 
 
@@ -43,10 +43,10 @@ def test_free_address_is_accepted() -> None:
 
 
 def test_address_of_the_cluster_is_refused_with_its_owner_and_the_way_out() -> None:
-    found = judge(use=AddressUse("AddressOfNode", "is an address of node cpu-1"), studio_1=role(ADDRESS))
-    assert (found.verdict, found.reason) == ("Refused", "AddressOfNode")
-    assert "status.address 10.0.0.7 is an address of node cpu-1" in found.message
-    assert "--address" in found.message
+    verdict = judge(use=AddressUse("AddressOfNode", "is an address of node cpu-1"), studio_1=role(ADDRESS))
+    assert (verdict.verdict, verdict.reason) == ("Refused", "AddressOfNode")
+    assert "status.address 10.0.0.7 is an address of node cpu-1" in verdict.message
+    assert "--address" in verdict.message
 
 
 def test_address_goes_to_the_host_that_has_it_then_to_the_oldest() -> None:
@@ -62,7 +62,7 @@ def test_address_goes_to_the_host_that_has_it_then_to_the_oldest() -> None:
 
 def test_of_two_hosts_with_one_address_exactly_one_is_accepted() -> None:
     both = [host("studio-1"), host("studio-2")]
-    verdicts = [judge_address(each, both, {}, FREE).verdict for each in both]
+    verdicts = [judge_address(metal_host, both, {}, FREE).verdict for metal_host in both]
     assert sorted(verdicts) == ["Accepted", "Refused"]
 
 
@@ -73,9 +73,9 @@ def test_address_that_could_not_be_searched_for_stays_as_it_is() -> None:
 
 
 def test_host_without_an_address_is_granted_none() -> None:
-    found = judge_address(host(address=""), [], {}, None)
-    assert found.reason == "NotReported"
-    assert decide_grants(host(address=""), found, []).addresses == ()
+    verdict = judge_address(host(address=""), [], {}, None)
+    assert verdict.reason == "NotReported"
+    assert decide_grants(host(address=""), verdict, []).addresses == ()
 
 
 def test_grants_name_what_is_bound_to_the_host() -> None:
@@ -97,8 +97,8 @@ def test_role_grants_exactly_the_names_to_the_account_of_the_host() -> None:
     assert kind == ROLE_BINDINGS
     assert binding["roleRef"] == {"apiGroup": ROLES.group, "kind": "Role", "name": made["metadata"]["name"]}
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "studio-1", "namespace": "pomona-metal-hosts"}]
-    assert {each["metadata"]["namespace"] for each in (made, binding)} == {"pomona-metal-hosts"}
-    assert {each["metadata"]["ownerReferences"][0]["kind"] for each in (made, binding)} == {"MetalHost"}
+    assert {grant["metadata"]["namespace"] for grant in (made, binding)} == {"pomona-metal-hosts"}
+    assert {grant["metadata"]["ownerReferences"][0]["kind"] for grant in (made, binding)} == {"MetalHost"}
 
 
 def test_nothing_granted_is_no_rule() -> None:

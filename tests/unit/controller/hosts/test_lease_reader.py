@@ -23,9 +23,9 @@ class LeaseApi(Client):
 
     async def list(self, *_: Any, field_selector: str = "", **__: Any) -> ObjectList:
         selected = field_selector.removeprefix("metadata.name=")
-        found = [lease(name, renewed) for name, renewed in self.renewed.items() if selected in {"", name}]
-        self.sent.append(len(found))
-        return ObjectList(found, "1")
+        leases = [lease(name, renewed) for name, renewed in self.renewed.items() if selected in {"", name}]
+        self.sent.append(len(leases))
+        return ObjectList(leases, "1")
 
     async def get(self, *_: Any, **__: Any) -> Obj:
         raise NotFound("get", status=404)
@@ -33,10 +33,10 @@ class LeaseApi(Client):
 
 async def test_lease_of_a_lost_host_is_looked_at_before_the_host_is_decided() -> None:
     names, now = [f"studio-{number}" for number in range(10)], 0.0
-    api, known = LeaseApi(names), store(*((METAL_HOSTS, host(name, address="")) for name in names))
+    api, stored = LeaseApi(names), store(*((METAL_HOSTS, host(name, address="")) for name in names))
     leases, enqueued = reconciler.LeaseReader(clock=lambda: now), list[str]()
     recorder: Any = None
-    leases._leading = Leading(api, known, recorder, lambda _resource, key: enqueued.append(key.name))
+    leases._leading = Leading(api, stored, recorder, lambda _resource, key: enqueued.append(key.name))
     told: list[float] = []
     leases.subscribe(lambda: told.append(now))
     observe = reconciler.host_reconciler(leases, KnownTokens(), ReachabilityProber()).observe
@@ -49,9 +49,9 @@ async def test_lease_of_a_lost_host_is_looked_at_before_the_host_is_decided() ->
     enqueued.clear()
     told.clear()
     for name in names:
-        found = await observe(api, Snapshot(known, NOW), ObjectKey("", name))
-        assert found.liveness == "Expired"
+        inputs = await observe(api, Snapshot(stored, NOW), ObjectKey("", name))
+        assert inputs.liveness == "Expired"
     assert (api.sent, enqueued, told) == ([1] * len(names), [], [])
     api.renewed["studio-3"] = "2030-01-01T00:00:00Z"
-    found = await observe(api, Snapshot(known, NOW), ObjectKey("", "studio-3"))
-    assert (found.liveness, enqueued, len(told)) == ("Alive", ["studio-3"], 1)
+    inputs = await observe(api, Snapshot(stored, NOW), ObjectKey("", "studio-3"))
+    assert (inputs.liveness, enqueued, len(told)) == ("Alive", ["studio-3"], 1)

@@ -117,8 +117,8 @@ async def test_slow_program_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     ended = asyncio.Event()
 
     async def trickle(writer: asyncio.StreamWriter) -> None:
-        for each in range(256):
-            writer.write(bytes([each]))
+        for number in range(256):
+            writer.write(bytes([number]))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), 0.05)
 
@@ -147,9 +147,9 @@ async def test_new_answer_enqueues_the_host_and_another_place_is_another_questio
         await asyncio.sleep(0)  # the prober has begun, and forgotten what an earlier leader asked
         assert ask(prober, place) is None
         await eventually(lambda: enqueued == [ObjectKey("", HOST)])
-        known = ask(prober, place)
-        assert known is not None
-        assert known.reached
+        answer = ask(prober, place)
+        assert answer is not None
+        assert answer.reached
         assert ask(prober, place._replace(boot_id="boot-2")) is None
         await eventually(lambda: len(enqueued) == 2)
         prober.perform(KEY, AskAgent(None))

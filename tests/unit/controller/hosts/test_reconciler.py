@@ -51,13 +51,13 @@ def plan(
     tokens: dict[str, str] | None = TOKENS,
     address_use: AddressUse | None = None,
 ) -> Plan:
-    known = store(
+    stored = store(
         (METAL_HOSTS, observed or host("studio-1", address="10.77.0.21")),
         (METAL_PROCESSES, process("a-b-0", host="studio-1")),
-        *((ENDPOINT_SLICES, each) for each in slices),
+        *((ENDPOINT_SLICES, slice_) for slice_ in slices),
     )
     inputs = HostInputs(liveness, None if liveness == "Expired" else tokens, secret, address_use)
-    return reconciler.decide_host(Snapshot(known, NOW, inputs), KEY)
+    return reconciler.decide_host(Snapshot(stored, NOW, inputs), KEY)
 
 
 def planned_secret(done: Plan) -> Obj | None:
@@ -83,7 +83,7 @@ def test_only_endpoints_of_an_expired_host_are_deleted() -> None:
     foreign = slice_of("chat", "studio-1")
     foreign["metadata"] |= {"name": "other.studio-1", "labels": {"kubernetes.io/service-name": "other"}}
     done = plan("Expired", slice_of("chat", "studio-1"), slice_of("chat", "studio-2"), foreign)
-    assert [each.name for each in done.delete] == ["chat.studio-1"]
+    assert [ref.name for ref in done.delete] == ["chat.studio-1"]
     ready = planned_condition(done, "Ready")
     assert (ready["status"], ready["reason"]) == ("False", "LeaseExpired")
     assert "studio-1" in ready["message"]
@@ -99,10 +99,10 @@ def test_unproven_liveness_changes_nothing() -> None:
 
 
 def test_endpoints_of_an_unregistered_host_are_deleted_after_its_lease() -> None:
-    known = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
-    assert reconciler.decide_host(Snapshot(known, NOW, HostInputs("Unproven")), KEY) == Plan(effects=(AskAgent(None),))
-    done = reconciler.decide_host(Snapshot(known, NOW, HostInputs("Expired")), KEY)
-    assert [each.name for each in done.delete] == ["chat.studio-1"]
+    stored = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
+    assert reconciler.decide_host(Snapshot(stored, NOW, HostInputs("Unproven")), KEY) == Plan(effects=(AskAgent(None),))
+    done = reconciler.decide_host(Snapshot(stored, NOW, HostInputs("Expired")), KEY)
+    assert [ref.name for ref in done.delete] == ["chat.studio-1"]
     assert done.status is None
 
 
@@ -121,9 +121,9 @@ def test_host_needs_the_tokens_of_processes_bound_to_it() -> None:
         process("c-d-0", host="studio-2", tokenSecret="other-token"),
         process("e-f-0", tokenSecret="unbound-token"),
     ]
-    known = store(*((METAL_PROCESSES, each) for each in processes))
-    found = list_needed_secrets(known.by_index(METAL_PROCESSES, HOST_INDEX, "studio-1"))
-    assert found == [NeededSecret("team", "chat-token", "uid-chat"), NeededSecret("team", "hub", "")]
+    stored = store(*((METAL_PROCESSES, assigned) for assigned in processes))
+    needed = list_needed_secrets(stored.by_index(METAL_PROCESSES, HOST_INDEX, "studio-1"))
+    assert needed == [NeededSecret("team", "chat-token", "uid-chat"), NeededSecret("team", "hub", "")]
 
 
 def test_expired_host_gets_no_secret_before_its_endpoints_are_gone() -> None:
@@ -210,9 +210,9 @@ class Api(Client):
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         assert resource == SECRETS
-        if (found := self.secrets.get(name)) is None:
+        if (secret := self.secrets.get(name)) is None:
             raise NotFound(f"{namespace}/{name}", status=404)
-        return found
+        return secret
 
     async def list(
         self,
@@ -244,7 +244,7 @@ async def test_host_secret_has_tokens_of_its_services_only() -> None:
         process("chat-b-1", host="studio-1", tokenSecret="foreign-token"),
         process("chat-b-2", host="studio-1", tokenSecret="missing-token"),
     )
-    known = store((METAL_HOSTS, host("studio-1", address="")), *((METAL_PROCESSES, each) for each in bound))
+    stored = store((METAL_HOSTS, host("studio-1", address="")), *((METAL_PROCESSES, assigned) for assigned in bound))
     secrets = {
         "chat-token": token_of("uid-chat"),
         "foreign-token": token_of("uid-other"),
@@ -255,7 +255,7 @@ async def test_host_secret_has_tokens_of_its_services_only() -> None:
     }
     observe = reconciler.host_reconciler(reconciler.LeaseReader(), KnownTokens(), ReachabilityProber()).observe
     assert observe is not None
-    facts = await observe(Api(**secrets), Snapshot(known, NOW), KEY)
+    facts = await observe(Api(**secrets), Snapshot(stored, NOW), KEY)
     assert facts.tokens == {"team_chat-token_token": "YQ==", "team_hub_token": "YQ=="}
     assert facts.secret == secrets["studio-1"]
 
@@ -264,10 +264,10 @@ async def test_host_removed_together_with_its_lease_expires_while_it_has_endpoin
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reconciler, "READ_SECONDS", 0)
-    known = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
+    stored = store((ENDPOINT_SLICES, slice_of("chat", "studio-1")))
     leases, enqueued = reconciler.LeaseReader(clock=count(step=5).__next__), set[ObjectKey]()
     recorder: Any = None
-    leading = Leading(Api(), known, recorder, lambda _resource, key: enqueued.add(key))
+    leading = Leading(Api(), stored, recorder, lambda _resource, key: enqueued.add(key))
     async with running(leases.run(leading)):
         await eventually(lambda: KEY in enqueued)
     assert leases.liveness.state("studio-1") == "Expired"
@@ -320,19 +320,19 @@ async def test_token_of_a_service_is_read_until_its_secret_is_there() -> None:
 
 
 async def test_host_that_was_expired_gets_the_tokens_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
-    known.store.put(METAL_HOSTS, host("studio-1", address=""))
+    snapshot = Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
+    snapshot.store.put(METAL_HOSTS, host("studio-1", address=""))
     leases, api, tokens = reconciler.LeaseReader(), CountedSecrets(), KnownTokens()
     observe = reconciler.host_reconciler(leases, tokens, ReachabilityProber()).observe
     assert observe is not None
-    found = []
+    observed = []
     for state, token in (("Alive", "first"), ("Expired", "anew"), ("Alive", "anew")):
         # Made anew while nothing served: no replacement is noted.
         _, secret = token_secret(as_service(service()), token)
         tokens.remember(SECRETS, secret)
         monkeypatch.setattr(leases.liveness, "state", lambda _host, state=state: state)
-        found.append((await observe(api, known, KEY)).tokens)
-    assert found == [{"team_chat-token_token": "Zmlyc3Q="}, None, {"team_chat-token_token": "YW5ldw=="}]
+        observed.append((await observe(api, snapshot, KEY)).tokens)
+    assert observed == [{"team_chat-token_token": "Zmlyc3Q="}, None, {"team_chat-token_token": "YW5ldw=="}]
 
 
 async def test_secret_of_a_user_is_read_once_for_all_hosts() -> None:
@@ -341,8 +341,8 @@ async def test_secret_of_a_user_is_read_once_for_all_hosts() -> None:
     hosts = [f"studio-{number}" for number in range(20)]
     for minute in range(3):
         for name in hosts:
-            found = await secrets.read_tokens(api, name, needs, NOW + timedelta(minutes=minute))
-            assert found == {"team_hub_token": "c2VjcmV0"}
+            tokens = await secrets.read_tokens(api, name, needs, NOW + timedelta(minutes=minute))
+            assert tokens == {"team_hub_token": "c2VjcmV0"}
     assert api.reads == ["team/hub"] * 3
     other = NeededSecret("team", "other", "")
     await secrets.read_tokens(api, hosts[0], [other], NOW + timedelta(minutes=3))
@@ -362,17 +362,17 @@ async def test_secret_of_a_user_that_is_missing_is_read_once_for_all_hosts() -> 
 async def test_secret_that_may_not_be_read_any_more_stays_and_keeps_no_other_from_the_host() -> None:
     api, secrets = CountedSecrets(), HostSecrets(KnownTokens())
     needs = [NeededSecret("closed", "hub", ""), NeededSecret("team", "hub", "")]
-    found = await secrets.read_tokens(api, "studio-1", needs, NOW)
-    assert found.keys() == {"closed_hub_token", "team_hub_token"}
+    tokens = await secrets.read_tokens(api, "studio-1", needs, NOW)
+    assert tokens.keys() == {"closed_hub_token", "team_hub_token"}
     api.forbidden = "closed"
-    assert await secrets.read_tokens(api, "studio-1", needs, NOW + timedelta(minutes=1)) == found
+    assert await secrets.read_tokens(api, "studio-1", needs, NOW + timedelta(minutes=1)) == tokens
     later = await secrets.read_tokens(api, "studio-2", [*needs, NeededSecret("closed", "new", "")], NOW)
-    assert later == found
+    assert later == tokens
 
 
 async def test_secrets_are_read_again_by_a_replica_that_leads_again() -> None:
-    api, known = CountedSecrets(), Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
-    known.store.put(METAL_HOSTS, host("studio-1", address=""))
+    api, snapshot = CountedSecrets(), Snapshot(store((METAL_PROCESSES, process("a-b-0", host="studio-1"))), NOW)
+    snapshot.store.put(METAL_HOSTS, host("studio-1", address=""))
     leases, tokens = reconciler.LeaseReader(), KnownTokens()
     hosts = reconciler.host_reconciler(leases, tokens, ReachabilityProber())
     assert hosts.observe is not None
@@ -381,7 +381,7 @@ async def test_secrets_are_read_again_by_a_replica_that_leads_again() -> None:
         hosts.restart()
         tokens.restart()
         api.reads.clear()
-        await hosts.observe(api, known, ObjectKey("", "studio-1"))
+        await hosts.observe(api, snapshot, ObjectKey("", "studio-1"))
         assert api.reads == ["team/chat-token", f"{HOSTS_NAMESPACE}/studio-1"], "another leader may have written them"
 
 
@@ -390,8 +390,8 @@ def tokens_after(seconds: int, existing: dict[str, str], token: str, service_key
 
 
 def previous_of(data: Obj) -> Obj:
-    found: Obj = json.loads(base64.b64decode(data["previous_tokens"])) if "previous_tokens" in data else {}
-    return found
+    previous: Obj = json.loads(base64.b64decode(data["previous_tokens"])) if "previous_tokens" in data else {}
+    return previous
 
 
 def test_token_that_was_replaced_is_valid_for_ten_minutes() -> None:
@@ -419,12 +419,12 @@ async def test_processes_to_be_released_are_decided_again_when_their_host_expire
     monkeypatch.setattr(reconciler, "READ_SECONDS", 0)
     expired = host("studio-1", ready="False")
     deleted = process("chat-b-0", host="studio-1", deletionTimestamp="2026-11-21T12:00:00Z")
-    known = store(
+    stored = store(
         (METAL_HOSTS, expired), (METAL_PROCESSES, deleted), (METAL_PROCESSES, process("chat-b-1", host="studio-1"))
     )
     leases, enqueued = reconciler.LeaseReader(clock=count(step=5).__next__), set[tuple[Resource, ObjectKey]]()
     recorder: Any = None
-    leading = Leading(Api(), known, recorder, lambda resource, key: enqueued.add((resource, key)))
+    leading = Leading(Api(), stored, recorder, lambda resource, key: enqueued.add((resource, key)))
     async with running(leases.run(leading)):
         await eventually(lambda: (METAL_HOSTS, KEY) in enqueued)
     assert enqueued == {(METAL_HOSTS, KEY), (METAL_PROCESSES, ObjectKey("team", "chat-b-0"))}
@@ -441,18 +441,18 @@ def test_huge_token_of_one_tenant_keeps_no_other_token_from_a_host() -> None:
 
 def test_expiries_are_kept_in_the_status_and_the_host_is_looked_at_when_it_is_trusted() -> None:
     expiries = ("2026-11-21T11:30:00Z", "2026-11-21T11:50:00Z")
-    known = store((METAL_HOSTS, host("studio-1")))
+    stored = store((METAL_HOSTS, host("studio-1")))
     inputs = HostInputs("Alive", {}, None, None, None, HostDistrust(2, 60.0, 5.0), expiries)
-    found = reconciler.decide_host(Snapshot(known, NOW, inputs), KEY)
-    assert found.status is not None
-    assert found.status["leaseExpiries"] == list(expiries)
-    assert planned_condition(found, "Stable")["reason"] == "Flapping"
-    assert found.again_seconds == 5.0
+    plan = reconciler.decide_host(Snapshot(stored, NOW, inputs), KEY)
+    assert plan.status is not None
+    assert plan.status["leaseExpiries"] == list(expiries)
+    assert planned_condition(plan, "Stable")["reason"] == "Flapping"
+    assert plan.again_seconds == 5.0
 
 
 @pytest.mark.parametrize(("expiries", "kept"), [(None, True), ((), False)])
 def test_new_leader_keeps_the_expiries_until_it_has_read_them(expiries: tuple[str, ...] | None, kept: bool) -> None:
-    known = store((METAL_HOSTS, host("studio-1", leaseExpiries=["2026-11-21T11:50:00Z"])))
-    found = reconciler.decide_host(Snapshot(known, NOW, HostInputs("Unproven", expiries=expiries)), KEY)
-    assert found.status is not None
-    assert ("leaseExpiries" in found.status) == kept
+    stored = store((METAL_HOSTS, host("studio-1", leaseExpiries=["2026-11-21T11:50:00Z"])))
+    plan = reconciler.decide_host(Snapshot(stored, NOW, HostInputs("Unproven", expiries=expiries)), KEY)
+    assert plan.status is not None
+    assert ("leaseExpiries" in plan.status) == kept

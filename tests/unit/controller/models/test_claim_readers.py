@@ -33,13 +33,13 @@ class Cluster:
         self.store = Store()
         declare_indexes(self.store)
         declare_partial_objects(self.store)
-        found = model()
-        self.put(MODELS, "tiny", **{**found, "metadata": {**found["metadata"], "uid": "model-uid"}})
+        tiny = model()
+        self.put(MODELS, "tiny", **{**tiny, "metadata": {**tiny["metadata"], "uid": "model-uid"}})
         self.put_claim(OWNER)
 
     def put(self, resource: Any, name: str, *, metadata: Obj | None = None, **body: Any) -> None:
-        known = {"name": name, "namespace": "team", "uid": f"{name}-uid", "resourceVersion": "1"}
-        self.store.put(resource, {**body, "metadata": known | (metadata or {})})
+        defaults = {"name": name, "namespace": "team", "uid": f"{name}-uid", "resourceVersion": "1"}
+        self.store.put(resource, {**body, "metadata": defaults | (metadata or {})})
 
     def put_claim(self, *owners: Obj) -> None:
         metadata = {"labels": {LABEL_MODEL: "tiny"}, "ownerReferences": [*owners], "creationTimestamp": NOW.isoformat()}
@@ -55,18 +55,18 @@ class Cluster:
 
     def share(self) -> tuple[Patch, ...]:
         snapshot = Snapshot(self.store, NOW)
-        found = self.store.get(MODELS, "tiny", "team")
-        assert found is not None
-        return share_claims(observe_claims(snapshot, as_model(found), frozenset()))
+        tiny = self.store.get(MODELS, "tiny", "team")
+        assert tiny is not None
+        return share_claims(observe_claims(snapshot, as_model(tiny), frozenset()))
 
 
 def owners_of(patch: Patch) -> list[Obj]:
     """Return the owners that a patch gives to a claim, after its test of those that it had."""
     _uid, before, after = patch.operations
     assert (before["op"], before["path"]) == ("test", "/metadata/ownerReferences")
-    found: list[Obj] = after["value"]
-    assert found[: len(before["value"])] == before["value"]
-    return found
+    owners: list[Obj] = after["value"]
+    assert owners[: len(before["value"])] == before["value"]
+    return owners
 
 
 def test_services_that_read_a_volume_own_it_beside_the_model() -> None:
@@ -125,9 +125,9 @@ def test_volume_of_an_earlier_model_of_the_name_is_not_taken() -> None:
     """Its services still read it; the Model that was created again makes another one."""
     cluster = Cluster()
     cluster.put_claim(reader("chat"))
-    found = cluster.store.get(MODELS, "tiny", "team")
-    assert found is not None
-    observed = observe_claims(Snapshot(cluster.store, NOW), as_model(found), frozenset())
+    tiny = cluster.store.get(MODELS, "tiny", "team")
+    assert tiny is not None
+    observed = observe_claims(Snapshot(cluster.store, NOW), as_model(tiny), frozenset())
     assert (observed.claims, observed.leaving) == ([], frozenset({"tiny-cache"}))
 
 

@@ -33,8 +33,8 @@ def successor(simulated: SimulatedModel) -> str:
 
 
 def changes(simulated: SimulatedModel) -> list[tuple[str, str]]:
-    found = [each for each in simulated.model.status.conditions if each.type == "VolumeChanging"]
-    return [(each.status, each.reason) for each in found]
+    conditions = [condition for condition in simulated.model.status.conditions if condition.type == "VolumeChanging"]
+    return [(condition.status, condition.reason) for condition in conditions]
 
 
 def test_claim_names_the_weights_that_it_is_for_and_the_status_names_the_claim() -> None:
@@ -336,6 +336,6 @@ def test_size_above_the_largest_of_kubernetes_is_capped() -> None:
     simulated = make_cached()
     simulated.expandable = {"standard"}
     simulated.edit(cache=CacheOptions(size="9" * 32))
-    assert [each.operations[-1]["value"] for each in simulated.settle().patch] in ([], ["9" * 32])
+    assert [patch.operations[-1]["value"] for patch in simulated.settle().patch] in ([], ["9" * 32])
     assert requested(simulated, "tiny-cache") == "9" * 32
     assert simulated.condition("Cached").status == "True"

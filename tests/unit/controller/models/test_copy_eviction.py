@@ -32,14 +32,14 @@ COPIES = st.lists(
 @given(COPIES, st.integers(0, 500), st.randoms())
 def test_only_unused_copies_go_and_no_more_than_needed(copies: list[StoredCopy], limit: int, random: Any) -> None:
     victims = choose_victims(copies, limit)
-    assert all(each.unused_since for each in victims)
-    left = [each for each in copies if each not in victims]
-    total = sum(each.size_bytes for each in left)
-    assert total <= limit or not any(each.unused_since for each in left)
+    assert all(victim.unused_since for victim in victims)
+    left = [copy for copy in copies if copy not in victims]
+    total = sum(copy.size_bytes for copy in left)
+    assert total <= limit or not any(copy.unused_since for copy in left)
     if victims:
         assert total + victims[-1].size_bytes > limit, "the last one had to go"
-    newest = max((each.unused_since for each in victims), default="")
-    assert all(each.unused_since >= newest for each in left if each.unused_since)
+    newest = max((victim.unused_since for victim in victims), default="")
+    assert all(copy.unused_since >= newest for copy in left if copy.unused_since)
     random.shuffle(copies)
     assert choose_victims(copies, limit) == victims, "each Model comes to the same result"
 
@@ -47,12 +47,12 @@ def test_only_unused_copies_go_and_no_more_than_needed(copies: list[StoredCopy],
 @given(COPIES, st.integers(0, 500))
 def test_what_has_gone_lets_the_rest_stay(copies: list[StoredCopy], limit: int) -> None:
     victims = choose_victims(copies, limit)
-    assert choose_victims([each for each in copies if each not in victims], limit) == []
+    assert choose_victims([copy for copy in copies if copy not in victims], limit) == []
 
 
 def copy(name: str, node: str = "a", unused: str = "") -> Obj:
-    found: Obj = {"node": node, "name": f"{name}-cache", "claim": f"uid-{name}", "path": "x", "sizeBytes": 10}
-    return found | ({"unusedSince": f"2026-11-21T{unused}:00:00Z"} if unused else {})
+    node_copy: Obj = {"node": node, "name": f"{name}-cache", "claim": f"uid-{name}", "path": "x", "sizeBytes": 10}
+    return node_copy | ({"unusedSince": f"2026-11-21T{unused}:00:00Z"} if unused else {})
 
 
 def store_of(*models: tuple[str, list[Obj], list[Obj]]) -> Store:
@@ -67,7 +67,7 @@ def store_of(*models: tuple[str, list[Obj], list[Obj]]) -> Store:
 
 
 def names(store: Store, node: str, limit: int | None) -> list[str]:
-    return [each.model.name for each in find_victims(store, node, limit)]
+    return [victim.model.name for victim in find_victims(store, node, limit)]
 
 
 def test_limit_counts_the_copies_of_all_models_on_one_node() -> None:
@@ -100,10 +100,10 @@ def test_copies_of_a_model_are_read_once_for_the_decisions_about_all_its_nodes(h
     store = store_of(*((name, copies, []) for name, copies in counted.items()))
     for node in nodes if has_node else ():
         store.put(NODES, {"metadata": {"name": node, "uid": node, "resourceVersion": "1"}})
-    before = {name: each.reads for name, each in counted.items()}
+    before = {name: counter.reads for name, counter in counted.items()}
     for _ in range(2):
         assert all(names(store, node, 10) == ["one"] for node in nodes)
-    assert {name: each.reads - before[name] for name, each in counted.items()} == {"one": 1, "two": 1}
+    assert {name: counter.reads - before[name] for name, counter in counted.items()} == {"one": 1, "two": 1}
 
 
 def test_victims_follow_each_change_of_a_model() -> None:
@@ -119,9 +119,9 @@ def test_victims_follow_each_change_of_a_model() -> None:
 
 def test_copy_counts_with_what_its_claim_takes_from_the_disk() -> None:
     simulated = make_cache(126 * MIB, "one")
-    (found,) = simulated.copies("one")
-    requested = simulated.claims("one")[found.name]["spec"]["resources"]["requests"]["storage"]
-    assert found.size_bytes == parse_quantity(requested) == 126 * MIB
+    (copy,) = simulated.copies("one")
+    requested = simulated.claims("one")[copy.name]["spec"]["resources"]["requests"]["storage"]
+    assert copy.size_bytes == parse_quantity(requested) == 126 * MIB
 
 
 @pytest.mark.parametrize(("limit", "found"), [(None, ["one"]), (20, ["one"]), (5, ["one", "two"])])
@@ -184,8 +184,8 @@ def test_claim_of_an_evicted_copy_is_marked_and_deleted_only_after_the_status_ha
     simulated.make_model("two")
     simulated.make_service("of-two", model="two", replicas=1)
     simulated.fetch_all()
-    changes = [plan for plan in simulated.plans if any(each.ref.name == copy.name for each in plan.patch)]
-    deletions = [plan for plan in simulated.plans if any(each.name == copy.name for each in plan.delete)]
+    changes = [plan for plan in simulated.plans if any(patch.ref.name == copy.name for patch in plan.patch)]
+    deletions = [plan for plan in simulated.plans if any(ref.name == copy.name for ref in plan.delete)]
     assert len(changes) == len(deletions) == 1
     assert simulated.plans.index(changes[0]) < simulated.plans.index(deletions[0])
     assert changes[0].status is not None

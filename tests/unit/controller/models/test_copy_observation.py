@@ -154,8 +154,8 @@ def snapshot_of(*claims: Obj, has_service: bool = True) -> Snapshot:
     declare_indexes(store)
     if has_service:
         store.put(INFERENCE_SERVICES, service())
-    for each in claims:
-        store.put(PVCS, each)
+    for claim in claims:
+        store.put(PVCS, claim)
     return Snapshot(store, NOW)
 
 
@@ -171,8 +171,8 @@ def snapshot_of(*claims: Obj, has_service: bool = True) -> Snapshot:
     ids=["waits", "immediate", "default", "may not be read", "does not exist"],
 )
 async def test_class_of_copies_has_to_wait_for_the_node(answer: Obj | Exception, is_immediate: bool) -> None:
-    found = await read_binding(StorageClasses(answer), snapshot_of(), as_model(model(cache=CACHE)))
-    assert found is is_immediate
+    immediate = await read_binding(StorageClasses(answer), snapshot_of(), as_model(model(cache=CACHE)))
+    assert immediate is is_immediate
 
 
 async def test_class_is_read_only_before_the_first_claim_of_a_service() -> None:
@@ -199,9 +199,9 @@ def test_replica_is_measured_once_for_each_version_of_its_service_and_models() -
     def measure() -> list[str]:
         measured.clear()
         snapshot = Snapshot(store, NOW)
-        found = snapshot.read(MODELS, TINY.key, Model)
-        assert found is not None
-        assert len(observe_model(snapshot, TINY.key, found, reserve=reserve).copies.consumers) == 3
+        model = snapshot.read(MODELS, TINY.key, Model)
+        assert model is not None
+        assert len(observe_model(snapshot, TINY.key, model, reserve=reserve).copies.consumers) == 3
         return sorted(measured)
 
     assert measure() == ["chat-0", "chat-1", "chat-2"]

@@ -43,16 +43,16 @@ def facts(**fields: Any) -> LabelFacts:
     ],
 )
 def test_context_labels_are_cumulative(tokens: int | None, longest: str | None) -> None:
-    found = names(list_labels(facts(context_length=tokens)), "context-")
+    labels = names(list_labels(facts(context_length=tokens)), "context-")
     every = [f"context-{name}" for name in ("32-k", "64-k", "128-k", "256-k", "512-k", "1-m", "2-m", "4-m", "10-m")]
-    assert found == (every[: every.index(f"context-{longest}") + 1] if longest else [])
+    assert labels == (every[: every.index(f"context-{longest}") + 1] if longest else [])
 
 
 @given(st.integers(1, 600 * GIB))
 def test_query_for_a_tier_loses_no_model_that_fits(memory_bytes: int) -> None:
-    found = names(list_labels(facts(memory_bytes=memory_bytes)), "vram-tier-")
+    labels = names(list_labels(facts(memory_bytes=memory_bytes)), "vram-tier-")
     for tier in (8, 20, 24, 80, 512):
-        assert (f"vram-tier-{tier}-g" in found) == (memory_bytes <= tier * GIB)
+        assert (f"vram-tier-{tier}-g" in labels) == (memory_bytes <= tier * GIB)
 
 
 def test_model_of_18_gib_is_found_by_a_query_for_20() -> None:
@@ -73,7 +73,7 @@ def comes_first(one: str, other: str) -> bool:
     # A zero counts as the end of the number that it stands in.
     lead = "1" if "0" in {a, b} and before is not None else ""
     digits = [re.match(r"\d*", text[start:]) for text in (one, other)]
-    numbers = [(int(lead + found[0] or "0"), len(found[0])) for found in digits if found is not None]
+    numbers = [(int(lead + digit[0] or "0"), len(digit[0])) for digit in digits if digit is not None]
     return numbers[0] < numbers[1] or (numbers[0] == numbers[1] and a < b)
 
 
@@ -167,9 +167,9 @@ def labelled(*, owned: tuple[str, ...] = (), **labels: str) -> Obj:
     store = Store()
     declare_partial_objects(store)
     store.put(MODELS, {"metadata": metadata | {"managedFields": managers}, "spec": {}})
-    found = store.get(MODELS, "tiny", "team")
-    assert found is not None
-    return found
+    model = store.get(MODELS, "tiny", "team")
+    assert model is not None
+    return model
 
 
 @pytest.mark.parametrize(

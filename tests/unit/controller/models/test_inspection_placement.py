@@ -19,8 +19,8 @@ CLAIM = "pvc://weights/model.gguf"
 
 def spec_of(job: Obj) -> Obj:
     """Return the spec of the pod of a Job."""
-    found: Obj = job["spec"]["template"]["spec"]
-    return found
+    pod_spec: Obj = job["spec"]["template"]["spec"]
+    return pod_spec
 
 
 def keys_of(job: Obj) -> list[str]:
@@ -50,8 +50,8 @@ def test_inspection_tolerates_what_the_service_does(source: str, selector: Obj) 
     simulated.settle()
     job = simulated.job("inspect")
     assert keys_of(job) == ["nvidia.com/gpu", "example.com/gpu"]
-    found = spec_of(job)["nodeSelector"]
-    assert {name: value for name, value in found.items() if name == "disk"} == selector
+    pod_selector = spec_of(job)["nodeSelector"]
+    assert {name: value for name, value in pod_selector.items() if name == "disk"} == selector
 
 
 def test_inspection_of_a_model_without_services_tolerates_the_taint_of_its_accelerator() -> None:
@@ -93,8 +93,8 @@ def test_inspection_that_a_node_takes_goes_on_when_a_service_comes() -> None:
 )
 def test_inspection_tolerates_the_taints_of_all_accelerators_that_may_be_chosen(spec: Obj) -> None:
     chat = service(**spec, tolerations=[OWN])
-    known = store((INFERENCE_SERVICES, chat), (MODELS, model()))
-    snapshot, key = Snapshot(known, NOW), ObjectKey("team", "tiny")
+    cluster = store((INFERENCE_SERVICES, chat), (MODELS, model()))
+    snapshot, key = Snapshot(cluster, NOW), ObjectKey("team", "tiny")
     read = snapshot.read(MODELS, key, Model)
     assert read is not None
     observed = observe_model(snapshot, key, read)
@@ -102,8 +102,8 @@ def test_inspection_tolerates_the_taints_of_all_accelerators_that_may_be_chosen(
     simulated = SimulatedModel()
     simulated.undecided = observed.undecided()
     simulated.settle()
-    found = keys_of(simulated.job("inspect"))
-    assert {"nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "example.com/gpu"} <= {*found}
+    keys = keys_of(simulated.job("inspect"))
+    assert {"nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "example.com/gpu"} <= {*keys}
 
 
 def test_control_plane_is_not_tolerated_unless_it_is_allowed() -> None:

@@ -302,7 +302,7 @@ def test_claim_that_somebody_deleted_is_no_copy() -> None:
     simulated.settle()
     assert simulated.nodes_of() == ["b"]
     (other,) = (
-        name for name, each in simulated.claims().items() if name not in {lost.name, simulated.copies()[0].name}
+        name for name, claim in simulated.claims().items() if name not in {lost.name, simulated.copies()[0].name}
     )
     assert other != lost.name, "the name may hold other weights while its volume is leaving"
 
@@ -310,9 +310,9 @@ def test_claim_that_somebody_deleted_is_no_copy() -> None:
 def test_status_that_was_lost_is_found_again_without_another_claim() -> None:
     simulated = make_two_copies()
     copies, claims = simulated.copies(), simulated.claims()
-    found = simulated.store.get(MODELS, "tiny", NAMESPACE)
-    assert found is not None
-    simulated.put(MODELS, "tiny", **{**found, "status": {**found["status"], "copies": []}})
+    model = simulated.store.get(MODELS, "tiny", NAMESPACE)
+    assert model is not None
+    simulated.put(MODELS, "tiny", **{**model, "status": {**model["status"], "copies": []}})
     simulated.settle()
     simulated.fetch_all()
     assert (simulated.copies(), simulated.claims()) == (copies, claims)
@@ -360,7 +360,7 @@ def test_other_revision_is_fetched_beside_each_copy_that_pods_mount_though_its_d
         simulated.remove(PODS, f"chat-{copy.name}")
     simulated.settle()
     assert set(simulated.claims()) == {copy.name for copy in copies}
-    assert all(each.type != "VolumeChanging" for each in simulated.model().status.conditions)
+    assert all(condition.type != "VolumeChanging" for condition in simulated.model().status.conditions)
 
 
 def test_earlier_copy_stays_until_its_own_node_has_the_successor() -> None:

@@ -12,7 +12,9 @@ def test_weights_on_a_claim_are_read_where_they_are() -> None:
     assert spec["containers"][0]["args"][:2] == ["inspect", "pvc://weights/my%20llama/tiny.gguf"]
     assert spec["containers"][0]["args"][2:4] == ["--file-root", "/models"]
     assert spec["containers"][0]["volumeMounts"] == [{"name": "models", "mountPath": "/models", "readOnly": True}]
-    assert [each["persistentVolumeClaim"] for each in spec["volumes"]] == [{"claimName": "weights", "readOnly": True}]
+    assert [volume["persistentVolumeClaim"] for volume in spec["volumes"]] == [
+        {"claimName": "weights", "readOnly": True}
+    ]
 
     simulated.add_consumer()
     simulated.settle()

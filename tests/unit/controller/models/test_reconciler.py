@@ -68,7 +68,9 @@ def test_a_job_has_no_secret_in_its_spec_and_few_rights() -> None:
     assert container["args"][:2] == ["inspect", HTTP]
     assert SHA in container["args"]
     assert {"name": "HF_ENDPOINT", "value": "http://mirror.example"} in container["env"]
-    assert [each["valueFrom"]["secretKeyRef"]["name"] for each in container["env"] if "valueFrom" in each] == ["hub"]
+    assert [
+        variable["valueFrom"]["secretKeyRef"]["name"] for variable in container["env"] if "valueFrom" in variable
+    ] == ["hub"]
     assert spec["securityContext"]["runAsNonRoot"]
     assert not spec["automountServiceAccountToken"]
 
@@ -121,7 +123,7 @@ def test_fetch_tolerates_the_taints_of_its_consumers_nodes() -> None:
     simulated = make_inspected(hardware=ModelHardware(accelerator="nvidia"))
     simulated.add_consumer(tolerations=[Toleration(key="team", operator="Exists")])
     simulated.settle()
-    keys = [each["key"] for each in simulated.job("fetch")["spec"]["template"]["spec"]["tolerations"]]
+    keys = [toleration["key"] for toleration in simulated.job("fetch")["spec"]["template"]["spec"]["tolerations"]]
     assert keys == ["nvidia.com/gpu", "team"]
 
 
@@ -139,7 +141,7 @@ def test_fetch_tolerates_no_taint_that_tenants_may_not_tolerate(refused: Tolerat
     simulated.add_consumer(tolerations=[refused, Toleration(key="team", operator="Exists")])
     simulated.settle()
     tolerations = simulated.job("fetch")["spec"]["template"]["spec"]["tolerations"]
-    assert [each["key"] for each in tolerations] == ["team"]
+    assert [toleration["key"] for toleration in tolerations] == ["team"]
 
 
 def test_fetch_is_started_for_a_volume_that_waits_for_its_first_pod() -> None:
@@ -208,9 +210,9 @@ def test_unreadable_service_blocks_no_model() -> None:
     for name, spec in {"odd": {"hardware": {"accelerator": "of-tomorrow"}}, "plain": {}}.items():
         metadata = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
         store.put(INFERENCE_SERVICES, {"metadata": metadata, "spec": {"modelRef": "tiny", **spec}})
-    found = observe_model(Snapshot(store, START), ObjectKey("team", "tiny"), SimulatedModel().model)
-    assert found.consumer is not None
-    assert found.consumer.metadata.name == "plain"
+    model = observe_model(Snapshot(store, START), ObjectKey("team", "tiny"), SimulatedModel().model)
+    assert model.consumer is not None
+    assert model.consumer.metadata.name == "plain"
 
 
 def test_edit_that_keeps_the_weights_fetches_nothing() -> None:
@@ -436,7 +438,11 @@ def test_plans_settle_with_few_jobs_after_any_sequence_of_events(actions: Iterab
         _happen(simulated, action, argument, number)
         simulated.settle()
         assert len(simulated.jobs) <= 2
-        assert {each.type for each in simulated.model.status.conditions} <= {"Ready", "Cached", "VolumeChanging"}
+        assert {condition.type for condition in simulated.model.status.conditions} <= {
+            "Ready",
+            "Cached",
+            "VolumeChanging",
+        }
         assert simulated.condition("Ready").message
     # From any state the Model becomes Ready once nothing fails any more.
     simulated.edit(source="http://models.example/final.gguf", cache=CacheOptions())

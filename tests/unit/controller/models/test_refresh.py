@@ -227,7 +227,7 @@ def test_policy_that_is_taken_back_leaves_no_trace() -> None:
     simulated.edit(refresh_policy="IfNotPresent")
     simulated.settle()
     assert simulated.model.status.last_checked == ""
-    assert [each.type for each in simulated.model.status.conditions] == ["Ready", "Cached"]
+    assert [condition.type for condition in simulated.model.status.conditions] == ["Ready", "Cached"]
 
 
 class Secrets(Client):

@@ -50,19 +50,19 @@ def named(name: str, *, status: Obj | None = None, **spec: Any) -> Obj:
 
 
 def others(**changes: Obj) -> list[Obj]:
-    found = {
+    models = {
         "small": named("small"),
         "eyes": named("eyes", status={"sizeBytes": GIB, "gguf": {"architecture": "clip"}, "layout": None}),
         "accent": named("accent", sourceSecretRef=SECRET, status={"layout": None}),
     }
-    return list((found | changes).values())
+    return list((models | changes).values())
 
 
 def decide(accelerator: Accelerator, *found: Obj, served: Obj | None = None, **spec: Any) -> Plan:
     asked = service(hardware={"accelerator": accelerator}, **spec)
-    objects = [(MODELS, each) for each in (served or model(), *found)]
-    known = store((INFERENCE_SERVICES, asked), (METAL_HOSTS, host(runtimes=["llama.cpp", "mlx-lm"])), *objects)
-    return decide_service(Snapshot(known, NOW, ServiceInputs()), KEY)
+    objects = [(MODELS, obj) for obj in (served or model(), *found)]
+    cluster = store((INFERENCE_SERVICES, asked), (METAL_HOSTS, host(runtimes=["llama.cpp", "mlx-lm"])), *objects)
+    return decide_service(Snapshot(cluster, NOW, ServiceInputs()), KEY)
 
 
 def made(plan: Plan) -> Obj:
@@ -81,7 +81,7 @@ def told_why(plan: Plan) -> tuple[str, str]:
 def test_host_gets_each_companion_with_its_source_and_token() -> None:
     spec = made(decide("metal", *others(), **PARTS))
     further = spec["furtherArtifacts"]
-    assert [(each["role"], each["artifact"]["source"].rpartition("/")[2]) for each in further] == [
+    assert [(companion["role"], companion["artifact"]["source"].rpartition("/")[2]) for companion in further] == [
         ("draft", "small.gguf"),
         ("projector", "eyes.gguf"),
         ("adapter", "accent.gguf"),
@@ -126,17 +126,17 @@ def test_companion_of_unknown_size_is_named() -> None:
 
 def test_pod_mounts_each_companion_from_its_own_volume() -> None:
     plan = decide("cpu", *others(), **PARTS)
-    ((_, deployment),) = [each for each in plan.apply if each[0] == DEPLOYMENTS]
+    ((_, deployment),) = [applied for applied in plan.apply if applied[0] == DEPLOYMENTS]
     pod = deployment["spec"]["template"]["spec"]
     claims = {
-        each["name"]: each["persistentVolumeClaim"]["claimName"]
-        for each in pod["volumes"]
-        if "persistentVolumeClaim" in each
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in pod["volumes"]
+        if "persistentVolumeClaim" in volume
     }
     assert list(claims) == ["models", "part-1", "part-2", "part-3"]
     assert len(set(claims.values())) == 4
     (container,) = pod["initContainers"]
-    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert (mounts["part-1"], mounts["part-3"]) == ("/parts/1", "/parts/3")
     rendered = " ".join(container["args"])
     assert "-md /parts/1/" in rendered
@@ -255,33 +255,33 @@ def test_engine_is_one_that_has_an_image_for_an_accelerator_of_the_vendors_file(
     plan = decide_chat(asked, (MODELS, folder), settings=PodSettings("pomona:test", vendors=vendors))
     (deployment,) = list_applied(plan, DEPLOYMENTS)
     pod = deployment["spec"]["template"]["spec"]
-    found = {each["name"]: each["image"] for each in (*pod["containers"], *pod["initContainers"])}
-    assert found["sglang"] == "a.example/sglang:1"
+    by_container = {container["name"]: container["image"] for container in (*pod["containers"], *pod["initContainers"])}
+    assert by_container["sglang"] == "a.example/sglang:1"
     assert plan.status is not None
     assert plan.status["runtime"] == "sglang"
 
 
 def test_service_and_companion_enqueue_each_other() -> None:
     chat = service(**PARTS)
-    known = store((INFERENCE_SERVICES, chat))
-    assert services_of_model(known, named("eyes")) == [KEY]
-    assert services_of_model(known, named("other")) == []
-    assert models_of_service(known, chat) == [ObjectKey("team", name) for name in ("accent", "eyes", "small", "tiny")]
-    assert models_served_beside(known, model()) == [ObjectKey("team", name) for name in ("accent", "eyes", "small")]
+    cluster = store((INFERENCE_SERVICES, chat))
+    assert services_of_model(cluster, named("eyes")) == [KEY]
+    assert services_of_model(cluster, named("other")) == []
+    assert models_of_service(cluster, chat) == [ObjectKey("team", name) for name in ("accent", "eyes", "small", "tiny")]
+    assert models_served_beside(cluster, model()) == [ObjectKey("team", name) for name in ("accent", "eyes", "small")]
 
 
 @pytest.mark.parametrize(("accelerator", "consumer"), [("cpu", "cpu"), ("metal", None)])
 def test_companion_is_cached_where_the_model_runs(accelerator: Accelerator, consumer: str | None) -> None:
     small = named("small", hardware={"accelerator": "nvidia"})
     served = model(hardware={"accelerator": accelerator})
-    known = store(
+    cluster = store(
         (INFERENCE_SERVICES, service(speculative={"draftModelRef": "small"})), (MODELS, served), (MODELS, small)
     )
     key = ObjectKey("team", "small")
-    read = Snapshot(known, NOW).read(MODELS, key, Model)
+    read = Snapshot(cluster, NOW).read(MODELS, key, Model)
     assert read is not None
-    found = observe_model(Snapshot(known, NOW), key, read).consumer
-    assert (found and found.spec.hardware.accelerator) == consumer
+    observed = observe_model(Snapshot(cluster, NOW), key, read).consumer
+    assert (observed and observed.spec.hardware.accelerator) == consumer
 
 
 @pytest.mark.parametrize(
@@ -298,12 +298,12 @@ def test_companion_is_cached_where_the_model_runs(accelerator: Accelerator, cons
 def test_weights_are_cached_for_pods_that_were_chosen(spec: Obj, status: Mapping[str, int], consumer: str) -> None:
     shares = [{"accelerator": name, **({"replicas": count} if count else {})} for name, count in status.items()]
     chat = service(**spec, status={"choice": {"accelerators": shares}} if status else {})
-    known = store((INFERENCE_SERVICES, chat), (MODELS, model()))
+    cluster = store((INFERENCE_SERVICES, chat), (MODELS, model()))
     key = ObjectKey("team", "tiny")
-    read = Snapshot(known, NOW).read(MODELS, key, Model)
+    read = Snapshot(cluster, NOW).read(MODELS, key, Model)
     assert read is not None
-    found = observe_model(Snapshot(known, NOW), key, read).consumer
-    assert (found and found.spec.hardware.accelerator) == consumer
+    observed = observe_model(Snapshot(cluster, NOW), key, read).consumer
+    assert (observed and observed.spec.hardware.accelerator) == consumer
     changed = chat | {"status": {**chat["status"], "phase": "Ready"}}
     assert read_placement(changed) == read_placement(chat)
 
@@ -323,4 +323,4 @@ def test_host_gets_the_download_tokens_of_companions() -> None:
     process["spec"]["hostName"] = "studio-1"
     process["metadata"].setdefault("namespace", "team")
     needed = list_needed_secrets([process])
-    assert {each.name for each in needed} == {"chat-token", "hub"}
+    assert {secret.name for secret in needed} == {"chat-token", "hub"}

@@ -66,12 +66,12 @@ def test_job_has_the_login_of_a_registry_in_files() -> None:
     spec = simulated.job("inspect")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     (volume,) = spec["volumes"]
-    keys = {each["key"]: each["path"] for each in volume["secret"].pop("items")}
+    keys = {entry["key"]: entry["path"] for entry in volume["secret"].pop("items")}
     assert volume == {"name": "login", "secret": {"secretName": "hub", "defaultMode": 0o440, "optional": True}}
     assert keys == {key: key for key in (".dockerconfigjson", "username", "password", "token")}
     assert container["volumeMounts"] == [{"name": "login", "mountPath": "/run/secrets/pomona", "readOnly": True}]
     assert {"name": "POMONA_SOURCE_SECRET", "value": "/run/secrets/pomona"} in container["env"]
-    assert not [each for each in container["env"] if "valueFrom" in each]
+    assert not [variable for variable in container["env"] if "valueFrom" in variable]
 
 
 def _simulate(verdict: SecretVerdict | None) -> SimulatedModel:
@@ -135,9 +135,12 @@ def test_job_of_a_bucket_gets_the_keys_by_reference_only() -> None:
     simulated.settle()
     (container,) = simulated.job("inspect")["spec"]["template"]["spec"]["containers"]
     references = {
-        each["name"]: (each["valueFrom"]["secretKeyRef"]["key"], each["valueFrom"]["secretKeyRef"]["optional"])
-        for each in container["env"]
-        if "valueFrom" in each
+        variable["name"]: (
+            variable["valueFrom"]["secretKeyRef"]["key"],
+            variable["valueFrom"]["secretKeyRef"]["optional"],
+        )
+        for variable in container["env"]
+        if "valueFrom" in variable
     }
     assert references == {
         "AWS_ACCESS_KEY_ID": ("AWS_ACCESS_KEY_ID", False),

@@ -25,8 +25,8 @@ GONE = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
 
 def bench(*processes: Obj, hosts: tuple[Obj, ...] = (), **options: Any) -> AdmissionBench:
     """Return the loop with these processes, and with host `one` if no other is named."""
-    known_hosts = [(METAL_HOSTS, each) for each in hosts or (host("one"),)]
-    return AdmissionBench(store(), *known_hosts, *((METAL_PROCESSES, each) for each in processes), **options)
+    known_hosts = [(METAL_HOSTS, machine) for machine in hosts or (host("one"),)]
+    return AdmissionBench(store(), *known_hosts, *((METAL_PROCESSES, process) for process in processes), **options)
 
 
 def numbered(count: int, gib: int = 1, **fields: Any) -> list[Obj]:
@@ -35,7 +35,7 @@ def numbered(count: int, gib: int = 1, **fields: Any) -> list[Obj]:
 
 
 def bound(found: AdmissionBench) -> list[str]:
-    return sorted(filter(None, (each["spec"].get("hostName") for each in found.api.objects.values() if "spec" in each)))
+    return sorted(filter(None, (obj["spec"].get("hostName") for obj in found.api.objects.values() if "spec" in obj)))
 
 
 @pytest.mark.parametrize("refused_reads", [0, 2])
@@ -43,14 +43,16 @@ async def test_a_lost_answer_never_promises_the_same_memory_twice(
     refused_reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission_writer, "READ_AGAIN_SECONDS", 0)
-    found = bench(*numbered(3, gib=6), hosts=(host("one", 8 * GIB),))
-    found.api.loses_answers, found.api.refused_reads = True, refused_reads
-    async with found.running():
-        await eventually(lambda: any("hostName" in each["spec"] for each in found.known.list(METAL_PROCESSES)))
-        assert found.api.refused_reads == 0
-        found.known.put(METAL_HOSTS, host("two", 8 * GIB))
-        await eventually(lambda: len(bound(found)) == 2)
-    assert bound(found) == ["one", "two"]
+    admission_bench = bench(*numbered(3, gib=6), hosts=(host("one", 8 * GIB),))
+    admission_bench.api.loses_answers, admission_bench.api.refused_reads = True, refused_reads
+    async with admission_bench.running():
+        await eventually(
+            lambda: any("hostName" in process["spec"] for process in admission_bench.known.list(METAL_PROCESSES))
+        )
+        assert admission_bench.api.refused_reads == 0
+        admission_bench.known.put(METAL_HOSTS, host("two", 8 * GIB))
+        await eventually(lambda: len(bound(admission_bench)) == 2)
+    assert bound(admission_bench) == ["one", "two"]
 
 
 async def test_round_is_planned_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +64,9 @@ async def test_round_is_planned_in_another_thread(monkeypatch: pytest.MonkeyPatc
         return plan(*arguments)
 
     monkeypatch.setattr(admission, "plan", note)
-    found = bench(*numbered(2))
-    async with found.running():
-        await eventually(lambda: len(bound(found)) == 2)
+    admission_bench = bench(*numbered(2))
+    async with admission_bench.running():
+        await eventually(lambda: len(bound(admission_bench)) == 2)
     assert threads
     assert threading.main_thread() not in threads
 
@@ -79,15 +81,15 @@ def test_memory_stays_reserved_while_the_outcome_of_a_write_is_unknown() -> None
                 await asyncio.sleep(1)
         return found
 
-    found = virtual_time.run(main())
-    assert len(found.api.tries) == 1
+    admission_bench = virtual_time.run(main())
+    assert len(admission_bench.api.tries) == 1
 
 
 async def test_process_that_changed_in_between_is_read_again_and_bound() -> None:
-    found = bench(process("a-b-0"))
-    found.api.put(METAL_PROCESSES, process("a-b-0"))
-    async with found.running():
-        await eventually(lambda: found.api.host_of("a-b-0") == "one")
+    admission_bench = bench(process("a-b-0"))
+    admission_bench.api.put(METAL_PROCESSES, process("a-b-0"))
+    async with admission_bench.running():
+        await eventually(lambda: admission_bench.api.host_of("a-b-0") == "one")
 
 
 REFUSALS = [
@@ -102,27 +104,27 @@ REFUSALS = [
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: str(error.status))
 async def test_refused_unit_delays_no_other_and_is_retried_with_backoff(refusal: ApiError) -> None:
     first = [process(f"a-b-{number}", creationTimestamp="2026-11-21T11:00:00Z") for number in range(8)]
-    found = bench(*first, process("z-b-0"))
-    found.api.refuse = lambda name, _host: refusal if name.startswith("a-") else None
-    async with found.running():
-        await eventually(lambda: found.api.host_of("z-b-0") == "one")
-        assert ("z-b-0", "one") in found.api.tries[:9], "each is tried once before any is tried again"
-        found.api.refuse = lambda _name, _host: None
-        await eventually(lambda: found.api.host_of("a-b-7") == "one")
+    admission_bench = bench(*first, process("z-b-0"))
+    admission_bench.api.refuse = lambda name, _host: refusal if name.startswith("a-") else None
+    async with admission_bench.running():
+        await eventually(lambda: admission_bench.api.host_of("z-b-0") == "one")
+        assert ("z-b-0", "one") in admission_bench.api.tries[:9], "each is tried once before any is tried again"
+        admission_bench.api.refuse = lambda _name, _host: None
+        await eventually(lambda: admission_bench.api.host_of("a-b-7") == "one")
 
 
 def test_a_refused_unit_is_retried_ever_more_rarely() -> None:
     async def main() -> int:
-        found = bench(process("a-b-0"))
-        found.api.refuse = lambda _name, _host: ApiError("patch", status=500)
-        async with found.running():
+        admission_bench = bench(process("a-b-0"))
+        admission_bench.api.refuse = lambda _name, _host: ApiError("patch", status=500)
+        async with admission_bench.running():
             await asyncio.sleep(1)
             for number in range(100):
                 changed = host("one", (8 + number % 2) * GIB)
                 changed["metadata"]["resourceVersion"] = str(number + 2)
-                found.known.put(METAL_HOSTS, changed)
+                admission_bench.known.put(METAL_HOSTS, changed)
                 await asyncio.sleep(36)
-        return len(found.api.tries)
+        return len(admission_bench.api.tries)
 
     assert 40 < virtual_time.run(main()) < 100, "an hour, with a change of the host every 36 s"
 
@@ -138,21 +140,21 @@ class NotedEvents:
 
 
 def bench_of_service(events: NotedEvents) -> AdmissionBench:
-    found = bench(process("chat-1-0"), recorder=events)
+    admission_bench = bench(process("chat-1-0"), recorder=events)
     chat = service("chat", status={"observedGeneration": 1})
-    found.known.put(INFERENCE_SERVICES, chat | {"kind": "InferenceService"})
-    return found
+    admission_bench.known.put(INFERENCE_SERVICES, chat | {"kind": "InferenceService"})
+    return admission_bench
 
 
 def test_owner_is_told_of_an_admission_once() -> None:
     events = NotedEvents()
 
     async def main() -> None:
-        found = bench_of_service(events)
-        async with found.running():
+        admission_bench = bench_of_service(events)
+        async with admission_bench.running():
             for _ in range(10):
                 await asyncio.sleep(60)
-                found.loop.wake()
+                admission_bench.loop.wake()
 
     virtual_time.run(main())
     assert events.noted == [("InferenceService", "Admitted", "process team/chat-1-0 gets host/one")]
@@ -160,121 +162,123 @@ def test_owner_is_told_of_an_admission_once() -> None:
 
 async def test_owner_is_told_of_an_admission_that_fails_again_and_again() -> None:
     events = NotedEvents()
-    found = bench_of_service(events)
-    found.api.refuse = lambda _name, _host: ApiError("patch", status=400, message="a webhook denied it")
-    async with found.running():
-        await eventually(lambda: len(found.api.tries) == REPORTED_TRIES + 1)
+    admission_bench = bench_of_service(events)
+    admission_bench.api.refuse = lambda _name, _host: ApiError("patch", status=400, message="a webhook denied it")
+    async with admission_bench.running():
+        await eventually(lambda: len(admission_bench.api.tries) == REPORTED_TRIES + 1)
     ((kind, reason, note),) = events.noted
     assert (kind, reason) == ("InferenceService", "AdmissionFailed")
     assert "chat-1-0" in note
     assert "host/one" in note
     assert "a webhook denied it" in note
-    assert "a webhook denied it" in found.reports[-1].failures["uid-chat-1-0"], "and it is said in its place"
+    assert "a webhook denied it" in admission_bench.reports[-1].failures["uid-chat-1-0"], "and it is said in its place"
 
 
 async def test_unit_that_one_host_refuses_goes_to_another() -> None:
-    found = bench(process("a-b-0"), hosts=(host("large", 9 * GIB), host("small", 2 * GIB)))
-    found.api.refuse = lambda _name, place: Forbidden("patch", status=403) if place == "large" else None
-    async with found.running():
-        await eventually(lambda: found.api.host_of("a-b-0") == "small")
-    assert [place for _name, place in found.api.tries] == ["large", "small"]
+    admission_bench = bench(process("a-b-0"), hosts=(host("large", 9 * GIB), host("small", 2 * GIB)))
+    admission_bench.api.refuse = lambda _name, place: Forbidden("patch", status=403) if place == "large" else None
+    async with admission_bench.running():
+        await eventually(lambda: admission_bench.api.host_of("a-b-0") == "small")
+    assert [place for _name, place in admission_bench.api.tries] == ["large", "small"]
 
 
 async def test_host_that_refused_every_unit_is_still_the_last_choice() -> None:
-    found = bench(process("a-b-0"), hosts=(host("large", 9 * GIB),))
+    admission_bench = bench(process("a-b-0"), hosts=(host("large", 9 * GIB),))
     refusals = iter([Forbidden("patch", status=403)])
-    found.api.refuse = lambda _name, _place: next(refusals, None)
-    async with found.running():
-        await eventually(lambda: found.api.host_of("a-b-0") == "large")
+    admission_bench.api.refuse = lambda _name, _place: next(refusals, None)
+    async with admission_bench.running():
+        await eventually(lambda: admission_bench.api.host_of("a-b-0") == "large")
 
 
 async def test_host_that_expires_during_a_round_is_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "WRITES_AT_ONCE", 1)
     alive = {"one", "two"}
-    found = bench(*numbered(3), hosts=(host("one"), host("two", 9 * GIB)), alive=alive)
-    found.api.before_answer = lambda _name: alive.discard("one")
-    async with found.running():
-        await eventually(lambda: len(bound(found)) == 3)
-    assert bound(found) == ["one", "two", "two"]
-    assert found.outcomes.count("stale") == 2
+    admission_bench = bench(*numbered(3), hosts=(host("one"), host("two", 9 * GIB)), alive=alive)
+    admission_bench.api.before_answer = lambda _name: alive.discard("one")
+    async with admission_bench.running():
+        await eventually(lambda: len(bound(admission_bench)) == 3)
+    assert bound(admission_bench) == ["one", "two", "two"]
+    assert admission_bench.outcomes.count("stale") == 2
 
 
 async def test_host_that_loses_its_memory_during_a_round_is_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "WRITES_AT_ONCE", 1)
-    found = bench(*numbered(3), hosts=(host("one"), host("two", 9 * GIB)))
+    admission_bench = bench(*numbered(3), hosts=(host("one"), host("two", 9 * GIB)))
     short = host("one", GIB // 2)
     short["metadata"]["resourceVersion"] = "2"
 
     def take_memory(_name: str) -> None:
-        found.known.put(METAL_HOSTS, short)
+        admission_bench.known.put(METAL_HOSTS, short)
 
-    found.api.before_answer = take_memory
-    async with found.running():
-        await eventually(lambda: len(bound(found)) == 3)
-    assert bound(found) == ["one", "two", "two"]
+    admission_bench.api.before_answer = take_memory
+    async with admission_bench.running():
+        await eventually(lambda: len(bound(admission_bench)) == 3)
+    assert bound(admission_bench) == ["one", "two", "two"]
 
 
 async def test_memory_that_is_lost_is_missing_to_all_writes_of_a_moment() -> None:
     """Each of several writes at once looks at the memory that the others are taking."""
-    found = bench(*numbered(3, gib=4), hosts=(host("one", 12 * GIB),))
+    admission_bench = bench(*numbered(3, gib=4), hosts=(host("one", 12 * GIB),))
     short = host("one", 9 * GIB)
     short["metadata"]["resourceVersion"] = "2"
     # The ledger is taken over first, and then written between the decision and its effects.
     writes = itertools.count()
-    found.api.before_ledger = lambda: next(writes) and found.known.put(METAL_HOSTS, short)
-    async with found.running():
-        await eventually(lambda: "stale" in found.outcomes)
-    assert len(found.api.tries) == 2
+    admission_bench.api.before_ledger = lambda: next(writes) and admission_bench.known.put(METAL_HOSTS, short)
+    async with admission_bench.running():
+        await eventually(lambda: "stale" in admission_bench.outcomes)
+    assert len(admission_bench.api.tries) == 2
 
 
 async def test_successor_of_a_process_that_is_gone_is_bound() -> None:
     gone = process("a-b-0")
-    found = bench(gone)
+    admission_bench = bench(gone)
     successor = {**gone, "metadata": {**gone["metadata"], "uid": "successor", "resourceVersion": "9"}}
 
     def replace(_name: str, _place: str) -> ApiError | None:
-        if len(found.api.tries) > 1:
+        if len(admission_bench.api.tries) > 1:
             return None
-        found.change(METAL_PROCESSES, successor)  # its event overtakes the answer
+        admission_bench.change(METAL_PROCESSES, successor)  # its event overtakes the answer
         return NotFound("patch", status=404)
 
-    found.api.refuse = replace
-    async with found.running():
-        await eventually(lambda: found.api.host_of("a-b-0") == "one")
-    assert found.api.find(METAL_PROCESSES, "a-b-0")["metadata"]["uid"] == "successor"
+    admission_bench.api.refuse = replace
+    async with admission_bench.running():
+        await eventually(lambda: admission_bench.api.host_of("a-b-0") == "one")
+    assert admission_bench.api.find(METAL_PROCESSES, "a-b-0")["metadata"]["uid"] == "successor"
 
 
 async def test_host_that_comes_alive_is_bound_when_the_loop_is_woken() -> None:
     alive: set[str] = set()
-    found = bench(process("a-b-0"), alive=alive)
-    async with found.running():
-        found.known.put(METAL_HOSTS, host("two"))
-        assert found.api.host_of("a-b-0") == ""
+    admission_bench = bench(process("a-b-0"), alive=alive)
+    async with admission_bench.running():
+        admission_bench.known.put(METAL_HOSTS, host("two"))
+        assert admission_bench.api.host_of("a-b-0") == ""
         alive.add("one")
-        found.loop.wake()
-        await eventually(lambda: found.api.host_of("a-b-0") == "one")
+        admission_bench.loop.wake()
+        await eventually(lambda: admission_bench.api.host_of("a-b-0") == "one")
 
 
 def test_room_is_given_while_rounds_that_let_nobody_in_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     class RestingPacer(RoundPacer):
         def find_begin(self, cause: RoundCause) -> float:
-            return 0.0 if cause == RoundCause.ROOM or not found.reports else 3600.0
+            return 0.0 if cause == RoundCause.ROOM or not admission_bench.reports else 3600.0
 
     monkeypatch.setattr(round_pacer, "RoundPacer", RestingPacer)
-    found = bench(*numbered(2, gib=9), hosts=(host("one", 8 * GIB),))
+    admission_bench = bench(*numbered(2, gib=9), hosts=(host("one", 8 * GIB),))
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(10)
-            found.loop.wake()
+            admission_bench.loop.wake()
             await asyncio.sleep(10)
-            assert len(found.reports) == 1
-            assert found.reports[0].plan_seconds == 0 < found.reports[0].processor_seconds, "no virtual time passed"
+            assert len(admission_bench.reports) == 1
+            assert admission_bench.reports[0].plan_seconds == 0 < admission_bench.reports[0].processor_seconds, (
+                "no virtual time passed"
+            )
             grown = host("one", 10 * GIB)
             grown["metadata"]["resourceVersion"] = "2"
-            found.known.put(METAL_HOSTS, grown)
+            admission_bench.known.put(METAL_HOSTS, grown)
             await asyncio.sleep(0.5)
-            assert bound(found) == ["one"]
+            assert bound(admission_bench) == ["one"]
 
     virtual_time.run(main())
 
@@ -291,19 +295,19 @@ def test_room_is_given_while_rounds_that_let_nobody_in_rest(monkeypatch: pytest.
 )
 async def test_host_that_closes_after_the_decision_gets_nothing(change: Obj, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "WRITES_AT_ONCE", 1)
-    found = bench(*numbered(2))
+    admission_bench = bench(*numbered(2))
 
     def close(_name: str) -> None:
         closed = host("one")
         closed["metadata"]["resourceVersion"] = "2"
         for part, fields in change.items():
             closed[part] = {**closed.get(part, {}), **fields}
-        found.known.put(METAL_HOSTS, closed)
+        admission_bench.known.put(METAL_HOSTS, closed)
 
-    found.api.before_answer = close
-    async with found.running():
-        await eventually(lambda: len(found.outcomes) == 2)
-    assert (found.outcomes, bound(found)) == (["admitted", "stale"], ["one"])
+    admission_bench.api.before_answer = close
+    async with admission_bench.running():
+        await eventually(lambda: len(admission_bench.outcomes) == 2)
+    assert (admission_bench.outcomes, bound(admission_bench)) == (["admitted", "stale"], ["one"])
 
 
 async def is_still_waiting(found: AdmissionBench, name: str) -> bool:
@@ -330,23 +334,23 @@ async def test_head_of_line_holds_back_later_units_only_where_it_could_fit(large
     )
     hosts = (host("one", 12 * GIB, processes=[]) | {"status": {**host("one")["status"], "availableBytes": 12 * GIB}},)
     hosts[0]["status"]["budgetBytes"] = 12 * GIB
-    found = bench(on_host, first, second, hosts=hosts)
-    async with found.running():
+    admission_bench = bench(on_host, first, second, hosts=hosts)
+    async with admission_bench.running():
         if waits:
-            assert await is_still_waiting(found, "second-1-0")
+            assert await is_still_waiting(admission_bench, "second-1-0")
         else:
-            await eventually(lambda: found.api.host_of("second-1-0") == "one")
+            await eventually(lambda: admission_bench.api.host_of("second-1-0") == "one")
 
 
 def test_ledger_that_cannot_be_written_admits_nothing_and_is_taken_over_again() -> None:
     async def main() -> AdmissionBench:
-        found = bench(process("a-b-0"))
-        found.api.refuse_ledger = lambda: ApiError("patch", status=500)
-        async with found.running():
+        admission_bench = bench(process("a-b-0"))
+        admission_bench.api.refuse_ledger = lambda: ApiError("patch", status=500)
+        async with admission_bench.running():
             await asyncio.sleep(30)
-            assert found.api.tries == []
-            found.api.refuse_ledger = lambda: None
+            assert admission_bench.api.tries == []
+            admission_bench.api.refuse_ledger = lambda: None
             await asyncio.sleep(30)
-        return found
+        return admission_bench
 
     assert virtual_time.run(main()).api.host_of("a-b-0") == "one"

@@ -53,15 +53,15 @@ def bench(
     priorities = {"vip": "critical", "low": "low", "low-2": "low"}
     services = [queued_service(name, created=LONG_AGO, priority=priorities.get(name, "normal")) for name in names]
     objects = [
-        *((INFERENCE_SERVICES, each) for each in services),
+        *((INFERENCE_SERVICES, service) for service in services),
         *((DEPLOYMENTS, deployment_of(name)) for name in names),
-        *((NODES, each) for each in nodes or (node("n1"),)),
-        *((PODS, each) for each in pods),
+        *((NODES, machine) for machine in nodes or (node("n1"),)),
+        *((PODS, replica) for replica in pods),
     ]
-    found = AdmissionBench(store(), *objects, **options)
+    admission_bench = AdmissionBench(store(), *objects, **options)
     if ledger is not None:
-        found.api.put(CONFIG_MAPS, written(ledger))
-    return found
+        admission_bench.api.put(CONFIG_MAPS, written(ledger))
+    return admission_bench
 
 
 def written(content: LedgerContent) -> Obj:
@@ -93,16 +93,16 @@ def victim(name: str, service: str, minute: int = 0) -> Obj:
 
 
 def test_pod_is_pinned_and_loses_its_gate() -> None:
-    found = play(bench(queue_pod("a")))
-    assert (found.api.tries, is_gated(found, "a")) == ([("a", "n1")], False)
-    assert ledger_of(found)["claims"]["uid-a"]["cells"] == ["node/n1"], "the ledger comes first"
+    admission_bench = play(bench(queue_pod("a")))
+    assert (admission_bench.api.tries, is_gated(admission_bench, "a")) == ([("a", "n1")], False)
+    assert ledger_of(admission_bench)["claims"]["uid-a"]["cells"] == ["node/n1"], "the ledger comes first"
 
 
 def test_no_more_is_claimed_at_once_than_the_ledger_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MOST_CLAIMED", 2)
-    found = play(bench(*(queue_pod(name) for name in "abcde"), nodes=(node("n1", 5),)))
-    assert sorted(name for name, _ in found.api.tries) == ["a", "b", "c", "d", "e"]
-    assert len(ledger_of(found)["claims"]) <= 2
+    admission_bench = play(bench(*(queue_pod(name) for name in "abcde"), nodes=(node("n1", 5),)))
+    assert sorted(name for name, _ in admission_bench.api.tries) == ["a", "b", "c", "d", "e"]
+    assert len(ledger_of(admission_bench)["claims"]) <= 2
 
 
 IN_POOL = [{"key": "team", "operator": "In", "values": ["a"]}]
@@ -116,9 +116,13 @@ def expressions_of(found: AdmissionBench, name: str) -> Any:
 
 def test_pod_for_an_autoscaler_keeps_to_its_pool_also_by_the_ledger() -> None:
     rules = PlanRules(pools={"nvidia": PoolRules(elastic=1, node_labels=(("team", "a"),))})
-    found = play(bench(queue_pod("a"), nodes=(node("n1", 0),), rules=rules))
-    assert (found.api.tries, is_gated(found, "a"), expressions_of(found, "a")) == ([("a", "")], False, IN_POOL)
-    claim = ledger_of(found)["claims"]["uid-a"]
+    admission_bench = play(bench(queue_pod("a"), nodes=(node("n1", 0),), rules=rules))
+    assert (admission_bench.api.tries, is_gated(admission_bench, "a"), expressions_of(admission_bench, "a")) == (
+        [("a", "")],
+        False,
+        IN_POOL,
+    )
+    claim = ledger_of(admission_bench)["claims"]["uid-a"]
     assert (claim.get("cells", []), claim["node_labels"]) == ([], [["team", "a"]])
     content = msgspec.convert({"leader": "other", "claims": {"uid-a": claim}}, LedgerContent)
     successor = play(bench(queue_pod("a"), nodes=(node("n1", 0),), ledger=content))
@@ -126,18 +130,20 @@ def test_pod_for_an_autoscaler_keeps_to_its_pool_also_by_the_ledger() -> None:
 
 
 def test_pod_that_was_seen_before_its_deployment_is_admitted_when_that_is_seen() -> None:
-    found = bench(queue_pod("a"))
-    found.known.remove(DEPLOYMENTS, "team", "chat", uid="uid-deployment-chat")
+    admission_bench = bench(queue_pod("a"))
+    admission_bench.known.remove(DEPLOYMENTS, "team", "chat", uid="uid-deployment-chat")
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(5)
-            assert found.api.tries == []
-            found.known.put(DEPLOYMENTS, deployment_of() | {"metadata": deployment_of()["metadata"] | {"uid": "seen"}})
+            assert admission_bench.api.tries == []
+            admission_bench.known.put(
+                DEPLOYMENTS, deployment_of() | {"metadata": deployment_of()["metadata"] | {"uid": "seen"}}
+            )
             await asyncio.sleep(5)
 
     virtual_time.run(main())
-    assert found.api.tries == [("a", "n1")]
+    assert admission_bench.api.tries == [("a", "n1")]
 
 
 def test_one_that_could_fit_holds_back_later_ones_and_those_of_other_priorities_pass() -> None:
@@ -146,13 +152,13 @@ def test_one_that_could_fit_holds_back_later_ones_and_those_of_other_priorities_
     low = queue_pod("low", service="low", created=LONG_AGO + timedelta(days=300))
     holder = queue_pod("holder", service="vip", gated=False, node="n1", created=LONG_AGO)
     large["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
-    found = play(bench(holder, large, later, nodes=(node("n1", 2),)))
-    assert found.api.tries == []
-    found = play(bench(holder, large, later, low, nodes=(node("n1", 2),)))
-    assert [name for name, _ in found.api.tries] == ["low"]
+    admission_bench = play(bench(holder, large, later, nodes=(node("n1", 2),)))
+    assert admission_bench.api.tries == []
+    admission_bench = play(bench(holder, large, later, low, nodes=(node("n1", 2),)))
+    assert [name for name, _ in admission_bench.api.tries] == ["low"]
     holder_of_one = queue_pod("vip-2", service="vip")
-    found = play(bench(holder, large, holder_of_one, nodes=(node("n1", 2),)))
-    assert [name for name, _ in found.api.tries] == ["vip-2"], "one of a higher priority comes first"
+    admission_bench = play(bench(holder, large, holder_of_one, nodes=(node("n1", 2),)))
+    assert [name for name, _ in admission_bench.api.tries] == ["vip-2"], "one of a higher priority comes first"
 
 
 def test_one_that_fits_nowhere_in_all_holds_back_nobody() -> None:
@@ -161,36 +167,42 @@ def test_one_that_fits_nowhere_in_all_holds_back_nobody() -> None:
 
 
 def test_victim_is_evicted_once_its_place_is_written_and_its_cell_is_promised() -> None:
-    found = play(bench(victim("v", "low"), queue_pod("p", service="vip")), 1.0)
-    assert found.api.evictions == ["v"]
-    assert json.loads(found.api.find(PODS, "p")["metadata"]["annotations"][NOMINATED])["victims"] == ["uid-v"]
-    (freed,) = ledger_of(found)["freed"]
+    admission_bench = play(bench(victim("v", "low"), queue_pod("p", service="vip")), 1.0)
+    assert admission_bench.api.evictions == ["v"]
+    assert json.loads(admission_bench.api.find(PODS, "p")["metadata"]["annotations"][NOMINATED])["victims"] == ["uid-v"]
+    (freed,) = ledger_of(admission_bench)["freed"]
     place = format_place(find_own_place(victim("v", "low")))
     assert (freed["unit"], freed["service"], freed["enqueued_at"]) == ("uid-v", "uid-low", place)
 
 
 def test_nothing_is_evicted_for_one_that_could_not_be_nominated() -> None:
-    found = bench(victim("v", "low"), queue_pod("p", service="vip"))
-    found.api.objects = {place: obj for place, obj in found.api.objects.items() if place[1].name != "p"}
-    assert play(found).api.evictions == []
+    admission_bench = bench(victim("v", "low"), queue_pod("p", service="vip"))
+    admission_bench.api.objects = {
+        place: obj for place, obj in admission_bench.api.objects.items() if place[1].name != "p"
+    }
+    assert play(admission_bench).api.evictions == []
 
 
 def test_eviction_that_a_budget_refuses_is_retried_and_then_overruled_without_another_victim() -> None:
-    found = bench(victim("v1", "low"), victim("v2", "low-2", 5), queue_pod("p", service="vip"), nodes=(node("n1", 2),))
-    found.api.refuse_eviction = lambda _name: TOO_MANY
+    admission_bench = bench(
+        victim("v1", "low"), victim("v2", "low-2", 5), queue_pod("p", service="vip"), nodes=(node("n1", 2),)
+    )
+    admission_bench.api.refuse_eviction = lambda _name: TOO_MANY
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(50)
-            assert 5 < len(found.api.evictions) < 20
-            assert len(set(found.api.evictions)) == 1, "no other victim is chosen meanwhile"
-            assert found.api.deleted == []
+            assert 5 < len(admission_bench.api.evictions) < 20
+            assert len(set(admission_bench.api.evictions)) == 1, "no other victim is chosen meanwhile"
+            assert admission_bench.api.deleted == []
             await asyncio.sleep(25)
 
     virtual_time.run(main())
-    assert found.api.deleted[:1] == found.api.evictions[:1]
-    assert [each["name"] for each in ledger_of(found)["freed"]] == found.api.evictions[:1], "it keeps its place"
-    assert NOMINATED in found.api.find(PODS, "p")["metadata"]["annotations"]
+    assert admission_bench.api.deleted[:1] == admission_bench.api.evictions[:1]
+    assert [entry["name"] for entry in ledger_of(admission_bench)["freed"]] == admission_bench.api.evictions[:1], (
+        "it keeps its place"
+    )
+    assert NOMINATED in admission_bench.api.find(PODS, "p")["metadata"]["annotations"]
 
 
 def budget(owner: str) -> Obj:
@@ -214,32 +226,35 @@ def test_own_budget_that_refuses_the_second_eviction_of_a_service_is_overruled_a
     owner: str, status: int, named: str, *, is_overruled: bool
 ) -> None:
     pods = (victim("v1", "low"), victim("v2", "low"), queue_pod("p", service="vip", devices=2))
-    found = bench(*pods, nodes=(node("n1", 2),))
-    found.known.put(POD_DISRUPTION_BUDGETS, budget(owner))
+    admission_bench = bench(*pods, nodes=(node("n1", 2),))
+    admission_bench.known.put(POD_DISRUPTION_BUDGETS, budget(owner))
     cause = ("", f"The disruption budget {named} needs 1 healthy pods and has 1 currently")
     refusal = ApiError("create", status=status, causes=(cause,))
-    found.api.refuse_eviction = lambda name: refusal if name == "v2" else None
-    play(found)
-    assert (set(found.api.evictions), found.api.deleted) == ({"v1", "v2"}, ["v2"] if is_overruled else [])
+    admission_bench.api.refuse_eviction = lambda name: refusal if name == "v2" else None
+    play(admission_bench)
+    assert (set(admission_bench.api.evictions), admission_bench.api.deleted) == (
+        {"v1", "v2"},
+        ["v2"] if is_overruled else [],
+    )
 
 
 @pytest.mark.parametrize("status", [429, 500], ids=["a budget", "two budgets"])
 def test_eviction_that_was_given_up_is_refused_for_the_whole_time_again(status: int) -> None:
-    found = bench(victim("v", "low"), queue_pod("p", service="vip"))
-    found.api.refuse_eviction = lambda _name: ApiError("create", status=status)
+    admission_bench = bench(victim("v", "low"), queue_pod("p", service="vip"))
+    admission_bench.api.refuse_eviction = lambda _name: ApiError("create", status=status)
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(50)
-            found.remove(PODS, "p")
+            admission_bench.remove(PODS, "p")
             await asyncio.sleep(100)
-            found.change(PODS, queue_pod("p2", service="vip"))
+            admission_bench.change(PODS, queue_pod("p2", service="vip"))
             await asyncio.sleep(50)
-            assert found.api.deleted == []
+            assert admission_bench.api.deleted == []
             await asyncio.sleep(30)
 
     virtual_time.run(main())
-    assert found.api.deleted[:1] == ["v"]
+    assert admission_bench.api.deleted[:1] == ["v"]
 
 
 def unschedulable(pod: Obj) -> Obj:
@@ -254,55 +269,55 @@ def admitted(name: str, *nodes: str, service: str = "chat") -> Obj:
 
 
 def test_pod_that_the_scheduler_refuses_goes_back_with_its_place_and_avoids_the_cell() -> None:
-    found = bench(unschedulable(admitted("a", "n1")))
+    admission_bench = bench(unschedulable(admitted("a", "n1")))
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(PINNED_SECONDS - 5)
-            assert found.api.deleted == []
+            assert admission_bench.api.deleted == []
             await asyncio.sleep(10)
-            cell = found.registry.find_cell("node/n1")
+            cell = admission_bench.registry.find_cell("node/n1")
             assert cell is not None
             assert cell.closed == "", "one tenant closes no cell to others"
-            assert found.api.deleted == ["a"]
-            assert ledger_of(found)["freed"][0]["unit"] == "uid-a"
-            found.remove(PODS, "a")
-            found.change(PODS, queue_pod("b"))
+            assert admission_bench.api.deleted == ["a"]
+            assert ledger_of(admission_bench)["freed"][0]["unit"] == "uid-a"
+            admission_bench.remove(PODS, "a")
+            admission_bench.change(PODS, queue_pod("b"))
             await asyncio.sleep(PINNED_SECONDS - 20)
-            assert found.api.tries == []
+            assert admission_bench.api.tries == []
             await asyncio.sleep(30)
 
     virtual_time.run(main())
-    assert found.api.tries == [("b", "n1")]
-    assert found.api.find(PODS, "b")["metadata"]["annotations"][ENQUEUED_AT] == format_place(
+    assert admission_bench.api.tries == [("b", "n1")]
+    assert admission_bench.api.find(PODS, "b")["metadata"]["annotations"][ENQUEUED_AT] == format_place(
         find_own_place(admitted("a"))
     )
 
 
 @pytest.mark.parametrize(("namespace", "is_closed"), [("team", False), ("bank", True)])
 def test_cell_is_closed_once_it_refuses_pods_of_two_namespaces(namespace: str, is_closed: bool) -> None:
-    found = UnscheduledPods()
+    pods = UnscheduledPods()
     first = queue_units.pod("a", namespace="team", service="chat", cells=("node/n1",))
-    assert found.note_refusal(first, 0.0) == []
-    assert found.list_avoided(first.service, PINNED_SECONDS - 1) == {"node/n1"}
+    assert pods.note_refusal(first, 0.0) == []
+    assert pods.list_avoided(first.service, PINNED_SECONDS - 1) == {"node/n1"}
     second = queue_units.pod("b", namespace=namespace, service="mail", cells=("node/n1",))
-    assert found.list_avoided(second.service, 0.0) == frozenset()
-    assert found.note_refusal(second, 2 * PINNED_SECONDS) == (["node/n1"] if is_closed else [])
-    assert found.list_avoided(first.service, 2 * PINNED_SECONDS) == frozenset()
-    assert found.note_refusal(second, 9 * PINNED_SECONDS) == [], "long ago"
+    assert pods.list_avoided(second.service, 0.0) == frozenset()
+    assert pods.note_refusal(second, 2 * PINNED_SECONDS) == (["node/n1"] if is_closed else [])
+    assert pods.list_avoided(first.service, 2 * PINNED_SECONDS) == frozenset()
+    assert pods.note_refusal(second, 9 * PINNED_SECONDS) == [], "long ago"
 
 
 def test_pod_that_the_scheduler_takes_in_time_stays() -> None:
-    found = bench(unschedulable(admitted("a", "n1")))
+    admission_bench = bench(unschedulable(admitted("a", "n1")))
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(PINNED_SECONDS - 5)
-            found.change(PODS, queue_pod("a", gated=False, node="n1"))
+            admission_bench.change(PODS, queue_pod("a", gated=False, node="n1"))
             await asyncio.sleep(100)
 
     virtual_time.run(main())
-    assert found.api.deleted == []
+    assert admission_bench.api.deleted == []
 
 
 @pytest.mark.parametrize(
@@ -314,8 +329,8 @@ def test_pod_without_a_pin_goes_back_later_and_only_to_an_elastic_pool(
     elastic: int, seconds: float, deleted: list[str]
 ) -> None:
     rules = PlanRules(pools={"nvidia": PoolRules(elastic=elastic)})
-    found = play(bench(unschedulable(admitted("a")), rules=rules), seconds)
-    assert found.api.deleted[:1] == deleted
+    admission_bench = play(bench(unschedulable(admitted("a")), rules=rules), seconds)
+    assert admission_bench.api.deleted[:1] == deleted
 
 
 @pytest.mark.parametrize(
@@ -346,16 +361,18 @@ def test_pinned_pod_whose_devices_no_scheduler_chooses_goes_back(
 
 
 def test_pod_without_a_pin_that_is_bound_in_the_last_moment_stays() -> None:
-    found = bench(admitted("a"), rules=PlanRules(pools={"nvidia": PoolRules(elastic=1)}))
+    admission_bench = bench(admitted("a"), rules=PlanRules(pools={"nvidia": PoolRules(elastic=1)}))
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(PINNED_SECONDS - 1)
-            found.api.before_ledger = lambda: found.change(PODS, queue_pod("a", gated=False, node="n1"))
+            admission_bench.api.before_ledger = lambda: admission_bench.change(
+                PODS, queue_pod("a", gated=False, node="n1")
+            )
             await asyncio.sleep(5)
 
     virtual_time.run(main())
-    assert found.api.deleted == []
+    assert admission_bench.api.deleted == []
 
 
 def test_pod_that_the_queue_did_not_admit_is_left_to_the_scheduler() -> None:
@@ -366,8 +383,8 @@ def test_pod_that_the_queue_did_not_admit_is_left_to_the_scheduler() -> None:
 
 def test_admitted_pod_that_is_not_bound_makes_room_at_once() -> None:
     """It has loaded nothing; and a second gate, or the name of a scheduler that nobody runs, could hold it for ever."""
-    found = play(bench(admitted("v", "n1", service="low"), queue_pod("p", service="vip")))
-    assert (found.api.evictions, found.api.tries) == (["v"], [])
+    admission_bench = play(bench(admitted("v", "n1", service="low"), queue_pod("p", service="vip")))
+    assert (admission_bench.api.evictions, admission_bench.api.tries) == (["v"], [])
 
 
 CLAIM = Claim(kind="pod", namespace="team", names=("a",), cells=("node/n1",), service="chat")
@@ -376,8 +393,8 @@ CLAIM = Claim(kind="pod", namespace="team", names=("a",), cells=("node/n1",), se
 def test_new_leader_finishes_what_the_last_one_began() -> None:
     ledger = LedgerContent(leader="other", claims={"uid-a": CLAIM})
     pods = (queue_pod("a"), queue_pod("b", service="vip"))
-    found = play(bench(*pods, ledger=ledger))
-    assert found.api.tries == [("a", "n1")], "the last leader may still send its write"
+    admission_bench = play(bench(*pods, ledger=ledger))
+    assert admission_bench.api.tries == [("a", "n1")], "the last leader may still send its write"
 
 
 def test_claim_whose_unit_is_gone_reserves_nothing() -> None:
@@ -390,42 +407,42 @@ def test_claim_on_a_node_that_is_gone_is_finished_before_another_node_has_its_na
     # Without that, the last leader's late write would put "a" beside "b" on the node that comes back.
     claim = Claim(kind="pod", namespace="team", names=("a",), cells=("node/n2",), service="chat")
     full = queue_pod("full", service="vip", gated=False, node="n1")
-    found = bench(full, queue_pod("a"), ledger=LedgerContent(leader="other", claims={"uid-a": claim}))
+    admission_bench = bench(full, queue_pod("a"), ledger=LedgerContent(leader="other", claims={"uid-a": claim}))
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(5)
-            found.change(NODES, node("n2"))
-            found.change(PODS, queue_pod("b", service="vip"))
+            admission_bench.change(NODES, node("n2"))
+            admission_bench.change(PODS, queue_pod("b", service="vip"))
             await asyncio.sleep(5)
 
     virtual_time.run(main())
-    assert found.api.tries == [("a", "n2")]
+    assert admission_bench.api.tries == [("a", "n2")]
 
 
 def test_claim_that_is_refused_for_ever_keeps_its_cell_while_a_late_write_may_arrive_and_delays_no_start() -> None:
     other = queue_pod("b", service="mail")
-    found = bench(queue_pod("a"), other, ledger=LedgerContent(leader="other", claims={"uid-a": CLAIM}))
-    found.api.refuse = lambda name, _place: Invalid("patch", status=422) if name == "a" else None
+    admission_bench = bench(queue_pod("a"), other, ledger=LedgerContent(leader="other", claims={"uid-a": CLAIM}))
+    admission_bench.api.refuse = lambda name, _place: Invalid("patch", status=422) if name == "a" else None
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(admission.LATE_WRITE_SECONDS - 5)
-            assert {name for name, _ in found.api.tries} == {"a"}
+            assert {name for name, _ in admission_bench.api.tries} == {"a"}
             # The last pause may begin just before the end, and is twelve seconds at most.
             await asyncio.sleep(30)
 
     virtual_time.run(main())
-    assert ("b", "n1") in found.api.tries
+    assert ("b", "n1") in admission_bench.api.tries
 
 
 def test_claim_of_unknown_outcome_keeps_its_cell_from_those_that_come_first() -> None:
     first = queue_pod("b", service="vip")
     ledger = LedgerContent(leader="other", claims={"uid-a": CLAIM})
-    found = bench(queue_pod("a"), first, nodes=tuple(map(node, ("n1", "n2", "n3"))), ledger=ledger)
-    found.api.refuse = lambda name, _place: Unreachable("patch: cut") if name == "a" else None
-    found.api.refused_reads = 1_000_000
-    tries = play(found, 60.0).api.tries
+    admission_bench = bench(queue_pod("a"), first, nodes=tuple(map(node, ("n1", "n2", "n3"))), ledger=ledger)
+    admission_bench.api.refuse = lambda name, _place: Unreachable("patch: cut") if name == "a" else None
+    admission_bench.api.refused_reads = 1_000_000
+    tries = play(admission_bench, 60.0).api.tries
     assert [place for name, place in tries if name == "a"] == [], "nor is it given another one"
     assert [place for name, place in tries if name == "b"] in (["n2"], ["n3"])
 
@@ -433,13 +450,15 @@ def test_claim_of_unknown_outcome_keeps_its_cell_from_those_that_come_first() ->
 def test_others_have_their_turn_while_the_units_of_many_services_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "STEP_SECONDS", 0.0)
     services, turns = 50, 0
-    found = bench(*(queue_pod(f"pod-{number}", service=f"s{number}", devices=9) for number in range(services)))
+    admission_bench = bench(
+        *(queue_pod(f"pod-{number}", service=f"s{number}", devices=9) for number in range(services))
+    )
 
     async def main() -> None:
         nonlocal turns
         planned = asyncio.Event()
-        found.during_plan = planned.set
-        async with found.running():
+        admission_bench.during_plan = planned.set
+        async with admission_bench.running():
             while not planned.is_set():
                 turns += 1
                 await asyncio.sleep(0)

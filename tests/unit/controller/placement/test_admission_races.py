@@ -86,23 +86,23 @@ def test_host_that_ends_no_process_holds_up_no_other(monkeypatch: pytest.MonkeyP
             return began + timedelta(seconds=asyncio.get_running_loop().time())
 
     monkeypatch.setattr(admission, "datetime", LoopClock)
-    found = preemption_on_a_host()
-    found.change(METAL_HOSTS, host("two", 8 * GIB))
+    admission_bench = preemption_on_a_host()
+    admission_bench.change(METAL_HOSTS, host("two", 8 * GIB))
     other = process("low-2-0", host="two", gib=8, priority="low", creationTimestamp="2026-01-01T00:00:00Z")
-    found.change(METAL_PROCESSES, other)
+    admission_bench.change(METAL_PROCESSES, other)
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(1)
-            (first,) = found.api.deleted
-            ending = found.api.find(METAL_PROCESSES, first)
-            found.change(
+            (first,) = admission_bench.api.deleted
+            ending = admission_bench.api.find(METAL_PROCESSES, first)
+            admission_bench.change(
                 METAL_PROCESSES, {**ending, "metadata": ending["metadata"] | {"deletionTimestamp": timestamp(began)}}
             )
             await asyncio.sleep(DRAIN_SECONDS + MOST_ENDING_SECONDS)
-            assert found.api.deleted == [first]
+            assert admission_bench.api.deleted == [first]
             await asyncio.sleep(LATE_SECONDS)
-            assert set(found.api.deleted) == {"low-1-0", "low-2-0"}
+            assert set(admission_bench.api.deleted) == {"low-1-0", "low-2-0"}
 
     virtual_time.run(main())
 
@@ -128,24 +128,28 @@ def test_room_of_a_process_that_is_over_stays_promised_until_its_host_reports_it
     ]
     first = process("vip-1-0", gib=8, serviceName="vip", priority="critical")
     machines = [full_host(name, f"uid-{name}-1-0") for name in ("one", "two")]
-    found = AdmissionBench(
-        store(), *((METAL_HOSTS, each) for each in machines), *((METAL_PROCESSES, each) for each in (*old, first))
+    admission_bench = AdmissionBench(
+        store(),
+        *((METAL_HOSTS, machine) for machine in machines),
+        *((METAL_PROCESSES, replica) for replica in (*old, first)),
     )
 
     async def main() -> None:
-        async with found.running():
-            await evict_and_end(found)
+        async with admission_bench.running():
+            await evict_and_end(admission_bench)
             await asyncio.sleep(5)
-            assert len(found.api.deleted) == 1, "no other one is evicted meanwhile"
-            place = found.api.deleted[0].partition("-")[0]
+            assert len(admission_bench.api.deleted) == 1, "no other one is evicted meanwhile"
+            place = admission_bench.api.deleted[0].partition("-")[0]
             reported = host(place, 8 * GIB, budgetBytes=8 * GIB)
             reported["metadata"]["resourceVersion"] = "2"
-            found.known.put(METAL_HOSTS, reported)
+            admission_bench.known.put(METAL_HOSTS, reported)
             older = process("old-1-0", gib=8, priority="critical", creationTimestamp="2026-01-01T00:00:00Z")
-            found.change(METAL_PROCESSES, older)
-            await eventually(lambda: found.api.tries)
-            assert found.api.tries == [("vip-1-0", place)]
-            assert "ending" not in {unit.state for unit in found.reports[-1].units}, "its room is free, not to come"
+            admission_bench.change(METAL_PROCESSES, older)
+            await eventually(lambda: admission_bench.api.tries)
+            assert admission_bench.api.tries == [("vip-1-0", place)]
+            assert "ending" not in {unit.state for unit in admission_bench.reports[-1].units}, (
+                "its room is free, not to come"
+            )
 
     virtual_time.run(main())
 
@@ -153,40 +157,42 @@ def test_room_of_a_process_that_is_over_stays_promised_until_its_host_reports_it
 def test_room_that_a_host_never_gives_back_is_promised_for_some_time_only() -> None:
     old = process("one-1-0", host="one", gib=8, priority="low", creationTimestamp="2026-01-01T00:00:00Z")
     first = process("vip-1-0", gib=8, serviceName="vip", priority="critical")
-    objects = ((METAL_PROCESSES, each) for each in (old, first))
-    found = AdmissionBench(store(), (METAL_HOSTS, full_host("one", "uid-one-1-0")), *objects)
+    objects = ((METAL_PROCESSES, replica) for replica in (old, first))
+    admission_bench = AdmissionBench(store(), (METAL_HOSTS, full_host("one", "uid-one-1-0")), *objects)
 
     async def main() -> None:
-        async with found.running():
-            await evict_and_end(found)
+        async with admission_bench.running():
+            await evict_and_end(admission_bench)
             await asyncio.sleep(UNREPORTED_SECONDS - 1)
-            assert NOMINATED in found.api.find(METAL_PROCESSES, "vip-1-0")["metadata"]["annotations"]
-            await eventually(lambda: not found.api.find(METAL_PROCESSES, "vip-1-0")["metadata"]["annotations"])
+            assert NOMINATED in admission_bench.api.find(METAL_PROCESSES, "vip-1-0")["metadata"]["annotations"]
+            await eventually(
+                lambda: not admission_bench.api.find(METAL_PROCESSES, "vip-1-0")["metadata"]["annotations"]
+            )
 
     virtual_time.run(main())
 
 
 def test_successor_with_the_name_of_a_victim_is_not_ended() -> None:
-    found = preemption_on_a_host()
+    admission_bench = preemption_on_a_host()
     successor = process("low-1-0", gib=8, priority="low")
     successor["metadata"] |= {"uid": "uid-successor", "resourceVersion": "900"}
-    call_before_nomination(found, lambda: found.change(METAL_PROCESSES, successor))
-    assert play(found).api.deleted == []
+    call_before_nomination(admission_bench, lambda: admission_bench.change(METAL_PROCESSES, successor))
+    assert play(admission_bench).api.deleted == []
 
 
 def test_leader_that_was_overtaken_ends_no_process() -> None:
-    found = preemption_on_a_host()
-    found.api.put(CONFIG_MAPS, written(LedgerContent(leader="other")))
+    admission_bench = preemption_on_a_host()
+    admission_bench.api.put(CONFIG_MAPS, written(LedgerContent(leader="other")))
     # The first write takes the ledger over.
     answers = iter([None])
-    found.api.refuse_ledger = lambda: next(answers, Conflict("patch", status=409))
-    play(found)
-    assert found.api.deleted == []
+    admission_bench.api.refuse_ledger = lambda: next(answers, Conflict("patch", status=409))
+    play(admission_bench)
+    assert admission_bench.api.deleted == []
 
 
 def test_leader_that_is_overtaken_while_a_budget_refuses_an_eviction_deletes_no_pod() -> None:
-    found = bench(victim("v", "low"), queue_pod("p", service="vip"))
-    found.known.put(POD_DISRUPTION_BUDGETS, budget("InferenceService"))
+    admission_bench = bench(victim("v", "low"), queue_pod("p", service="vip"))
+    admission_bench.known.put(POD_DISRUPTION_BUDGETS, budget("InferenceService"))
     is_overtaken = False
 
     def refuse(_name: str) -> ApiError:
@@ -199,16 +205,18 @@ def test_leader_that_is_overtaken_while_a_budget_refuses_an_eviction_deletes_no_
         if is_overtaken:
             raise LeadershipLost("the lease was not renewed")
 
-    found.api.refuse_eviction = refuse
+    admission_bench.api.refuse_eviction = refuse
     recorder: Any = SilentRecorder()
-    leading = Leading(found.api, found.known, recorder, lambda _resource, _key: None, require_leadership)
+    leading = Leading(
+        admission_bench.api, admission_bench.known, recorder, lambda _resource, _key: None, require_leadership
+    )
     eviction = AdmissionWriter(leading).evict(
         queue_units.pod("uid-v", key=UnitKey("pod", "team", "v"), cells=("node/n1",)),
         queue_units.pod("uid-p", key=UnitKey("pod", "team", "p")),
     )
     with pytest.raises(LeadershipLost):
         virtual_time.run(eviction)
-    assert (found.api.evictions, found.api.deleted) == (["v"], [])
+    assert (admission_bench.api.evictions, admission_bench.api.deleted) == (["v"], [])
 
 
 WAITS = queue_units.pod("uid-p", key=UnitKey("pod", "team", "p"))
@@ -232,18 +240,25 @@ WRITES: dict[str, Callable[[AdmissionWriter], Coroutine[Any, Any, None]]] = {
 @pytest.mark.parametrize("write", WRITES)
 def test_leader_that_lost_its_lease_makes_no_write(write: str) -> None:
     """It may have been suspended between any two of its writes, and another leads since."""
-    found = bench(unschedulable(victim("v", "low")), queue_pod("p", service="vip"))
-    found.known.put(METAL_PROCESSES, process("vip-1-0", gib=8))
-    before = dict(found.api.objects)
+    admission_bench = bench(unschedulable(victim("v", "low")), queue_pod("p", service="vip"))
+    admission_bench.known.put(METAL_PROCESSES, process("vip-1-0", gib=8))
+    before = dict(admission_bench.api.objects)
 
     def require_leadership() -> None:
         raise LeadershipLost("the lease was not renewed")
 
     recorder: Any = SilentRecorder()
-    leading = Leading(found.api, found.known, recorder, lambda _resource, _key: None, require_leadership)
+    leading = Leading(
+        admission_bench.api, admission_bench.known, recorder, lambda _resource, _key: None, require_leadership
+    )
     with pytest.raises(LeadershipLost):
         virtual_time.run(WRITES[write](AdmissionWriter(leading)))
-    assert (found.api.objects, found.api.tries, found.api.evictions, found.api.deleted) == (before, [], [], [])
+    assert (
+        admission_bench.api.objects,
+        admission_bench.api.tries,
+        admission_bench.api.evictions,
+        admission_bench.api.deleted,
+    ) == (before, [], [], [])
 
 
 @pytest.mark.parametrize(
@@ -253,42 +268,46 @@ def test_leader_that_lost_its_lease_makes_no_write(write: str) -> None:
 )
 def test_process_that_is_not_what_was_decided_gets_no_host(uid: str, spec: dict[str, Any]) -> None:
     """Its name is that of its predecessor, whose claim another leader has left."""
-    found = AdmissionBench(store(), (METAL_PROCESSES, process("vip-1-0", gib=8, **spec)))
-    found.known.put(METAL_PROCESSES, found.api.find(METAL_PROCESSES, "vip-1-0"))
+    admission_bench = AdmissionBench(store(), (METAL_PROCESSES, process("vip-1-0", gib=8, **spec)))
+    admission_bench.known.put(METAL_PROCESSES, admission_bench.api.find(METAL_PROCESSES, "vip-1-0"))
     recorder: Any = SilentRecorder()
-    writer = AdmissionWriter(Leading(found.api, found.known, recorder, lambda _resource, _key: None, lambda: None))
+    writer = AdmissionWriter(
+        Leading(admission_bench.api, admission_bench.known, recorder, lambda _resource, _key: None, lambda: None)
+    )
     with pytest.raises(StaleUnit):
         virtual_time.run(writer.admit(uid, BINDING))
-    assert found.api.tries == []
+    assert admission_bench.api.tries == []
 
 
 def test_nobody_ends_for_a_pod_that_is_deleted_after_it_was_nominated() -> None:
-    found = bench(victim("v", "low"), queue_pod("p", service="vip"))
-    put = found.api.put
+    admission_bench = bench(victim("v", "low"), queue_pod("p", service="vip"))
+    put = admission_bench.api.put
 
     def delete_once_nominated(resource: Resource, obj: Obj) -> Obj:
         stored = put(resource, obj)
         if NOMINATED in (obj["metadata"].get("annotations") or {}):
-            found.known.remove(resource, "team", "p", uid="uid-p", resource_version="9000")
+            admission_bench.known.remove(resource, "team", "p", uid="uid-p", resource_version="9000")
         return stored
 
-    found.api.put = delete_once_nominated  # type: ignore[method-assign]
-    play(found)
-    assert found.api.evictions == []
+    admission_bench.api.put = delete_once_nominated  # type: ignore[method-assign]
+    play(admission_bench)
+    assert admission_bench.api.evictions == []
 
 
 def test_pod_that_the_scheduler_takes_at_the_last_moment_stays() -> None:
-    found = bench(unschedulable(admitted("a", "n1")))
+    admission_bench = bench(unschedulable(admitted("a", "n1")))
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(1)
-            found.api.before_ledger = lambda: found.change(PODS, queue_pod("a", gated=False, node="n1"))
+            admission_bench.api.before_ledger = lambda: admission_bench.change(
+                PODS, queue_pod("a", gated=False, node="n1")
+            )
             await asyncio.sleep(PINNED_SECONDS + 20)
 
     virtual_time.run(main())
-    assert found.api.find(PODS, "a")["spec"]["nodeName"] == "n1", "the pod was about to go back"
-    assert found.api.deleted == []
+    assert admission_bench.api.find(PODS, "a")["spec"]["nodeName"] == "n1", "the pod was about to go back"
+    assert admission_bench.api.deleted == []
 
 
 def test_place_that_cannot_be_written_is_retried_ever_more_rarely() -> None:
@@ -296,57 +315,61 @@ def test_place_that_cannot_be_written_is_retried_ever_more_rarely() -> None:
         service="uid-chat", unit="uid-gone", namespace="team", name="gone", enqueued_at="2026-01-01T00:00:01.000000Z"
     )
     running = queue_pod("old", gated=False, node="n1", created=LONG_AGO + timedelta(days=1))
-    found = bench(queue_pod("a", devices=9), running, ledger=LedgerContent(leader="other", freed=(freed,)))
+    admission_bench = bench(queue_pod("a", devices=9), running, ledger=LedgerContent(leader="other", freed=(freed,)))
     tries: list[str] = []
 
     async def refuse(_resource: object, name: str, *_arguments: object, **_options: object) -> Obj:
         tries.append(name)
         raise ApiError("patch", status=403)
 
-    found.api.patch_merge = refuse  # type: ignore[method-assign,assignment]
-    play(found, 60)
+    admission_bench.api.patch_merge = refuse  # type: ignore[method-assign,assignment]
+    play(admission_bench, 60)
     assert 3 < len(tries) < 30
 
 
 def test_waiting_process_whose_estimate_shrinks_is_bound() -> None:
-    found = AdmissionBench(store(), (METAL_HOSTS, host("one", 8 * GIB)), (METAL_PROCESSES, process("a-1-0", gib=10)))
+    admission_bench = AdmissionBench(
+        store(), (METAL_HOSTS, host("one", 8 * GIB)), (METAL_PROCESSES, process("a-1-0", gib=10))
+    )
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(5)
-            large = found.api.find(METAL_PROCESSES, "a-1-0")
-            found.change(METAL_PROCESSES, {**large, "spec": {**large["spec"], "memoryBytes": 6 * GIB}})
+            large = admission_bench.api.find(METAL_PROCESSES, "a-1-0")
+            admission_bench.change(METAL_PROCESSES, {**large, "spec": {**large["spec"], "memoryBytes": 6 * GIB}})
             await asyncio.sleep(30)
 
     virtual_time.run(main())
-    assert found.api.host_of("a-1-0") == "one"
+    assert admission_bench.api.host_of("a-1-0") == "one"
 
 
 def test_process_that_grows_after_the_decision_is_not_bound_where_it_does_not_fit() -> None:
-    found = AdmissionBench(store(), (METAL_HOSTS, host("one", 8 * GIB)), (METAL_PROCESSES, process("a-1-0", gib=6)))
+    admission_bench = AdmissionBench(
+        store(), (METAL_HOSTS, host("one", 8 * GIB)), (METAL_PROCESSES, process("a-1-0", gib=6))
+    )
 
     def grow() -> None:
-        found.api.before_ledger = lambda: None
-        small = found.api.find(METAL_PROCESSES, "a-1-0")
-        found.change(METAL_PROCESSES, {**small, "spec": {**small["spec"], "memoryBytes": 10 * GIB}})
+        admission_bench.api.before_ledger = lambda: None
+        small = admission_bench.api.find(METAL_PROCESSES, "a-1-0")
+        admission_bench.change(METAL_PROCESSES, {**small, "spec": {**small["spec"], "memoryBytes": 10 * GIB}})
 
     def grow_later() -> None:
-        found.during_plan = lambda: None
-        found.api.before_ledger = grow
+        admission_bench.during_plan = lambda: None
+        admission_bench.api.before_ledger = grow
 
-    found.during_plan = grow_later
-    assert play(found).api.find(METAL_PROCESSES, "a-1-0")["spec"]["memoryBytes"] == 10 * GIB
-    assert found.api.host_of("a-1-0") == ""
+    admission_bench.during_plan = grow_later
+    assert play(admission_bench).api.find(METAL_PROCESSES, "a-1-0")["spec"]["memoryBytes"] == 10 * GIB
+    assert admission_bench.api.host_of("a-1-0") == ""
 
 
 @pytest.mark.parametrize(("gib", "place"), [(10, ""), (6, "one")], ids=["it has grown", "it is as it was"])
 def test_new_leader_binds_no_process_that_has_grown_since_it_was_claimed(gib: int, place: str) -> None:
     waiting = process("a-1-0", gib=gib)
-    found = AdmissionBench(store(), (METAL_HOSTS, host("one", 8 * GIB)), (METAL_PROCESSES, waiting))
+    admission_bench = AdmissionBench(store(), (METAL_HOSTS, host("one", 8 * GIB)), (METAL_PROCESSES, waiting))
     names, cells = ("a-1-0",), ("host/one",)
     claim = Claim(kind="process", namespace="team", names=names, cells=cells, memory_bytes=6 * GIB)
-    found.api.put(CONFIG_MAPS, written(LedgerContent(leader="other", claims={"uid-a-1-0": claim})))
-    assert play(found).api.host_of("a-1-0") == place
+    admission_bench.api.put(CONFIG_MAPS, written(LedgerContent(leader="other", claims={"uid-a-1-0": claim})))
+    assert play(admission_bench).api.host_of("a-1-0") == place
 
 
 def move(obj: Obj, namespace: str) -> Obj:
@@ -355,21 +378,23 @@ def move(obj: Obj, namespace: str) -> Obj:
 
 def test_pod_that_vanishes_during_a_write_that_hangs_stops_no_preemption_of_others() -> None:
     """A webhook hangs in one namespace, whose tenant deletes each pod that is being admitted."""
-    found = bench(victim("v", "low"), nodes=(node("n1"), node("n2")))
+    admission_bench = bench(victim("v", "low"), nodes=(node("n1"), node("n2")))
     vip = queued_service("vip", created=LONG_AGO, priority="critical")
     for namespace in ("theirs", "team"):
-        found.change(INFERENCE_SERVICES, move(vip, namespace))
-        found.change(DEPLOYMENTS, move(deployment_of("vip"), namespace))
-    found.change(PODS, move(queue_pod("a", service="vip"), "theirs"))
-    hold_write(found, "a")
+        admission_bench.change(INFERENCE_SERVICES, move(vip, namespace))
+        admission_bench.change(DEPLOYMENTS, move(deployment_of("vip"), namespace))
+    admission_bench.change(PODS, move(queue_pod("a", service="vip"), "theirs"))
+    hold_write(admission_bench, "a")
 
     async def main() -> None:
-        async with found.running():
-            await eventually(lambda: "uid-a" in ledger_of(found)["claims"])
-            found.remove(PODS, "a", "theirs")
-            found.change(PODS, queue_pod("p", service="vip"))
+        async with admission_bench.running():
+            await eventually(lambda: "uid-a" in ledger_of(admission_bench)["claims"])
+            admission_bench.remove(PODS, "a", "theirs")
+            admission_bench.change(PODS, queue_pod("p", service="vip"))
             await asyncio.sleep(10)
-            assert set(found.api.evictions) == {"v"}
-            assert json.loads(found.api.find(PODS, "p")["metadata"]["annotations"][NOMINATED])["cells"] == ["node/n1"]
+            assert set(admission_bench.api.evictions) == {"v"}
+            assert json.loads(admission_bench.api.find(PODS, "p")["metadata"]["annotations"][NOMINATED])["cells"] == [
+                "node/n1"
+            ]
 
     virtual_time.run(main())

@@ -54,7 +54,7 @@ def waits(number: int, gib: int = 3) -> Obj:
 def test_hosts_are_compared_once_for_units_that_may_use_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = [(METAL_HOSTS, host("one", 8 * GIB)), (METAL_HOSTS, host("two", 7 * GIB))]
     counts = [
-        count_comparisons(monkeypatch, store(*hosts, *((METAL_PROCESSES, waits(each)) for each in range(number))))
+        count_comparisons(monkeypatch, store(*hosts, *((METAL_PROCESSES, waits(index)) for index in range(number))))
         for number in (10, 100)
     ]
     assert counts[0] == counts[1] > 0
@@ -68,7 +68,7 @@ def test_units_that_may_use_no_free_host_cost_one_look(
 ) -> None:
     hosts = [(METAL_HOSTS, change(host(f"host-{number}"))) for number in range(3)]
     counts = [
-        count_comparisons(monkeypatch, store(*hosts, *((METAL_PROCESSES, waits(each)) for each in range(number))))
+        count_comparisons(monkeypatch, store(*hosts, *((METAL_PROCESSES, waits(index)) for index in range(number))))
         for number in (1, 100)
     ]
     assert counts[0] == counts[1]
@@ -81,13 +81,13 @@ def test_round_reads_only_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> N
         read.append(process.metadata.name)
         return build_process_replica(process, *arguments)  # type: ignore[arg-type] # passed on as they came
 
-    known = store((METAL_HOSTS, host("one", GIB)), *((METAL_PROCESSES, waits(each)) for each in range(20)))
+    cluster = store((METAL_HOSTS, host("one", GIB)), *((METAL_PROCESSES, waits(number)) for number in range(20)))
     monkeypatch.setattr(observed_units, "build_process_replica", build_counted)
-    play_round(known)
+    play_round(cluster)
     assert len(read) == 20
     read.clear()
     changed = waits(7)
     changed["metadata"]["resourceVersion"] = "8"
-    known.put(METAL_PROCESSES, changed)
-    play_round(known)
+    cluster.put(METAL_PROCESSES, changed)
+    play_round(cluster)
     assert read == ["p007-1-0"]

@@ -52,25 +52,27 @@ class SlowWrites:
 
 @pytest.mark.parametrize("promises", [False, True], ids=["places", "promises"])
 def test_annotations_of_one_round_are_written_several_at_once(promises: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = bench(*(RUNNING + URGENT if promises else OLD + HEIRS), nodes=tuple(node(f"n{n}") for n in range(NUMBER)))
-    writes = SlowWrites(found, "vip-3" if promises else "new-3")
-    monkeypatch.setattr(found.api, "patch_merge", writes.patch_merge)
+    admission_bench = bench(
+        *(RUNNING + URGENT if promises else OLD + HEIRS), nodes=tuple(node(f"n{n}") for n in range(NUMBER))
+    )
+    writes = SlowWrites(admission_bench, "vip-3" if promises else "new-3")
+    monkeypatch.setattr(admission_bench.api, "patch_merge", writes.patch_merge)
     if not promises:
-        monkeypatch.setattr(found.registry, "list_cells", lambda: ())
+        monkeypatch.setattr(admission_bench.registry, "list_cells", lambda: ())
 
     async def main() -> None:
-        async with found.running():
+        async with admission_bench.running():
             await asyncio.sleep(60)
 
     virtual_time.run(main())
     assert writes.most == WRITES_AT_ONCE
     assert writes.ended_at[NUMBER - 1] - writes.ended_at[0] < NUMBER / WRITES_AT_ONCE
     if promises:
-        assert set(found.api.evictions) == {pod["metadata"]["name"] for pod in RUNNING}
-        assert all(NOMINATED in annotations_of(found, pod) for pod in URGENT)
+        assert set(admission_bench.api.evictions) == {pod["metadata"]["name"] for pod in RUNNING}
+        assert all(NOMINATED in annotations_of(admission_bench, pod) for pod in URGENT)
     else:
         places = [format_place(find_own_place(pod)) for pod in OLD]
-        assert [annotations_of(found, pod)[ENQUEUED_AT] for pod in HEIRS] == places
+        assert [annotations_of(admission_bench, pod)[ENQUEUED_AT] for pod in HEIRS] == places
 
 
 def annotations_of(found: AdmissionBench, pod: Obj) -> Obj:

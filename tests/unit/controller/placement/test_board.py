@@ -52,7 +52,7 @@ def standings(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules = N
         told = Told()
         told.update(cells, units, rules=rules)
         names = {unit.service for unit in units}
-        return {key.name: found for key in names if (found := told.board.standing(key)) is not None}
+        return {key.name: standing for key in names if (standing := told.board.standing(key)) is not None}
 
     return virtual_time.run(main())
 
@@ -73,17 +73,17 @@ def test_position_is_the_place_in_the_order_of_the_pool() -> None:
         waiting_unit("high", priority="high", enqueued_at=4.0),
         waiting_process("mac", 48, enqueued_at=5.0),
     ]
-    found = standings([*full(), host_cell("studio", free_gib=0)], units)
-    assert {name: each.place for name, each in found.items()} == {
+    by_service = standings([*full(), host_cell("studio", free_gib=0)], units)
+    assert {name: standing.place for name, standing in by_service.items()} == {
         "high": "1/4",
         "first": "2/4",
         "second": "3/4",
         "low": "4/4",
         "mac": "1/1",
     }
-    assert found["low"].ahead == {"high": 1, "normal": 2}
-    assert found["mac"].waiting_for == "memory: 48.0 GiB"
-    assert found["low"].waiting_for == f"{GPU}: 1"
+    assert by_service["low"].ahead == {"high": 1, "normal": 2}
+    assert by_service["mac"].waiting_for == "memory: 48.0 GiB"
+    assert by_service["low"].waiting_for == f"{GPU}: 1"
 
 
 def test_service_with_several_waiting_replicas_reports_the_first() -> None:
@@ -92,13 +92,13 @@ def test_service_with_several_waiting_replicas_reports_the_first() -> None:
         waiting_unit("other", 1, enqueued_at=2.0),
         waiting_unit("chat-1", 2, service="chat", enqueued_at=1.0),
     ]
-    found = one(full(), *units)
-    assert (found.place, found.waiting_for, found.enqueued_at) == ("1/3", f"{GPU}: 2", 1.0)
+    standing = one(full(), *units)
+    assert (standing.place, standing.waiting_for, standing.enqueued_at) == ("1/3", f"{GPU}: 2", 1.0)
 
 
 def test_admitted_service_has_no_standing_and_is_not_counted() -> None:
-    found = standings([gpu_cell("n1", free=1)], [waiting_unit("chat", enqueued_at=1.0), waiting_unit("next")])
-    assert {name: each.place for name, each in found.items()} == {"next": "1/1"}
+    by_service = standings([gpu_cell("n1", free=1)], [waiting_unit("chat", enqueued_at=1.0), waiting_unit("next")])
+    assert {name: standing.place for name, standing in by_service.items()} == {"next": "1/1"}
 
 
 OLD = running_unit(waiting_unit("old", 8, priority="low"), "node/n1")
@@ -191,16 +191,16 @@ REASONS: dict[str, tuple[list[Cell], list[Unit], str, str]] = {
 @pytest.mark.parametrize("case", REASONS)
 def test_reason_is_told_with_the_way_out(case: str) -> None:
     cells, units, reason, message = REASONS[case]
-    found = one(cells, *units)
-    assert found.reason == reason
-    assert message in found.message
+    standing = one(cells, *units)
+    assert standing.reason == reason
+    assert message in standing.message
 
 
 def test_gang_that_no_cluster_holds_is_told_so() -> None:
     gang = waiting_unit("chat", parts=({GPU: 8}, {GPU: 8}))
-    found = one([gpu_cell("n1")], gang)
-    assert (found.reason, found.waiting_for) == ("NoSuchHardware", f"2 pods with {GPU}: 8 each")
-    assert found.message == "its 2 pods do not fit on 1 node together: ask for less, or add nodes"
+    standing = one([gpu_cell("n1")], gang)
+    assert (standing.reason, standing.waiting_for) == ("NoSuchHardware", f"2 pods with {GPU}: 8 each")
+    assert standing.message == "its 2 pods do not fit on 1 node together: ask for less, or add nodes"
 
 
 ELSEWHERE = waiting_unit("chat", 2, pools=("nvidia", "team-b"))
@@ -275,9 +275,9 @@ LIMITS: dict[str, tuple[Sequence[Cell], Unit, PlanRules, str, str]] = {
 def test_limit_is_told_only_where_it_is_what_the_service_waits_for(case: str) -> None:
     cells, unit, rules, reason, message = LIMITS[case]
     running = [running_unit(waiting_unit("other", 3), "node/n1")] if "used its quota" in case else []
-    found = standings(cells, [unit, *running], rules)["chat"]
-    assert (found.reason, found.place) == (reason, "" if "needs more" in case or "has no node" in case else "1/1")
-    assert message in found.message
+    standing = standings(cells, [unit, *running], rules)["chat"]
+    assert (standing.reason, standing.place) == (reason, "" if "needs more" in case or "has no node" in case else "1/1")
+    assert message in standing.message
 
 
 def test_change_of_a_limit_is_told() -> None:
@@ -317,32 +317,32 @@ def test_critical_service_is_not_told_to_raise_its_priority() -> None:
 def test_service_that_can_never_start_has_no_position_and_holds_up_no_other(needed: int, reason: str) -> None:
     units = [waiting_unit("chat", needed, enqueued_at=1.0), waiting_unit("next", 2, enqueued_at=2.0)]
     quota = PoolQuota(devices=3 if reason == "Quota" else None)
-    found = standings(full(), units, PlanRules(quotas={("team", "nvidia"): quota}))
-    assert (found["chat"].place, found["chat"].start, found["chat"].reason) == ("", "NoPosition", reason)
-    assert (found["next"].place, found["next"].ahead) == ("1/1", {})
+    by_service = standings(full(), units, PlanRules(quotas={("team", "nvidia"): quota}))
+    assert (by_service["chat"].place, by_service["chat"].start, by_service["chat"].reason) == ("", "NoPosition", reason)
+    assert (by_service["next"].place, by_service["next"].ahead) == ("1/1", {})
 
 
 def test_units_beyond_those_that_a_round_considers_have_a_position() -> None:
     # Each needs an amount of its own, or one round would know them all to be blocked.
     units = [waiting_unit(f"s{number}", {GPU: 8, "memory": number}, enqueued_at=float(number)) for number in range(300)]
-    found = standings([gpu_cell("n1", total={GPU: 8, "memory": 1_000}, free={GPU: 0, "memory": 0})], units)
-    assert found["s299"].place == "300/300"
-    assert found["s299"].reason == "NotConsidered"
-    assert found["s299"].message.startswith("299 replicas are ahead")
+    by_service = standings([gpu_cell("n1", total={GPU: 8, "memory": 1_000}, free={GPU: 0, "memory": 0})], units)
+    assert by_service["s299"].place == "300/300"
+    assert by_service["s299"].reason == "NotConsidered"
+    assert by_service["s299"].message.startswith("299 replicas are ahead")
 
 
 def test_victims_that_an_earlier_round_evicted_are_named() -> None:
     """After a change of leader, no action names them: they only end."""
     ending = msgspec.structs.replace(running_unit(waiting_unit("old", 8, priority="low"), "node/n1"), state="ending")
     nomination = Nomination(("node/n1",), frozenset({ending.uid}))
-    found = one([gpu_cell("n1", free=0)], ending, waiting_unit("chat", nomination=nomination))
-    assert (found.reason, found.cells, found.victims) == ("Draining", ("node/n1",), ("team/old",))
-    assert found.start == "Draining", "no estimate"
+    standing = one([gpu_cell("n1", free=0)], ending, waiting_unit("chat", nomination=nomination))
+    assert (standing.reason, standing.cells, standing.victims) == ("Draining", ("node/n1",), ("team/old",))
+    assert standing.start == "Draining", "no estimate"
     of_others = msgspec.structs.replace(ending, service=ObjectKey("bank", "secret"))
-    found = one([gpu_cell("n1", free=0)], of_others, waiting_unit("chat", nomination=nomination))
-    assert found.victims == ("a service of another namespace",)
-    assert "bank" not in found.message
-    assert "secret" not in found.message
+    standing = one([gpu_cell("n1", free=0)], of_others, waiting_unit("chat", nomination=nomination))
+    assert standing.victims == ("a service of another namespace",)
+    assert "bank" not in standing.message
+    assert "secret" not in standing.message
 
 
 def test_service_is_told_only_of_what_changes() -> None:

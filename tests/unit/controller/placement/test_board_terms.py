@@ -59,8 +59,8 @@ def test_rounds_of_one_second_are_shown_together() -> None:
         units = [waiting_unit("first", enqueued_at=1.0), waiting_unit("chat")]
 
         def place() -> str:
-            found = told.board.standing(key)
-            return found.place if found is not None else ""
+            standing = told.board.standing(key)
+            return standing.place if standing is not None else ""
 
         told.update(full(), units)
         assert place() == "2/2"

@@ -72,7 +72,7 @@ def pod(name: str, node_name: str = "", **fields: Any) -> Obj:
 
 
 def beside(*labels: Obj) -> Obj:
-    terms = [{"labelSelector": {"matchLabels": each}, "topologyKey": HOSTNAME} for each in labels]
+    terms = [{"labelSelector": {"matchLabels": label}, "topologyKey": HOSTNAME} for label in labels]
     return {"affinity": {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
 
 
@@ -118,8 +118,8 @@ def claim(volume: str = "", *modes: str) -> Obj:
 
 
 def volumes(*objects: tuple[Any, Obj]) -> BoundVolumes:
-    known = store((NODES, node("a")), (NODES, node("b")), *objects)
-    return BoundVolumes(known, CellRegistry(known, VENDORS, lambda _host: True), lambda: 0.0)
+    cluster = store((NODES, node("a")), (NODES, node("b")), *objects)
+    return BoundVolumes(cluster, CellRegistry(cluster, VENDORS, lambda _host: True), lambda: 0.0)
 
 
 def test_pod_whose_claim_is_not_bound_goes_anywhere() -> None:
@@ -140,8 +140,8 @@ def test_place_of_volumes_is_known_once_claims_and_volumes_were_read() -> None:
 
 
 def test_pod_stays_where_its_volume_is_mounted() -> None:
-    found = volumes((PVCS, claim("", "ReadWriteOnce")), (PODS, pod("x", "a")), (PODS, pod("w")))
-    assert found.find_nodes(pod("w")) == frozenset({"a"})
+    bound_volumes = volumes((PVCS, claim("", "ReadWriteOnce")), (PODS, pod("x", "a")), (PODS, pod("w")))
+    assert bound_volumes.find_nodes(pod("w")) == frozenset({"a"})
 
 
 def test_pod_of_two_volumes_that_are_apart_has_no_node() -> None:
@@ -150,9 +150,9 @@ def test_pod_of_two_volumes_that_are_apart_has_no_node() -> None:
     mounts = [{"persistentVolumeClaim": {"claimName": name}} for name in ("weights", "adapter")]
     beside_adapter = pod("y", "b", spec={"volumes": mounts[1:]})
     claims = ((PVCS, claim("", "ReadWriteOnce")), (PVCS, other))
-    found = volumes(*claims, (PODS, pod("x", "a")), (PODS, beside_adapter))
-    assert found.find_nodes(pod("w", spec={"volumes": mounts[:1]})) == frozenset({"a"})
-    assert found.find_nodes(pod("w", spec={"volumes": mounts})) == frozenset()
+    bound_volumes = volumes(*claims, (PODS, pod("x", "a")), (PODS, beside_adapter))
+    assert bound_volumes.find_nodes(pod("w", spec={"volumes": mounts[:1]})) == frozenset({"a"})
+    assert bound_volumes.find_nodes(pod("w", spec={"volumes": mounts})) == frozenset()
 
 
 @pytest.mark.parametrize(

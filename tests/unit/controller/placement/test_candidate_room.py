@@ -191,9 +191,11 @@ def test_room_is_unknown_until_it_is_known_where_the_volumes_of_the_pod_are() ->
     """A choice before that would stay: `auto` took a slower accelerator, as if no node could mount the weights."""
 
     async def main() -> None:
-        known, told, cells = False, list[ObjectKey](), Watched()
+        is_known, told, cells = False, list[ObjectKey](), Watched()
         cells.cells = [gpu_cell("a")]
-        rooms = CandidateRooms(cells, told.append, lambda _pod: frozenset({"a"} if known else ()), lambda _pod: known)
+        rooms = CandidateRooms(
+            cells, told.append, lambda _pod: frozenset({"a"} if is_known else ()), lambda _pod: is_known
+        )
         cells.rooms = rooms
         prospect = ProspectiveReplica(POD, {"metadata": {}, "spec": {}})
         leading: Leading = None  # type: ignore[assignment]
@@ -203,13 +205,13 @@ def test_room_is_unknown_until_it_is_known_where_the_volumes_of_the_pod_are() ->
         assert rooms.count(prospect) is None
         assert rooms.count(ProspectiveReplica(POD)) is not None
         rooms.follow(CHAT, {"nvidia": prospect})
-        known = True
+        is_known = True
         cells.plan()
         await asyncio.sleep(5.0)
         assert told == [CHAT]
-        found = rooms.count(prospect)
-        assert found is not None
-        assert found.replicas > 0
+        room = rooms.count(prospect)
+        assert room is not None
+        assert room.replicas > 0
         task.cancel()
 
     virtual_time.run(main())
@@ -283,8 +285,8 @@ def test_room_of_hosts_is_memory() -> None:
 def test_best_place_is_free_and_known_to_be_fast_enough(cells: Sequence[Cell], best: str | None) -> None:
     speeds = SpeedProfile((("slow", 40.0), ("fast", 140.0)), least=57.0)
     unit = msgspec.structs.replace(POD, speeds=speeds, avoid=frozenset({"node/a"}))
-    found = RoomCounter(cells, plan(cells, [], NO_RULES, NOW), cells).find_best(unit)
-    assert (found.name if found is not None else None) == best
+    cell = RoomCounter(cells, plan(cells, [], NO_RULES, NOW), cells).find_best(unit)
+    assert (cell.name if cell is not None else None) == best
 
 
 def test_best_place_is_within_the_limits_of_a_pool() -> None:

@@ -9,9 +9,9 @@ from tests.support.api_objects import GIB, as_host, condition, host, process, st
 
 
 def capacity_of(observed: Obj, *processes: Obj) -> HostCapacity:
-    known = store((METAL_HOSTS, observed), *((METAL_PROCESSES, each) for each in processes))
-    (found,) = stored_capacities(known, [as_host(observed)])
-    return found
+    cluster = store((METAL_HOSTS, observed), *((METAL_PROCESSES, process) for process in processes))
+    (capacity,) = stored_capacities(cluster, [as_host(observed)])
+    return capacity
 
 
 def free(host_name: str, *processes: Obj, listed: tuple[str, ...] = ()) -> int:
@@ -50,8 +50,8 @@ def test_amounts_that_no_host_has_are_not_believed(
     budget_bytes: int, available_bytes: int, expected: tuple[int, int]
 ) -> None:
     """With them, the sums in the status of a pool were no numbers of the API any more, and were not written."""
-    found = capacity_of(host("one", available_bytes, budgetBytes=budget_bytes))
-    assert (found.budget_bytes, found.free_bytes) == expected
+    capacity = capacity_of(host("one", available_bytes, budgetBytes=budget_bytes))
+    assert (capacity.budget_bytes, capacity.free_bytes) == expected
 
 
 def test_namespaces_are_those_that_an_administrator_gives() -> None:

@@ -70,51 +70,51 @@ class Registry(NamedTuple):
 
 
 def registry(*objects: tuple[Any, Obj], foreign: ForeignPods | None = None) -> Registry:
-    known, lost, now = store(*objects), set[str](), [0.0]
-    cells = CellRegistry(known, VENDORS, lambda name: name not in lost, foreign, lambda: now[0])
-    return Registry(known, cells, lost, now)
+    stored, lost, now = store(*objects), set[str](), [0.0]
+    cells = CellRegistry(stored, VENDORS, lambda name: name not in lost, foreign, lambda: now[0])
+    return Registry(stored, cells, lost, now)
 
 
 def test_node_has_what_pods_do_not_take() -> None:
-    found = registry((NODES, node("a")), (PODS, pod("p", 3, nodeName="a", phase="Running")))
-    cell = found.find("node/a")
+    cluster = registry((NODES, node("a")), (PODS, pod("p", 3, nodeName="a", phase="Running")))
+    cell = cluster.find("node/a")
     assert (cell.pool, cell.kind, cell.closed) == ("nvidia", "node", "")
     assert cell.total == {"nvidia.com/gpu": 8, "cpu": 64_000, "memory": 512 * GIB, "pods": 110}
     assert cell.free == {"nvidia.com/gpu": 5, "cpu": 63_500, "memory": 512 * GIB, "pods": 109}
 
 
 def test_pinned_pod_takes_room_until_it_is_bound_elsewhere() -> None:
-    found = registry((NODES, node("a")), (NODES, node("b")))
-    found.store.put(PODS, pod("p", 2, schedulingGates=[{"name": QUEUE_GATE}]))
-    assert (found.free_gpus("a"), found.free_gpus("b")) == (8, 8)
-    found.store.put(PODS, pod("p", 2, version=2, **pin("a")))
-    assert (found.free_gpus("a"), found.free_gpus("b")) == (6, 8)
-    found.store.put(PODS, pod("p", 2, version=3, nodeName="b", **pin("a")))
-    assert (found.free_gpus("a"), found.free_gpus("b")) == (8, 6)
-    found.store.put(PODS, pod("p", 2, version=4, nodeName="b", metadata=DELETED))
-    assert found.free_gpus("b") == 6
-    found.store.put(PODS, pod("p", 2, version=5, nodeName="b", phase="Failed"))
-    assert found.free_gpus("b") == 8
+    cluster = registry((NODES, node("a")), (NODES, node("b")))
+    cluster.store.put(PODS, pod("p", 2, schedulingGates=[{"name": QUEUE_GATE}]))
+    assert (cluster.free_gpus("a"), cluster.free_gpus("b")) == (8, 8)
+    cluster.store.put(PODS, pod("p", 2, version=2, **pin("a")))
+    assert (cluster.free_gpus("a"), cluster.free_gpus("b")) == (6, 8)
+    cluster.store.put(PODS, pod("p", 2, version=3, nodeName="b", **pin("a")))
+    assert (cluster.free_gpus("a"), cluster.free_gpus("b")) == (8, 6)
+    cluster.store.put(PODS, pod("p", 2, version=4, nodeName="b", metadata=DELETED))
+    assert cluster.free_gpus("b") == 6
+    cluster.store.put(PODS, pod("p", 2, version=5, nodeName="b", phase="Failed"))
+    assert cluster.free_gpus("b") == 8
 
 
 def test_relist_gives_back_what_vanished_pods_took() -> None:
-    found = registry((NODES, node("a")), (PODS, pod("p", 2, nodeName="a")), (PODS, pod("q", 1, nodeName="a")))
-    assert found.free_gpus("a") == 5
-    found.store.replace(PODS, [pod("q", 1, nodeName="a")])
-    assert found.free_gpus("a") == 7
+    cluster = registry((NODES, node("a")), (PODS, pod("p", 2, nodeName="a")), (PODS, pod("q", 1, nodeName="a")))
+    assert cluster.free_gpus("a") == 5
+    cluster.store.replace(PODS, [pod("q", 1, nodeName="a")])
+    assert cluster.free_gpus("a") == 7
 
 
 def test_node_that_comes_after_its_pods_has_what_they_leave() -> None:
     foreign = ForeignPods()
     foreign.put(PODS, foreign.read(as_sent(pod("theirs", 3, nodeName="a"))))
-    found = registry((PODS, pod("p", 2, nodeName="a")), foreign=foreign)
-    assert found.cells.list_cells() == ()
-    found.store.put(NODES, node("a"))
-    assert found.free_gpus("a") == 3
-    found.store.put(NODES, node("a", 2, status={"allocatable": {"nvidia.com/gpu": "4"}}))
-    assert (found.free_gpus("a"), found.find("node/a").total) == (-1, {"nvidia.com/gpu": 4})
-    found.store.remove(NODES, None, "a")
-    assert found.cells.list_cells() == ()
+    cluster = registry((PODS, pod("p", 2, nodeName="a")), foreign=foreign)
+    assert cluster.cells.list_cells() == ()
+    cluster.store.put(NODES, node("a"))
+    assert cluster.free_gpus("a") == 3
+    cluster.store.put(NODES, node("a", 2, status={"allocatable": {"nvidia.com/gpu": "4"}}))
+    assert (cluster.free_gpus("a"), cluster.find("node/a").total) == (-1, {"nvidia.com/gpu": 4})
+    cluster.store.remove(NODES, None, "a")
+    assert cluster.cells.list_cells() == ()
 
 
 def changes(found: Registry, change: Callable[[], object]) -> bool:
@@ -126,17 +126,17 @@ def changes(found: Registry, change: Callable[[], object]) -> bool:
 
 
 def test_heartbeat_changes_nothing() -> None:
-    found = registry((NODES, node("a")), (PODS, pod("p", nodeName="a", phase="Running")))
+    cluster = registry((NODES, node("a")), (PODS, pod("p", nodeName="a", phase="Running")))
     calls: list[int] = []
-    found.cells.subscribe(lambda: calls.append(1))
+    cluster.cells.subscribe(lambda: calls.append(1))
     late = {"conditions": [{**READY[0], "lastHeartbeatTime": "2026-11-21T12:00:00Z", "message": "still posting"}]}
-    assert not changes(found, lambda: found.store.put(NODES, node("a", 2, status=late)))
+    assert not changes(cluster, lambda: cluster.store.put(NODES, node("a", 2, status=late)))
     probed = pod("p", version=2, nodeName="a", phase="Running")
     probed["status"]["conditions"] = [condition("Ready", "True")]
-    assert not changes(found, lambda: found.store.put(PODS, probed))
-    assert not changes(found, lambda: found.store.put(NODES, node("cpu", status={"allocatable": {"cpu": "4"}})))
+    assert not changes(cluster, lambda: cluster.store.put(PODS, probed))
+    assert not changes(cluster, lambda: cluster.store.put(NODES, node("cpu", status={"allocatable": {"cpu": "4"}})))
     assert calls == []
-    assert changes(found, lambda: found.store.put(NODES, node("a", 3, labels={"zone": "b"})))
+    assert changes(cluster, lambda: cluster.store.put(NODES, node("a", 3, labels={"zone": "b"})))
     assert calls == [1]
 
 
@@ -184,13 +184,13 @@ def test_flapping_host_takes_nothing_new_and_has_the_labels_and_taints_of_its_ob
     cell = registry((METAL_HOSTS, flapping)).find("host/a")
     assert (cell.closed, cell.closed_message) == ("Flapping", "it came and went")
     assert cell.labels == frozenset({("room", "lab")})
-    assert [each.text for each in cell.taints] == ["dedicated:NoExecute"]
+    assert [taint.text for taint in cell.taints] == ["dedicated:NoExecute"]
 
 
 def test_closed_node_is_hardware_that_exists_and_a_lasting_taint_is_a_rule() -> None:
     cordoned = taint("node.kubernetes.io/unschedulable") | {"unschedulable": True}
-    found = registry((NODES, node("a", **cordoned)), (NODES, node("b", **taint("example.com/reserved"))))
-    a, b = (found.find(f"node/{name}").node for name in ("a", "b"))
+    cluster = registry((NODES, node("a", **cordoned)), (NODES, node("b", **taint("example.com/reserved"))))
+    a, b = (cluster.find(f"node/{name}").node for name in ("a", "b"))
     assert a is not None
     assert b is not None
     assert (admits(a, {}), admits(b, {})) == (True, False)
@@ -210,54 +210,54 @@ def test_closed_node_is_hardware_that_exists_and_a_lasting_taint_is_a_rule() -> 
 )
 def test_pool_is_the_accelerator_that_the_node_offers(allocatable: Mapping[str, str], pool: str) -> None:
     cells = registry((NODES, node("a", status={"allocatable": allocatable}))).cells.list_cells()
-    assert [each.pool for each in cells] == ([pool] if pool else [])
+    assert [cell.pool for cell in cells] == ([pool] if pool else [])
 
 
 def test_suspicion_closes_a_cell_for_its_time() -> None:
-    found = registry((NODES, node("a")))
-    found.cells.suspect("node/a", "Suspect", "pod p was refused", 60)
-    assert (found.find("node/a").closed, found.find("node/a").closed_message) == ("Suspect", "pod p was refused")
-    found.now[0] = 59
-    found.store.put(NODES, node("a", 2, unschedulable=True))
-    assert found.find("node/a").closed == "Cordoned"
-    found.store.put(NODES, node("a", 3))
-    assert found.find("node/a").closed == "Suspect"
-    before = found.cells.revision
-    found.now[0] = 60
-    assert (found.cells.revision > before, found.find("node/a").closed) == (True, "")
-    found.cells.suspect("node/a", "Suspect", "pod p was refused", 60)
-    found.store.remove(NODES, None, "a")
-    assert found.cells.list_cells() == ()
-    found.store.put(NODES, node("a", 4))
-    assert not found.find("node/a").closed
-    found.cells.suspect("node/gone", "Suspect", "nobody knows it", 60)
-    assert found.cells.find_cell("node/gone") is None
+    cluster = registry((NODES, node("a")))
+    cluster.cells.suspect("node/a", "Suspect", "pod p was refused", 60)
+    assert (cluster.find("node/a").closed, cluster.find("node/a").closed_message) == ("Suspect", "pod p was refused")
+    cluster.now[0] = 59
+    cluster.store.put(NODES, node("a", 2, unschedulable=True))
+    assert cluster.find("node/a").closed == "Cordoned"
+    cluster.store.put(NODES, node("a", 3))
+    assert cluster.find("node/a").closed == "Suspect"
+    before = cluster.cells.revision
+    cluster.now[0] = 60
+    assert (cluster.cells.revision > before, cluster.find("node/a").closed) == (True, "")
+    cluster.cells.suspect("node/a", "Suspect", "pod p was refused", 60)
+    cluster.store.remove(NODES, None, "a")
+    assert cluster.cells.list_cells() == ()
+    cluster.store.put(NODES, node("a", 4))
+    assert not cluster.find("node/a").closed
+    cluster.cells.suspect("node/gone", "Suspect", "nobody knows it", 60)
+    assert cluster.cells.find_cell("node/gone") is None
 
 
 def test_host_has_its_budget_and_what_is_free_of_it() -> None:
     observed = host("one", 60 * GIB, memoryBandwidthBytesPerSecond=400, budgetBytes=64 * GIB)
-    found = registry((METAL_HOSTS, observed | {"spec": {"namespaces": ["team"]}}))
-    found.store.put(METAL_PROCESSES, process("p", host="one", gib=10))
-    cell = found.find("host/one")
+    cluster = registry((METAL_HOSTS, observed | {"spec": {"namespaces": ["team"]}}))
+    cluster.store.put(METAL_PROCESSES, process("p", host="one", gib=10))
+    cell = cluster.find("host/one")
     assert (cell.pool, cell.total, cell.free) == ("metal", {"memory": 64 * GIB}, {"memory": 50 * GIB})
     assert [*cell.runtimes, *cell.namespaces] == ["llama.cpp", "team"]
     assert (cell.closed, cell.bandwidth_bytes_per_second) == ("", 400)
-    found.store.remove(METAL_PROCESSES, "team", "p")
-    assert found.find("host/one").free == {"memory": 60 * GIB}
-    found.store.remove(METAL_HOSTS, None, "one")
-    assert found.cells.list_cells() == ()
+    cluster.store.remove(METAL_PROCESSES, "team", "p")
+    assert cluster.find("host/one").free == {"memory": 60 * GIB}
+    cluster.store.remove(METAL_HOSTS, None, "one")
+    assert cluster.cells.list_cells() == ()
 
 
 def test_host_is_closed_while_it_is_lost() -> None:
-    found = registry((METAL_HOSTS, host("one")))
-    assert not found.find("host/one").closed
-    assert changes(found, lambda: found.lost.add("one"))
-    assert found.find("host/one").closed == "HostLost"
-    assert changes(found, found.lost.clear)
+    cluster = registry((METAL_HOSTS, host("one")))
+    assert not cluster.find("host/one").closed
+    assert changes(cluster, lambda: cluster.lost.add("one"))
+    assert cluster.find("host/one").closed == "HostLost"
+    assert changes(cluster, cluster.lost.clear)
     leaving = host("one")
     leaving["metadata"] |= DELETED | {"resourceVersion": "2"}
-    found.store.put(METAL_HOSTS, leaving)
-    assert found.find("host/one").closed == "HostLost"
+    cluster.store.put(METAL_HOSTS, leaving)
+    assert cluster.find("host/one").closed == "HostLost"
 
 
 @pytest.mark.parametrize(
@@ -354,8 +354,8 @@ class Events:
             self.registry.store.remove(PODS, "team", name)
 
     def relist(self) -> None:
-        self.ours = {name: each for name, each in self.ours.items() if self.random.random() < 0.7}
-        self.registry.store.replace(PODS, [each.build(name, self.version) for name, each in self.ours.items()])
+        self.ours = {name: our for name, our in self.ours.items() if self.random.random() < 0.7}
+        self.registry.store.replace(PODS, [our.build(name, self.version) for name, our in self.ours.items()])
 
     def change_foreign(self) -> None:
         self.show_foreign(f"f{self.random.randrange(12)}", self.any_pod())
@@ -372,21 +372,21 @@ class Events:
         self.show_foreign(f"f{self.random.randrange(12)}", ModelPod(1, "a", phase="Succeeded"))
 
     def relist_foreign(self) -> None:
-        self.theirs = {name: each for name, each in self.theirs.items() if self.random.random() < 0.7}
-        items = [self.foreign.read(as_sent(each.build(name, self.version))) for name, each in self.theirs.items()]
+        self.theirs = {name: their for name, their in self.theirs.items() if self.random.random() < 0.7}
+        items = [self.foreign.read(as_sent(their.build(name, self.version))) for name, their in self.theirs.items()]
         self.foreign.replace(PODS, items)
 
     def relabel(self) -> None:
         """Take our label from one of our pods."""
         if self.ours:
             name = self.random.choice(sorted(self.ours))
-            each = self.ours.pop(name)
+            pod = self.ours.pop(name)
             self.registry.store.remove(PODS, "team", name)
-            self.show_foreign(name, each)
+            self.show_foreign(name, pod)
 
     def count_free(self) -> dict[str, int]:
         pods = [*self.ours.values(), *self.theirs.values()]
-        return {name: gpus - sum(each.gpus for each in pods if each.place == name) for name, gpus in self.gpus.items()}
+        return {name: gpus - sum(pod.gpus for pod in pods if pod.place == name) for name, gpus in self.gpus.items()}
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -398,49 +398,49 @@ def test_sums_are_right_after_any_events(seed: int) -> None:
         events.happen()
         if events.random.random() < 0.3:
             continue  # several events before cells are read
-        free = {each.name: each.free["nvidia.com/gpu"] for each in cells.list_cells()}
+        free = {cell.name: cell.free["nvidia.com/gpu"] for cell in cells.list_cells()}
         assert free == events.count_free()
-        totals = {each.name: each.total["nvidia.com/gpu"] for each in cells.list_cells()}
+        totals = {cell.name: cell.total["nvidia.com/gpu"] for cell in cells.list_cells()}
         assert totals == events.gpus
-        lasting = {each.name: dict(each.lasting) for each in cells.list_cells()}
+        lasting = {cell.name: dict(cell.lasting) for cell in cells.list_cells()}
         now = cells.revision, (free, totals, lasting)
         assert (seen[0] == now[0]) == (seen[1] == now[1])
         seen = now
     events.foreign.replace(PODS, [])
     events.registry.store.replace(PODS, [])
-    assert {each.name: each.free["nvidia.com/gpu"] for each in cells.list_cells()} == events.gpus
+    assert {cell.name: cell.free["nvidia.com/gpu"] for cell in cells.list_cells()} == events.gpus
 
 
 def test_cells_move_as_pools_come_change_and_go() -> None:
     labelled = host("h")
     labelled["metadata"]["labels"] = {"team": "a"}
-    found = registry((NODES, node("a", labels={"team": "a"})), (NODES, node("b")), (METAL_HOSTS, labelled))
+    cluster = registry((NODES, node("a", labels={"team": "a"})), (NODES, node("b")), (METAL_HOSTS, labelled))
     calls: list[int] = []
-    found.cells.subscribe(lambda: calls.append(1))
+    cluster.cells.subscribe(lambda: calls.append(1))
 
     def pools() -> dict[str, str]:
-        return {cell.name: cell.pool for cell in found.cells.list_cells()}
+        return {cell.name: cell.pool for cell in cluster.cells.list_cells()}
 
     assert pools() == {"a": "nvidia", "b": "nvidia", "h": "metal"}
     team_a, macs = pool("team-a", nodeSelector={"team": "a"}), pool("macs", "metal", nodeSelector={"team": "a"})
-    assert changes(found, lambda: [found.store.put(ACCELERATOR_POOLS, each) for each in (team_a, macs)])
+    assert changes(cluster, lambda: [cluster.store.put(ACCELERATOR_POOLS, definition) for definition in (team_a, macs)])
     assert pools() == {"a": "team-a", "b": "nvidia", "h": "macs"}
     assert len(calls) == 1
     reported = pool("team-a", nodeSelector={"team": "a"}, status={"cells": 1})
     reported["metadata"]["resourceVersion"] = "2"
-    assert not changes(found, lambda: found.store.put(ACCELERATOR_POOLS, reported))
+    assert not changes(cluster, lambda: cluster.store.put(ACCELERATOR_POOLS, reported))
     assert len(calls) == 1, "a status moves nothing"
     wider = pool("team-a", version=3, nodeSelector={"kubernetes.io/hostname": "b"})
-    assert changes(found, lambda: found.store.put(ACCELERATOR_POOLS, wider))
+    assert changes(cluster, lambda: cluster.store.put(ACCELERATOR_POOLS, wider))
     assert pools() == {"a": "nvidia", "b": "team-a", "h": "macs"}
-    assert changes(found, lambda: found.store.put(NODES, node("b", 2, labels={"kubernetes.io/hostname": "c"})))
+    assert changes(cluster, lambda: cluster.store.put(NODES, node("b", 2, labels={"kubernetes.io/hostname": "c"})))
     assert pools()["b"] == "nvidia"
-    assert changes(found, lambda: found.store.remove(ACCELERATOR_POOLS, None, "macs"))
+    assert changes(cluster, lambda: cluster.store.remove(ACCELERATOR_POOLS, None, "macs"))
     assert pools()["h"] == "metal"
 
 
 def test_registry_that_begins_with_pools_has_cells_in_them() -> None:
-    found = registry(
+    cluster = registry(
         (ACCELERATOR_POOLS, pool("all", nodeSelector={"team": "a"})), (NODES, node("a", labels={"team": "a"}))
     )
-    assert found.find("node/a").pool == "all"
+    assert cluster.find("node/a").pool == "all"

@@ -24,7 +24,7 @@ def test_free_room_is_preferred_to_evictions_in_an_earlier_pool() -> None:
 def test_without_room_replicas_wait_in_the_first_pool_that_could_ever_run_them() -> None:
     candidates = [METAL._replace(could_run=False), NVIDIA, Candidate("amd")]
     assert choose(2, candidates, None) == {"metal": 0, "nvidia": 2, "amd": 0}
-    assert choose(2, [each._replace(could_run=False) for each in candidates], None) == {
+    assert choose(2, [candidate._replace(could_run=False) for candidate in candidates], None) == {
         "metal": 2,
         "nvidia": 0,
         "amd": 0,
@@ -34,7 +34,7 @@ def test_without_room_replicas_wait_in_the_first_pool_that_could_ever_run_them()
 def test_refused_accelerator_gets_nothing_although_it_has_replicas_and_room() -> None:
     candidates = [METAL._replace(refusal="no", running=2, ready=2, room=5), NVIDIA]
     assert choose(2, candidates, {"metal": 2}) == {"nvidia": 2}
-    assert choose(2, [each._replace(refusal="no") for each in candidates], None) == {}
+    assert choose(2, [candidate._replace(refusal="no") for candidate in candidates], None) == {}
 
 
 def test_running_replicas_stay_although_an_earlier_pool_has_room() -> None:
@@ -121,7 +121,7 @@ def test_choice_says_why_others_were_refused() -> None:
         Candidate("cerebras", lack="too little is free"),
     ]
     shares = list_shares(candidates, {"metal": 2, "nvidia": 1})
-    assert [each.reason for each in shares] == [None, None, "NoSuchHardware", "Refused", "NotNeeded", "NoRoom"]
+    assert [share.reason for share in shares] == [None, None, "NoSuchHardware", "Refused", "NotNeeded", "NoRoom"]
     assert describe_shares(shares) == (
         "2 on metal, 1 on nvidia; amd: no node has amd.com/gpu; intel: runtime vllm has no image for accelerator "
         "intel; cerebras: too little is free"
@@ -193,7 +193,7 @@ def test_choice_keeps_its_promises_in_a_changing_cluster(seed: int) -> None:
         world.change()
         before = dict(world.chosen)
         candidates = world.choose(settled=world.random.random() < 0.5)
-        allowed = {each.accelerator for each in candidates if not each.refusal}
+        allowed = {candidate.accelerator for candidate in candidates if not candidate.refusal}
         assert sum(world.chosen.values()) == (world.wanted if allowed else 0)
         assert set(world.chosen) == allowed, "a refused pool never gets any"
         assert min(world.chosen.values(), default=0) >= 0
@@ -221,6 +221,10 @@ def test_choice_comes_to_rest_once_nothing_changes(seed: int) -> None:
         world.choose(settled=settled, better=is_better)
         assert world.chosen == chosen, "nothing flaps between pools"
         world.start()
-    room = [each for each in world.candidates(settled=True, better=False) if not each.refusal and each.room]
-    waits = any(world.chosen[each] > world.running[each] for each in world.chosen)
+    room = [
+        candidate
+        for candidate in world.candidates(settled=True, better=False)
+        if not candidate.refusal and candidate.room
+    ]
+    waits = any(world.chosen[pool] > world.running[pool] for pool in world.chosen)
     assert not (waits and room), "nothing waits while another pool has room"

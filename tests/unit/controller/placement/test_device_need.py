@@ -70,7 +70,7 @@ def test_each_expression_asks_first_whether_the_device_states_the_value() -> Non
         memory_mib=71516,
     )
     own, capacity = "device.attributes['gpu.nvidia.com']", "device.capacity['gpu.nvidia.com']"
-    versions = [f"{own}.driverVersion.compareTo(semver('{each}')) == 0" for each in ("550.0.0", "560.1.0")]
+    versions = [f"{own}.driverVersion.compareTo(semver('{version}')) == 0" for version in ("550.0.0", "560.1.0")]
     assert wanted.list_expressions() == [
         f"'memory' in {capacity} && {capacity}.memory.compareTo(quantity('71516Mi')) >= 0",
         f"'cudaComputeCapability' in {own} && {own}.cudaComputeCapability.compareTo(semver('8.9.0')) >= 0",
@@ -102,7 +102,7 @@ def test_whole_device_is_no_partition() -> None:
     assert driver is not None
     whole = any_device(driver)
     partition = gpu("m") | {"attributes": {"type": {"string": "mig"}}}
-    assert [whole.matches(msgspec.convert(each, Device)) for each in (gpu("a"), partition)] == [True, False]
+    assert [whole.matches(msgspec.convert(device, Device)) for device in (gpu("a"), partition)] == [True, False]
 
 
 def test_needs_have_one_name_if_they_count_the_same_devices() -> None:
@@ -112,7 +112,7 @@ def test_needs_have_one_name_if_they_count_the_same_devices() -> None:
     assert DeviceNeed(driver=DRIVER, device_class=DRIVER, memory_mib=1, number=4).name == one.name
     long = [need(demand("productName", "string", *("x" * 60 + end for end in ends))) for ends in ("abcde", "abcdf")]
     assert long[0].name != long[1].name
-    assert all(VENDORS["nvidia"].offers(each.name) for each in (one, other, *long))
+    assert all(VENDORS["nvidia"].offers(device_need.name) for device_need in (one, other, *long))
 
 
 def test_annotation_is_read_as_it_was_written_and_a_damaged_one_is_none() -> None:

@@ -48,8 +48,8 @@ def test_a_pod_is_pinned_beside_the_rules_that_it_has(affinity: Any, terms: Any)
     assert read_terms(admitted) == terms
     assert admitted["spec"]["schedulingGates"] == [{"name": "other"}]
     assert find_gate(admitted) is None
-    left = {name: each for name, each in admitted["spec"]["affinity"].items() if name != "nodeAffinity"}
-    assert left == {name: each for name, each in (affinity or {}).items() if name != "nodeAffinity"}
+    left = {name: rules for name, rules in admitted["spec"]["affinity"].items() if name != "nodeAffinity"}
+    assert left == {name: rules for name, rules in (affinity or {}).items() if name != "nodeAffinity"}
 
 
 def test_a_pod_for_an_autoscaler_is_free_to_go_anywhere() -> None:
@@ -78,7 +78,7 @@ def test_a_pod_for_an_autoscaler_of_a_pool_keeps_to_nodes_of_the_pool(affinity: 
     admitted = apply_patch(pod, admit_pod(pod, "", labels))
     assert read_terms(admitted) == terms
     requirement = NodeRequirement("", {"affinity": admitted["spec"]["affinity"]})
-    assert [requirement.demands(each) for each in (labels, labels[:1], (("x", "2"),))] == [True, True, False]
+    assert [requirement.demands(label_set) for label_set in (labels, labels[:1], (("x", "2"),))] == [True, True, False]
     assert not NodeRequirement("", {}).demands(labels)
 
 

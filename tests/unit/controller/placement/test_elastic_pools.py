@@ -27,13 +27,16 @@ def pending(uid: str, *pools: str, labels: tuple[tuple[str, str], ...] = (), nee
 
 
 def test_as_many_go_unpinned_as_the_pool_says_with_its_labels() -> None:
-    made = decide([], [pod(f"u{each}", at=each, pools=("team-a",)) for each in range(4)], RULES)
+    made = decide([], [pod(f"u{number}", at=number, pools=("team-a",)) for number in range(4)], RULES)
     assert say(made) == ["u0 gets a new node", "u1 gets a new node"]
-    assert [each.node_labels for each in made.actions if isinstance(each, Admit)] == [TEAM_A, TEAM_A]
+    assert [action.node_labels for action in made.actions if isinstance(action, Admit)] == [TEAM_A, TEAM_A]
 
 
 def test_what_is_pending_already_counts_until_it_has_a_node() -> None:
-    units = [pending("p", "team-a", labels=TEAM_A), *(pod(f"u{each}", at=each, pools=("team-a",)) for each in range(3))]
+    units = [
+        pending("p", "team-a", labels=TEAM_A),
+        *(pod(f"u{number}", at=number, pools=("team-a",)) for number in range(3)),
+    ]
     assert say(decide([], units, RULES)) == ["u0 gets a new node"]
     full = node("n", 1, pool="team-a")
     runs = pod("p", state="running", pools=("team-a",), cells=("node/n",))
@@ -48,7 +51,7 @@ def test_pod_that_another_gate_holds_does_not_go_unpinned() -> None:
 
 
 def test_room_of_a_new_node_is_left_to_what_waits_for_it_unpinned() -> None:
-    pinned = [pod(f"u{each}", at=each, pools=("team-a",)) for each in range(3)]
+    pinned = [pod(f"u{number}", at=number, pools=("team-a",)) for number in range(3)]
     units = [pending("p", "team-a", labels=TEAM_A), pending("q", "team-a", labels=TEAM_A), *pinned]
     of_pool: dict[str, Any] = {"pool": "team-a", "labels": dict(TEAM_A)}
     assert say(decide([node("n", 2, **of_pool)], units, RULES)) == []
@@ -97,19 +100,19 @@ def test_pod_that_a_scheduler_places_by_itself_keeps_no_room() -> None:
 
 def test_pending_pod_counts_in_the_pool_whose_labels_it_has() -> None:
     both = ("team-a", "spot")
-    units = [pending("p", *both, labels=SPOT), *(pod(f"u{each}", at=each, pools=both) for each in range(4))]
+    units = [pending("p", *both, labels=SPOT), *(pod(f"u{number}", at=number, pools=both) for number in range(4))]
     made = decide([], units, RULES)
-    assert [each.node_labels for each in made.actions if isinstance(each, Admit)] == [TEAM_A, TEAM_A]
+    assert [action.node_labels for action in made.actions if isinstance(action, Admit)] == [TEAM_A, TEAM_A]
 
 
 def test_pending_pod_without_labels_counts_in_the_pool_that_has_none() -> None:
     rules = PlanRules(pools={**RULES.pools, "nvidia": PoolRules(elastic=1)})
     units = [
         pending("p", "team-a", "nvidia"),
-        *(pod(f"u{each}", at=each, pools=("team-a", "nvidia")) for each in range(4)),
+        *(pod(f"u{number}", at=number, pools=("team-a", "nvidia")) for number in range(4)),
     ]
     made = decide([], units, rules)
-    assert [each.node_labels for each in made.actions if isinstance(each, Admit)] == [TEAM_A, TEAM_A]
+    assert [action.node_labels for action in made.actions if isinstance(action, Admit)] == [TEAM_A, TEAM_A]
 
 
 def test_pod_whose_selector_contradicts_the_pool_waits_for_no_node_of_it() -> None:
@@ -123,5 +126,5 @@ def test_pod_whose_selector_contradicts_the_pool_waits_for_no_node_of_it() -> No
 def test_process_and_pod_over_its_quota_wait_for_no_node() -> None:
     assert say(decide([], [process("m", pools=("team-a",))], RULES)) == []
     rules = RULES._replace(quotas={("*", "team-a"): PoolQuota(devices=1)})
-    units = [pod(f"u{each}", at=each, pools=("team-a",)) for each in range(2)]
+    units = [pod(f"u{number}", at=number, pools=("team-a",)) for number in range(2)]
     assert say(decide([], units, rules)) == ["u0 gets a new node"]

@@ -81,25 +81,27 @@ def test_reason_of_each_refusal_is_explained(reason: str) -> None:
         unit = msgspec.structs.replace(unit, nomination=nomination)
         made = decide([cell], [unit, *others], rules)
     cells = [subtract_units(cell, others)]
-    (found,) = explain(unit, cells, made, rules)
-    assert str(found.refusal) == reason
-    assert message in found.message
-    assert bool(found.remedy) == (reason != "Nominated")
+    (explanation,) = explain(unit, cells, made, rules)
+    assert str(explanation.refusal) == reason
+    assert message in explanation.message
+    assert bool(explanation.remedy) == (reason != "Nominated")
     assert RefusalCounter(cells, made).count(unit) == {reason: 1}
 
 
 def test_unit_that_waits_for_a_limit_behind_another_is_explained() -> None:
     units = [runs("r", 2, "c"), pod("large", 4), pod("small", 1, at=1)]
     rules = PlanRules(quotas={("team", "nvidia"): PoolQuota(devices=4)})
-    (found,) = explain(units[-1], [node("c")], decide([node("c")], units, rules), rules)
-    assert found.message == "the quota of namespace team in pool nvidia has room, but a replica ahead waits for it"
+    (explanation,) = explain(units[-1], [node("c")], decide([node("c")], units, rules), rules)
+    assert (
+        explanation.message == "the quota of namespace team in pool nvidia has room, but a replica ahead waits for it"
+    )
 
 
 def test_elastic_pool_is_named_in_the_remedy() -> None:
     rules = PlanRules(pools={"nvidia": PoolRules(elastic=1)})
     units = [pod("first", 8, at=-1, state="running"), pod("a", 8)]
-    (found,) = explain(units[1], [node("c", 1)], decide([node("c", 1)], units, rules), rules)
-    assert found.remedy.endswith("an autoscaler adds nodes for up to 1 replica at once")
+    (explanation,) = explain(units[1], [node("c", 1)], decide([node("c", 1)], units, rules), rules)
+    assert explanation.remedy.endswith("an autoscaler adds nodes for up to 1 replica at once")
 
 
 @pytest.mark.parametrize(
@@ -119,20 +121,23 @@ def test_a_higher_priority_is_a_remedy_where_others_may_make_room_for_it(
 ) -> None:
     cells = [node("n", total=gpus(8, 64, 64), free=gpus(8, 64, 64) if holders else gpus(0))]
     made = decide(cells, [UNIT, *holders])
-    (found,) = explain(UNIT, cells, made, PlanRules())
+    (explanation,) = explain(UNIT, cells, made, PlanRules())
     assert made.blocked["a"].priority_helps == helps
-    assert ("raise spec.priority" in found.remedy) == helps
+    assert ("raise spec.priority" in explanation.remedy) == helps
 
 
 def test_counts_are_those_of_the_explanations() -> None:
     cells = [node("n", 8), node("m", 2), node("o", 8, closed="Cordoned"), node("p", 8, pool="amd"), host("h")]
     units: list[Unit] = [runs("r", 6, "n", priority="critical")]
-    units += [pod(f"u{each}", gpus(1 + each % 8), at=each, priority=("normal", "low")[each % 2]) for each in range(24)]
+    units += [
+        pod(f"u{number}", gpus(1 + number % 8), at=number, priority=("normal", "low")[number % 2])
+        for number in range(24)
+    ]
     made = decide(cells, units)
     cells = [subtract_units(cell, units) for cell in cells]
     counter = RefusalCounter(cells, made)
     for unit in made.queue:
-        explained = Counter(str(each.refusal) for each in explain(unit, cells, made, PlanRules()))
+        explained = Counter(str(explanation.refusal) for explanation in explain(unit, cells, made, PlanRules()))
         assert counter.count(unit) == explained, unit.key
     assert say(made)
 
@@ -144,7 +149,7 @@ def with_free(name: str, devices: int) -> Cell:
 def test_counts_after_another_round_are_those_of_a_new_counter() -> None:
     full = with_free("full", 0)
     cells = [node(name, 8, labels={"zone": name}) for name in ("filled", "closed", "same", "gone")]
-    units: list[Unit] = [pod(f"u{each}", gpus(1 + each), at=each) for each in range(8)]
+    units: list[Unit] = [pod(f"u{number}", gpus(1 + number), at=number) for number in range(8)]
     admitted = pod("taker", 6, priority="critical", selector={"zone": "same"})
     counter = None
     changed = (full, with_free("filled", 2), node("closed", 8, closed="Cordoned"), cells[2], node("new", 8))

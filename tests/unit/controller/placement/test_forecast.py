@@ -33,70 +33,70 @@ def show(fate: UnitFate) -> tuple[str, tuple[str, ...]]:
 
 def test_victim_of_a_new_unit_waits_at_its_old_place() -> None:
     low = runs("low", 8, "a", priority="low", evictable_since=0.0)
-    found = foresee([node("a")], [low, pod("new", 8, priority="high"), pod("late", 8, priority="low", at=5.0)])
-    assert show(found.fates["new"]) == ("starts", ("node/a",))
-    assert [each.uid for each in found.fates["new"].evicts] == ["low"]
-    fate = found.fates["low"]
+    forecast = foresee([node("a")], [low, pod("new", 8, priority="high"), pod("late", 8, priority="low", at=5.0)])
+    assert show(forecast.fates["new"]) == ("starts", ("node/a",))
+    assert [evict.uid for evict in forecast.fates["new"].evicts] == ["low"]
+    fate = forecast.fates["low"]
     assert show(fate) == ("waits", ())
     assert fate.preemptor is not None
     assert fate.preemptor.uid == "new"
-    assert explain_wait(found, fate)[:3] == (1, 2, "InsufficientDevices")
+    assert explain_wait(forecast, fate)[:3] == (1, 2, "InsufficientDevices")
 
 
 def test_victim_moves_to_the_room_that_is_left() -> None:
     low = runs("low", 8, "a", priority="low", evictable_since=0.0)
     new = pod("new", 8, priority="high", selector={"zone": "x"})
-    found = foresee([node("a", labels={"zone": "x"}), node("b")], [low, new])
-    assert show(found.fates["new"]) == ("starts", ("node/a",))
-    assert show(found.fates["low"]) == ("starts", ("node/b",))
+    forecast = foresee([node("a", labels={"zone": "x"}), node("b")], [low, new])
+    assert show(forecast.fates["new"]) == ("starts", ("node/a",))
+    assert show(forecast.fates["low"]) == ("starts", ("node/b",))
 
 
 def test_time_passes_until_a_young_unit_may_be_evicted() -> None:
     young = runs("young", 8, "a", priority="low", evictable_since=NOW - 100)
-    found = foresee([node("a")], [young, pod("new", 8, priority="high")])
-    assert show(found.fates["new"]) == ("starts", ("node/a",))
-    assert 200 <= found.fates["new"].after_seconds < 201
+    forecast = foresee([node("a")], [young, pod("new", 8, priority="high")])
+    assert show(forecast.fates["new"]) == ("starts", ("node/a",))
+    assert 200 <= forecast.fates["new"].after_seconds < 201
 
 
 def test_unit_that_has_just_started_is_young() -> None:
     middle = runs("middle", 4, "a", evictable_since=0.0)
     new = pod("new", 4, priority="high", selector={"zone": "x"})
     late = pod("late", 4, priority="batch", at=5.0)
-    found = foresee([node("a", 4, labels={"zone": "x"}), node("b", 4)], [middle, new, late])
-    assert found.fates["new"].after_seconds == 0
-    assert found.fates["late"].preemptor is not None
-    assert show(found.fates["middle"]) == ("starts", ("node/b",))
-    assert 300 <= found.fates["middle"].after_seconds < 301
+    forecast = foresee([node("a", 4, labels={"zone": "x"}), node("b", 4)], [middle, new, late])
+    assert forecast.fates["new"].after_seconds == 0
+    assert forecast.fates["late"].preemptor is not None
+    assert show(forecast.fates["middle"]) == ("starts", ("node/b",))
+    assert 300 <= forecast.fates["middle"].after_seconds < 301
 
 
 def test_nothing_happens_to_units_that_fit() -> None:
-    found = foresee([node("a")], [runs("r", 2, "a"), pod("new", 2)])
-    assert show(found.fates["r"]) == ("runs", ("node/a",))
-    assert show(found.fates["new"]) == ("starts", ("node/a",))
-    assert found.is_complete
-    assert found.cells[0].free[GPU] == 4
+    forecast = foresee([node("a")], [runs("r", 2, "a"), pod("new", 2)])
+    assert show(forecast.fates["r"]) == ("runs", ("node/a",))
+    assert show(forecast.fates["new"]) == ("starts", ("node/a",))
+    assert forecast.is_complete
+    assert forecast.cells[0].free[GPU] == 4
 
 
 def test_unit_that_ends_makes_room() -> None:
     ending = msgspec.structs.replace(runs("old", 8, "a"), state="ending")
-    found = foresee([node("a")], [ending, pod("new", 8)])
-    assert show(found.fates["new"]) == ("starts", ("node/a",))
-    assert "old" not in found.fates
+    forecast = foresee([node("a")], [ending, pod("new", 8)])
+    assert show(forecast.fates["new"]) == ("starts", ("node/a",))
+    assert "old" not in forecast.fates
 
 
 def test_replaced_unit_ends_and_does_not_come_back() -> None:
     earlier = runs("earlier", 8, "a")
     heir = pod("heir", 8, replaces=frozenset({"earlier"}))
-    found = foresee([node("a")], [earlier, heir])
-    assert show(found.fates["heir"]) == ("starts", ("node/a",))
-    assert show(found.fates["earlier"]) == ("ends", ())
+    forecast = foresee([node("a")], [earlier, heir])
+    assert show(forecast.fates["heir"]) == ("starts", ("node/a",))
+    assert show(forecast.fates["earlier"]) == ("ends", ())
 
 
 def test_replaced_unit_ends_beside_an_heir_that_finds_room() -> None:
-    found = foresee([node("a")], [runs("earlier", 4, "a"), pod("heir", 4, replaces=frozenset({"earlier"}))])
-    assert show(found.fates["heir"]) == ("starts", ("node/a",))
-    assert show(found.fates["earlier"]) == ("ends", ())
-    assert found.cells[0].free[GPU] == 4
+    forecast = foresee([node("a")], [runs("earlier", 4, "a"), pod("heir", 4, replaces=frozenset({"earlier"}))])
+    assert show(forecast.fates["heir"]) == ("starts", ("node/a",))
+    assert show(forecast.fates["earlier"]) == ("ends", ())
+    assert forecast.cells[0].free[GPU] == 4
 
 
 def test_nominated_unit_gets_its_cell_once_its_victims_have_ended() -> None:
@@ -127,9 +127,9 @@ def test_differences_are_those_that_a_change_makes() -> None:
 
 
 def test_unit_without_hardware_has_no_place() -> None:
-    found = foresee([node("a", 4)], [pod("large", 8), pod("fits", 4, at=1.0), pod("next", 4, at=2.0)])
-    assert explain_wait(found, found.fates["large"])[:3] == (0, 1, "NoSuchHardware")
-    assert explain_wait(found, found.fates["next"])[:2] == (1, 1)
+    forecast = foresee([node("a", 4)], [pod("large", 8), pod("fits", 4, at=1.0), pod("next", 4, at=2.0)])
+    assert explain_wait(forecast, forecast.fates["large"])[:3] == (0, 1, "NoSuchHardware")
+    assert explain_wait(forecast, forecast.fates["next"])[:2] == (1, 1)
 
 
 def test_successor_keeps_place_and_need() -> None:
@@ -151,7 +151,7 @@ def test_devices_that_a_claim_might_get_are_free_to_no_other_need() -> None:
     """The scheduler has not chosen yet: of two devices, one of them large, it may give the large one."""
     total = {ANY: 2, LARGE: 1, CLAIM_SLOT: 1, MEMORY: 64}
     units = [pod("one", {ANY: 1, CLAIM_SLOT: 1, MEMORY: 2}), pod("two", {LARGE: 1, CLAIM_SLOT: 1}, at=1.0)]
-    found = foresee([node("a", total=total)], units)
-    assert show(found.fates["one"]) == ("starts", ("node/a",))
-    assert show(found.fates["two"]) == ("waits", ())
-    assert found.cells[0].free == {ANY: 1, LARGE: 0, CLAIM_SLOT: 1, MEMORY: 62}
+    forecast = foresee([node("a", total=total)], units)
+    assert show(forecast.fates["one"]) == ("starts", ("node/a",))
+    assert show(forecast.fates["two"]) == ("waits", ())
+    assert forecast.cells[0].free == {ANY: 1, LARGE: 0, CLAIM_SLOT: 1, MEMORY: 62}

@@ -42,7 +42,7 @@ TOLERATIONS = st.lists(
 
 @given(TAINTS, TOLERATIONS)
 def test_host_admits_what_a_node_with_the_same_taints_admits(taints: list[HostTaint], tolerations: list[Obj]) -> None:
-    node = {"metadata": {"name": "a"}, "spec": {"taints": [msgspec.to_builtins(each) for each in taints]}}
+    node = {"metadata": {"name": "a"}, "spec": {"taints": [msgspec.to_builtins(taint) for taint in taints]}}
     tolerated = msgspec.convert(tolerations, list[Toleration])
     assert (find_untolerated(taints, tolerated) is None) == admits(node, {"tolerations": tolerations})
 
@@ -59,10 +59,10 @@ def test_host_admits_what_a_node_with_the_same_taints_admits(taints: list[HostTa
     ],
 )
 def test_host_with_other_labels_or_taints_is_refused(demands: Obj, refusal: str) -> None:
-    known: Obj = {"selector": frozenset({("room", "x")}), "tolerations": (Toleration(operator="Exists"),)}
+    rules: Obj = {"selector": frozenset({("room", "x")}), "tolerations": (Toleration(operator="Exists"),)}
     if demands:
-        known = {"selector": frozenset(), "tolerations": known["tolerations"], **demands}
-    requirement = HostRequirement("llama.cpp", "team", **known)
+        rules = {"selector": frozenset(), "tolerations": rules["tolerations"], **demands}
+    requirement = HostRequirement("llama.cpp", "team", **rules)
     labels = frozenset({("room", "lab"), ("floor", "2")})
     assert requirement.refuse(host_cell("a", labels=labels, taints=(RESEARCH,))) == refusal
     capacity = HostCapacity("a", LLAMA, 4 * GIB, labels=labels, taints=(RESEARCH,))
@@ -77,8 +77,8 @@ def test_requirements_that_differ_in_a_rule_share_no_search() -> None:
         HostRequirement("llama.cpp", "team", selector=frozenset({("room", "lab")})),
         HostRequirement("llama.cpp", "team", tolerations=(Toleration("dedicated"),)),
     ]
-    assert len({each.identity for each in (plain, *others)}) == 3
-    assert len({each.shape for each in (plain, *others)}) == 3
+    assert len({requirement.identity for requirement in (plain, *others)}) == 3
+    assert len({requirement.shape for requirement in (plain, *others)}) == 3
 
 
 def test_free_memory_is_that_of_hosts_that_meet_the_requirement() -> None:
@@ -109,16 +109,16 @@ def test_explanation_names_the_rule_and_the_way_out(fields: Obj, message: str, r
     selector = frozenset() if fields else frozenset({("room", "lab")})
     unit = waiting_process("one", 2, requirement=HostRequirement("llama.cpp", "team", selector=selector))
     cells = [host_cell("a", **fields)]
-    (found,) = explain(unit, cells, plan(cells, [unit], PlanRules(), 0.0), PlanRules())
-    assert (found.message, found.remedy) == (message, remedy)
+    (explanation,) = explain(unit, cells, plan(cells, [unit], PlanRules(), 0.0), PlanRules())
+    assert (explanation.message, explanation.remedy) == (message, remedy)
 
 
 def test_command_for_a_label_runs_nothing_that_a_tenant_states() -> None:
     selector = frozenset({("room", "$(reboot)"), ("rack", "a")})
     unit = waiting_process("one", 2, requirement=HostRequirement("llama.cpp", "team", selector=selector))
     cells = [host_cell("a")]
-    (found,) = explain(unit, cells, plan(cells, [unit], PlanRules(), 0.0), PlanRules())
-    assert found.remedy == "kubectl label metalhost a rack=a 'room=$(reboot)'"
+    (explanation,) = explain(unit, cells, plan(cells, [unit], PlanRules(), 0.0), PlanRules())
+    assert explanation.remedy == "kubectl label metalhost a rack=a 'room=$(reboot)'"
 
 
 def test_tolerations_that_cannot_be_read_tolerate_nothing() -> None:
@@ -152,9 +152,9 @@ def test_each_cause_displaces_a_process(
 ) -> None:
     orders = read_orders(store((METAL_HOSTS, host("a") | {"spec": msgspec.to_builtins(spec)})))
     bound = as_process(process("one", host="a", phase="Ready", **fields))
-    found = find_displacements([bound], orders, (), moved).get("uid-one")
-    assert (found and found.cause) == cause
-    assert found is None or says in found.message
+    displacement = find_displacements([bound], orders, (), moved).get("uid-one")
+    assert (displacement and displacement.cause) == cause
+    assert displacement is None or says in displacement.message
     if cause == "Taint":
         tolerated = (Toleration("dedicated", "Exists"),)
         assert find_displacements([bound], orders, tolerated, ()) == {}

@@ -105,9 +105,9 @@ class Cluster:
 
     def standing(self, service: str) -> KueueStanding:
         pods = [pod for pod in self.store.list(PODS) if pod["metadata"]["labels"][LABEL_SERVICE] == service]
-        found = self.queues.find_standing("team", pods)
-        assert found is not None
-        return found
+        kueue_standing = self.queues.find_standing("team", pods)
+        assert kueue_standing is not None
+        return kueue_standing
 
 
 def refuse(error: Exception) -> Callable[[], Obj]:
@@ -130,8 +130,8 @@ def test_positions_begin_with_one_and_pods_of_other_local_queues_count_as_ahead(
 def test_example_of_the_document_is_what_a_service_shows() -> None:
     document = (CHECKOUT / "docs" / "queue-kueue.md").read_text()
     place = KueuePlace(1, 0, "2026-01-01T00:00:00Z", "pod-code-58f7d7db84-pxs5l-0c255")
-    found = KueueStanding("team", "models", place, 1, "")
-    assert f"{{.status.queue.message}}'\n{found.message}\n" in document
+    standing = KueueStanding("team", "models", place, 1, "")
+    assert f"{{.status.queue.message}}'\n{standing.message}\n" in document
 
 
 def test_a_service_stands_where_its_first_pod_does() -> None:

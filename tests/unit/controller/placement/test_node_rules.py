@@ -111,5 +111,5 @@ def test_rules_are_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(node_rules, "_read_term", read_term)
     requirement = NodeRequirement("", selecting(term))
     cells = [queue_units.node("n1"), queue_units.node("n2", labels={"zone": "a"})]
-    found = [requirement.refuse(cell) for cell in cells]
-    assert (found, read) == (["NodeRules", ""], [term])
+    refusals = [requirement.refuse(cell) for cell in cells]
+    assert (refusals, read) == (["NodeRules", ""], [term])

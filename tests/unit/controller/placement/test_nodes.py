@@ -32,8 +32,8 @@ def node(name: str, labels: dict[str, str] | None = None, **allocatable: Any) ->
 def nodes(*found: Obj) -> Store:
     store = Store()
     declare_nodes(store, parse_vendors(NPU, list_pod_engines()))
-    for each in found:
-        store.put(NODES, each)
+    for node in found:
+        store.put(NODES, node)
     return store
 
 

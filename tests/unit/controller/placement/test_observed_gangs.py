@@ -21,8 +21,8 @@ from tests.unit.controller.placement.test_observed_units import LATER, MINUTE, O
 def test_pod_that_can_take_no_device_hides_no_gang(name: str) -> None:
     labels = {LABEL_GANG: "all", LABEL_GANG_SIZE: "1"}
     bound = queue_pod("bound", gated=False, node="n1", labels=labels)
-    found = observe(queue(bound, queue_pod(name, gated=False, labels=labels)))
-    assert (found["all"].pools, found["all"].cells) == (("nvidia",), ("node/n1",))
+    units = observe(queue(bound, queue_pod(name, gated=False, labels=labels)))
+    assert (units["all"].pools, units["all"].cells) == (("nvidia",), ("node/n1",))
     ending = observe(
         queue(
             bound | {"metadata": bound["metadata"] | {"deletionTimestamp": timestamp(LATER)}},
@@ -49,12 +49,12 @@ def test_place_of_a_gang_is_freed_once_the_pod_is_gone_that_stands_for_it() -> N
     labels = {LABEL_GANG: "big", LABEL_GANG_SIZE: "2"}
     pods = [queue_pod(name, labels=labels, gated=False, node="n1") for name in ("one", "two")]
     pods[0]["metadata"]["uid"] = "uid-z"  # the names of pods and their uids have no common order
-    known = queue(*pods)
-    place = free_place(observe(known)["big"])
-    assert not is_gone(known, place)
+    store = queue(*pods)
+    place = free_place(observe(store)["big"])
+    assert not is_gone(store, place)
     for pod in pods:
-        known.remove(PODS, "team", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
-    assert is_gone(known, place)
+        store.remove(PODS, "team", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
+    assert is_gone(store, place)
 
 
 def test_pod_that_joins_a_gang_does_not_protect_it_for_longer() -> None:
@@ -67,14 +67,14 @@ def test_pod_that_joins_a_gang_does_not_protect_it_for_longer() -> None:
 def test_gang_that_was_admitted_in_part_is_finished() -> None:
     labels = {LABEL_GANG: "big", LABEL_GANG_SIZE: "3"}
     admitted = [queue_pod(name, labels=labels, gated=False, node="n1") for name in ("one", "two")]
-    found = observe_units(queue(*admitted, queue_pod("three", labels=labels)), VENDORS, NOW).units
-    assert {(unit.state, unit.members, unit.cells) for unit in found} == {
+    units = observe_units(queue(*admitted, queue_pod("three", labels=labels)), VENDORS, NOW).units
+    assert {(unit.state, unit.members, unit.cells) for unit in units} == {
         ("running", ("one", "two"), ("node/n1", "node/n1")),
         ("waiting", ("three",), ()),
     }
     ends = queue_pod("two", labels=labels, gated=False, node="n1", deleted=LATER)
-    found = observe_units(queue(admitted[0], ends, queue_pod("three", labels=labels)), VENDORS, NOW).units
-    assert {(unit.state, unit.members) for unit in found} == {("running", ("one",)), ("ending", ("two",))}
+    units = observe_units(queue(admitted[0], ends, queue_pod("three", labels=labels)), VENDORS, NOW).units
+    assert {(unit.state, unit.members) for unit in units} == {("running", ("one",)), ("ending", ("two",))}
 
 
 def test_gang_that_the_ledger_could_not_hold_is_not_in_the_queue() -> None:
@@ -85,5 +85,5 @@ def test_gang_that_the_ledger_could_not_hold_is_not_in_the_queue() -> None:
 
 
 def test_pod_with_a_damaged_gang_waits_alone() -> None:
-    found = observe(queue(queue_pod("one", labels={LABEL_GANG: "big", LABEL_GANG_SIZE: "many"})))
-    assert found["one"].key.kind == "pod"
+    units = observe(queue(queue_pod("one", labels={LABEL_GANG: "big", LABEL_GANG_SIZE: "many"})))
+    assert units["one"].key.kind == "pod"

@@ -39,17 +39,17 @@ def queue(*pods: Obj, deployed: bool = True, mark: str = "", **spec: Any) -> Sto
 
 
 def observe(known: Store) -> dict[str, Unit]:
-    found = observe_units(known, VENDORS, NOW).units
-    assert len({unit.uid for unit in found}) == len(found)
-    return {unit.key.name: unit for unit in found}
+    units = observe_units(known, VENDORS, NOW).units
+    assert len({unit.uid for unit in units}) == len(units)
+    return {unit.key.name: unit for unit in units}
 
 
 def test_gated_pod_waits_with_its_requests_and_rules() -> None:
     pod = queue_pod("one", devices=2)
     pod["spec"] |= {"nodeSelector": {"zone": "a"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
-    known = queue(pod, queue_pod("two"), priority="high")
-    found = observe(known)
-    unit = found["one"]
+    store = queue(pod, queue_pod("two"), priority="high")
+    units = observe(store)
+    unit = units["one"]
     assert (unit.key, unit.uid, unit.state) == (UnitKey("pod", NAMESPACE, "one"), "uid-one", "waiting")
     assert (unit.service, unit.service_uid, unit.priority) == (ObjectKey(NAMESPACE, "chat"), "uid-chat", "high")
     assert dict(unit.parts[0]) == {"cpu": 1500, "memory": 4 * GIB, GPU: 2, "pods": 1}
@@ -57,13 +57,15 @@ def test_gated_pod_waits_with_its_requests_and_rules() -> None:
     assert isinstance(unit.requirement, NodeRequirement)
     assert set(unit.requirement.pod_spec) == {"nodeSelector", "tolerations"}
     assert (unit.cells, unit.evictable_since, unit.nomination) == ((), None, None)
-    assert unit.requirement.shape != found["two"].requirement.shape != ""
+    assert unit.requirement.shape != units["two"].requirement.shape != ""
 
 
 @pytest.mark.parametrize(("terms", "expected"), [(20, ""), (2000, "NodeRules")])
 def test_pod_with_thousands_of_rules_matches_no_node(terms: int, expected: str) -> None:
     """Each node is compared with each rule: ten such pods of a tenant took minutes of each round of a large cluster."""
-    chosen = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [f"{each}"]}]} for each in range(terms)]
+    chosen = [
+        {"matchExpressions": [{"key": "zone", "operator": "In", "values": [f"{number}"]}]} for number in range(terms)
+    ]
     pod = queue_pod("one")
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": chosen}}
     pod["spec"]["affinity"] = {"nodeAffinity": required}
@@ -73,15 +75,15 @@ def test_pod_with_thousands_of_rules_matches_no_node(terms: int, expected: str) 
 def test_nodes_of_volumes_are_followed_though_no_object_changes() -> None:
     pod = queue_pod("one")
     pod["spec"]["volumes"] = [{"persistentVolumeClaim": {"claimName": "weights"}}]
-    known, asked, nodes = queue(pod, queue_pod("two")), list[str](), frozenset({"n1"})
+    store, asked, nodes = queue(pod, queue_pod("two")), list[str](), frozenset({"n1"})
 
     def find_nodes(each: Obj) -> frozenset[str] | None:
         asked.append(each["metadata"]["name"])
         return nodes
 
     def read() -> dict[str, Unit]:
-        found = observe_units(known, VENDORS, NOW, find_volume_nodes=find_nodes).units
-        return {unit.key.name: unit for unit in found}
+        units = observe_units(store, VENDORS, NOW, find_volume_nodes=find_nodes).units
+        return {unit.key.name: unit for unit in units}
 
     first = read()
     assert isinstance(first["one"].requirement, NodeRequirement)
@@ -106,27 +108,27 @@ def test_pool_is_that_of_the_devices_that_a_pod_requests() -> None:
 
 
 def test_pods_with_equal_rules_have_one_shape() -> None:
-    found = observe(queue(queue_pod("one"), queue_pod("two", devices=4)))
-    assert found["one"].requirement.shape == found["two"].requirement.shape
+    units = observe(queue(queue_pod("one"), queue_pod("two", devices=4)))
+    assert units["one"].requirement.shape == units["two"].requirement.shape
 
 
 def test_pod_that_another_gate_holds_is_known() -> None:
     held = queue_pod("held")
     held["spec"]["schedulingGates"].append({"name": "example.com/licence"})
-    found = observe(queue(held, queue_pod("free")))
-    assert {name: unit.has_other_gate for name, unit in found.items()} == {"held": True, "free": False}
+    units = observe(queue(held, queue_pod("free")))
+    assert {name: unit.has_other_gate for name, unit in units.items()} == {"held": True, "free": False}
 
 
 def test_admitted_pod_runs_where_it_is_bound_or_pinned() -> None:
     bound = queue_pod("bound", gated=False, node="n1")
     reserved = pinned(queue_pod("reserved", gated=False), "n2", "n2")
     torn = pinned(queue_pod("torn", gated=False), "n2", "n3")
-    found = observe(queue(bound, reserved, torn, queue_pod("free", gated=False)))
-    cells = {name: unit.cells for name, unit in found.items()}
+    units = observe(queue(bound, reserved, torn, queue_pod("free", gated=False)))
+    cells = {name: unit.cells for name, unit in units.items()}
     assert cells == {"bound": ("node/n1",), "reserved": ("node/n2",), "torn": (), "free": ()}
-    assert {unit.state for unit in found.values()} == {"running"}
-    assert found["bound"].evictable_since == (NOW + MINUTE).timestamp()
-    assert found["reserved"].evictable_since is None
+    assert {unit.state for unit in units.values()} == {"running"}
+    assert units["bound"].evictable_since == (NOW + MINUTE).timestamp()
+    assert units["reserved"].evictable_since is None
 
 
 @pytest.mark.parametrize(
@@ -139,11 +141,11 @@ def test_admitted_pod_runs_where_it_is_bound_or_pinned() -> None:
     ],
 )
 def test_pod_is_evicted_only_for_a_service_of_the_queue(spec: Obj, is_protected: bool) -> None:
-    known = queue(queue_pod("one", gated=False, node="n1"), queue_pod("two"), **spec)
-    found = observe(known)
-    assert found["one"].is_protected is is_protected
-    assert found["two"].is_protected is bool(spec.get("evictionProtection"))
-    other = observe_units(known, VENDORS, NOW, is_queued_by_default=False).units
+    cluster = queue(queue_pod("one", gated=False, node="n1"), queue_pod("two"), **spec)
+    units = observe(cluster)
+    assert units["one"].is_protected is is_protected
+    assert units["two"].is_protected is bool(spec.get("evictionProtection"))
+    other = observe_units(cluster, VENDORS, NOW, is_queued_by_default=False).units
     assert other[0].is_protected is (is_protected or not spec)
 
 
@@ -166,34 +168,34 @@ def test_pod_that_claims_to_be_of_a_service_is_no_unit() -> None:
 
 
 def test_pod_that_ends_is_a_unit_without_its_service() -> None:
-    known = store((PODS, queue_pod("one", gated=False, node="n1", deleted=LATER)))
-    unit = observe(known)["one"]
+    cluster = store((PODS, queue_pod("one", gated=False, node="n1", deleted=LATER)))
+    unit = observe(cluster)["one"]
     assert (unit.state, unit.cells, unit.service_uid) == ("ending", ("node/n1",), "")
 
 
 def test_unit_that_drains_tells_until_when() -> None:
     """A process has the time that its service states, and then a while to end its engine."""
     stopping = process("one", host="mac", deletionTimestamp=timestamp(NOW), drainSeconds=300)
-    known = store((PODS, queue_pod("two", gated=False, node="n1", deleted=LATER)), (METAL_PROCESSES, stopping))
-    found = observe(known)
-    assert found["two"].ends_by == LATER.timestamp()
-    assert found["one"].ends_by == NOW.timestamp() + 300 + MOST_ENDING_SECONDS
+    cluster = store((PODS, queue_pod("two", gated=False, node="n1", deleted=LATER)), (METAL_PROCESSES, stopping))
+    units = observe(cluster)
+    assert units["two"].ends_by == LATER.timestamp()
+    assert units["one"].ends_by == NOW.timestamp() + 300 + MOST_ENDING_SECONDS
 
 
 def test_pod_that_does_not_end_in_time_makes_no_room() -> None:
     late = NOW - timedelta(seconds=LATE_SECONDS + 1)
-    found = observe(queue(queue_pod("soon", deleted=LATER), queue_pod("late", deleted=late)))
-    assert (found["soon"].state, found["late"].state, found["late"].is_protected) == ("ending", "running", True)
+    units = observe(queue(queue_pod("soon", deleted=LATER), queue_pod("late", deleted=late)))
+    assert (units["soon"].state, units["late"].state, units["late"].is_protected) == ("ending", "running", True)
 
 
 def test_pod_that_ends_in_the_distant_future_makes_no_room_before() -> None:
     """Whoever deletes a pod chooses its grace period: others would wait for it, and have nobody else evicted."""
-    known = queue(queue_pod("endless", gated=False, node="n1", deleted=NOW + timedelta(days=100)))
-    early = observe_units(known, VENDORS, NOW)
+    store = queue(queue_pod("endless", gated=False, node="n1", deleted=NOW + timedelta(days=100)))
+    early = observe_units(store, VENDORS, NOW)
     (unit,) = early.units
     assert (unit.state, unit.is_protected, unit.cells) == ("running", True, ("node/n1",))
     assert early.again_seconds is not None
-    (later,) = observe_units(known, VENDORS, NOW + timedelta(seconds=early.again_seconds)).units
+    (later,) = observe_units(store, VENDORS, NOW + timedelta(seconds=early.again_seconds)).units
     assert later.state == "ending"
     assert early.again_seconds == timedelta(days=100).total_seconds() - MOST_GRACE_SECONDS
 
@@ -255,14 +257,14 @@ def test_edited_annotation_moves_no_unit_before_its_service(stated: str, expecte
     assert NOW.timestamp() <= find_own_place(pod) < NOW.timestamp() + 1
 
 
-@given(stated=st.text() | st.datetimes().map(lambda each: each.isoformat() + "Z"))
+@given(stated=st.text() | st.datetimes().map(lambda moment: moment.isoformat() + "Z"))
 def test_place_lies_between_service_and_pod(stated: str) -> None:
     pod = queue_pod("one", annotations={ENQUEUED_AT: stated})
     assert BORN.timestamp() <= find_place(pod, BORN.timestamp()) <= find_own_place(pod)
 
 
 def test_processes_wait_run_and_end() -> None:
-    known = store(
+    cluster = store(
         (INFERENCE_SERVICES, queued_service(priority="low")),
         (METAL_PROCESSES, process("chat-1-0", gib=4)),
         (METAL_PROCESSES, process("chat-1-1", host="mac-1", annotations={ADMITTED_AT: timestamp(NOW)})),
@@ -273,20 +275,20 @@ def test_processes_wait_run_and_end() -> None:
         (METAL_PROCESSES, process("chat-1-6", host="mac-6", phase="Stopped", deletionTimestamp=timestamp(NOW))),
         (METAL_PROCESSES, process("chat-1-7", host="mac-7", creationTimestamp=timestamp(NOW - MINUTE))),
     )
-    found = observe(known)
-    states = {name: (unit.state, unit.cells) for name, unit in found.items()}
+    units = observe(cluster)
+    states = {name: (unit.state, unit.cells) for name, unit in units.items()}
     assert states == {
         "chat-1-0": ("waiting", ()),
         "chat-1-1": ("running", ("host/mac-1",)),
         "chat-1-2": ("ending", ("host/mac-2",)),
         "chat-1-7": ("running", ("host/mac-7",)),
     }
-    waiting = found["chat-1-0"]
+    waiting = units["chat-1-0"]
     assert waiting.avoid == {"host/mac-3", "host/mac-4"}, "what its host stopped by itself would be stopped there again"
     assert (waiting.parts, waiting.pools, waiting.priority) == (({"memory": 4 * GIB},), ("metal",), "low")
     assert waiting.requirement == HostRequirement("llama.cpp", NAMESPACE)
-    assert found["chat-1-1"].evictable_since == NOW.timestamp()
-    bound_by_hand = found["chat-1-7"].evictable_since
+    assert units["chat-1-1"].evictable_since == NOW.timestamp()
+    bound_by_hand = units["chat-1-7"].evictable_since
     assert bound_by_hand == pytest.approx((NOW - MINUTE).timestamp(), abs=1.0), "nobody noted its admission"
 
 
@@ -296,19 +298,20 @@ def test_priority_that_this_version_does_not_know_is_that_of_most() -> None:
 
 def test_host_that_displaces_a_process_is_avoided_and_its_process_replaced() -> None:
     displaced = process("chat-1-0", host="mac-1", phase="Ready", conditions=[condition("DisruptionTarget", "True")])
-    known = store(
+    cluster = store(
         (INFERENCE_SERVICES, queued_service()),
         (METAL_PROCESSES, displaced),
         (METAL_PROCESSES, process("chat-1-1")),
         (METAL_PROCESSES, process("chat-2-0", modelName="other")),
     )
-    found = observe(known)
-    assert found["chat-1-1"].avoid == {"host/mac-1"}
-    assert found["chat-2-0"].avoid == frozenset()
-    known = store(
-        (INFERENCE_SERVICES, queued_service()), *((METAL_PROCESSES, each) for each in (displaced, process("chat-1-1")))
+    units = observe(cluster)
+    assert units["chat-1-1"].avoid == {"host/mac-1"}
+    assert units["chat-2-0"].avoid == frozenset()
+    cluster = store(
+        (INFERENCE_SERVICES, queued_service()),
+        *((METAL_PROCESSES, replica) for replica in (displaced, process("chat-1-1"))),
     )
-    assert observe(known)["chat-1-1"].replaces == {"uid-chat-1-0"}
+    assert observe(cluster)["chat-1-1"].replaces == {"uid-chat-1-0"}
 
 
 @pytest.mark.parametrize(
@@ -322,15 +325,15 @@ def test_host_that_displaces_a_process_is_avoided_and_its_process_replaced() -> 
 def test_process_that_is_drained_tainted_or_moved_away_is_replaced_in_the_queue_too(
     host_spec: Obj, annotations: Obj
 ) -> None:
-    known = store(
+    cluster = store(
         (INFERENCE_SERVICES, queued_service()),
         (METAL_HOSTS, host("mac-1") | {"spec": host_spec}),
         (METAL_PROCESSES, process("chat-1-0", host="mac-1", phase="Ready")),
         (METAL_PROCESSES, process("chat-1-1", annotations=annotations)),
     )
-    found = observe(known)["chat-1-1"]
-    assert found.replaces == {"uid-chat-1-0"}
-    assert found.avoid == {"host/mac-1"}
+    unit = observe(cluster)["chat-1-1"]
+    assert unit.replaces == {"uid-chat-1-0"}
+    assert unit.avoid == {"host/mac-1"}
 
 
 def test_process_of_a_better_estimate_replaces_none() -> None:
@@ -338,7 +341,7 @@ def test_process_of_a_better_estimate_replaces_none() -> None:
 
     def replaced(**fields: Any) -> frozenset[str]:
         waiting = process("chat-2-0", **fields)
-        objects = ((METAL_PROCESSES, each) for each in (running, waiting))
+        objects = ((METAL_PROCESSES, replica) for replica in (running, waiting))
         return observe(store((INFERENCE_SERVICES, queued_service()), *objects))["chat-2-0"].replaces
 
     assert replaced(gib=2) == frozenset()
@@ -349,11 +352,11 @@ def test_process_of_a_better_estimate_replaces_none() -> None:
 def test_running_pod_is_replaced_by_one_waiting_pod() -> None:
     running = [queue_pod(f"old-{n}", gated=False, node="n1", created=NOW - MINUTE) for n in range(3)]
     waiting = [queue_pod(f"new-{n}", template="bbb") for n in range(2)]
-    found = observe(queue(*running, *waiting))
-    first, second = found["new-0"].replaces, found["new-1"].replaces
+    units = observe(queue(*running, *waiting))
+    first, second = units["new-0"].replaces, units["new-1"].replaces
     assert first | second == {"uid-old-0", "uid-old-1", "uid-old-2"}
     assert not first & second
-    assert not any(found[pod["metadata"]["name"]].replaces for pod in running)
+    assert not any(units[pod["metadata"]["name"]].replaces for pod in running)
     for victim in ("uid-old-0", "uid-old-1", "uid-old-2"):
         promise = {NOMINATED: encode_nomination(Nomination(("node/n1",), frozenset({victim})))}
         nominated = queue_pod("new-1", template="bbb", annotations=promise)
@@ -402,47 +405,47 @@ def test_round_reads_only_what_has_changed(monkeypatch: pytest.MonkeyPatch) -> N
     for number in range(50):
         name = f"chat-{number}"
         objects += [(INFERENCE_SERVICES, queued_service(name)), (DEPLOYMENTS, deployment_of(name))]
-        objects += [(PODS, queue_pod(f"{name}-{each}", service=name)) for each in range(4)]
+        objects += [(PODS, queue_pod(f"{name}-{index}", service=name)) for index in range(4)]
         bound = process(f"{name}-1-0", host="mac-1")
         bound["metadata"]["ownerReferences"][0] |= {"name": name, "uid": f"uid-{name}"}
         objects.append((METAL_PROCESSES, bound))
-    known = store(*objects)
-    first = count_computations(known, monkeypatch)
+    cluster = store(*objects)
+    first = count_computations(cluster, monkeypatch)
     assert first == {"build_pod_replica": 200, "build_process_replica": 50, "assign_places": 50}
     nothing = dict.fromkeys(first, 0)
-    assert count_computations(known, monkeypatch) == nothing
-    known.put(PODS, queue_pod("chat-7-1", service="chat-7", gated=False, node="n1", version=2))
-    assert count_computations(known, monkeypatch) == nothing | {"build_pod_replica": 1, "assign_places": 1}
+    assert count_computations(cluster, monkeypatch) == nothing
+    cluster.put(PODS, queue_pod("chat-7-1", service="chat-7", gated=False, node="n1", version=2))
+    assert count_computations(cluster, monkeypatch) == nothing | {"build_pod_replica": 1, "assign_places": 1}
     # The status of a service changes all the time, and moves nothing in the queue.
     reported = queued_service("chat-7") | {"status": {"observedGeneration": 1, "phase": "WaitingForGPU"}}
     reported["metadata"]["resourceVersion"] = "2"
-    known.put(INFERENCE_SERVICES, reported)
-    assert count_computations(known, monkeypatch) == nothing
+    cluster.put(INFERENCE_SERVICES, reported)
+    assert count_computations(cluster, monkeypatch) == nothing
     raised = queued_service("chat-7", priority="high")
     raised["metadata"]["resourceVersion"] = "3"
-    known.put(INFERENCE_SERVICES, raised)
+    cluster.put(INFERENCE_SERVICES, raised)
     changed = {"build_pod_replica": 4, "build_process_replica": 1, "assign_places": 1}
-    assert count_computations(known, monkeypatch) == changed
-    assert {unit.priority for unit in observe_units(known, VENDORS, NOW).units if unit.service.name == "chat-7"} == {
+    assert count_computations(cluster, monkeypatch) == changed
+    assert {unit.priority for unit in observe_units(cluster, VENDORS, NOW).units if unit.service.name == "chat-7"} == {
         "high"
     }
 
 
 def test_pod_of_an_earlier_template_gets_nothing_while_one_of_the_present_template_waits() -> None:
     earlier, later = queue_pod("earlier"), queue_pod("later", template="bbb", created=LATER)
-    found = observe(queue(earlier, later))
-    assert (found["earlier"].is_superseded, found["later"].is_superseded) == (True, False)
+    units = observe(queue(earlier, later))
+    assert (units["earlier"].is_superseded, units["later"].is_superseded) == (True, False)
     running = queue_pod("later", template="bbb", created=LATER, gated=False, node="n1")
-    found = observe(queue(earlier, running, replicas=2))
-    assert not found["earlier"].is_superseded, "it serves until the rollout reaches it"
+    units = observe(queue(earlier, running, replicas=2))
+    assert not units["earlier"].is_superseded, "it serves until the rollout reaches it"
 
 
 def test_pod_of_an_earlier_template_gets_nothing_once_all_replicas_have_a_place() -> None:
     """A preemptor that was edited cost another service its place after the pod of its later spec had got one."""
     marks = {POD_TEMPLATE: "later"}
     later = queue_pod("later", template="bbb", created=LATER, gated=False, node="n1", annotations=marks)
-    found = observe(queue(queue_pod("earlier"), later, mark="later", replicas=1))
-    assert found["earlier"].is_superseded
+    units = observe(queue(queue_pod("earlier"), later, mark="later", replicas=1))
+    assert units["earlier"].is_superseded
 
 
 def test_pod_that_time_alone_calls_earlier_is_not_given_up_for_one_that_runs() -> None:
@@ -457,12 +460,12 @@ def test_pod_finds_its_deployment_among_others_with_like_names() -> None:
     for pod, name in zip(pods, names, strict=True):
         pod["metadata"]["ownerReferences"][0]["name"] = f"{name}-aaa"
     for made in (names, names[::2], ("chat-10",)):
-        known = store(
+        cluster = store(
             (INFERENCE_SERVICES, queued_service()),
             *((DEPLOYMENTS, deployment_of(name=name)) for name in made),
             *((PODS, pod) for pod in pods),
         )
-        assert observe(known).keys() == {f"of-{name}" for name in made}
+        assert observe(cluster).keys() == {f"of-{name}" for name in made}
 
 
 def test_replica_that_replaces_a_slow_one_goes_to_a_better_place_and_makes_nobody_end() -> None:
@@ -473,13 +476,13 @@ def test_replica_that_replaces_a_slow_one_goes_to_a_better_place_and_makes_nobod
         "speeds": [{"deviceClass": "nvidia-h100x1", "tokensPerSecond": "140"}],
     }
     pods = [(PODS, queue_pod("old", gated=False, node="gpu-1")), (PODS, queue_pod("new"))]
-    found = observe(store((INFERENCE_SERVICES, chat), (DEPLOYMENTS, deployment_of()), *pods))
-    new, old = found["new"], found["old"]
+    units = observe(store((INFERENCE_SERVICES, chat), (DEPLOYMENTS, deployment_of()), *pods))
+    new, old = units["new"], units["old"]
     assert (new.priority, old.priority) == ("batch", "high")
     assert (sorted(new.avoid), old.avoid) == (["node/gpu-1"], frozenset())
     assert [new.speeds.refuse(name) for name in ("nvidia-h100x1", "other")] == ["", "NotFaster"]
     assert new.is_last
     assert not new.replaces, "the old one is not ended for it"
     over = {**chat, "status": chat["status"] | {"replacement": replacement | {"endedAt": timestamp(NOW)}}}
-    found = observe(store((INFERENCE_SERVICES, over), (DEPLOYMENTS, deployment_of()), *pods))
-    assert (found["new"].priority, found["new"].avoid) == ("high", frozenset())
+    units = observe(store((INFERENCE_SERVICES, over), (DEPLOYMENTS, deployment_of()), *pods))
+    assert (units["new"].priority, units["new"].avoid) == ("high", frozenset())

@@ -24,7 +24,7 @@ RULES = PlanRules()
 
 
 def cells(*nodes: Obj) -> CellRegistry:
-    return CellRegistry(store(*((NODES, each) for each in nodes)), VENDORS, lambda _host: True)
+    return CellRegistry(store(*((NODES, node) for node in nodes)), VENDORS, lambda _host: True)
 
 
 def unit(name: str, resource: str = MIG, amount: int = 1) -> Unit:
@@ -44,14 +44,16 @@ def round_of(known: CellRegistry, *units: Unit) -> Round:
 
 
 def test_partition_is_given_by_the_node_that_has_it_until_all_are_taken() -> None:
-    known = cells(WHOLE, MIXED)
-    made = round_of(known, *(unit(f"u{number}") for number in range(8)))
-    admitted = [each.cells for each in made.actions if isinstance(each, Admit)]
+    registry = cells(WHOLE, MIXED)
+    made = round_of(registry, *(unit(f"u{number}") for number in range(8)))
+    admitted = [action.cells for action in made.actions if isinstance(action, Admit)]
     assert admitted == [("node/mixed",)] * 7
     assert made.blocked["u7"].feasible == 1
-    counts = sort_refusals(RefusalCounter(known.list_cells(), made).count(unit("u7")))
+    counts = sort_refusals(RefusalCounter(registry.list_cells(), made).count(unit("u7")))
     assert counts.short == {MIG: 1}
-    rows = {each.cell: each.message for each in explain(unit("u7"), known.list_cells(), made, RULES)}
+    rows = {
+        explanation.cell: explanation.message for explanation in explain(unit("u7"), registry.list_cells(), made, RULES)
+    }
     assert rows == {
         "node/whole": f"1 of {MIG} needed, 0 in all",
         "node/mixed": f"1 of {MIG} needed, 0 left",
@@ -59,11 +61,11 @@ def test_partition_is_given_by_the_node_that_has_it_until_all_are_taken() -> Non
 
 
 def test_missing_partition_is_named() -> None:
-    known, wants = cells(WHOLE), unit("u")
-    made = round_of(known, wants)
+    registry, wants = cells(WHOLE), unit("u")
+    made = round_of(registry, wants)
     assert made.blocked["u"].feasible == 0
-    counts = sort_refusals(RefusalCounter(known.list_cells(), made).count(wants))
-    facts = WaitFacts(counts, find_largest(wants, known.list_cells()))
+    counts = sort_refusals(RefusalCounter(registry.list_cells(), made).count(wants))
+    facts = WaitFacts(counts, find_largest(wants, registry.list_cells()))
     assert describe_wait(wants, "NoSuchHardware", facts) == (
         f"no node can ever run it: it needs {MIG}: 1, of which no node of pool nvidia has any: "
         "ask for devices that are there, or add such a node"
@@ -71,4 +73,4 @@ def test_missing_partition_is_named() -> None:
 
 
 def test_pool_counts_whole_devices_and_partitions_and_no_other_resource() -> None:
-    assert sum(sum_of_cell(each, each.total) for each in cells(WHOLE, MIXED).list_cells()) == 16
+    assert sum(sum_of_cell(cell, cell.total) for cell in cells(WHOLE, MIXED).list_cells()) == 16

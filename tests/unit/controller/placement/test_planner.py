@@ -73,8 +73,8 @@ def test_score_is_explained_by_all_that_decides() -> None:
     unknown = score_cell(process("p"), {MEMORY: 8 * 2**30}, there, free, siblings=0)
     assert unknown.explain() == "no replica of the service there, 32 points, 32.0 GiB left, 800 GB/s"
     refused = pod("a", weights="w", refused_by=frozenset({"node/n"}))
-    found = score_cell(refused, gpus(2), node("n", 3), node("n", 3).free, siblings=1)
-    assert found.explain() == "refused there before, 1 replica of the service there, 35 points, 1 device left"
+    score = score_cell(refused, gpus(2), node("n", 3), node("n", 3).free, siblings=1)
+    assert score.explain() == "refused there before, 1 replica of the service there, 35 points, 1 device left"
     lacking = score_cell(process("p", weights="v"), {MEMORY: 8 * 2**30}, there, free, siblings=0)
     assert lacking.explain() == "no replica of the service there, 32 points, weights to fetch, 32.0 GiB left, 800 GB/s"
 
@@ -179,9 +179,9 @@ def test_unit_starts_despite_endless_churn_of_equal_and_lower_ones() -> None:
     for priority in ("normal", "low"):
         cells = [node("m", 4), node("n", 4)]
         running = [
-            runs(f"{cell}-{each}", 1, cell, priority=priority, evictable_since=NOW - 50.0 * each)
+            runs(f"{cell}-{index}", 1, cell, priority=priority, evictable_since=NOW - 50.0 * index)
             for cell in "mn"
-            for each in range(4)
+            for index in range(4)
         ]
         large, now = pod("large", 4, at=1), NOW
         for number in range(100):
@@ -190,12 +190,12 @@ def test_unit_starts_despite_endless_churn_of_equal_and_lower_ones() -> None:
             waiting = [large, pod(f"next-{number}", at=now, priority=priority)]
             free = [subtract_units(cell, running) for cell in cells]
             made = plan(free, [*running, *waiting], RULES, now)
-            if any(each.unit is large for each in made.actions if not isinstance(each, EvictUnit)):
+            if any(action.unit is large for action in made.actions if not isinstance(action, EvictUnit)):
                 break
             running += [
-                msgspec.structs.replace(each.unit, state="running", cells=each.cells, evictable_since=now)
-                for each in made.actions
-                if isinstance(each, Admit)
+                msgspec.structs.replace(action.unit, state="running", cells=action.cells, evictable_since=now)
+                for action in made.actions
+                if isinstance(action, Admit)
             ]
             if not running:
                 running = [ended]
@@ -205,21 +205,21 @@ def test_unit_starts_despite_endless_churn_of_equal_and_lower_ones() -> None:
 
 def test_units_beyond_the_considered_ones_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "CONSIDERED", 2)
-    made = decide([node("n", 8)], [pod(f"u{each}", at=each) for each in range(4)])
+    made = decide([node("n", 8)], [pod(f"u{number}", at=number) for number in range(4)])
     assert say(made) == ["u0 gets n", "u1 gets n"]
     assert len(made.queue) == 4
 
 
 def test_blocked_units_of_one_pool_do_not_use_up_the_round_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "CONSIDERED", 2)
-    many = [pod(f"u{each}", gpus(1 + each % 4), at=each) for each in range(8)]
+    many = [pod(f"u{number}", gpus(1 + number % 4), at=number) for number in range(8)]
     made = decide([node("n", 0, total={GPU: 8}, free={GPU: 0}), host("h")], [*many, process("p", at=9)])
     assert say(made) == ["p gets h"]
 
 
 def test_units_that_are_like_a_blocked_one_do_not_count_as_considered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planner, "CONSIDERED", 2)
-    many = [pod(f"u{each}", 8, at=each) for each in range(8)]
+    many = [pod(f"u{number}", 8, at=number) for number in range(8)]
     made = decide([node("n", 8), node("m", 4)], [runs("r", 1, "n"), *many, pod("small", 1, at=9)])
     assert say(made) == ["small gets m"]
 

@@ -50,7 +50,7 @@ def test_protected_unit_is_never_evicted() -> None:
 )
 def test_unit_is_not_evicted_before_its_minimum_run_time(age_seconds: float, *, is_evicted: bool) -> None:
     made = decide([node("n", 4)], [runs("r", 4, "n", evictable_since=NOW - age_seconds), HIGH])
-    assert any(isinstance(each, EvictUnit) for each in made.actions) is is_evicted
+    assert any(isinstance(action, EvictUnit) for action in made.actions) is is_evicted
     assert made.again_seconds == (None if is_evicted else MIN_RUN_SECONDS - age_seconds)
 
 
@@ -81,7 +81,7 @@ def test_unit_that_was_admitted_last_is_evicted_first() -> None:
 
 
 def test_fewest_units_are_evicted() -> None:
-    units = [*(runs(f"r{each}", 1, "m") for each in range(4)), runs("one", 4, "n"), HIGH]
+    units = [*(runs(f"r{number}", 1, "m") for number in range(4)), runs("one", 4, "n"), HIGH]
     assert "one ends for high" in say(decide([node("m", 4), node("n", 4)], units))
 
 

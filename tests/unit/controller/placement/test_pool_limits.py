@@ -106,7 +106,7 @@ def test_quota_is_kept_for_each_unit_that_waits_for_room() -> None:
     assert say(decide(cells, units, quota(devices=5))) == ["small gets m"]
     # The first lacks room alone, in whatever order one asks.
     counter = RefusalCounter(cells, decide(cells, [full, *heads], quota(devices=3)))
-    assert ["Quota" in counter.count(each) for each in reversed(heads)] == [True, False]
+    assert ["Quota" in counter.count(head) for head in reversed(heads)] == [True, False]
 
 
 @pytest.mark.parametrize(("devices", "decided"), [(5, []), (6, ["small gets n"])])
@@ -157,8 +157,8 @@ def test_borrowing_limit_is_kept_for_a_unit_that_waits_for_room() -> None:
 
 def test_nominated_units_count_in_the_quota() -> None:
     units = [
-        *(runs(f"r{each}", 4, "n", namespace="other", priority="low") for each in range(2)),
-        *(pod(f"u{each}", 4, at=each) for each in range(2)),
+        *(runs(f"r{number}", 4, "n", namespace="other", priority="low") for number in range(2)),
+        *(pod(f"u{number}", 4, at=number) for number in range(2)),
     ]
     made = decide([node("n")], units, quota(devices=4))
     assert say(made) == ["u0 waits on n for r0", "r0 ends for u0"]
@@ -175,7 +175,7 @@ def test_unit_that_needs_more_than_any_limit_allows_holds_up_no_other() -> None:
     large = [pod(f"large-{number}", gpus(5, memory=number), at=number) for number in range(1, CONSIDERED + 9)]
     made = decide([node("n")], [*large, pod("small", 2, at=999)], quota(devices=4))
     assert say(made) == ["small gets n"]
-    assert not any(each.can_start for each in made.blocked.values())
+    assert not any(blockage.can_start for blockage in made.blocked.values())
 
 
 def test_unit_that_needs_more_than_any_limit_allows_lets_a_nominated_one_move() -> None:
@@ -350,14 +350,14 @@ def test_limit_above_what_a_pool_has_is_found(rules: PoolRules, problem: str) ->
 
 
 def test_limit_above_the_memory_of_hosts_is_found() -> None:
-    found = find_pool_problems({"metal": PoolRules(nominal=128 * GIB)}, [host("h", 64 * GIB)])
-    assert [each.message for each in found] == [
+    problems = find_pool_problems({"metal": PoolRules(nominal=128 * GIB)}, [host("h", 64 * GIB)])
+    assert [problem.message for problem in problems] == [
         "nominal is 128.0 GiB of memory, but the pool has 64.0 GiB: lower it, or add hosts"
     ]
 
 
 def list_messages(rules: dict[str, PoolRules]) -> list[str]:
-    return [each.message for each in find_pool_problems(rules, CELLS)]
+    return [problem.message for problem in find_pool_problems(rules, CELLS)]
 
 
 def test_pool_without_a_cell_is_found() -> None:

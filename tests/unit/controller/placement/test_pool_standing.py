@@ -22,24 +22,24 @@ CELLS = [node("n"), node("a", pool="team-a", labels={"team": "a"})]
 
 
 def labels_of(cell: Cell) -> Mapping[str, str]:
-    found: Mapping[str, str] = cell.node["metadata"]["labels"] if cell.node is not None else {"team": "a"}
-    return found
+    labels: Mapping[str, str] = cell.node["metadata"]["labels"] if cell.node is not None else {"team": "a"}
+    return labels
 
 
 def measure(
     *pools: Obj, cells: list[Cell] | None = None, units: list[Unit] | None = None
 ) -> Mapping[str, PoolStanding]:
-    table = build_table((msgspec.convert(each, AcceleratorPool) for each in pools), VENDORS)
+    table = build_table((msgspec.convert(pool, AcceleratorPool) for pool in pools), VENDORS)
     held = units or []
     there = [subtract_units(cell, held) for cell in (CELLS if cells is None else cells)]
     return measure_pools(table, there, held, labels_of)
 
 
 def problems(*pools: Obj, **facts: Any) -> dict[str, list[tuple[str, str]]]:
-    found = measure(*pools, **facts)
+    standings = measure(*pools, **facts)
     return {
-        name: [(each.reason, each.message) for each in standing.problems]
-        for name, standing in found.items()
+        name: [(problem.reason, problem.message) for problem in standing.problems]
+        for name, standing in standings.items()
         if standing.problems
     }
 
@@ -52,9 +52,9 @@ def test_use_is_counted_by_home_and_by_whoever_holds_a_device() -> None:
         pod("waits", pools=("team-a", "nvidia")),
         pod("waits-too", pools=("nvidia", "team-a")),
     ]
-    found = measure(pool("team-a", **TEAM_A), pool("nvidia"), units=units)
-    assert found["team-a"] == PoolStanding("devices", 1, 8, 5, borrowed=1, lent=3, waiting=1)
-    assert found["nvidia"] == PoolStanding("devices", 1, 8, 1, borrowed=3, lent=1, waiting=1)
+    standings = measure(pool("team-a", **TEAM_A), pool("nvidia"), units=units)
+    assert standings["team-a"] == PoolStanding("devices", 1, 8, 5, borrowed=1, lent=3, waiting=1)
+    assert standings["nvidia"] == PoolStanding("devices", 1, 8, 1, borrowed=3, lent=1, waiting=1)
 
 
 def test_replica_of_an_earlier_spec_that_waits_no_longer_is_not_counted() -> None:
@@ -69,8 +69,8 @@ def test_devices_of_other_pods_are_used_too() -> None:
 
 def test_pool_of_hosts_counts_memory() -> None:
     units = [process("p", 16 * GIB, cells=("host/h",))]
-    found = measure(pool("metal", "metal"), cells=[host("h", 64 * GIB)], units=units)
-    assert found["metal"] == PoolStanding("memory", 1, 64 * GIB, 16 * GIB)
+    standings = measure(pool("metal", "metal"), cells=[host("h", 64 * GIB)], units=units)
+    assert standings["metal"] == PoolStanding("memory", 1, 64 * GIB, 16 * GIB)
 
 
 def test_pools_that_nobody_defines_have_no_standing() -> None:
@@ -84,8 +84,8 @@ def test_sound_pools_have_no_problem() -> None:
 
 
 def test_pool_that_contradicts_itself_says_so() -> None:
-    (found,) = problems(pool("bad", "cpu"))["bad"]
-    assert found[0] == "InvalidSpec"
+    (problem,) = problems(pool("bad", "cpu"))["bad"]
+    assert problem[0] == "InvalidSpec"
 
 
 def test_selector_that_matches_nothing_is_found_unless_an_autoscaler_adds_nodes() -> None:
@@ -97,19 +97,19 @@ def test_selector_that_matches_nothing_is_found_unless_an_autoscaler_adds_nodes(
 
 def test_later_pool_of_an_overlap_is_told() -> None:
     cells = [node(f"a{number}", pool="team-a", labels={"team": "a"}) for number in range(5)]
-    (found,) = problems(
+    (overlap,) = problems(
         pool("team-a", **TEAM_A), pool("team-b", **TEAM_A, elastic={"maxWaiting": 1}), cells=cells
     ).items()
     message = "pool team-a selects a0, a1, a2 and 2 more, too, and comes first by name: change one nodeSelector"
-    assert found == ("team-b", [("Overlap", message)])
+    assert overlap == ("team-b", [("Overlap", message)])
 
 
 def test_overlap_of_hosts_is_found_by_their_labels() -> None:
     cells = [host("h", pool="macs-1")]
     selected: dict[str, Any] = {"nodeSelector": {"team": "a"}}
-    found = problems(pool("macs-1", "metal", **selected), pool("macs-2", "metal", **selected), cells=cells)
-    assert [reason for reason, _ in found["macs-2"]] == ["NoCell", "Overlap"]
-    assert "macs-1" not in found
+    by_pool = problems(pool("macs-1", "metal", **selected), pool("macs-2", "metal", **selected), cells=cells)
+    assert [reason for reason, _ in by_pool["macs-2"]] == ["NoCell", "Overlap"]
+    assert "macs-1" not in by_pool
 
 
 @pytest.mark.parametrize(

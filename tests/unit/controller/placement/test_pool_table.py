@@ -22,46 +22,46 @@ TEAM_A: dict[str, Any] = {"nodeSelector": {"team": "a"}}
 
 
 def table(*pools: Obj) -> PoolTable:
-    return build_table((msgspec.convert(each, AcceleratorPool) for each in pools), VENDORS)
+    return build_table((msgspec.convert(pool, AcceleratorPool) for pool in pools), VENDORS)
 
 
 def refusal(spec: Obj, name: str = "team-a") -> str:
-    found = table(pool(name, **spec))
-    assert found.defined == ()
-    (refused,) = found.refused
+    pool_table = table(pool(name, **spec))
+    assert pool_table.defined == ()
+    (refused,) = pool_table.refused
     assert refused.name == name
     return refused.message
 
 
 def test_node_that_nobody_selects_is_in_the_pool_of_its_accelerator() -> None:
     assert table().find_pool("nvidia", {"team": "a"}) == "nvidia"
-    found = table(pool("nvidia", nominal=4), pool("team-a", **TEAM_A), pool("amd-a", "amd", **TEAM_A))
-    assert found.find_pool("nvidia", {"team": "b"}) == "nvidia"
-    assert found.find_pool("nvidia", {"team": "a", "zone": "z"}) == "team-a"
-    assert found.find_pool("amd", {"team": "a"}) == "amd-a"
+    pool_table = table(pool("nvidia", nominal=4), pool("team-a", **TEAM_A), pool("amd-a", "amd", **TEAM_A))
+    assert pool_table.find_pool("nvidia", {"team": "b"}) == "nvidia"
+    assert pool_table.find_pool("nvidia", {"team": "a", "zone": "z"}) == "team-a"
+    assert pool_table.find_pool("amd", {"team": "a"}) == "amd-a"
 
 
 def test_node_that_several_pools_select_is_in_the_first_by_name() -> None:
-    found = table(pool("b", **TEAM_A), pool("a", nodeSelector={"zone": "z"}), pool("c", **TEAM_A))
-    assert found.list_selecting("nvidia", {"team": "a", "zone": "z"}) == ["a", "b", "c"]
-    assert found.find_pool("nvidia", {"team": "a"}) == "b"
+    pool_table = table(pool("b", **TEAM_A), pool("a", nodeSelector={"zone": "z"}), pool("c", **TEAM_A))
+    assert pool_table.list_selecting("nvidia", {"team": "a", "zone": "z"}) == ["a", "b", "c"]
+    assert pool_table.find_pool("nvidia", {"team": "a"}) == "b"
 
 
 def test_pool_of_the_name_of_its_accelerator_limits_the_implicit_one() -> None:
-    found = table(pool("nvidia", nominal=4, elastic={"maxWaiting": 2}, **TEAM_A))
-    assert found.rules == {"nvidia": PoolRules(nominal=4, elastic=2)}
-    assert found.list_pools("nvidia") == ("nvidia",)
+    pool_table = table(pool("nvidia", nominal=4, elastic={"maxWaiting": 2}, **TEAM_A))
+    assert pool_table.rules == {"nvidia": PoolRules(nominal=4, elastic=2)}
+    assert pool_table.list_pools("nvidia") == ("nvidia",)
 
 
 def test_limits_are_read() -> None:
     quotas = [{"namespace": "x", "devices": 3}, {"namespace": "*", "memory": "1Gi"}]
     spec: Obj = {"nominal": "8", "borrowingLimit": 2, "lendingLimit": 0, "quotas": quotas}
-    found = table(pool("team-a", **TEAM_A, **spec), pool("macs", "metal", nominal="64Gi", nodeSelector={"a": "b"}))
-    assert found.rules == {
+    pool_table = table(pool("team-a", **TEAM_A, **spec), pool("macs", "metal", nominal="64Gi", nodeSelector={"a": "b"}))
+    assert pool_table.rules == {
         "macs": PoolRules(nominal=64 * GIB, node_labels=(("a", "b"),)),
         "team-a": PoolRules(8, 2, 0, 0, (("team", "a"),)),
     }
-    assert found.quotas == {("x", "team-a"): PoolQuota(3), ("*", "team-a"): PoolQuota(memory_bytes=GIB)}
+    assert pool_table.quotas == {("x", "team-a"): PoolQuota(3), ("*", "team-a"): PoolQuota(memory_bytes=GIB)}
 
 
 @pytest.mark.parametrize(
@@ -77,23 +77,23 @@ def test_pool_that_contradicts_itself_is_as_good_as_absent(spec: Obj, name: str,
 
 
 def test_accelerator_of_a_pool_is_known() -> None:
-    found = table(pool("team-a", **TEAM_A), pool("bad", "cpu"))
+    pool_table = table(pool("team-a", **TEAM_A), pool("bad", "cpu"))
     names = ("team-a", "nvidia", "metal", "bad", "cpu", "gone")
-    assert [found.find_accelerator(name) for name in names] == ["nvidia", "nvidia", "metal", "", "", ""]
+    assert [pool_table.find_accelerator(name) for name in names] == ["nvidia", "nvidia", "metal", "", "", ""]
 
 
 def test_status_of_a_pool_changes_nothing_that_is_derived_from_pools() -> None:
-    known = store((ACCELERATOR_POOLS, pool("team-a", **TEAM_A)))
-    first = read_pools(known, VENDORS)
+    cluster = store((ACCELERATOR_POOLS, pool("team-a", **TEAM_A)))
+    first = read_pools(cluster, VENDORS)
     reported = pool("team-a", **TEAM_A, status={"cells": 3})
     reported["metadata"]["resourceVersion"] = "2"
-    known.put(ACCELERATOR_POOLS, reported)
-    assert read_pools(known, VENDORS) is first
-    known.put(ACCELERATOR_POOLS, pool("team-a", version=3, nominal=1, **TEAM_A))
-    assert read_pools(known, VENDORS) is not first
+    cluster.put(ACCELERATOR_POOLS, reported)
+    assert read_pools(cluster, VENDORS) is first
+    cluster.put(ACCELERATOR_POOLS, pool("team-a", version=3, nominal=1, **TEAM_A))
+    assert read_pools(cluster, VENDORS) is not first
     same, later = pool("a", version=1), pool("a", version=2)
-    assert not is_decisive(known, ACCELERATOR_POOLS, pool("a", version=1), same)
-    assert is_decisive(known, ACCELERATOR_POOLS, same, later)
+    assert not is_decisive(cluster, ACCELERATOR_POOLS, pool("a", version=1), same)
+    assert is_decisive(cluster, ACCELERATOR_POOLS, same, later)
 
 
 def queue(*pools: Obj, **spec: Any) -> Store:
@@ -101,7 +101,7 @@ def queue(*pools: Obj, **spec: Any) -> Store:
         (INFERENCE_SERVICES, queued_service(**spec)),
         (DEPLOYMENTS, deployment_of()),
         (PODS, queue_pod("one")),
-        *((ACCELERATOR_POOLS, each) for each in pools),
+        *((ACCELERATOR_POOLS, pool) for pool in pools),
     )
 
 
@@ -118,19 +118,19 @@ def test_unit_may_use_all_pools_of_its_accelerator_unless_its_service_names_some
 
 
 def test_units_follow_pools_that_come_and_go() -> None:
-    known = queue()
-    assert pools_now(known) == ("nvidia",)
-    known.put(ACCELERATOR_POOLS, pool("team-a", **TEAM_A))
-    assert pools_now(known) == ("nvidia", "team-a")
-    known.remove(ACCELERATOR_POOLS, None, "team-a")
-    assert pools_now(known) == ("nvidia",)
+    store = queue()
+    assert pools_now(store) == ("nvidia",)
+    store.put(ACCELERATOR_POOLS, pool("team-a", **TEAM_A))
+    assert pools_now(store) == ("nvidia", "team-a")
+    store.remove(ACCELERATOR_POOLS, None, "team-a")
+    assert pools_now(store) == ("nvidia",)
 
 
 def test_pod_that_was_admitted_without_a_node_still_tells_its_rules() -> None:
     admitted = queue_pod("one", gated=False)
     admitted["spec"]["affinity"] = {"nodeAffinity": {}}
-    known = store((INFERENCE_SERVICES, queued_service()), (DEPLOYMENTS, deployment_of()), (PODS, admitted))
-    (unit,) = observe_units(known, VENDORS, NOW).units
+    cluster = store((INFERENCE_SERVICES, queued_service()), (DEPLOYMENTS, deployment_of()), (PODS, admitted))
+    (unit,) = observe_units(cluster, VENDORS, NOW).units
     assert isinstance(unit.requirement, NodeRequirement)
     assert (unit.state, unit.cells, set(unit.requirement.pod_spec)) == ("running", (), {"affinity"})
 

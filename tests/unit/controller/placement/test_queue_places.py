@@ -32,8 +32,8 @@ def observe(
     pods: Sequence[Obj], freed: Sequence[str] = (), replicas: int = 3, created: datetime = BORN
 ) -> ObservedUnits:
     service = queued_service(replicas=replicas, created=created)
-    known = store((INFERENCE_SERVICES, service), (DEPLOYMENTS, deployment_of()), *((PODS, pod) for pod in pods))
-    return observe_units(known, VENDORS, NOW, {"uid-chat": freed})
+    cluster = store((INFERENCE_SERVICES, service), (DEPLOYMENTS, deployment_of()), *((PODS, pod) for pod in pods))
+    return observe_units(cluster, VENDORS, NOW, {"uid-chat": freed})
 
 
 def places(pods: Sequence[Obj], freed: Sequence[str] = (), replicas: int = 3) -> Mapping[str, str]:
@@ -56,8 +56,8 @@ def test_place_is_read_as_it_was_written(microseconds: int) -> None:
 
 
 def test_pods_of_one_second_have_different_places() -> None:
-    found = [find_own_place(queue_pod(f"pod-{number}")) for number in range(100)]
-    assert len(set(found)) == len(found)
+    places = [find_own_place(queue_pod(f"pod-{number}")) for number in range(100)]
+    assert len(set(places)) == len(places)
 
 
 def test_pod_without_predecessor_keeps_its_own_place() -> None:
@@ -66,16 +66,16 @@ def test_pod_without_predecessor_keeps_its_own_place() -> None:
 
 
 def test_successor_of_an_evicted_pod_inherits_its_place() -> None:
-    found = observe([ENDS, NEW])
-    assert found.places == {UnitKey("pod", NAMESPACE, "new"): own(OLD)}
-    assert {unit.enqueued_at for unit in found.units} == {find_own_place(OLD)}
+    units = observe([ENDS, NEW])
+    assert units.places == {UnitKey("pod", NAMESPACE, "new"): own(OLD)}
+    assert {unit.enqueued_at for unit in units.units} == {find_own_place(OLD)}
 
 
 def test_pod_that_has_ended_has_its_place_until_it_vanishes() -> None:
     ended = {**ENDS, "status": {**ENDS["status"], "phase": "Succeeded"}}
-    found = observe([ended, NEW])
-    assert found.places == {UnitKey("pod", NAMESPACE, "new"): own(OLD)}
-    assert [unit.cells for unit in found.units] == [(), ()]
+    units = observe([ended, NEW])
+    assert units.places == {UnitKey("pod", NAMESPACE, "new"): own(OLD)}
+    assert [unit.cells for unit in units.units] == [(), ()]
 
 
 def test_successor_inherits_the_place_that_was_inherited() -> None:
@@ -124,10 +124,10 @@ def test_pod_that_is_evicted_during_a_change_comes_back_at_its_place() -> None:
 
 
 def test_freed_place_is_inherited_and_then_spent() -> None:
-    found = observe([NEW], [own(OLD)])
-    assert found.places == {UnitKey("pod", NAMESPACE, "new"): own(OLD)}
-    assert found.open_places == {"uid-chat": (own(OLD),)}
-    assert observe([NEW], [own(OLD)], replicas=1).open_places == found.open_places
+    units = observe([NEW], [own(OLD)])
+    assert units.places == {UnitKey("pod", NAMESPACE, "new"): own(OLD)}
+    assert units.open_places == {"uid-chat": (own(OLD),)}
+    assert observe([NEW], [own(OLD)], replicas=1).open_places == units.open_places
     stamped = queue_pod("new", annotations={ENQUEUED_AT: own(OLD)})
     assert observe([stamped], [own(OLD)]).open_places == {}
 
@@ -147,9 +147,9 @@ def test_no_more_freed_places_are_kept_than_replicas_are_missing() -> None:
     freed = [own(queue_pod(f"gone-{number}", created=NOW - timedelta(hours=3))) for number in range(9)]
     first = tuple(sorted(freed)[:2])
     assert observe([], freed, replicas=2).open_places == {"uid-chat": first}
-    found = observe([NEW], freed, replicas=2)
-    assert found.places == {UnitKey("pod", NAMESPACE, "new"): min(freed)}
-    assert found.open_places == {"uid-chat": first}
+    units = observe([NEW], freed, replicas=2)
+    assert units.places == {UnitKey("pod", NAMESPACE, "new"): min(freed)}
+    assert units.open_places == {"uid-chat": first}
 
 
 def test_thousands_of_pods_of_one_service_take_no_square_of_time() -> None:
@@ -169,16 +169,16 @@ def _count_comparisons(number: int) -> int:
 
     unit = observe([queue_pod("new")], []).units[0]
     heirs = [
-        ReplicaUnit(msgspec.structs.replace(unit, uid=f"{each}", enqueued_at=1e9 + each), "chat", "a", 1e9 + each)
-        for each in range(number)
+        ReplicaUnit(msgspec.structs.replace(unit, uid=f"{index}", enqueued_at=1e9 + index), "chat", "a", 1e9 + index)
+        for index in range(number)
     ]
-    assert len(assign_places(heirs, [Counted(each) for each in range(number)], number)) == number
+    assert len(assign_places(heirs, [Counted(index) for index in range(number)], number)) == number
     return count
 
 
 def test_place_of_an_earlier_service_is_not_inherited() -> None:
-    found = observe([ENDS, NEW], created=NOW - timedelta(hours=1))
-    assert found.places == {}
+    units = observe([ENDS, NEW], created=NOW - timedelta(hours=1))
+    assert units.places == {}
     assert observe([NEW], ["1970-01-01T00:00:00Z"]).places == {
         UnitKey("pod", NAMESPACE, "new"): format_place(BORN.timestamp())
     }
@@ -199,14 +199,14 @@ def observe_all(
 ) -> Mapping[str, str]:
     """Return the places that pods, of one Deployment for each accelerator, and processes inherit."""
     service = queued_service(replicas=replicas, hardware={"accelerator": "auto"})
-    known = store(
+    cluster = store(
         (INFERENCE_SERVICES, service),
         *((DEPLOYMENTS, deployment_of(name=name)) for name in ("chat", "chat-amd")),
         *((PODS, pod) for pod in pods),
-        *((METAL_PROCESSES, each) for each in processes),
+        *((METAL_PROCESSES, process) for process in processes),
     )
-    found = observe_units(known, VENDORS, NOW, {"uid-chat": freed})
-    return {key.name: place for key, place in found.places.items()}
+    units = observe_units(cluster, VENDORS, NOW, {"uid-chat": freed})
+    return {key.name: place for key, place in units.places.items()}
 
 
 def on_amd(pod: Obj) -> Obj:
@@ -241,8 +241,8 @@ def test_replica_on_another_accelerator_has_no_better_place_than_any_that_may_en
     waiting = [queue_pod(name, created=NOW - timedelta(hours=age)) for name, age in (("first", 3), ("second", 2))]
     assert observe_all(waiting, [ELSEWHERE], 2) == {"chat-1-0": own(waiting[1])}
     second = process("chat-1-1", creationTimestamp=timestamp(NOW + timedelta(minutes=1)))
-    found = observe_all(waiting, [ELSEWHERE, second], 2)
-    assert found == {"chat-1-1": own(waiting[1]), "chat-1-0": own(waiting[0])}
+    places = observe_all(waiting, [ELSEWHERE, second], 2)
+    assert places == {"chat-1-1": own(waiting[1]), "chat-1-0": own(waiting[0])}
     later = queue_pod("later", created=NOW + timedelta(minutes=2))
     assert observe_all([later], [ELSEWHERE], 1) == {"later": own(ELSEWHERE)}
     runs = queue_pod("later", gated=False, node="n1", created=NOW + timedelta(minutes=2))
@@ -270,9 +270,9 @@ def test_place_that_an_heir_leaves_goes_to_the_next() -> None:
     ]
     first["metadata"]["deletionTimestamp"] = timestamp(SOON)
     assert places([first, second, third, *heirs]) == {"second": own(first), "third": own(second)}
-    found = observe([second], [own(first), own(second)], replicas=2)
-    assert found.places == {UnitKey("pod", NAMESPACE, "second"): own(first)}
-    assert found.open_places == {"uid-chat": (own(first), own(second))}
+    units = observe([second], [own(first), own(second)], replicas=2)
+    assert units.places == {UnitKey("pod", NAMESPACE, "second"): own(first)}
+    assert units.open_places == {"uid-chat": (own(first), own(second))}
 
 
 @pytest.mark.parametrize("present", ["one", "two"])
@@ -284,22 +284,22 @@ def test_deployment_tells_which_of_two_templates_of_one_second_is_present(presen
         for mark in ("one", "two")
         for state, node in (("waits", ""), ("runs", "n1"))
     ]
-    known = store((INFERENCE_SERVICES, queued_service()), (DEPLOYMENTS, deployment), *((PODS, pod) for pod in pods))
-    found = {unit.key.name: unit for unit in observe_units(known, VENDORS, NOW).units}
+    cluster = store((INFERENCE_SERVICES, queued_service()), (DEPLOYMENTS, deployment), *((PODS, pod) for pod in pods))
+    units = {unit.key.name: unit for unit in observe_units(cluster, VENDORS, NOW).units}
     other = "two" if present == "one" else "one"
-    assert found[f"{present}-waits"].replaces == {f"uid-{other}-runs"}
-    assert found[f"{other}-waits"].replaces == frozenset()
-    assert [name for name, unit in found.items() if unit.is_superseded] == [f"{other}-waits"]
+    assert units[f"{present}-waits"].replaces == {f"uid-{other}-runs"}
+    assert units[f"{other}-waits"].replaces == frozenset()
+    assert [name for name, unit in units.items() if unit.is_superseded] == [f"{other}-waits"]
 
 
 def test_pod_without_a_mark_is_of_an_earlier_template_once_the_deployment_has_one() -> None:
     old, new = queue_pod("old", template="one", gated=False, node="n1"), queue_pod("new", template="two")
     new["metadata"]["annotations"][POD_TEMPLATE] = "two"
-    known = store(
+    cluster = store(
         (INFERENCE_SERVICES, queued_service()), (DEPLOYMENTS, deployment_of(mark="two")), (PODS, old), (PODS, new)
     )
-    found = {unit.key.name: unit for unit in observe_units(known, VENDORS, NOW).units}
-    assert found["new"].replaces == {"uid-old"}
+    units = {unit.key.name: unit for unit in observe_units(cluster, VENDORS, NOW).units}
+    assert units["new"].replaces == {"uid-old"}
 
 
 class QueueOfOneService(RuleBasedStateMachine):
@@ -338,7 +338,7 @@ class QueueOfOneService(RuleBasedStateMachine):
         pod = self.pods[data.draw(st.sampled_from(sorted(self.pods)))]
         pod["metadata"]["deletionTimestamp"] = timestamp(SOON)
 
-    @precondition(lambda self: any("deletionTimestamp" in each["metadata"] for each in self.pods.values()))
+    @precondition(lambda self: any("deletionTimestamp" in pod["metadata"] for pod in self.pods.values()))
     @rule(data=st.data())
     def vanish_with_a_record(self, data: st.DataObject) -> None:
         ended = [name for name, pod in self.pods.items() if "deletionTimestamp" in pod["metadata"]]
@@ -348,29 +348,29 @@ class QueueOfOneService(RuleBasedStateMachine):
 
     @rule()
     def stamp(self) -> None:
-        found = self.found
-        for key, place in found.places.items():
+        observed = self.found
+        for key, place in observed.places.items():
             self.pods[key.name]["metadata"]["annotations"][ENQUEUED_AT] = place
-        self.freed = [place for place in self.freed if place in found.open_places.get("uid-chat", ())]
+        self.freed = [place for place in self.freed if place in observed.open_places.get("uid-chat", ())]
         assert self.found.places == {}
 
     @invariant()
     def no_place_is_made_up_lost_or_given_twice(self) -> None:
-        found = self.found
-        living = [unit for unit in found.units if unit.state == "waiting"]
-        assert {unit.enqueued_at for unit in found.units} <= self.origins
+        observed = self.found
+        living = [unit for unit in observed.units if unit.state == "waiting"]
+        assert {unit.enqueued_at for unit in observed.units} <= self.origins
         by_template: dict[str, list[float]] = {}
         for unit in living:
             template = self.pods[unit.key.name]["metadata"]["labels"]["pod-template-hash"]
             by_template.setdefault(template, []).append(unit.enqueued_at)
         # A place may be that of one pod and of its successor of the next template, and of no two pods of one.
-        assert all(len(set(each)) == len(each) for each in by_template.values())
+        assert all(len(set(places)) == len(places) for places in by_template.values())
         held = {unit.enqueued_at for unit in living}
-        left = {unit.enqueued_at for unit in found.units if unit.state == "ending"} - held
+        left = {unit.enqueued_at for unit in observed.units if unit.state == "ending"} - held
         left |= {place for text in self.freed if (place := parse_seconds(text)) is not None} - held
         without = [unit for unit in living if unit.enqueued_at == find_own_place(self.pods[unit.key.name])]
         assert not any(unit.enqueued_at > place for unit in without for place in left)
-        kept = {*found.open_places.get("uid-chat", ()), *(format_place(unit.enqueued_at) for unit in found.units)}
+        kept = {*observed.open_places.get("uid-chat", ()), *(format_place(unit.enqueued_at) for unit in observed.units)}
         assert kept.issuperset(self.freed)
 
 

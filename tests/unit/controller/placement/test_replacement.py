@@ -84,8 +84,8 @@ def ended(seconds_ago: float, **fields: Any) -> SpeedReplacement:
 def test_slow_replica_stays_for_these_reasons(
     last: SpeedReplacement | None, service: ServiceFacts, beside: list[SpeedReplacement], reason: str | None
 ) -> None:
-    found = find_hold(last, service, beside, NOW, RULES)
-    assert (found.reason if found is not None else None) == reason
+    hold = find_hold(last, service, beside, NOW, RULES)
+    assert (hold.reason if hold is not None else None) == reason
 
 
 def test_nothing_is_replaced_beside_another_replacement_or_without_the_option() -> None:
@@ -133,11 +133,11 @@ def test_replica_that_does_not_fit_goes_first_and_then_the_slowest_in_relation_t
 def test_replacement_goes_on_until_it_is_over(
     seconds: float, service: ServiceFacts, outcome: str | None, words: str
 ) -> None:
-    found = go_on(begun(), service, NOW + timedelta(seconds=seconds))
-    assert found.replacement.outcome == outcome
-    assert words in found.replacement.message
-    assert (found.replacement.ended_at is None) == (outcome is None)
-    assert (found.again_seconds is None) == (outcome is not None)
+    progress = go_on(begun(), service, NOW + timedelta(seconds=seconds))
+    assert progress.replacement.outcome == outcome
+    assert words in progress.replacement.message
+    assert (progress.replacement.ended_at is None) == (outcome is None)
+    assert (progress.again_seconds is None) == (outcome is not None)
 
 
 @pytest.mark.parametrize("started_at", ["9999-12-31T23:59:59Z", "2026-01-01T03:00:00Z", "soon", ""])
@@ -176,31 +176,33 @@ class SimulatedService:
         surge = count_surge(self.last, self.pods, self.wanted)
         # The number is decided by what was seen before the mark was written.
         self._scale(self.wanted + surge)
-        self.pods = [each._replace(is_marked=each.uid == leaving) for each in self.pods]
+        self.pods = [pod._replace(is_marked=pod.uid == leaving) for pod in self.pods]
 
     def _scale(self, count: int) -> None:
         while len(self.pods) < count:
             self._made += 1
             self.pods.append(replica(f"made{self._made}", is_ready=False, place=""))
-        ranked = sorted(self.pods, key=lambda each: (bool(each.place), each.is_ready, not each.is_marked))
+        ranked = sorted(self.pods, key=lambda replica: (bool(replica.place), replica.is_ready, not replica.is_marked))
         gone = ranked[: max(0, len(self.pods) - count)]
-        assert all(each.is_marked for each in gone if each.is_ready), "Kubernetes would end any of them"
-        self.pods = [each for each in self.pods if each not in gone]
+        assert all(present_replica.is_marked for present_replica in gone if present_replica.is_ready), (
+            "Kubernetes would end any of them"
+        )
+        self.pods = [pod for pod in self.pods if pod not in gone]
 
     def place(self) -> None:
-        self._change(lambda each: not each.place, lambda each: each._replace(place=f"node/{each.uid}"))
+        self._change(lambda pod: not pod.place, lambda pod: pod._replace(place=f"node/{pod.uid}"))
 
     def start(self) -> None:
-        self._change(lambda each: bool(each.place) and not each.is_ready, lambda each: each._replace(is_ready=True))
+        self._change(lambda pod: bool(pod.place) and not pod.is_ready, lambda pod: pod._replace(is_ready=True))
 
     def _change(self, concerns: Any, change: Any) -> None:
-        index = next((index for index, each in enumerate(self.pods) if concerns(each)), None)
+        index = next((index for index, pod in enumerate(self.pods) if concerns(pod)), None)
         if index is not None:
             self.pods[index] = change(self.pods[index])
 
     @property
     def ready(self) -> int:
-        return sum(each.is_ready for each in self.pods)
+        return sum(pod.is_ready for pod in self.pods)
 
 
 STEPS = st.lists(
@@ -239,7 +241,7 @@ def test_simulated_service_moves_its_slow_replica() -> None:
     service = SimulatedService(2)
     for step in ("slow", "reconcile", "place", "reconcile", "start", "reconcile", "reconcile"):
         take_step(service, step)
-    assert [each.uid for each in service.pods] == ["uid-first1", "uid-made1"]
+    assert [pod.uid for pod in service.pods] == ["uid-first1", "uid-made1"]
     assert service.last is not None
     assert (service.last.outcome, service.last.to_place) == ("Moved", "node/uid-made1")
 
@@ -290,8 +292,8 @@ def test_second_place_is_held_for_a_tenth_of_the_time_at_most() -> None:
         outcome="GivenUp",
     )
     last = NOW + timedelta(seconds=(LEAST_PAUSE - 1) * START_SECONDS)
-    found = find_hold(slow_start, facts(replica("a")), [], last - timedelta(seconds=1), RULES)
-    assert (found.reason if found is not None else None) == "CoolDown"
+    hold = find_hold(slow_start, facts(replica("a")), [], last - timedelta(seconds=1), RULES)
+    assert (hold.reason if hold is not None else None) == "CoolDown"
     assert find_hold(slow_start, facts(replica("a")), [], last, RULES) is None
 
 
@@ -338,12 +340,12 @@ def test_replica_for_a_better_place_takes_nothing_that_another_would_get(
     surge = send_to_better_place(waiting_unit("surge", priority=own, enqueued_at=-1.0), "node/n9", 0.0)
     without = plan(nodes, [*running, *others], rules, 10_000.0)
     beside = plan(nodes, [*running, *others, surge], rules, 10_000.0)
-    ours = [each for each in beside.actions if unit_of(each).uid == surge.uid]
-    assert [each for each in beside.actions if each not in ours] == list(without.actions)
-    assert {uid: each for uid, each in beside.blocked.items() if uid != surge.uid} == without.blocked
-    for each in ours:
-        assert isinstance(each, Admit)
-        (cell,) = each.cells
+    ours = [action for action in beside.actions if unit_of(action).uid == surge.uid]
+    assert [action for action in beside.actions if action not in ours] == list(without.actions)
+    assert {uid: block for uid, block in beside.blocked.items() if uid != surge.uid} == without.blocked
+    for our in ours:
+        assert isinstance(our, Admit)
+        (cell,) = our.cells
         closure = without.closed.get(cell)
         assert closure is None, "no other one waits for this node"
         assert without.left[cell][GPU] >= 1

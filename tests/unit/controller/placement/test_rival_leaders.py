@@ -60,8 +60,8 @@ class World:
         stored = {**obj, "metadata": {**obj["metadata"], "resourceVersion": str(self._version)}}
         self.objects[resource, object_key(obj)] = stored
         if resource == PODS:
-            for known, lag_seconds in self.watches:
-                asyncio.get_running_loop().call_later(lag_seconds, known.put, PODS, stored)
+            for watch, lag_seconds in self.watches:
+                asyncio.get_running_loop().call_later(lag_seconds, watch.put, PODS, stored)
             self._count_devices()
         return stored
 
@@ -76,8 +76,8 @@ class World:
         def show(known: Store) -> None:
             known.remove(PODS, "team", name, uid=pod["metadata"]["uid"], resource_version=version)
 
-        for known, lag_seconds in self.watches:
-            asyncio.get_running_loop().call_later(lag_seconds, show, known)
+        for watch, lag_seconds in self.watches:
+            asyncio.get_running_loop().call_later(lag_seconds, show, watch)
         return pod
 
     def replace_pod(self, name: str) -> None:
@@ -183,8 +183,8 @@ class LateApi(AdmissionApi):
     async def patch_merge(
         self, resource: Resource, name: str, namespace: str | None, patch: Mapping[str, Any], *, field_manager: str
     ) -> Obj:
-        found = self.objects.get((resource, ObjectKey(namespace or "", name)))
-        if found is not None and found["metadata"]["uid"] != patch["metadata"]["uid"]:
+        stored = self.objects.get((resource, ObjectKey(namespace or "", name)))
+        if stored is not None and stored["metadata"]["uid"] != patch["metadata"]["uid"]:
             raise Conflict("patch", status=409)
         write = partial(super().patch_merge, resource, name, namespace, patch, field_manager=field_manager)
         return await self._make(write, is_quick=False)
@@ -226,8 +226,8 @@ class Leader:
         nodes = tuple(node(name, devices) for name, devices in world.devices.items())
         self._bench: AdmissionBench = bench(*templates, nodes=nodes, identity=name)
         self.known = self._bench.known
-        for each in templates:
-            self.known.remove(PODS, "team", each["metadata"]["name"], uid=each["metadata"]["uid"])
+        for template in templates:
+            self.known.remove(PODS, "team", template["metadata"]["name"], uid=template["metadata"]["uid"])
         for pod in world.list_pods():
             self.known.put(PODS, pod)
         world.watches.append((self.known, world.chance.choice((0.0, 0.01, 0.5))))
@@ -281,8 +281,8 @@ async def follow_each_other(world: World, *, gangs: bool, loses_ledger: bool) ->
         if world.chance.random() < 0.5:
             terms[-1].cancel()
         await asyncio.sleep(world.chance.choice((0, 5)))
-    for each in (users, *terms):
-        each.cancel()
+    for task in (users, *terms):
+        task.cancel()
     await asyncio.gather(users, *terms, return_exceptions=True)
 
 

@@ -93,7 +93,7 @@ def test_rounds_that_decide_nothing_take_a_hundredth_of_the_time(
 ) -> None:
     pacer, now, rounds = RoundPacer(), 0.0, 0
     while now < HOURS_SECONDS:
-        begin, cause = min((max(now, pacer.find_begin(each)), each) for each in causes)
+        begin, cause = min((max(now, pacer.find_begin(reason)), reason) for reason in causes)
         now, rounds = note_idle(pacer, cause, begin, spent_seconds), rounds + 1
     assert rounds * spent_seconds < 1.02 * HOURS_SECONDS / IDLE_SHARE
 
@@ -180,7 +180,7 @@ def test_room_is_planned_within_a_second_whatever_comes_and_goes(seed: int) -> N
     async def main() -> float:
         async with asyncio.TaskGroup() as tasks:
             changes = (cluster.lead(), cluster.churn(END), cluster.churn(UNIT))
-            endless = [tasks.create_task(each) for each in changes]
+            endless = [tasks.create_task(change) for change in changes]
             await cluster.free_room(50)
             for task in endless:
                 task.cancel()

@@ -50,15 +50,15 @@ def waiting_pod(resource: str = GPU, number: int = 1) -> Obj:
 def play(
     labels: dict[str, str], served: Obj, pod: Obj, *pools: Obj, resource: str = GPU
 ) -> tuple[CellRegistry, Unit, Round]:
-    known = store(
+    cluster = store(
         (NODES, gpu_node(labels, resource)),
-        *((ACCELERATOR_POOLS, each) for each in pools),
+        *((ACCELERATOR_POOLS, pool) for pool in pools),
         (INFERENCE_SERVICES, served),
         (DEPLOYMENTS, deployment_of("chat")),
         (PODS, pod),
     )
-    cells = CellRegistry(known, VENDORS, lambda _host: True)
-    (unit,) = observe_units(known, VENDORS, NOW).units
+    cells = CellRegistry(cluster, VENDORS, lambda _host: True)
+    (unit,) = observe_units(cluster, VENDORS, NOW).units
     return cells, unit, plan(cells.list_cells(), [unit], PlanRules(), 0.0)
 
 
@@ -137,9 +137,9 @@ def test_user_sees_why_a_slice_is_too_small_and_what_would_help() -> None:
 def test_device_of_a_node_with_slices_has_the_memory_of_a_slice(
     labels: dict[str, str], pools: tuple[Obj, ...], expected: DeviceSizes
 ) -> None:
-    known = Store()
-    declare_nodes(known, VENDORS)
-    known.put(NODES, gpu_node(labels))
-    for each in pools:
-        known.put(ACCELERATOR_POOLS, each)
-    assert find_device_sizes(known, "nvidia") == expected
+    cluster = Store()
+    declare_nodes(cluster, VENDORS)
+    cluster.put(NODES, gpu_node(labels))
+    for definition in pools:
+        cluster.put(ACCELERATOR_POOLS, definition)
+    assert find_device_sizes(cluster, "nvidia") == expected

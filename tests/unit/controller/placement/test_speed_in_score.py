@@ -37,11 +37,11 @@ GIB = 2**30
 def place(cells: list[Cell], unit: Unit) -> str:
     """Return the cell that a unit gets; empty if none."""
     made = plan(cells, [unit], PlanRules(), 0.0)
-    return next((each.cells[0] for each in made.actions if isinstance(each, Admit)), "")
+    return next((action.cells[0] for action in made.actions if isinstance(action, Admit)), "")
 
 
 def cells_of(*classes: str) -> list[Cell]:
-    return [node(f"n{number}", device_class=each) for number, each in enumerate(classes)]
+    return [node(f"n{number}", device_class=class_name) for number, class_name in enumerate(classes)]
 
 
 def test_unit_goes_to_the_fastest_class() -> None:
@@ -120,8 +120,8 @@ def test_idle_and_cheap_node_is_preferred_among_equals() -> None:
 
 def test_score_says_speed_utilization_and_cost() -> None:
     cell = node("n", device_class=L4, utilization_percent=40, cost_permille=250)
-    found = score_cell(pod("a", speeds=SPEEDS), gpus(1), cell, cell.free, siblings=0)
-    assert found.explain() == (
+    score = score_cell(pod("a", speeds=SPEEDS), gpus(1), cell, cell.free, siblings=0)
+    assert score.explain() == (
         "no replica of the service there, 19 points, 24.0 tokens/s, 7 devices left, 40% used, 25% of the highest cost"
     )
 
@@ -144,9 +144,9 @@ def test_points_are_from_0_to_100(free: int, used: int | None, cost: int | None,
     unit = process("p", speeds=SpeedProfile((("m", speed), ("n", 50.0))), weights="w")
     has = frozenset({weights})
     cell = host("h", device_class="m", utilization_percent=used, cost_permille=cost, weights=has)
-    found = score_cell(unit, {MEMORY: 8}, cell, {MEMORY: free}, siblings=0)
-    assert 0 <= found.points <= 100
-    assert found.points == count_cell_points(cell, found.leftover) + count_unit_points(unit, cell)
+    score = score_cell(unit, {MEMORY: 8}, cell, {MEMORY: free}, siblings=0)
+    assert 0 <= score.points <= 100
+    assert score.points == count_cell_points(cell, score.leftover) + count_unit_points(unit, cell)
 
 
 @given(st.integers(0, 64), st.integers(0, 64))
@@ -160,8 +160,8 @@ def test_tighter_packing_never_gives_fewer_points(one: int, other: int) -> None:
 def observe(status: Obj, **spec: Any) -> Unit:
     """Return the unit of the only pod of a service with this status."""
     chat = service(status=status, hardware={"accelerator": "nvidia"}, **spec)
-    known = store((INFERENCE_SERVICES, chat), (DEPLOYMENTS, deployment_of()), (PODS, queue_pod("one")))
-    (unit,) = observe_units(known, VENDORS, NOW).units
+    cluster = store((INFERENCE_SERVICES, chat), (DEPLOYMENTS, deployment_of()), (PODS, queue_pod("one")))
+    (unit,) = observe_units(cluster, VENDORS, NOW).units
     return unit
 
 
@@ -205,8 +205,8 @@ def test_status_of_an_earlier_spec_tells_no_speeds() -> None:
 def alternatives(cells: list[Cell], unit: Unit, *others: Unit) -> list[tuple[str, str, str]]:
     """Return device class, cell and refusal of the other places of an admitted unit."""
     made = plan(cells, [unit, *others], PlanRules(), 0.0)
-    (admitted,) = [each for each in made.actions if isinstance(each, Admit) and each.unit is unit]
-    return [(each.device_class, each.cell, each.refusal) for each in admitted.others]
+    (admitted,) = [action for action in made.actions if isinstance(action, Admit) and action.unit is unit]
+    return [(other.device_class, other.cell, other.refusal) for other in admitted.others]
 
 
 def test_others_are_the_best_free_cell_of_each_class_the_best_first() -> None:
@@ -227,14 +227,14 @@ def test_class_without_a_place_is_among_the_others_with_the_reason() -> None:
 def test_what_earlier_units_of_the_round_took_is_no_other_place() -> None:
     first, second = pod("a", 8, at=1, speeds=SPEEDS), pod("b", 8, at=2, speeds=SPEEDS)
     made = plan(cells_of(H100, H100, L4), [first, second], PlanRules(), 0.0)
-    found = {each.unit.uid: each.others for each in made.actions if isinstance(each, Admit)}
-    assert [each.cell for each in found["a"]] == ["node/n1", "node/n2"]
-    assert [each.cell for each in found["b"]] == ["node/n2"]
+    alternatives = {action.unit.uid: action.others for action in made.actions if isinstance(action, Admit)}
+    assert [alternative.cell for alternative in alternatives["a"]] == ["node/n1", "node/n2"]
+    assert [alternative.cell for alternative in alternatives["b"]] == ["node/n2"]
 
 
 def test_score_of_another_place_is_that_which_it_would_have_had() -> None:
     made = plan(cells_of(H100, L4), [pod("a", speeds=SPEEDS)], PlanRules(), 0.0)
-    (admitted,) = [each for each in made.actions if isinstance(each, Admit)]
+    (admitted,) = [action for action in made.actions if isinstance(action, Admit)]
     (other,) = admitted.others
     assert other.score is not None
     assert (admitted.scores[0].points, other.score.points) == (71, 23)

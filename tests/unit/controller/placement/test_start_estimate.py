@@ -30,12 +30,12 @@ POOLS = {"node/n1": "nvidia"}
 
 def history(releases: int = 20, *, running: float = 10.0, seconds: float = 100.0) -> LaneHistory:
     """Return a lane of which `running` devices are used, one of which becomes free every `seconds`."""
-    found = LaneHistory(0.0)
-    found.running = running
+    lane_history = LaneHistory(0.0)
+    lane_history.running = running
     for number in range(1, releases + 1):
-        found.advance(number * seconds)
-        found.add_release(1.0)
-    return found
+        lane_history.advance(number * seconds)
+        lane_history.add_release(1.0)
+    return lane_history
 
 
 def add_errors(lane: LaneHistory, low: float, high: float, number: int = LEAST_ERRORS, rank: int = 2) -> None:
@@ -52,17 +52,17 @@ def test_lane_is_that_of_the_scarce_resource_in_the_home_pool() -> None:
 
 
 def test_wait_is_what_is_needed_by_the_rate_at_which_room_becomes_free() -> None:
-    found = history().forecast_wait(2, 5.0)
-    assert isinstance(found, Forecast)
-    assert found.wait_seconds == pytest.approx(500, rel=0.06)
+    forecast = history().forecast_wait(2, 5.0)
+    assert isinstance(forecast, Forecast)
+    assert forecast.wait_seconds == pytest.approx(500, rel=0.06)
 
 
 def test_rate_follows_what_runs_now() -> None:
     lane = history()
     lane.running = 20.0
-    found = lane.forecast_wait(2, 5.0)
-    assert isinstance(found, Forecast)
-    assert found.wait_seconds == pytest.approx(250, rel=0.06)
+    forecast = lane.forecast_wait(2, 5.0)
+    assert isinstance(forecast, Forecast)
+    assert forecast.wait_seconds == pytest.approx(250, rel=0.06)
 
 
 def test_arrivals_of_higher_priority_alone_lengthen_the_wait() -> None:
@@ -108,10 +108,10 @@ def test_range_is_made_from_the_errors_of_earlier_forecasts() -> None:
 def test_range_is_not_narrower_than_helps() -> None:
     lane = history()
     add_errors(lane, 1.0, 1.0)
-    found = lane.find_range(2, Forecast(1_200.0, 0.1), now=0.0)
-    assert isinstance(found, StartRange)
-    assert found.latest / found.earliest == pytest.approx(NARROWEST)
-    assert found.earliest * found.latest == pytest.approx(1_200.0**2)
+    start_range = lane.find_range(2, Forecast(1_200.0, 0.1), now=0.0)
+    assert isinstance(start_range, StartRange)
+    assert start_range.latest / start_range.earliest == pytest.approx(NARROWEST)
+    assert start_range.earliest * start_range.latest == pytest.approx(1_200.0**2)
 
 
 def test_range_that_would_be_too_wide_is_not_given() -> None:
@@ -230,12 +230,12 @@ def test_starts_of_half_a_simulated_day_are_in_their_ranges() -> None:
             heapq.heappush(ends, (now + rng.expovariate(1 / 1800), uid))
         estimator.observe(units.values(), set(), POOLS, now)
         for ahead, uid in enumerate(waiting):
-            found = estimator.estimate(units[uid], LANE, ahead + 1.0, now)
-            if isinstance(found, StartRange):
-                assert found.latest - now <= WIDEST * (found.earliest - now) * (1 + 1e-9)
-                given.append((uid, found))
-    judged = {(uid, found) for uid, found in given if uid in started}
-    held = sum(found.earliest <= started[uid] <= found.latest for uid, found in judged)
+            estimate = estimator.estimate(units[uid], LANE, ahead + 1.0, now)
+            if isinstance(estimate, StartRange):
+                assert estimate.latest - now <= WIDEST * (estimate.earliest - now) * (1 + 1e-9)
+                given.append((uid, estimate))
+    judged = {(uid, start_range) for uid, start_range in given if uid in started}
+    held = sum(start_range.earliest <= started[uid] <= start_range.latest for uid, start_range in judged)
     assert held >= 0.8 * len(judged)
     outcomes = [start.outcome for start in estimator_starts]
     assert outcomes.count("in_range") >= 0.8 * (len(outcomes) - outcomes.count("none"))

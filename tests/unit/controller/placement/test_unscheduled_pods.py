@@ -28,24 +28,24 @@ def refused(number: int, *cells: str, namespace: str = "team") -> Unit:
 
 
 def test_refusals_of_others_are_not_looked_at() -> None:
-    found = UnscheduledPods()
+    pods = UnscheduledPods()
     units = [refused(number) for number in range(NUMBER)]
     CountedKey.compared = 0
     for unit in units:
-        assert found.note_refusal(unit, 0.0) == []
+        assert pods.note_refusal(unit, 0.0) == []
     for number, unit in enumerate(units):
-        assert found.list_avoided(unit.service, 1.0) == {f"node/n{number}"}
+        assert pods.list_avoided(unit.service, 1.0) == {f"node/n{number}"}
     assert CountedKey.compared < NUMBER
 
 
 def test_old_refusals_are_forgotten_and_a_repeated_one_is_not() -> None:
-    found = UnscheduledPods()
-    found.note_refusal(refused(1, "node/a", "node/b"), 0.0)
-    found.note_refusal(refused(2, "node/a", namespace="bank"), 1.0)
-    assert found.note_refusal(refused(1, "node/a"), BLAME_SECONDS - 1) == ["node/a"]
-    assert found.list_avoided(refused(1).service, BLAME_SECONDS) == {"node/a"}
-    assert found.note_refusal(refused(3, "node/a"), BLAME_SECONDS + PINNED_SECONDS) == []
-    assert found.list_avoided(refused(1).service, BLAME_SECONDS) == {"node/a"}
+    pods = UnscheduledPods()
+    pods.note_refusal(refused(1, "node/a", "node/b"), 0.0)
+    pods.note_refusal(refused(2, "node/a", namespace="bank"), 1.0)
+    assert pods.note_refusal(refused(1, "node/a"), BLAME_SECONDS - 1) == ["node/a"]
+    assert pods.list_avoided(refused(1).service, BLAME_SECONDS) == {"node/a"}
+    assert pods.note_refusal(refused(3, "node/a"), BLAME_SECONDS + PINNED_SECONDS) == []
+    assert pods.list_avoided(refused(1).service, BLAME_SECONDS) == {"node/a"}
     other = refused(4, "node/a", namespace="bank")
-    assert found.note_refusal(other, 2 * BLAME_SECONDS - 1) == ["node/a"]
-    assert found.note_refusal(other, 3 * BLAME_SECONDS) == []
+    assert pods.note_refusal(other, 2 * BLAME_SECONDS - 1) == ["node/a"]
+    assert pods.note_refusal(other, 3 * BLAME_SECONDS) == []

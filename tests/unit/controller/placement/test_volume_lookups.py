@@ -32,12 +32,12 @@ def test_term_that_names_a_node_by_any_label_is_compared_with_this_one(monkeypat
 
 def test_pods_that_wait_for_one_volume_do_not_look_at_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = [pod(f"w{number}") for number in range(5)]
-    known = store(
+    cluster = store(
         (NODES, node("a")),
         (PVCS, claim("", "ReadWriteOnce")),
-        *((PODS, each) for each in (pod("x", "a"), *waiting)),
+        *((PODS, replica) for replica in (pod("x", "a"), *waiting)),
     )
-    found = BoundVolumes(known, CellRegistry(known, VENDORS, lambda _host: True))
+    volumes = BoundVolumes(cluster, CellRegistry(cluster, VENDORS, lambda _host: True))
     seen: list[str] = []
 
     def count(each: Obj) -> str:
@@ -45,10 +45,10 @@ def test_pods_that_wait_for_one_volume_do_not_look_at_each_other(monkeypatch: py
         return find_taken_node(each)
 
     monkeypatch.setattr(bound_volumes, "find_taken_node", count)
-    assert [found.find_nodes(each) for each in waiting] == [frozenset({"a"})] * 5
-    assert len([each for each in seen if each.startswith("w")]) == 5
-    known.put(PODS, pod("y", "b"))
-    assert found.find_nodes(waiting[0]) == frozenset({"a", "b"})
+    assert [volumes.find_nodes(replica) for replica in waiting] == [frozenset({"a"})] * 5
+    assert len([name for name in seen if name.startswith("w")]) == 5
+    cluster.put(PODS, pod("y", "b"))
+    assert volumes.find_nodes(waiting[0]) == frozenset({"a", "b"})
 
 
 def pinned_volume(*hosts: str) -> Obj:
@@ -83,16 +83,16 @@ async def test_hosts_are_looked_at_once_for_all_volumes() -> None:
         looked.append(host)
         return True
 
-    known = store((NODES, node("a")), (NODES, node("b")), (METAL_HOSTS, host()), (PVCS, claim("pv-1")))
-    found = BoundVolumes(known, CellRegistry(known, VENDORS, is_alive))
-    assert found.find_nodes(pod("w")) == frozenset()
-    assert await found.read_once(VolumeApi({"pv-1": pinned_volume("a.lan", "c.lan")}))
-    assert found.find_nodes(pod("w")) == frozenset({"a"})
+    cluster = store((NODES, node("a")), (NODES, node("b")), (METAL_HOSTS, host()), (PVCS, claim("pv-1")))
+    volumes = BoundVolumes(cluster, CellRegistry(cluster, VENDORS, is_alive))
+    assert volumes.find_nodes(pod("w")) == frozenset()
+    assert await volumes.read_once(VolumeApi({"pv-1": pinned_volume("a.lan", "c.lan")}))
+    assert volumes.find_nodes(pod("w")) == frozenset({"a"})
     looked.clear()
-    assert [found.find_nodes(pod(f"w{number}")) for number in range(5)] == [frozenset({"a"})] * 5
+    assert [volumes.find_nodes(pod(f"w{number}")) for number in range(5)] == [frozenset({"a"})] * 5
     assert looked == []
-    known.put(NODES, node("c"))
-    assert found.find_nodes(pod("w")) == frozenset({"a", "c"})
+    cluster.put(NODES, node("c"))
+    assert volumes.find_nodes(pod("w")) == frozenset({"a", "c"})
 
 
 async def test_volumes_are_read_several_at_once_and_no_one_that_waits_is_forgotten(
@@ -100,28 +100,28 @@ async def test_volumes_are_read_several_at_once_and_no_one_that_waits_is_forgott
 ) -> None:
     monkeypatch.setattr(bound_volumes, "_MANY_READ", 4)
     now = 0.0
-    known = store((NODES, node("a")))
+    cluster = store((NODES, node("a")))
     pods = []
     for number in range(20):
         bound = claim(f"pv-{number}")
         bound["metadata"] |= {"name": f"c{number}", "uid": f"c{number}"}
-        known.put(PVCS, bound)
+        cluster.put(PVCS, bound)
         pods.append(pod(f"w{number}", spec={"volumes": [{"persistentVolumeClaim": {"claimName": f"c{number}"}}]}))
-    found = BoundVolumes(known, CellRegistry(known, VENDORS, lambda _host: True), lambda: now)
+    volumes = BoundVolumes(cluster, CellRegistry(cluster, VENDORS, lambda _host: True), lambda: now)
     client = VolumeApi({f"pv-{number}": pinned_volume("a.lan") for number in range(20)}, "pv-3")
-    for each in pods:
-        found.find_nodes(each)
+    for replica in pods:
+        volumes.find_nodes(replica)
     with pytest.raises(Unreachable):
-        await found.read_once(client)
+        await volumes.read_once(client)
     client.unreachable = ""
-    await found.read_once(client)
+    await volumes.read_once(client)
     assert client.most_at_once == bound_volumes.READS_AT_ONCE
-    assert [found.find_nodes(each) for each in pods] == [frozenset({"a"})] * 20
+    assert [volumes.find_nodes(replica) for replica in pods] == [frozenset({"a"})] * 20
     assert sorted(client.read) == sorted(f"pv-{number}" for number in range(20))
-    assert not await found.read_once(client)
+    assert not await volumes.read_once(client)
     now = 2 * bound_volumes.BOUND_SECONDS
     for number in range(40):
         pods[0]["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] = f"of-a-user-{number}"
-        found.find_nodes(pods[0])
-        await found.read_once(client)
-    assert found.find_nodes(pods[1]) == frozenset()
+        volumes.find_nodes(pods[0])
+        await volumes.read_once(client)
+    assert volumes.find_nodes(pods[1]) == frozenset()

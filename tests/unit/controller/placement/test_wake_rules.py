@@ -37,13 +37,13 @@ def version(obj: Obj, number: int) -> Obj:
 
 
 def test_report_of_a_host_wakes_only_if_something_fits() -> None:
-    known = store((METAL_HOSTS, host("one", GIB, budgetBytes=64 * GIB)), (METAL_PROCESSES, process("a-b-0", gib=3)))
-    watched = Watched(known)
-    known.put(METAL_HOSTS, version(host("one", 2 * GIB, budgetBytes=64 * GIB), 2))
+    cluster = store((METAL_HOSTS, host("one", GIB, budgetBytes=64 * GIB)), (METAL_PROCESSES, process("a-b-0", gib=3)))
+    watched = Watched(cluster)
+    cluster.put(METAL_HOSTS, version(host("one", 2 * GIB, budgetBytes=64 * GIB), 2))
     assert not watched.look(), "still too small"
-    known.put(METAL_HOSTS, version(host("one", 4 * GIB, budgetBytes=64 * GIB), 3))
+    cluster.put(METAL_HOSTS, version(host("one", 4 * GIB, budgetBytes=64 * GIB), 3))
     assert watched.look()
-    known.put(METAL_HOSTS, version(host("one", 3 * GIB, budgetBytes=64 * GIB), 4))
+    cluster.put(METAL_HOSTS, version(host("one", 3 * GIB, budgetBytes=64 * GIB), 4))
     assert not watched.look(), "it has lost room"
     assert not watched.look()
 
@@ -60,12 +60,12 @@ def test_report_of_a_host_wakes_only_if_something_fits() -> None:
     ids=["closed", "gone", "another engine", "other weights", "nothing that matters"],
 )
 def test_cell_of_which_more_than_its_room_changes_wakes(changed: Obj | None, *, is_due: bool) -> None:
-    known = store((METAL_HOSTS, host("one", GIB)), (METAL_PROCESSES, process("a-b-0", gib=3)))
-    watched = Watched(known)
+    cluster = store((METAL_HOSTS, host("one", GIB)), (METAL_PROCESSES, process("a-b-0", gib=3)))
+    watched = Watched(cluster)
     if changed is None:
-        known.remove(METAL_HOSTS, "", "one", uid="uid-one")
+        cluster.remove(METAL_HOSTS, "", "one", uid="uid-one")
     else:
-        known.put(METAL_HOSTS, version(changed, 2))
+        cluster.put(METAL_HOSTS, version(changed, 2))
     assert watched.look() == is_due
 
 
@@ -82,15 +82,15 @@ def test_cells_are_compared_by_their_names() -> None:
 
 
 def test_no_cell_wakes_while_nothing_waits() -> None:
-    known = store((METAL_HOSTS, host("one", GIB)))
-    watched = Watched(known)
-    known.put(METAL_HOSTS, version(host("one", 4 * GIB), 2))
+    cluster = store((METAL_HOSTS, host("one", GIB)))
+    watched = Watched(cluster)
+    cluster.put(METAL_HOSTS, version(host("one", 4 * GIB), 2))
     assert not watched.look()
 
 
 def pod_with(**changes: Obj) -> Obj:
-    found = queue_pod("a")
-    return {**found, **{part: {**found[part], **fields} for part, fields in changes.items()}}
+    pod = queue_pod("a")
+    return {**pod, **{part: {**pod[part], **fields} for part, fields in changes.items()}}
 
 
 SCHEDULED = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -158,10 +158,10 @@ def test_only_what_concerns_a_replica_is_decisive(
     resource: Resource, obj: Obj, *, alone: bool, beside_a_pod: bool
 ) -> None:
     for others, is_expected in (((), alone), (((PODS, queue_pod("one")),), beside_a_pod)):
-        known = store(*others)
-        assert is_decisive(known, resource, None, obj) == is_expected
-        assert is_decisive(known, resource, obj, None) == is_expected
-        assert not is_decisive(known, resource, obj, obj)
+        cluster = store(*others)
+        assert is_decisive(cluster, resource, None, obj) == is_expected
+        assert is_decisive(cluster, resource, obj, None) == is_expected
+        assert not is_decisive(cluster, resource, obj, obj)
 
 
 def test_service_with_a_process_is_decisive() -> None:

@@ -24,11 +24,11 @@ SOURCE = "hf://acme/tiny/a.gguf"
 
 
 def waiting(name: str, *, sha256: str = DIGEST, annotations: Obj | None = None, **artifact: Any) -> Obj:
-    found = process(name, artifact={"source": SOURCE, "sha256": sha256, **artifact}, annotations=annotations or {})
+    replica = process(name, artifact={"source": SOURCE, "sha256": sha256, **artifact}, annotations=annotations or {})
     # Each is of a service of its own.
-    found["metadata"]["ownerReferences"][0] |= {"name": name, "uid": f"uid-{name}"}
-    found["spec"]["serviceName"] = name
-    return found
+    replica["metadata"]["ownerReferences"][0] |= {"name": name, "uid": f"uid-{name}"}
+    replica["spec"]["serviceName"] = name
+    return replica
 
 
 def admit(known: Store) -> dict[str, tuple[str, str]]:
@@ -36,9 +36,9 @@ def admit(known: Store) -> dict[str, tuple[str, str]]:
     cells = CellRegistry(known, VENDORS, lambda _host: True).list_cells()
     made = plan(cells, observe_units(known, VENDORS, NOW).units, PlanRules(), NOW.timestamp())
     return {
-        each.unit.key.name: (each.cells[0], each.scores[0].explain())
-        for each in made.actions
-        if isinstance(each, Admit)
+        action.unit.key.name: (action.cells[0], action.scores[0].explain())
+        for action in made.actions
+        if isinstance(action, Admit)
     }
 
 
@@ -60,27 +60,27 @@ BY_SOURCE = weights_identity(SOURCE, "r1", (), "")
 )
 def test_host_with_the_weights_is_chosen_of_two(obj: Obj, chosen: str) -> None:
     hosts = host("a", 64 * GIB, weights=[OTHER]), host("b", 32 * GIB, weights=[DIGEST, BY_SOURCE])
-    known = store(*((METAL_HOSTS, each) for each in hosts), (METAL_PROCESSES, obj))
-    assert admit(known)["p"][0] == chosen
+    cluster = store(*((METAL_HOSTS, machine) for machine in hosts), (METAL_PROCESSES, obj))
+    assert admit(cluster)["p"][0] == chosen
 
 
 def test_list_of_a_host_is_followed() -> None:
-    known = store((METAL_HOSTS, host("a")), (METAL_HOSTS, host("b")))
-    cells = CellRegistry(known, VENDORS, lambda _host: True)
+    cluster = store((METAL_HOSTS, host("a")), (METAL_HOSTS, host("b")))
+    cells = CellRegistry(cluster, VENDORS, lambda _host: True)
     before = cells.revision
     changed = host("b", weights=[DIGEST])
     changed["metadata"]["resourceVersion"] = "2"
-    known.put(METAL_HOSTS, changed)
+    cluster.put(METAL_HOSTS, changed)
     assert {cell.name: cell.weights for cell in cells.list_cells()} == {"a": frozenset(), "b": frozenset({DIGEST})}
     assert cells.revision == before + 1
 
 
 def test_explanation_says_where_weights_are_if_that_is_known() -> None:
     for weights, expected in (([DIGEST], ", weights there, "), ([OTHER], ", weights to fetch, ")):
-        known = store((METAL_HOSTS, host("a", weights=weights)), (METAL_PROCESSES, waiting("p")))
-        assert expected in admit(known)["p"][1]
-    known = store((METAL_HOSTS, host("a")), (METAL_PROCESSES, waiting("p")))
-    assert "weights" not in admit(known)["p"][1]
+        cluster = store((METAL_HOSTS, host("a", weights=weights)), (METAL_PROCESSES, waiting("p")))
+        assert expected in admit(cluster)["p"][1]
+    cluster = store((METAL_HOSTS, host("a")), (METAL_PROCESSES, waiting("p")))
+    assert "weights" not in admit(cluster)["p"][1]
 
 
 def test_replicas_are_spread_before_weights_count_and_weights_before_free_memory() -> None:

@@ -52,23 +52,23 @@ def has_gate(found: AdmissionBench, name: str) -> bool:
 def test_writes_that_hang_delay_no_other_namespace(method: str) -> None:
     """Admissions, promises or evictions of a namespace hang; each pod of another one is admitted at once."""
     numbers = range(STUCK)
-    stuck = [queue_pod(f"stuck-{each}", service="vip", devices=2) for each in numbers]
-    cells = [node(f"n{each}", 2) for each in numbers]
+    stuck = [queue_pod(f"stuck-{number}", service="vip", devices=2) for number in numbers]
+    cells = [node(f"n{number}", 2) for number in numbers]
     if method != "patch_json":
         stuck += [
-            queue_pod(f"v-{each}", service="low", devices=2, gated=False, node=f"n{each}", created=LONG_AGO)
-            for each in numbers
+            queue_pod(f"v-{number}", service="low", devices=2, gated=False, node=f"n{number}", created=LONG_AGO)
+            for number in numbers
         ]
-    found = bench(*stuck, nodes=(*cells, *(node(f"free-{each}") for each in range(3))))
-    asked, late = hang(found, method), list[str]()
+    admission_bench = bench(*stuck, nodes=(*cells, *(node(f"free-{number}") for number in range(3))))
+    asked, late = hang(admission_bench, method), list[str]()
 
     async def main() -> None:
-        async with found.running():
-            for each in range(3):
+        async with admission_bench.running():
+            for number in range(3):
                 await asyncio.sleep(11)
-                serve_elsewhere(found, f"other-{each}")
+                serve_elsewhere(admission_bench, f"other-{number}")
                 await asyncio.sleep(2.5 * HANG_SECONDS)
-                late.extend([f"other-{each}"] if has_gate(found, f"other-{each}") else [])
+                late.extend([f"other-{number}"] if has_gate(admission_bench, f"other-{number}") else [])
 
     virtual_time.run(main())
     assert (late, len(asked) > 1) == ([], True)

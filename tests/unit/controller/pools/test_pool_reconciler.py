@@ -69,7 +69,7 @@ def test_problems_are_in_the_condition_and_in_an_event() -> None:
     assert plan.status is not None
     (ready,) = plan.status["conditions"]
     assert (ready["status"], ready["reason"], ready["message"]) == ("False", "NoCell", "has no node; another has it")
-    assert [(each.type, each.reason) for each in plan.events] == [("Warning", "NoCell")]
+    assert [(event.type, event.reason) for event in plan.events] == [("Warning", "NoCell")]
 
 
 def test_nothing_is_written_before_the_first_round_or_of_a_pool_that_is_gone() -> None:
@@ -114,7 +114,7 @@ def test_pools_are_told_of_at_most_once_a_second_and_only_on_change() -> None:
         await asyncio.sleep(3)
         assert watched.take_told() == [], "nothing has changed"
         for number in range(20):
-            waiting = (pod(f"u{each}", pools=("team-a",)) for each in range(number))
+            waiting = (pod(f"u{index}", pools=("team-a",)) for index in range(number))
             watched.board.update(report(runs("u", 3, "a", pools=("team-a",)), *waiting))
             await asyncio.sleep(0.1)
         held = pool("team-a", version=2, nominal=1, **TEAM_A)
@@ -125,7 +125,7 @@ def test_pools_are_told_of_at_most_once_a_second_and_only_on_change() -> None:
         assert 3 <= len(watched.take_told()) == len(times)
         standing = watched.board.standing("team-a")
         assert standing is not None
-        assert [each.reason for each in standing.problems] == ["LimitExceeded"]
+        assert [problem.reason for problem in standing.problems] == ["LimitExceeded"]
         task.cancel()
 
     virtual_time.run(main())

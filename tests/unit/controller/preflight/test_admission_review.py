@@ -95,7 +95,7 @@ def test_answer_allows_refuses_or_warns() -> None:
 
 def test_texts_of_others_are_one_short_line() -> None:
     hostile = "a\r\nWarning: 299 forged\x00\x1b[2J" * 200
-    found = msgspec.json.decode(encode_answer("u", PreflightAnswer(hostile, hostile)))["response"]
-    for text, longest in ((found["status"]["message"], LONGEST_MESSAGE), (found["warnings"][0], LONGEST_WARNING)):
+    response = msgspec.json.decode(encode_answer("u", PreflightAnswer(hostile, hostile)))["response"]
+    for text, longest in ((response["status"]["message"], LONGEST_MESSAGE), (response["warnings"][0], LONGEST_WARNING)):
         assert text.isprintable()
         assert len(text) < longest + 40

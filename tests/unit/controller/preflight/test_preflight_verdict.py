@@ -137,8 +137,8 @@ def test_service_that_is_suspended_deleted_or_without_replicas_is_not_judged() -
 
     deleted = service()
     deleted["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    for each in (chat(suspend=True), chat(replicas=0), as_service(deleted)):
-        assert judge_service(each, None, find) == ALLOWED
+    for inference_service in (chat(suspend=True), chat(replicas=0), as_service(deleted)):
+        assert judge_service(inference_service, None, find) == ALLOWED
 
 
 def test_controller_that_has_not_read_the_cluster_warns() -> None:
@@ -155,14 +155,14 @@ def gpu_node(product: str, mib: int | None) -> tuple[Resource, Obj]:
 
 
 def judge(*objects: tuple[Resource, Obj], classes: tuple[ServingDevices, ...] = (L4,), **spec: Any) -> PreflightAnswer:
-    known = DeviceClasses()
-    for number, each in enumerate(classes):
-        known.put(f"node/{number}", each.vendor, each)
-    assessor = SpeedAssessor(known.list_classes, PerformanceTable(), VENDORS)
+    device_classes = DeviceClasses()
+    for number, devices in enumerate(classes):
+        device_classes.put(f"node/{number}", devices.vendor, devices)
+    assessor = SpeedAssessor(device_classes.list_classes, PerformanceTable(), VENDORS)
     snapshot = Snapshot(store(*objects), NOW)
     wanted = chat(**({"hardware": NVIDIA} | spec))
-    found = find_fit_facts(snapshot, wanted, SETTINGS, assessor.assess, known.has_unknown)
-    return judge_service(wanted, None, lambda _service: found)
+    fit_facts = find_fit_facts(snapshot, wanted, SETTINGS, assessor.assess, device_classes.has_unknown)
+    return judge_service(wanted, None, lambda _service: fit_facts)
 
 
 def big_model(gib: int = 60) -> tuple[Resource, Obj]:

@@ -76,19 +76,19 @@ async def test_port_that_is_taken_and_a_certificate_that_is_missing_are_told_onc
         port = taken.getsockname()[1]
 
         def list_problems() -> list[str]:
-            return [each["error"] for each in logs if each["event"] == "preflight_not_served"]
+            return [log["error"] for log in logs if log["event"] == "preflight_not_served"]
 
         async with running(build_webhook(port, tmp_path).run()):
             await eventually(lambda: any("tls.crt" in problem for problem in list_problems()))
             fill(tmp_path)
             await eventually(lambda: any("in use" in problem for problem in list_problems()))
             taken.close()
-            await eventually(lambda: [each for each in logs if each["event"] == "preflight_served"])
+            await eventually(lambda: [log for log in logs if log["event"] == "preflight_served"])
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.close()
         assert len(list_problems()) == 2
-    way_outs = {each["way_out"] for each in logs if each["event"] == "preflight_not_served"}
-    assert all("--preflight-bind-address" in each and "preflight.enabled=true" in each for each in way_outs)
+    way_outs = {log["way_out"] for log in logs if log["event"] == "preflight_not_served"}
+    assert all("--preflight-bind-address" in out and "preflight.enabled=true" in out for out in way_outs)
 
 
 def test_path_is_that_of_the_secret_and_none_without_one(tmp_path: Path) -> None:

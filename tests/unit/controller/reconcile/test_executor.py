@@ -70,10 +70,10 @@ class World(Client):
         return self._store_answer(resource, obj)
 
     async def delete(self, resource: Resource, name: str, namespace: str | None = None, **options: Any) -> None:
-        found = await self.get(resource, name, namespace)
+        stored = await self.get(resource, name, namespace)
         if self.refusal:
             raise self.refusal
-        if found["metadata"]["uid"] != options["uid"]:
+        if stored["metadata"]["uid"] != options["uid"]:
             raise Conflict("delete", status=409, reason="Conflict")
         del self.there[resource, name]
 
@@ -124,8 +124,8 @@ class Shell:
         return await self._executor.reconcile(kind or self._kind, KEY)
 
     def condition(self, kind: str) -> Obj:
-        (found,) = [each for each in self.world.status["conditions"] if each["type"] == kind]
-        return dict(found)
+        (match,) = [entry for entry in self.world.status["conditions"] if entry["type"] == kind]
+        return dict(match)
 
 
 def existing(obj: Obj, **metadata: Any) -> Obj:

@@ -42,7 +42,7 @@ def pod(name: str, owner: str, served: str) -> Obj:
     metadata = {"name": name, "namespace": "team", "ownerReferences": references, "labels": labels}
     volumes = [{"persistentVolumeClaim": {"claimName": owner}}, {"emptyDir": {}}]
     gated = [gate for gate, waits in ((QUEUE_GATE, owner == "two"), (KUEUE_GATE, name != "one")) if waits]
-    gates = {"schedulingGates": [{"name": each} for each in ("other", *gated)]} if gated else {}
+    gates = {"schedulingGates": [{"name": gate_name} for gate_name in ("other", *gated)]} if gated else {}
     return {"metadata": metadata, "spec": {"volumes": volumes, **gates}, "status": {"phase": PHASES[served]}}
 
 
@@ -56,9 +56,9 @@ def chat(name: str, model: str, adapter: str) -> Obj:
 
 def inspected(name: str, reason: str, node: str) -> Obj:
     copies = {"copies": [{"node": node}, {"node": "else"}]} if node != "three" else {"shortages": [{"node": reason}]}
-    found = model(status={"conditions": [condition("Ready", "False", reason)], **copies})
-    found["metadata"]["name"] = name
-    return found
+    obj = model(status={"conditions": [condition("Ready", "False", reason)], **copies})
+    obj["metadata"]["name"] = name
+    return obj
 
 
 def bound(name: str, host: str, _kind: str) -> Obj:
@@ -115,17 +115,20 @@ def search(store: Store, resource: Resource, index: str, value: str) -> list[Obj
             queues = [f"{namespace}/{scheduling['queueName']}"] if "mode" in scheduling else []
             return value in (queues if index == KUEUE_INDEX else scheduling["pools"])
         if index == MODEL_INDEX:
-            named = [spec["modelRef"], *(each["modelRef"] for each in spec["adapters"])]
+            named = [spec["modelRef"], *(adapter["modelRef"] for adapter in spec["adapters"])]
             return any(f"{namespace}/{name}" == value for name in named)
         if index == REASON_INDEX:
-            return any(each["type"] == "Ready" and each["reason"] == value for each in obj["status"]["conditions"])
+            return any(
+                condition["type"] == "Ready" and condition["reason"] == value
+                for condition in obj["status"]["conditions"]
+            )
         if index == CLAIM_INDEX:
             (claim, _) = spec["volumes"]
             is_over = obj["status"]["phase"] == "Succeeded"
             return not is_over and f"{namespace}/{claim['persistentVolumeClaim']['claimName']}" == value
         if index in {NODE_INDEX, SHORTAGE_INDEX}:
             field = "copies" if index == NODE_INDEX else "shortages"
-            return any(each["node"] == value for each in obj["status"].get(field, ()))
+            return any(entry["node"] == value for entry in obj["status"].get(field, ()))
         assert index in {HOST_INDEX, WAITING_INDEX}
         host = spec.get("hostName") if resource == METAL_PROCESSES else metadata["name"].partition(".")[2]
         waits_for = f"{namespace}/{spec.get('serviceName')}" if host is None else None
@@ -151,10 +154,10 @@ def test_index_finds_what_a_full_search_finds(changes: list[tuple[Resource, str,
     for resource in KINDS:
         for index in INDEXES[resource]:
             for value in values:
-                found = store.by_index(resource, index, value)
+                indexed = store.by_index(resource, index, value)
                 if index == BENCHMARK_INDEX:
                     there = list(filter(is_benchmark, store.list(resource))) if value == ALL_BENCHMARKS else []
                 else:
                     there = search(store, resource, index, value)
-                assert sorted(map(str, found)) == sorted(map(str, there))
-                assert (value in store.index_values(resource, index)) == bool(found)
+                assert sorted(map(str, indexed)) == sorted(map(str, there))
+                assert (value in store.index_values(resource, index)) == bool(indexed)

@@ -70,7 +70,7 @@ class ReturningServer:
         if request.headers["Authorization"] != f"Bearer {self.accepted}":
             self.unauthorized["watch" if "watch" in request.query else "list"] += 1
             return web.json_response({"kind": "Status", "code": 401, "reason": "Unauthorized"}, status=401)
-        if plural not in {each.plural for each in WATCHED}:
+        if plural not in {resource.plural for resource in WATCHED}:
             return web.json_response(self._discovery(request.path.strip("/").split("/")))
         if "watch" not in request.query:
             self.lists[plural] += 1
@@ -100,7 +100,7 @@ class ReturningServer:
             case ["api"]:
                 return {"versions": ["v1"]}
             case ["apis"]:
-                groups = {each.group: each.version for each in WATCHED if each.group}
+                groups = {resource.group: resource.version for resource in WATCHED if resource.group}
                 return {
                     "groups": [
                         {"name": group, "preferredVersion": {"version": version}, "versions": [{"version": version}]}
@@ -109,7 +109,7 @@ class ReturningServer:
                 }
             case _:
                 group = path[1] if path[0] == "apis" else ""
-                names = [(each.plural, each.kind, True) for each in WATCHED if each.group == group]
+                names = [(resource.plural, resource.kind, True) for resource in WATCHED if resource.group == group]
                 names += [] if group else [("namespaces", "Namespace", False)]
                 return {
                     "resources": [
@@ -130,11 +130,11 @@ async def test_a_refused_watch_after_an_outage_ends_no_watch_for_good() -> None:
     async with server.running() as url:
         login = Credentials(url, StaticToken("token"))
         transport = AiohttpTransport(login)
-        watched = [Selection(each) for each in WATCHED]
+        watched = [Selection(resource) for resource in WATCHED]
         following = asyncio.create_task(
             follow(Client(transport), Store(), watched, lambda: login, synced=asyncio.Event())
         )
-        everything = {each.plural for each in WATCHED}
+        everything = {resource.plural for resource in WATCHED}
         await eventually(lambda: server.open == everything)
 
         server.leave(refused=JOBS)
@@ -179,11 +179,11 @@ async def test_refused_token_is_not_sent_again_and_again_and_a_new_one_is_follow
     async with server.running() as url:
         config = write(tmp_path / "config", {"token": "token"}, server=url)
         transport = AiohttpTransport(credentials.load(config))
-        watched = [Selection(each) for each in WATCHED]
+        watched = [Selection(resource) for resource in WATCHED]
         following = asyncio.create_task(
             follow(Client(transport), Store(), watched, lambda: credentials.load(config), synced=asyncio.Event())
         )
-        everything = {each.plural for each in WATCHED}
+        everything = {resource.plural for resource in WATCHED}
         await eventually(lambda: server.open == everything)
 
         server.accepted = "another"
@@ -193,7 +193,9 @@ async def test_refused_token_is_not_sent_again_and_again_and_a_new_one_is_follow
         await eventually(lambda: server.unauthorized["list"] >= 2)
         assert server.unauthorized["watch"] <= 2 * len(WATCHED)
         gc.collect()  # asyncio reports an error that nobody took when its task is collected
-        assert [each.message for each in caplog.records if each.exc_info] == [], "the refusal has a line, no traceback"
+        assert [record.message for record in caplog.records if record.exc_info] == [], (
+            "the refusal has a line, no traceback"
+        )
         write(config, {"token": "another"}, server=url)
 
         await eventually(lambda: server.open == everything, timeout=30)

@@ -79,8 +79,8 @@ async def follow_refused_kind() -> None:
             await eventually(lambda: api.lists == 3, 3 * DISCOVERY_SECONDS)
             api.exists, api.refuses = True, False
             await eventually(lambda: kind.exists, 2 * DISCOVERY_SECONDS)
-    assert [each["event"] for each in logs].count("optional_kind_refused") == 1
-    assert not [each for each in logs if each["event"] == "discovery_failed"]
+    assert [log["event"] for log in logs].count("optional_kind_refused") == 1
+    assert not [log for log in logs if log["event"] == "discovery_failed"]
 
 
 def test_kind_that_may_not_be_read_is_said_once_and_found_when_it_may() -> None:

@@ -29,22 +29,22 @@ BASE = (chat_service(), (MODELS, model()))
 
 
 def pod() -> Obj:
-    found = chat_pod()
-    found["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
+    chat = chat_pod()
+    chat["metadata"]["managedFields"] = [{"manager": "kubelet", "fieldsV1": {"f:status": {}}}]
     resources = {"limits": {"memory": "2Gi"}, "requests": {"memory": "1Gi"}}
-    return found | {"spec": {"containers": [{"name": "engine", "args": ["-m"], "resources": resources}]}}
+    return chat | {"spec": {"containers": [{"name": "engine", "args": ["-m"], "resources": resources}]}}
 
 
 def decide(deployment: Obj, *, partial: bool) -> tuple[Plan, Store]:
-    known = Store()
-    declare_indexes(known)
-    declare_nodes(known, VENDORS)
+    store = Store()
+    declare_indexes(store)
+    declare_nodes(store, VENDORS)
     if partial:
-        declare_partial_objects(known)
+        declare_partial_objects(store)
     for resource, obj in (*BASE, (DEPLOYMENTS, deployment), (PODS, pod())):
-        known.put(resource, deepcopy(obj))
+        store.put(resource, deepcopy(obj))
     inputs = ServiceInputs()
-    return decide_service(Snapshot(known, NOW, inputs), KEY, SETTINGS), known
+    return decide_service(Snapshot(store, NOW, inputs), KEY, SETTINGS), store
 
 
 @pytest.mark.parametrize("ready", [0, 1])
@@ -53,10 +53,10 @@ def test_decision_about_parts_is_that_about_whole_objects(spec: Obj, ready: int)
     deployment = deepcopy(chat_deployment(*BASE, ready=ready))
     deployment["spec"] |= spec
     whole, _ = decide(deployment, partial=False)
-    part, known = decide(deployment, partial=True)
+    part, store = decide(deployment, partial=True)
     assert part == whole
-    assert known.list(PODS)[0]["spec"] == {"containers": [{"resources": {"requests": {"memory": "1Gi"}}}]}
-    assert "--engine-port" not in str(known.list(DEPLOYMENTS)[0])
+    assert store.list(PODS)[0]["spec"] == {"containers": [{"resources": {"requests": {"memory": "1Gi"}}}]}
+    assert "--engine-port" not in str(store.list(DEPLOYMENTS)[0])
 
 
 def test_part_of_a_pod_has_what_the_queue_reads() -> None:
@@ -78,10 +78,10 @@ def test_part_of_a_pod_has_what_the_queue_reads() -> None:
     whole["spec"]["resources"]["limits"] = {"memory": "8Gi"}
     whole["spec"]["initContainers"][0] |= {"name": "proxy", "image": "proxy:1"}
     whole["status"]["conditions"] = [scheduled, {**ready, "lastProbeTime": None}]
-    known = Store()
-    declare_partial_objects(known)
-    known.put(PODS, whole)
-    (kept,) = known.list(PODS)
+    store = Store()
+    declare_partial_objects(store)
+    store.put(PODS, whole)
+    (kept,) = store.list(PODS)
     assert kept["metadata"]["annotations"] == annotations
     assert {name: value for name, value in kept["spec"].items() if name in read} == read
     assert kept["status"]["conditions"] == [scheduled, ready]
@@ -91,21 +91,21 @@ def test_part_of_an_applied_service_needs_no_apply() -> None:
     resource, wanted = build_network_service(as_service(service("chat")))
     fields: Obj = {"f:spec": {"f:selector": {}, "f:ports": {PORT_KEY: {".": {}, "f:name": {}, "f:port": {}}}}}
     entry = {"manager": FIELD_MANAGER, "operation": "Apply", "fieldsV1": fields}
-    known = Store()
-    declare_partial_objects(known)
+    store = Store()
+    declare_partial_objects(store)
     there = deepcopy(wanted)
     there["metadata"] |= {"uid": "s", "resourceVersion": "1", "managedFields": [entry]}
     there["spec"] |= {"clusterIP": "10.96.0.7", "sessionAffinity": "None"}
-    known.put(resource, there | {"status": {"loadBalancer": {}}})
-    (kept,) = known.list(resource)
+    store.put(resource, there | {"status": {"loadBalancer": {}}})
+    (kept,) = store.list(resource)
     assert not needs_apply(resource, wanted, kept)
     assert "clusterIP" not in kept["spec"]
     assert needs_apply(resource, {**wanted, "spec": {**wanted["spec"], "selector": {"another": "one"}}}, kept)
 
 
 def test_equal_entries_of_managed_fields_are_kept_once() -> None:
-    known = Store()
-    declare_partial_objects(known)
+    store = Store()
+    declare_partial_objects(store)
     fields: Obj = {"operation": "Apply", "fieldsV1": {"f:status": {"f:phase": {}}}}
     for name, time in (("one", "2026-11-21T11:00:00Z"), ("two", "2026-11-21T12:00:00Z")):
         obj = service(name)
@@ -113,31 +113,31 @@ def test_equal_entries_of_managed_fields_are_kept_once() -> None:
             {"manager": FIELD_MANAGER, **deepcopy(fields), "time": time},
             {"manager": "kubectl", **deepcopy(fields), "time": time},
         ]
-        known.put(INFERENCE_SERVICES, obj)
-    one, two = (each["metadata"]["managedFields"] for each in known.list(INFERENCE_SERVICES))
+        store.put(INFERENCE_SERVICES, obj)
+    one, two = (inference_service["metadata"]["managedFields"] for inference_service in store.list(INFERENCE_SERVICES))
     assert one == [{"manager": FIELD_MANAGER, **fields}]
     assert one[0] is two[0]
 
 
 def test_equal_strings_and_keys_are_kept_once() -> None:
-    known = Store()
-    declare_partial_objects(known)
+    store = Store()
+    declare_partial_objects(store)
     for name in ("one", "two"):
         text = json.dumps(service(name))  # kopf decodes like this: each object has keys of its own
-        known.put(INFERENCE_SERVICES, json.loads(text))
-    one, two = known.list(INFERENCE_SERVICES)
+        store.put(INFERENCE_SERVICES, json.loads(text))
+    one, two = store.list(INFERENCE_SERVICES)
     assert all(key is other for key, other in zip(one["metadata"], two["metadata"], strict=True))
     assert one["metadata"]["namespace"] is two["metadata"]["namespace"]
 
 
 def test_a_copy_of_a_service_that_kubectl_put_into_it_is_not_kept() -> None:
-    known = Store()
-    declare_partial_objects(known)
+    store = Store()
+    declare_partial_objects(store)
     obj = service("one")
     copies = {"kubectl.kubernetes.io/last-applied-configuration": "{}"}
     obj["metadata"]["annotations"] = {**copies, "inference.pomona.dev/rotate-token": "1"}
-    known.put(INFERENCE_SERVICES, obj)
-    assert known.list(INFERENCE_SERVICES)[0]["metadata"]["annotations"] == {"inference.pomona.dev/rotate-token": "1"}
+    store.put(INFERENCE_SERVICES, obj)
+    assert store.list(INFERENCE_SERVICES)[0]["metadata"]["annotations"] == {"inference.pomona.dev/rotate-token": "1"}
 
 
 @pytest.mark.parametrize("stated", [(), ("registry",)])
@@ -146,13 +146,13 @@ def test_part_of_a_job_tells_whether_it_lacks_a_pull_secret(stated: tuple[str, .
     work = jobs.Work(owner=metadata, verb="inspect", identity=("x",), arguments=(), image="pomona:test")
     created = jobs.build_job(msgspec.structs.replace(work, image_pull_secrets=stated), 0)
     created["metadata"] |= {"uid": "j", "resourceVersion": "1", "creationTimestamp": NOW.isoformat()}
-    known = Store()
-    declare_partial_objects(known)
-    known.put(JOBS, created)
+    store = Store()
+    declare_partial_objects(store)
+    store.put(JOBS, created)
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "401 Unauthorized"}}
     refused = {"metadata": {"creationTimestamp": ""}, "status": {"containerStatuses": [{"state": waiting}]}}
     wanted = msgspec.structs.replace(work, image_pull_secrets=("registry",))
-    outcome = wanted.read(known.list(JOBS)[0], [refused], NOW)
+    outcome = wanted.read(store.list(JOBS)[0], [refused], NOW)
     assert outcome.state == ("Going" if stated else "Broken")
 
 
@@ -175,10 +175,10 @@ def test_outcome_of_a_part_of_a_job_is_that_of_the_whole_job() -> None:
     ended["lastTransitionTime"] = NOW.isoformat()
     created["metadata"] |= {"uid": "j", "resourceVersion": "1"}
     whole = created | {"status": {"conditions": [ended], "failed": 1}}
-    known = Store()
-    declare_partial_objects(known)
-    known.put(JOBS, deepcopy(whole))
-    (part,) = known.list(JOBS)
+    store = Store()
+    declare_partial_objects(store)
+    store.put(JOBS, deepcopy(whole))
+    (part,) = store.list(JOBS)
     assert jobs.proceed(work, [part], NO_PODS, NOW) == jobs.proceed(work, [whole], NO_PODS, NOW)
     assert (jobs.verb(part), jobs.last(work, [part])) == ("fetch", created["metadata"]["name"])
     assert mounted_claims(part["spec"]["template"]["spec"]) == ["tiny-cache-1"]

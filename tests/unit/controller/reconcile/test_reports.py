@@ -22,7 +22,7 @@ async def test_decision_without_other_writes_is_passed_on(plan: Plan, *, is_pass
     kind = Reconciler(
         resource=INFERENCE_SERVICES,
         decide=lambda _snapshot, _key: plan,
-        decided=lambda _snapshot, key, found: passed_on.append((key, found)),
+        decided=lambda _snapshot, key, outcome: passed_on.append((key, outcome)),
     )
     executor = Executor(shell.world, shell.store, shell.told, lambda: shell.now, lambda: None)
     await executor.reconcile(kind, KEY)

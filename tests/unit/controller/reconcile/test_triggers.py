@@ -266,8 +266,8 @@ async def test_event_of_a_write_enqueues_nothing_even_before_the_answer(
     class Observed(NoApi):
         async def apply(self, resource: Resource, obj: Any, **_options: Any) -> Obj:
             versions = {"2": obj} if later is None else {"2": obj, "3": obj | {"status": later}}
-            for version, each in versions.items():
-                seen = {**each, "metadata": {**each["metadata"], "resourceVersion": version}}
+            for version, content in versions.items():
+                seen = {**content, "metadata": {**content["metadata"], "resourceVersion": version}}
                 world.store.put(resource, seen)
             return {**obj, "metadata": {**obj["metadata"], "resourceVersion": "2"}}
 

@@ -62,8 +62,8 @@ class StatedRooms:
 
     def count(self, prospect: ProspectiveReplica) -> CandidateRoom | None:
         self.prospects[prospect.unit.pools[0]] = prospect
-        found = self._rooms.get(prospect.unit.pools[0], NO_NODE)
-        return CandidateRoom(found, could_run=True) if isinstance(found, int) else found
+        room = self._rooms.get(prospect.unit.pools[0], NO_NODE)
+        return CandidateRoom(room, could_run=True) if isinstance(room, int) else room
 
     def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
         assert service == KEY
@@ -82,14 +82,14 @@ def choose(
     settings: PodSettings = SETTINGS,
 ) -> ChosenAccelerators | None:
     """Return the choice for a service; `of` is its Model."""
-    known = store((INFERENCE_SERVICES, chat), (MODELS, of or model()), *objects)
-    return choose_accelerators(Snapshot(known, NOW), KEY, as_service(chat), settings, rooms)
+    cluster = store((INFERENCE_SERVICES, chat), (MODELS, of or model()), *objects)
+    return choose_accelerators(Snapshot(cluster, NOW), KEY, as_service(chat), settings, rooms)
 
 
 def replicas(chosen: ChosenAccelerators | None) -> dict[str, int]:
     """Return the replicas of each accelerator that has some."""
     assert chosen is not None
-    return {each.accelerator: each.replicas for each in chosen.shares if each.replicas}
+    return {share.accelerator: share.replicas for share in chosen.shares if share.replicas}
 
 
 def with_choice(chat: Obj, chosen: ChosenAccelerators | None) -> Obj:
@@ -117,7 +117,7 @@ def test_auto_compares_all_accelerators_and_says_why_others_are_refused() -> Non
     assert chosen is not None
     assert chosen.accelerator == "nvidia,metal"
     assert chosen.status.message.startswith("1 on nvidia, 2 on metal; amd: no node has such a device; intel-gaudi: ")
-    assert [each.accelerator for each in chosen.shares] == ["nvidia", "amd", "intel-gaudi", "intel", "metal"]
+    assert [share.accelerator for share in chosen.shares] == ["nvidia", "amd", "intel-gaudi", "intel", "metal"]
     needs = {name: dict(prospect.unit.parts[0]) for name, prospect in rooms.prospects.items()}
     assert needs["nvidia"]["nvidia.com/gpu"] == 1
     assert needs["metal"]["memory"] > GIB
@@ -136,7 +136,7 @@ def test_auto_takes_the_fastest_accelerator_with_room_and_says_the_speed_of_othe
     alone = choose(service(**AUTO), rooms)
     assert alone is not None
     assert alone.status.message.startswith("1 on metal (51.0 tokens/s); nvidia: 24.4 tokens/s there; ")
-    assert [each.accelerator for each in alone.shares][:2] == ["metal", "nvidia"]
+    assert [share.accelerator for share in alone.shares][:2] == ["metal", "nvidia"]
 
 
 def test_faster_accelerator_moves_no_replica_that_runs() -> None:
@@ -153,17 +153,19 @@ def test_pools_outrank_speed() -> None:
 
 def test_speeds_of_all_accelerators_are_listed_and_decide_about_places() -> None:
     rooms = StatedRooms(nvidia=1, metal=1)
-    known = store((INFERENCE_SERVICES, chat := service(**AUTO)), (MODELS, model()))
+    cluster = store((INFERENCE_SERVICES, chat := service(**AUTO)), (MODELS, model()))
 
     def find_speeds(
         _key: ObjectKey, _service: object, accelerator: str | None, _served: object
     ) -> tuple[ClassSpeed, ...]:
-        found = ClassSpeed(device_class=f"{accelerator}-x1", tokens_per_second="20")
-        return (msgspec.structs.replace(found, refusal="TooSlow") if accelerator == "metal" else found,)
+        speed = ClassSpeed(device_class=f"{accelerator}-x1", tokens_per_second="20")
+        return (msgspec.structs.replace(speed, refusal="TooSlow") if accelerator == "metal" else speed,)
 
-    found = choose_accelerators(Snapshot(known, NOW), KEY, as_service(chat), SETTINGS, rooms, find_speeds=find_speeds)
-    assert found is not None
-    assert {each.device_class for each in found.speeds} >= {"nvidia-x1", "metal-x1"}
+    accelerators = choose_accelerators(
+        Snapshot(cluster, NOW), KEY, as_service(chat), SETTINGS, rooms, find_speeds=find_speeds
+    )
+    assert accelerators is not None
+    assert {speed.device_class for speed in accelerators.speeds} >= {"nvidia-x1", "metal-x1"}
     assert rooms.prospects["metal"].unit.speeds.refusals == {"metal-x1": "TooSlow"}
     assert rooms.prospects["nvidia"].unit.speeds.tokens_per_second == {"nvidia-x1": 20.0}
 
@@ -204,8 +206,8 @@ def test_spec_that_no_accelerator_can_hold_names_all_reasons() -> None:
 
 
 def ready_of(plan: Plan) -> tuple[str, str]:
-    found = planned_condition(plan, "Ready")
-    return found["reason"], found["message"]
+    condition = planned_condition(plan, "Ready")
+    return condition["reason"], condition["message"]
 
 
 def test_problem_of_the_model_is_reported_once() -> None:
@@ -312,7 +314,7 @@ def test_edit_to_auto_keeps_the_pods_that_run() -> None:
     chosen = choose(chat, StatedRooms(nvidia=FULL), *objects)
     assert replicas(chosen) == {"nvidia": 1}
     plan = decide(chosen, (INFERENCE_SERVICES, chat), *objects)
-    assert [each["metadata"]["name"] for each in list_applied(plan, DEPLOYMENTS)] == ["chat"]
+    assert [deployment["metadata"]["name"] for deployment in list_applied(plan, DEPLOYMENTS)] == ["chat"]
     assert plan.delete == ()
 
 
@@ -322,7 +324,7 @@ def test_edit_from_auto_to_its_accelerator_keeps_the_label() -> None:
     (made,) = list_applied(decide(chosen, (INFERENCE_SERVICES, auto)), DEPLOYMENTS)
     chat = service(hardware={"accelerator": "nvidia"})
     plan = decide_chat((INFERENCE_SERVICES, chat), (MODELS, model()), (DEPLOYMENTS, manage(made)))
-    assert [each["metadata"]["name"] for each in list_applied(plan, DEPLOYMENTS)] == [NAME]
+    assert [deployment["metadata"]["name"] for deployment in list_applied(plan, DEPLOYMENTS)] == [NAME]
     assert plan.delete == ()
 
 
@@ -336,7 +338,7 @@ def test_evicted_replica_goes_to_a_host_with_room_after_a_while(age_seconds: flo
     assert chosen is not None
     assert set(chosen.watched) == {"nvidia", "amd", "intel", "metal"} & {*rooms.prospects}
     plan = decide(chosen, (INFERENCE_SERVICES, chat), *objects)
-    assert [each.name for each in plan.delete] == (["chat"] if moves else []), "what waits goes at once"
+    assert [deletion.name for deletion in plan.delete] == (["chat"] if moves else []), "what waits goes at once"
     if not moves:
         assert chosen.again_seconds == pytest.approx(SETTLE_SECONDS - age_seconds)
 
@@ -363,7 +365,7 @@ def test_replica_on_a_node_serves_until_the_one_in_a_better_pool_does() -> None:
     arrived = [(METAL_PROCESSES, process(name, host="studio-1", phase="Ready")), (METAL_HOSTS, host())]
     slices = [(ENDPOINT_SLICES, slice_of("chat", "studio-1"))]
     plan = decide(chosen, (INFERENCE_SERVICES, chat), *objects, *arrived, *slices)
-    assert [each.name for each in plan.delete] == ["chat"], "the host serves in its place"
+    assert [ref.name for ref in plan.delete] == ["chat"], "the host serves in its place"
 
 
 def test_https_of_hosts_beside_http_of_pods_is_named_only_if_both_are_there_for_good() -> None:

@@ -44,8 +44,8 @@ def made(
 ) -> Obj | None:
     tiny = model(cache=ON_SEVERAL_NODES) if on_several_nodes else model()
     objects = (chat_service(**spec), (MODELS, tiny), (METAL_HOSTS, host()))
-    found = list_applied(decide_chat(*objects, settings=settings, is_monitored=is_monitored), kind)
-    return found[0] if found else None
+    applied = list_applied(decide_chat(*objects, settings=settings, is_monitored=is_monitored), kind)
+    return applied[0] if applied else None
 
 
 @pytest.mark.parametrize(("replicas", "has_one"), [(1, False), (2, True), (5, True)])
@@ -77,7 +77,7 @@ def test_clients_by_label_controller_and_monitoring_may_send_requests() -> None:
         {
             "from": [
                 {"namespaceSelector": {}, "podSelector": {"matchLabels": {"inference.pomona.dev/client": "true"}}},
-                *({"namespaceSelector": each} for each in namespaces),
+                *({"namespaceSelector": namespace} for namespace in namespaces),
             ],
             "ports": [{"port": 8080, "protocol": "TCP"}],
         }
@@ -88,8 +88,8 @@ def made_egress(of_model: Obj) -> list[Obj]:
     """Return what the engine of `chat` may reach, with this Model."""
     plan = decide_chat(chat_service(), (MODELS, of_model), settings=GUARDED)
     (policy,) = list_applied(plan, NETWORK_POLICIES)
-    found: list[Obj] = policy["spec"]["egress"]
-    return found
+    rules: list[Obj] = policy["spec"]["egress"]
+    return rules
 
 
 NAME_SERVERS = {
@@ -270,7 +270,7 @@ def test_policy_goes_with_its_option_even_if_no_pod_is_ready() -> None:
     there = policy | {"metadata": policy["metadata"] | {"uid": "uid-policy", "resourceVersion": "1"}}
     deployed = chat_deployment(chat_service(), (MODELS, model()), ready=0)
     objects = (chat_service(), (MODELS, model()), (DEPLOYMENTS, deployed), (NETWORK_POLICIES, there))
-    assert [each.resource for each in decide_chat(*objects, settings=DEFAULT_SETTINGS).delete] == [NETWORK_POLICIES]
+    assert [ref.resource for ref in decide_chat(*objects, settings=DEFAULT_SETTINGS).delete] == [NETWORK_POLICIES]
     assert decide_chat(*objects, settings=GUARDED).delete == ()
 
 
@@ -283,7 +283,7 @@ def test_all_go_with_the_last_pod_and_stay_while_a_model_is_fetched() -> None:
         metadata = there["metadata"] | {"uid": f"uid-{kind}", "resourceVersion": "1"}
         objects.append((kind, there | {"metadata": metadata}))
     suspended = decide_chat(chat_service(replicas=2, suspend=True), *objects, settings=GUARDED, is_monitored=True)
-    assert {each.resource for each in suspended.delete} == {DEPLOYMENTS, *BESIDE}
+    assert {ref.resource for ref in suspended.delete} == {DEPLOYMENTS, *BESIDE}
     fetching = [(MODELS, model(cached=False, cache=ON_SEVERAL_NODES)), *objects[1:]]
     waits = decide_chat(chat_service(replicas=2), *fetching, settings=GUARDED, is_monitored=True)
     assert waits.delete == ()

@@ -37,8 +37,8 @@ def assess(
     *classes: ServingDevices, number: int = 1, record: MeasuredPerformance | None = None, **spec: Any
 ) -> dict[str, ClassSpeed]:
     measured = {"nvidia-l4x1": record} if record is not None else {}
-    found = assess_classes(chat(**spec), SERVED, number, classes, measured)
-    return {each.device_class: each for each in found}
+    speeds = assess_classes(chat(**spec), SERVED, number, classes, measured)
+    return {speed.device_class: speed for speed in speeds}
 
 
 def test_fastest_class_is_listed_first_and_unknown_ones_last() -> None:
@@ -46,12 +46,12 @@ def test_fastest_class_is_listed_first_and_unknown_ones_last() -> None:
 
 
 def test_estimate_has_a_range_and_its_source() -> None:
-    found = assess(L4)["nvidia-l4x1"]
-    assert (found.source, found.fit, found.refusal) == ("Estimated", "perfect", None)
-    assert found.low is not None
-    assert found.high is not None
-    assert found.tokens_per_second is not None
-    assert float(found.low) < float(found.tokens_per_second) < float(found.high) < 3.1 * float(found.low)
+    speed = assess(L4)["nvidia-l4x1"]
+    assert (speed.source, speed.fit, speed.refusal) == ("Estimated", "perfect", None)
+    assert speed.low is not None
+    assert speed.high is not None
+    assert speed.tokens_per_second is not None
+    assert float(speed.low) < float(speed.tokens_per_second) < float(speed.high) < 3.1 * float(speed.low)
 
 
 @pytest.mark.parametrize("amount", [-(1 << 63), -1, 0, 1, (1 << 50) + 1, (1 << 63) - 1])
@@ -62,7 +62,7 @@ def test_amounts_that_no_host_has_spoil_no_status(amount: int) -> None:
     for status in (forged, msgspec.structs.replace(forged, memory_bytes=128 * GIB, budget_bytes=96 * GIB)):
         speeds = assess_classes(chat(), SERVED, 0, [describe_stated_host(status)], {})
         # The API server refuses the whole status of a service if one of its values is invalid.
-        assert msgspec.convert([without_defaults(each) for each in speeds], tuple[ClassSpeed, ...]) == speeds
+        assert msgspec.convert([without_defaults(speed) for speed in speeds], tuple[ClassSpeed, ...]) == speeds
 
 
 def test_bandwidth_that_no_host_has_is_unknown() -> None:
@@ -76,8 +76,8 @@ def test_bandwidth_that_no_host_has_is_unknown() -> None:
 
 
 def test_measurement_is_preferred_to_an_estimate_and_has_no_range() -> None:
-    found = assess(L4, record=MeasuredPerformance(tokens_per_second=12.34))["nvidia-l4x1"]
-    assert (found.tokens_per_second, found.low, found.high, found.source) == ("12.3", None, None, "Measured")
+    speed = assess(L4, record=MeasuredPerformance(tokens_per_second=12.34))["nvidia-l4x1"]
+    assert (speed.tokens_per_second, speed.low, speed.high, speed.source) == ("12.3", None, None, "Measured")
 
 
 def test_class_is_that_of_all_devices_of_a_replica() -> None:
@@ -97,17 +97,17 @@ def test_class_is_that_of_all_devices_of_a_replica() -> None:
 def test_class_that_does_not_meet_the_demands_is_refused(
     demands: dict[str, Any], expected: dict[str, str | None]
 ) -> None:
-    found = assess(L4, UNKNOWN, placement=demands)
-    assert {name: each.refusal for name, each in found.items()} == expected
+    speeds = assess(L4, UNKNOWN, placement=demands)
+    assert {name: speed.refusal for name, speed in speeds.items()} == expected
 
 
 def test_class_that_fits_less_well_than_stated_is_refused() -> None:
     small = L4._replace(device_class="nvidia-smallx1", memory_bytes=2 * GIB)
-    fits = {name: each.fit for name, each in assess(small, L4).items()}
+    fits = {name: speed.fit for name, speed in assess(small, L4).items()}
     assert fits == {"nvidia-l4x1": "perfect", "nvidia-smallx1": "too_tight"}
-    refused = {name: each.refusal for name, each in assess(small, L4, placement={"minFit": "good"}).items()}
+    refused = {name: speed.refusal for name, speed in assess(small, L4, placement={"minFit": "good"}).items()}
     assert refused == {"nvidia-l4x1": None, "nvidia-smallx1": "TooTight"}
-    assert {each.refusal for each in assess(small, L4).values()} == {None}, (
+    assert {speed.refusal for speed in assess(small, L4).values()} == {None}, (
         "what is free decides whether it fits at all"
     )
 
@@ -121,66 +121,68 @@ def test_planner_reads_the_class_of_one_device() -> None:
 
 def test_slowest_classes_are_left_out_of_a_long_list() -> None:
     many = [ClassSpeed(device_class=f"c{number}", tokens_per_second=f"{number}") for number in range(100)]
-    found = cut_speeds(many)
-    assert (len(found), found[0].device_class, found[-1].device_class) == (MOST_CLASSES, "c99", "c68")
+    kept = cut_speeds(many)
+    assert (len(kept), kept[0].device_class, kept[-1].device_class) == (MOST_CLASSES, "c99", "c68")
 
 
 def test_classes_that_are_accepted_outlast_others_in_a_long_list() -> None:
-    slow = [ClassSpeed(device_class=f"slow{each}", tokens_per_second=f"{each + 1}") for each in range(MOST_CLASSES)]
+    slow = [
+        ClassSpeed(device_class=f"slow{number}", tokens_per_second=f"{number + 1}") for number in range(MOST_CLASSES)
+    ]
     fast = [
-        ClassSpeed(device_class=f"tight{each}", tokens_per_second=f"{each + 100}", refusal="TooTight")
-        for each in range(MOST_CLASSES)
+        ClassSpeed(device_class=f"tight{number}", tokens_per_second=f"{number + 100}", refusal="TooTight")
+        for number in range(MOST_CLASSES)
     ]
     assert set(cut_speeds([*fast, *slow])) == set(slow)
-    assert [each.device_class for each in cut_speeds([*fast, *slow[:30]])][:3] == ["tight31", "tight30", "slow29"]
+    assert [speed.device_class for speed in cut_speeds([*fast, *slow[:30]])][:3] == ["tight31", "tight30", "slow29"]
 
 
 def assessor(*classes: ServingDevices) -> tuple[SpeedAssessor, DeviceClasses, PerformanceTable]:
-    known, table = DeviceClasses(), PerformanceTable()
-    for number, each in enumerate(classes):
-        known.put(f"node/{number}", each.vendor, each)
-    return SpeedAssessor(known.list_classes, table, VENDORS), known, table
+    device_classes, table = DeviceClasses(), PerformanceTable()
+    for number, devices in enumerate(classes):
+        device_classes.put(f"node/{number}", devices.vendor, devices)
+    return SpeedAssessor(device_classes.list_classes, table, VENDORS), device_classes, table
 
 
 def test_speeds_are_computed_again_only_when_something_changes() -> None:
-    found, classes, table = assessor(L4)
+    speed_assessor, classes, table = assessor(L4)
     stated = chat(hardware={"accelerator": "nvidia"})
-    first = found.assess(KEY, stated, "nvidia", SERVED)
-    assert found.assess(KEY, chat(hardware={"accelerator": "nvidia"}), "nvidia", SERVED) is first
+    first = speed_assessor.assess(KEY, stated, "nvidia", SERVED)
+    assert speed_assessor.assess(KEY, chat(hardware={"accelerator": "nvidia"}), "nvidia", SERVED) is first
     classes.put("node/2", "nvidia", H100)
-    second = found.assess(KEY, stated, "nvidia", SERVED)
-    assert [each.device_class for each in second] == ["nvidia-h100-80gb-hbm3x1", "nvidia-l4x1"]
+    second = speed_assessor.assess(KEY, stated, "nvidia", SERVED)
+    assert [speed.device_class for speed in second] == ["nvidia-h100-80gb-hbm3x1", "nvidia-l4x1"]
     model_hash = hash_model(SERVED.model, SERVED.runtime, stated.spec)
     record = encode_record(MeasuredPerformance(tokens_per_second=90_000.0))
     table.update(build_config_map(model_hash, {"nvidia-l4x1": record}))
-    third = found.assess(KEY, stated, "nvidia", SERVED)
-    assert [(each.device_class, each.source) for each in third] == [
+    third = speed_assessor.assess(KEY, stated, "nvidia", SERVED)
+    assert [(speed.device_class, speed.source) for speed in third] == [
         ("nvidia-l4x1", "Measured"),
         ("nvidia-h100-80gb-hbm3x1", "Estimated"),
     ]
-    found.forget(KEY)
-    assert found.assess(KEY, stated, "nvidia", SERVED) == third
+    speed_assessor.forget(KEY)
+    assert speed_assessor.assess(KEY, stated, "nvidia", SERVED) == third
 
 
 def test_stated_active_share_counts_for_placement_as_for_its_benchmark() -> None:
     layout = model()["status"]["layout"] | {"expertOutputs": 8}
     stated: dict[str, Any] = {"totalParameters": 1000, "activeParameters": 100}
-    found = {}
+    speeds = {}
     for name, spec, status in (("stated", stated, {}), ("found", {}, stated), ("unknown", {}, {})):
         experts = msgspec.convert(model(status={"layout": layout, **status}, **spec), Model)
         (speed,) = assess_classes(chat(), Served(experts, "llama.cpp"), 1, [L4], {})
-        found[name] = speed.tokens_per_second
-    assert found["stated"] == found["found"] is not None
-    assert found["unknown"] is None
+        speeds[name] = speed.tokens_per_second
+    assert speeds["stated"] == speeds["found"] is not None
+    assert speeds["unknown"] is None
 
 
 def test_replica_that_cannot_be_and_a_partition_have_no_speeds() -> None:
-    found, _, _ = assessor(L4)
+    speed_assessor, _, _ = assessor(L4)
     stated = chat(hardware={"accelerator": "nvidia"})
-    assert found.assess(KEY, stated, "nvidia", None) == ()
-    assert found.assess(KEY, stated, None, SERVED) == ()
+    assert speed_assessor.assess(KEY, stated, "nvidia", None) == ()
+    assert speed_assessor.assess(KEY, stated, None, SERVED) == ()
     sliced = chat(hardware={"accelerator": "nvidia", "resource": "nvidia.com/mig-1g.10gb"})
-    assert found.assess(KEY, sliced, "nvidia", SERVED) == ()
+    assert speed_assessor.assess(KEY, sliced, "nvidia", SERVED) == ()
 
 
 def correct(table: PerformanceTable, namespace: str, factor: float = 0.5, count: int = 4) -> None:
@@ -197,20 +199,20 @@ def correct(table: PerformanceTable, namespace: str, factor: float = 0.5, count:
 
 
 def test_measurements_of_other_models_correct_an_estimate() -> None:
-    found, _, table = assessor(L4)
+    speed_assessor, _, table = assessor(L4)
     stated = chat(hardware={"accelerator": "nvidia"})
-    (first,) = found.assess(KEY, stated, "nvidia", SERVED)
+    (first,) = speed_assessor.assess(KEY, stated, "nvidia", SERVED)
     assert (first.source, first.measurements) == ("Estimated", None)
     correct(table, KEY.namespace)
-    (second,) = found.assess(KEY, stated, "nvidia", SERVED)
+    (second,) = speed_assessor.assess(KEY, stated, "nvidia", SERVED)
     assert (second.source, second.measurements) == ("Corrected", 4)
     assert 0.5 < float(second.tokens_per_second or 0) / float(first.tokens_per_second or 1) < 0.7
 
 
 @pytest.mark.parametrize(("namespace", "source"), [("other", "Estimated"), ("pomona-system", "Corrected")])
 def test_measurements_of_another_tenant_correct_nothing(namespace: str, source: str) -> None:
-    found, _, table = assessor(L4)
+    speed_assessor, _, table = assessor(L4)
     stated = chat(hardware={"accelerator": "nvidia"})
-    found.assess(KEY, stated, "nvidia", SERVED)
+    speed_assessor.assess(KEY, stated, "nvidia", SERVED)
     correct(table, namespace)
-    assert [each.source for each in found.assess(KEY, stated, "nvidia", SERVED)] == [source]
+    assert [speed.source for speed in speed_assessor.assess(KEY, stated, "nvidia", SERVED)] == [source]

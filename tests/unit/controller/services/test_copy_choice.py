@@ -66,14 +66,14 @@ def pods(draw: st.DrawFn) -> CopyPods:
 @given(st.integers(0, 9), st.dictionaries(st.sampled_from(NAMES), pods()), st.integers(0, 2))
 def test_choice_that_is_applied_changes_nothing(replicas: int, copies: dict[str, CopyPods], coming: int) -> None:
     chosen = choose_copies(replicas, copies, coming)
-    applied = {name: each._replace(replicas=chosen.get(name, 0)) for name, each in copies.items()}
+    applied = {name: copy._replace(replicas=chosen.get(name, 0)) for name, copy in copies.items()}
     assert choose_copies(replicas, applied, coming) == chosen
 
 
 @given(st.integers(0, 9), st.dictionaries(st.sampled_from(NAMES), pods()), st.integers(0, 2))
 def test_nothing_that_runs_moves(replicas: int, copies: dict[str, CopyPods], coming: int) -> None:
     chosen = choose_copies(replicas, copies, coming)
-    runs = {name: each.placed for name, each in copies.items()}
+    runs = {name: copy.placed for name, copy in copies.items()}
     kept = {name: min(chosen.get(name, 0), count) for name, count in runs.items()}
     assert sum(kept.values()) == min(replicas, sum(runs.values()))
 
@@ -120,20 +120,25 @@ class SimulatedService:
 
     def decide(self) -> bool:
         """Apply the choice; return whether it changed anything."""
-        before = {name: each.replicas for name, each in self.nodes.items()}
-        chosen = choose_copies(self.replicas, {name: each.pods for name, each in self.nodes.items()}, self.coming)
+        before = {name: simulated_node.replicas for name, simulated_node in self.nodes.items()}
+        chosen = choose_copies(
+            self.replicas, {name: simulated_node.pods for name, simulated_node in self.nodes.items()}, self.coming
+        )
         for name, node in self.nodes.items():
             node.scale(chosen.get(name, 0))
         # By its own choice it never has more than wanted; a refused pod that its node has room for at last may follow.
-        assert sum(each.placed + each.undecided for each in self.nodes.values()) <= self.replicas
-        return before != {name: each.replicas for name, each in self.nodes.items()}
+        assert (
+            sum(simulated_node.placed + simulated_node.undecided for simulated_node in self.nodes.values())
+            <= self.replicas
+        )
+        return before != {name: simulated_node.replicas for name, simulated_node in self.nodes.items()}
 
     def settle(self) -> None:
         """Run controllers and scheduler until nothing changes."""
         for _ in range(4 * len(self.nodes) + 4):
             for node in self.nodes.values():
                 node.schedule(retry=True)
-            if not self.decide() and not any(each.undecided for each in self.nodes.values()):
+            if not self.decide() and not any(simulated_node.undecided for simulated_node in self.nodes.values()):
                 return
         raise AssertionError(f"does not end: {self}")
 
@@ -181,13 +186,13 @@ def disturb(world: SimulatedService, kind: str, *arguments: object) -> None:
 def test_choice_ends_beside_a_scheduler_that_refuses(
     replicas: int, known: dict[str, SimulatedNode], happened: list[tuple[object, ...]]
 ) -> None:
-    world = SimulatedService(replicas, {name: SimulatedNode(each.room) for name, each in known.items()})
+    world = SimulatedService(replicas, {name: SimulatedNode(node.room) for name, node in known.items()})
     for kind, *arguments in happened:
         disturb(world, str(kind), *arguments)
     world.coming = 0
     world.settle()
-    placed = sum(each.placed for each in world.nodes.values())
-    room = sum(max(each.room, each.placed) for each in world.nodes.values())
+    placed = sum(node.placed for node in world.nodes.values())
+    room = sum(max(node.room, node.placed) for node in world.nodes.values())
     assert placed == min(world.replicas, room), "all that there is room for, and no more than wanted"
     if placed == world.replicas:
-        assert not any(each.refused for each in world.nodes.values()), "refused pods go when all have a node"
+        assert not any(node.refused for node in world.nodes.values()), "refused pods go when all have a node"

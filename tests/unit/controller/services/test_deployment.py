@@ -38,9 +38,9 @@ def test_the_engine_serves_verified_weights_with_the_services_token() -> None:
     assert arguments[arguments.index("--host") + 1] == "127.0.0.1", "the proxy alone asks it"
     assert arguments[arguments.index("-c") + 1] == "4096"
     assert arguments[-2:] == ["--flash-attn", "on"]
-    mounts = {each["name"]: each for each in obj["volumeMounts"]}
+    mounts = {mount["name"]: mount for mount in obj["volumeMounts"]}
     assert mounts["models"] == {"name": "models", "mountPath": "/models", "readOnly": True}
-    volumes = {each["name"]: each for each in pod()["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod()["volumes"]}
     assert volumes["models"]["persistentVolumeClaim"] == {"claimName": "tiny-cache", "readOnly": True}
     assert volumes["token"]["secret"]["secretName"] == "chat-token"
 
@@ -101,7 +101,7 @@ def test_placement_and_image_of_the_user_are_used() -> None:
     )
     assert spec["initContainers"][0]["image"] == "registry.example/llama:1"
     assert spec["nodeSelector"] == {"zone": "a"}
-    assert [each["key"] for each in spec["tolerations"]] == ["nvidia.com/gpu", "team"]
+    assert [toleration["key"] for toleration in spec["tolerations"]] == ["nvidia.com/gpu", "team"]
 
 
 def test_token_secret_is_owned_by_the_service() -> None:
@@ -117,5 +117,5 @@ def test_kubernetes_replaces_no_variable_in_arguments() -> None:
     stated = as_service(service(chatTemplate=template, extraArgs=[argument]))
     _, obj = build_deployment(stated, choice, MountedWeights("tiny-cache", "0123abcd/$(KEY).gguf"))
     arguments = obj["spec"]["template"]["spec"]["initContainers"][0]["args"]
-    seen = [expand(each, {"KEY": "stolen"}) for each in arguments]
+    seen = [expand(part, {"KEY": "stolen"}) for part in arguments]
     assert {template, argument, "/models/0123abcd/$(KEY).gguf"} <= set(seen)

@@ -70,11 +70,11 @@ def rolling(
     there["spec"]["strategy"] = strategy
     there = stamp(there)
     there["status"] |= status
-    plan = decide_chat(*objects, (DEPLOYMENTS, there), *nodes, *((PODS, each) for each in pods))
+    plan = decide_chat(*objects, (DEPLOYMENTS, there), *nodes, *((PODS, pod) for pod in pods))
     (applied,) = list_applied(plan, DEPLOYMENTS)
     assert applied["spec"]["template"] == there["spec"]["template"]
-    found: Obj = applied["spec"]["strategy"]
-    return None if found == strategy else found
+    rollout: Obj = applied["spec"]["strategy"]
+    return None if rollout == strategy else rollout
 
 
 @pytest.mark.parametrize("hardware", [NVIDIA, {"accelerator": "cpu"}], ids=str)
@@ -111,9 +111,9 @@ def test_replicas_that_never_had_room_do_not_hold_a_change_up() -> None:
     never = refused(NO_DEVICE, template="old")
     never["metadata"]["name"] = "chat-never"
     never["metadata"]["uid"] = "uid-chat-never"
-    found = rolling(placed(), never, refused(NO_DEVICE), replicas=2)
-    assert found is not None
-    assert found["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 2}
+    strategy = rolling(placed(), never, refused(NO_DEVICE), replicas=2)
+    assert strategy is not None
+    assert strategy["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 2}
 
 
 def test_a_refusal_is_not_final_while_a_pod_is_ending() -> None:
@@ -242,9 +242,9 @@ def test_refusal_of_a_pod_that_was_created_since_ends_nothing() -> None:
 
 def test_refused_pod_that_a_quota_counts_makes_way() -> None:
     waiting = refused(NO_MEMORY, template="old")
-    found = rolling(waiting, conditions=quota(), readyReplicas=0, updatedReplicas=0)
-    assert found is not None
-    assert found["rollingUpdate"]["maxSurge"] == 0
+    strategy = rolling(waiting, conditions=quota(), readyReplicas=0, updatedReplicas=0)
+    assert strategy is not None
+    assert strategy["rollingUpdate"]["maxSurge"] == 0
 
 
 def test_earlier_pod_makes_way_on_a_node_with_too_many_pods() -> None:

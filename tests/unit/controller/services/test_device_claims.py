@@ -53,7 +53,9 @@ def test_pod_claims_devices_by_a_template_and_requests_no_resource() -> None:
     assert made["spec"]["resourceClaims"] == [{"name": CLAIM_NAME, "resourceClaimTemplateName": name}]
     (engine,) = made["spec"]["initContainers"]
     assert engine["resources"]["claims"] == [{"name": CLAIM_NAME}]
-    assert not any("/" in each for each in (*engine["resources"]["requests"], *engine["resources"].get("limits", ())))
+    assert not any(
+        "/" in resource for resource in (*engine["resources"]["requests"], *engine["resources"].get("limits", ()))
+    )
     assert made["spec"]["schedulingGates"], "it waits in the queue as others do"
     need = decode_need(made["metadata"]["annotations"][DEVICE_NEED])
     assert need is not None

@@ -12,17 +12,17 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def affinity(vendor: Vendor, **hardware: Any) -> dict[str, Any]:
-    found = build_node_affinity(as_service(service(hardware=hardware)).spec.hardware, vendor)
-    assert found is not None
-    inner: dict[str, Any] = found["nodeAffinity"]
+    node_affinity = build_node_affinity(as_service(service(hardware=hardware)).spec.hardware, vendor)
+    assert node_affinity is not None
+    inner: dict[str, Any] = node_affinity["nodeAffinity"]
     return inner
 
 
 def expressions(vendor: str, **hardware: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = affinity(VENDORS[vendor], **hardware)[REQUIRED]["nodeSelectorTerms"][0][
+    requirements: list[dict[str, Any]] = affinity(VENDORS[vendor], **hardware)[REQUIRED]["nodeSelectorTerms"][0][
         "matchExpressions"
     ]
-    return found
+    return requirements
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_text_memory_label_is_one_of_the_values_that_are_large_enough() -> None:
 
 
 def test_products_are_required_and_preferred() -> None:
-    found = affinity(VENDORS["nvidia"], products=["B", "A"], preferredProducts=["A", "B"])
-    assert found[REQUIRED]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["A", "B"]
-    preferred = found["preferredDuringSchedulingIgnoredDuringExecution"]
-    assert [each["weight"] for each in preferred] == [100, 50]
+    node_affinity = affinity(VENDORS["nvidia"], products=["B", "A"], preferredProducts=["A", "B"])
+    assert node_affinity[REQUIRED]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"] == ["A", "B"]
+    preferred = node_affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert [term["weight"] for term in preferred] == [100, 50]
     assert preferred[0]["preference"]["matchExpressions"][0]["values"] == ["A"]
 
 

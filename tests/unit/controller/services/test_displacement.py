@@ -83,41 +83,43 @@ class World:
 
     def store(self) -> Store:
         """Return what the controller's watches bring."""
-        found = [(METAL_PROCESSES, each) for each in self.processes.values()]
+        objects = [(METAL_PROCESSES, process) for process in self.processes.values()]
         for name, simulated in self.hosts.items():
             bound = self.bound_to(name)
-            holding = [each for each in bound if each["status"]["phase"] not in {"Stopped", "Rejected"}]
-            used = sum(each["spec"]["memoryBytes"] for each in holding)
+            holding = [process for process in bound if process["status"]["phase"] not in {"Stopped", "Rejected"}]
+            used = sum(process["spec"]["memoryBytes"] for process in holding)
             assert used <= simulated.gib * GIB, "no host is promised more memory than it has"
             observed = host(
                 name,
                 simulated.gib * GIB - used,
                 ready="False" if simulated.is_lost else "True",
-                processes=[{"uid": each["metadata"]["uid"]} for each in holding],
+                processes=[{"uid": process["metadata"]["uid"]} for process in holding],
             )
             if simulated.is_paused:
                 observed["status"]["conditions"].append(condition("Paused", "True", "OwnerActive"))
             taints = [{"key": "dedicated", "effect": "NoExecute"}] if simulated.is_tainted else []
-            found.append((METAL_HOSTS, observed | {"spec": {"drain": simulated.is_drained, "taints": taints}}))
+            objects.append((METAL_HOSTS, observed | {"spec": {"drain": simulated.is_drained, "taints": taints}}))
             if self.reached_at(name):
-                found.append((ENDPOINT_SLICES, slice_of("chat", name)))
-        found.append((INFERENCE_SERVICES, service(replicas=self.wanted, contextLength=self.context_length)))
-        return store(*found)
+                objects.append((ENDPOINT_SLICES, slice_of("chat", name)))
+        objects.append((INFERENCE_SERVICES, service(replicas=self.wanted, contextLength=self.context_length)))
+        return store(*objects)
 
     def bound_to(self, name: str) -> list[Obj]:
-        return [each for each in self.processes.values() if each["spec"].get("hostName") == name]
+        return [process for process in self.processes.values() if process["spec"].get("hostName") == name]
 
     def reached_at(self, name: str) -> set[str]:
         """Return the processes of a host that answer: once it is reached, its proxy gives requests to all of them.
 
         That a successor follows one that is to stop does not interrupt it (`ClusterExposure._slice`).
         """
-        here = {each["metadata"]["name"] for each in self.bound_to(name) if each["status"]["phase"] == "Ready"}
+        here = {process["metadata"]["name"] for process in self.bound_to(name) if process["status"]["phase"] == "Ready"}
         is_reached = not self.hosts[name].is_lost and not here.isdisjoint(self.exposed.get(name, ()))
-        return {each for each in here if is_ready(self.processes[each])} if is_reached else set()
+        return (
+            {process_name for process_name in here if is_ready(self.processes[process_name])} if is_reached else set()
+        )
 
     def answering(self) -> set[str]:
-        return {each for name in self.hosts for each in self.reached_at(name)}
+        return {process_name for name in self.hosts for process_name in self.reached_at(name)}
 
     @property
     def snapshot(self) -> Snapshot:
@@ -137,10 +139,10 @@ class World:
 
     def _play_round(self) -> None:
         """Play a round of the queue, and carry it out."""
-        known = self.store()
-        cells = CellRegistry(known, VENDORS, lambda name: not self.hosts[name].is_lost).list_cells()
+        store = self.store()
+        cells = CellRegistry(store, VENDORS, lambda name: not self.hosts[name].is_lost).list_cells()
         now = self.snapshot.now
-        for action in plan(cells, observe_units(known, VENDORS, now).units, PlanRules(), now.timestamp()).actions:
+        for action in plan(cells, observe_units(store, VENDORS, now).units, PlanRules(), now.timestamp()).actions:
             if isinstance(action, Admit):
                 (host_name,) = (cell.removeprefix("host/") for cell in action.cells)
                 assert not self.hosts[host_name].is_drained, "nothing is bound to a drained host"
@@ -155,7 +157,7 @@ class World:
 
     def _nominate(self, name: str, value: str | None) -> None:
         annotations = self.processes[name]["metadata"].get("annotations", {})
-        annotations = {key: each for key, each in annotations.items() if key != NOMINATED}
+        annotations = {key: annotation for key, annotation in annotations.items() if key != NOMINATED}
         self.processes[name]["metadata"]["annotations"] = annotations | ({NOMINATED: value} if value else {})
 
     def _reconcile_service(self) -> None:
@@ -164,8 +166,8 @@ class World:
         observed["metadata"]["annotations"] = {REBALANCE_AT: self.requested_at}
         chat = as_service(observed)
         served = Served(as_model(model()), "llama.cpp")
-        found = observe_hosts(self.snapshot, chat, served, self.wanted, REPLICA_GIB * GIB)
-        for _, made in found.steps.create:
+        on_hosts = observe_hosts(self.snapshot, chat, served, self.wanted, REPLICA_GIB * GIB)
+        for _, made in on_hosts.steps.create:
             name = made["metadata"]["name"]
             assert name not in self.processes, "a name is not used again while an object holds it"
             self.processes[name] = process(
@@ -177,7 +179,7 @@ class World:
             )
             # A name is used again once it is free, a uid never.
             self.processes[name]["metadata"]["uid"] = f"uid-{name}-{self.seconds}"
-        for ref in found.steps.delete:
+        for ref in on_hosts.steps.delete:
             self.processes[ref.name]["metadata"]["deletionTimestamp"] = self.snapshot.now.isoformat()
         lost = {name for name in before - self.answering() if self._is_current(name)}
         assert not lost or len(self.answering()) >= self.wanted, f"{lost} answered"
@@ -190,18 +192,18 @@ class World:
         for name, observed in list(self.processes.items()):
             bound_to = observed["spec"].get("hostName")
             waited = 0.0 if bound_to and self.hosts[bound_to].is_lost else None
-            known = Snapshot(self.store(), NOW, waited)
-            if decide_release(known, ObjectKey("team", name)).patch:
+            snapshot = Snapshot(self.store(), NOW, waited)
+            if decide_release(snapshot, ObjectKey("team", name)).patch:
                 del self.processes[name]
 
     def _run_agent(self, name: str) -> None:
         """Advance each process of a host by one step, as its agent does."""
         simulated = self.hosts[name]
-        ready = frozenset(each["metadata"]["name"] for each in self.bound_to(name) if is_ready(each))
-        for each in self.bound_to(name):
-            phase = each["status"]["phase"]
-            displaced = simulated.is_paused and phase not in {"Stopped", "Rejected"} and not is_leaving(each)
-            if is_leaving(each):
+        ready = frozenset(process["metadata"]["name"] for process in self.bound_to(name) if is_ready(process))
+        for present in self.bound_to(name):
+            phase = present["status"]["phase"]
+            displaced = simulated.is_paused and phase not in {"Stopped", "Rejected"} and not is_leaving(present)
+            if is_leaving(present):
                 phase = "Stopped"
             elif displaced and (simulated.evicts or phase != "Ready"):
                 phase = "Pending"
@@ -210,8 +212,8 @@ class World:
             elif phase in {"Starting", "Failed"}:
                 phase = "Failed" if simulated.fails else "Ready"
             conditions = [condition("DisruptionTarget", "True", "HostPaused")] if displaced else []
-            each["status"] = {"phase": phase, "conditions": conditions}
-        # Clients reach a process a while after it has become Ready.
+            present["status"] = {"phase": phase, "conditions": conditions}
+        # Clients reach a present a while after it has become Ready.
         self.exposed[name] = ready
 
     def settle(self) -> None:
@@ -228,13 +230,13 @@ class World:
     def drained_reason(self, name: str) -> str:
         """Return the reason of condition Drained."""
         bound = self.bound_to(name)
-        elsewhere = as_hosted(*(each for each in self.processes.values() if each not in bound))
+        elsewhere = as_hosted(*(process for process in self.processes.values() if process not in bound))
         observed = host(name) | {"spec": {"drain": True}}
         observed["status"]["conditions"] = [condition("Drained", "False")]
         snapshot = self.snapshot
-        found = drained_condition(as_host(observed), as_hosted(*bound), {"uid-chat": elsewhere}, snapshot.now)
-        assert found is not None
-        return str(found["reason"])
+        drained = drained_condition(as_host(observed), as_hosted(*bound), {"uid-chat": elsewhere}, snapshot.now)
+        assert drained is not None
+        return str(drained["reason"])
 
 
 def is_leaving(observed: Obj) -> bool:

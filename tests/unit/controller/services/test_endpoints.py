@@ -90,24 +90,24 @@ def test_proof_names_the_endpoint_that_answered_whatever_the_status_says_meanwhi
     proven = served(first, mode="embeddings")
     blocked = decide_chat(proven, *there)
     assert planned_condition(blocked, "Ready")["message"].startswith("still serving; "), "its Model is gone"
-    found = served(blocked, mode="embeddings")
-    view = build_view(Snapshot(store(found, base[1], *there), NOW), KEY, as_service(found[1]), SETTINGS)
+    chat = served(blocked, mode="embeddings")
+    view = build_view(Snapshot(store(chat, base[1], *there), NOW), KEY, as_service(chat[1]), SETTINGS)
     assert view.proof == embedded
-    assert decide_chat(found, base[1], *there, answer=view.proof).status == first.status
+    assert decide_chat(chat, base[1], *there, answer=view.proof).status == first.status
 
 
 def test_proof_of_several_endpoints_names_one_only_if_it_has_answered() -> None:
     base = (chat_service(), (MODELS, model()))
     pods = [(PODS, chat_pod("chat-1")), (PODS, chat_pod("chat-2", podIPs=[{"ip": "10.77.0.101"}]))]
-    slices = [(ENDPOINT_SLICES, slice_of("chat", *each)) for each in (("x", ADDRESS), ("y", "10.77.0.101"))]
+    slices = [(ENDPOINT_SLICES, slice_of("chat", *endpoint)) for endpoint in (("x", ADDRESS), ("y", "10.77.0.101"))]
     there = ((DEPLOYMENTS, chat_deployment(*base)), *pods, *slices)
     noted = f"{OK.message}; http://10.77.0.101:18000 answered 500: out of memory; restart"
     beside = msgspec.structs.replace(OK, message=noted)
     proven = served(decide_chat(*base, *there, answer=beside))
     view = build_view(Snapshot(store(proven, base[1], *there), NOW), KEY, as_service(proven[1]), SETTINGS)
     assert view.proof == OK
-    found = served(decide_chat(proven, *there))
-    again = build_view(Snapshot(store(found, base[1], *there), NOW), KEY, as_service(found[1]), SETTINGS)
+    chat = served(decide_chat(proven, *there))
+    again = build_view(Snapshot(store(chat, base[1], *there), NOW), KEY, as_service(chat[1]), SETTINGS)
     assert again.proof == msgspec.structs.replace(OK, message="an endpoint generated a token")
 
 
@@ -119,7 +119,7 @@ def served(plan: Plan, **spec: str) -> tuple[Resource, Obj]:
 
 def with_time(plan: Plan) -> list[Obj]:
     assert plan.status is not None
-    return [each | {"lastTransitionTime": "2026-11-21T11:00:00Z"} for each in plan.status["conditions"]]
+    return [condition | {"lastTransitionTime": "2026-11-21T11:00:00Z"} for condition in plan.status["conditions"]]
 
 
 def test_service_stays_ready_while_another_endpoint_is_probed() -> None:
@@ -166,8 +166,8 @@ def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:
         ],
     }
     empty = {"metadata": {"name": "chat-y"}, "ports": None, "endpoints": None}
-    found = ready_endpoints([pods, empty, slice_of("chat", "studio-1"), slice_of("chat", "studio-2", ready=False)])
-    assert found == (
+    endpoints = ready_endpoints([pods, empty, slice_of("chat", "studio-1"), slice_of("chat", "studio-2", ready=False)])
+    assert endpoints == (
         Endpoint("10.0.0.1", 8080),
         Endpoint("10.0.0.2", 8080),
         Endpoint("10.77.0.100", 18000, host="studio-1"),

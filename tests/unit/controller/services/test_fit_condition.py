@@ -29,13 +29,13 @@ def refuse(reason: str) -> ClassSpeed:
 def test_condition_says_what_fits_or_what_is_missing(
     classes: list[ClassSpeed], status: str, reason: str, words: str
 ) -> None:
-    found = describe_fit(classes, 3)
-    assert (found["status"], found["reason"], found["observedGeneration"]) == (status, reason, 3)
-    assert words in found["message"]
+    condition = describe_fit(classes, 3)
+    assert (condition["status"], condition["reason"], condition["observedGeneration"]) == (status, reason, 3)
+    assert words in condition["message"]
 
 
 def test_service_without_device_classes_has_no_such_condition() -> None:
     for speed, expected in ((SpeedReport(), False), (SpeedReport((H100,)), True)):
         status = decide_chat(chat_service(), speed=speed).status
         assert status is not None
-        assert ("Fits" in {each["type"] for each in status["conditions"]}) == expected
+        assert ("Fits" in {condition["type"] for condition in status["conditions"]}) == expected

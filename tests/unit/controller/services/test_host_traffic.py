@@ -35,7 +35,9 @@ def generating(name: str, rate: str, *, on: str = "studio-1", phase: str = "Read
 
 
 def traffic_of(*processes: Obj, hosts: tuple[Obj, ...] = (host("studio-1"),)) -> Traffic:
-    there = store(*((METAL_PROCESSES, each) for each in processes), *((METAL_HOSTS, each) for each in hosts))
+    there = store(
+        *((METAL_PROCESSES, process) for process in processes), *((METAL_HOSTS, machine) for machine in hosts)
+    )
     return find_host_traffic(Snapshot(there, NOW), NAMESPACE, "uid-chat")
 
 
@@ -102,13 +104,13 @@ def test_sum_is_what_is_shown_or_differs_from_it_by_more_than_a_tenth(
     pods: float | None, hosts: float | None, shown: float | None
 ) -> None:
     of_pods, of_hosts = Traffic(tokens_per_second=pods), Traffic(tokens_per_second=hosts)
-    found = add_host_traffic(of_pods, of_hosts, Traffic(tokens_per_second=shown)).tokens_per_second
+    rate = add_host_traffic(of_pods, of_hosts, Traffic(tokens_per_second=shown)).tokens_per_second
     if hosts is None:
-        assert found == pods
+        assert rate == pods
         return
     total = min((pods or 0) + hosts, MOST_TOKENS_PER_SECOND)
-    assert found in (total, shown)
-    if found != total:
+    assert rate in (total, shown)
+    if rate != total:
         assert shown is not None
         assert abs(total - shown) <= 0.1 * max(total, shown)
 

@@ -79,7 +79,7 @@ def test_deployment_and_pods_have_the_label_and_no_gate_of_ours() -> None:
 def test_deployment_whose_queue_changes_is_made_anew(before: Obj, after: Obj) -> None:
     there = running(**before)
     plan = decide_chat(chat_service(**after), (MODELS, model()), (DEPLOYMENTS, there), (PODS, chat_pod()))
-    assert [each.name for each in plan.delete if each.resource == DEPLOYMENTS] == ["chat"]
+    assert [deletion.name for deletion in plan.delete if deletion.resource == DEPLOYMENTS] == ["chat"]
     assert list_applied(plan, DEPLOYMENTS) == []
     plan = decide_chat(chat_service(**after), (MODELS, model()))
     assert len(list_applied(plan, DEPLOYMENTS)) == 1

@@ -149,9 +149,9 @@ def test_edit_frees_memory_for_one_process_at_a_time() -> None:
     ]
     new = [process(f"{NAME}-0", gib=4), process(f"{NAME}-1", gib=4)]
     (first,) = deleted(steps(2, *old, *new, hosts=hosts))
-    for each in old:
-        if each["metadata"]["name"] == first:
-            each["metadata"] |= LEAVING
+    for replica in old:
+        if replica["metadata"]["name"] == first:
+            replica["metadata"] |= LEAVING
     assert steps(2, *old, *new, hosts=hosts) == MetalProcessSteps()
 
 
@@ -283,16 +283,16 @@ def populations(draw: st.DrawFn) -> list[Obj]:
 def test_steps_converge_and_never_reuse_a_name(observed: list[Obj], wanted: int) -> None:
     hosts = [host("studio-1"), host("lost", ready="False")]
     first = steps(wanted, *observed, hosts=hosts)
-    names = [each["metadata"]["name"] for each in observed]
+    names = [replica["metadata"]["name"] for replica in observed]
     assert not set(made(first)) & set(names)
     after = [*observed, *(process(name) for name in made(first))]
-    for each in after:
-        if each["metadata"]["name"] in deleted(first):
-            assert "deletionTimestamp" not in each["metadata"], "deleted once is enough"
-            each["metadata"] = each["metadata"] | LEAVING
+    for replica in after:
+        if replica["metadata"]["name"] in deleted(first):
+            assert "deletionTimestamp" not in replica["metadata"], "deleted once is enough"
+            replica["metadata"] = replica["metadata"] | LEAVING
     second = steps(wanted, *after, hosts=hosts)
     assert (second.create, second.delete) == ((), ())
-    standing = sort_processes(NAME, wanted, [as_process(each) for each in after], {}, exposed=())
+    standing = sort_processes(NAME, wanted, [as_process(replica) for replica in after], {}, exposed=())
     assert len(standing.kept) <= wanted
 
 
@@ -387,5 +387,5 @@ def test_drain_never_deletes_the_last_processes_that_answer(phases: list[str], h
         for number, phase in enumerate(phases)
     ]
     gone = deleted(steps(wanted, *old, *new, hosts=hosts))
-    answering = [each["metadata"]["name"] for each in (*old, *new) if each["status"]["phase"] == "Ready"]
+    answering = [replica["metadata"]["name"] for replica in (*old, *new) if replica["status"]["phase"] == "Ready"]
     assert len(set(answering) - gone) >= wanted

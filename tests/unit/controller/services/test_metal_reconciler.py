@@ -112,7 +112,7 @@ OTHERS: Obj = {"spec": {"namespaces": ["other"]}}
     ],
 )
 def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expected: tuple[str, str], says: str) -> None:
-    base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, each) for each in hosts))
+    base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, machine) for machine in hosts))
     ((_, made),) = decide_chat(*base).create
     plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
     assert ready_outcome(plan) == (expected[0], "False", expected[1])
@@ -153,12 +153,12 @@ def test_unbound_process_reports_the_reason_of_its_wait(hosts: list[Obj], expect
     ],
 )
 def test_unbound_process_names_the_hosts_that_take_nothing(hosts: list[Obj], reason: str, says: list[str]) -> None:
-    base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, each) for each in hosts))
+    base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, machine) for machine in hosts))
     ((_, made),) = decide_chat(*base).create
     plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
     assert ready_outcome(plan) == ("Pending", "False", reason)
     message = planned_condition(plan, "Ready")["message"]
-    assert all(each in message for each in says), message
+    assert all(say in message for say in says), message
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_unbound_process_names_the_label_that_no_host_has(labels: dict[str, str]
 def test_tolerations_and_selected_labels_are_not_in_the_spec_of_a_process() -> None:
     demands = {"nodeSelector": {"room": "lab"}, "tolerations": [{"key": "dedicated", "operator": "Exists"}]}
     made = [
-        decide_chat(chat_service(**METAL, **each), (MODELS, model()), (METAL_HOSTS, host())).create
-        for each in ({}, demands)
+        decide_chat(chat_service(**METAL, **spec), (MODELS, model()), (METAL_HOSTS, host())).create
+        for spec in ({}, demands)
     ]
     assert made[0] == made[1]
 
@@ -191,8 +191,8 @@ def test_tolerations_and_selected_labels_are_not_in_the_spec_of_a_process() -> N
 def test_next_cordoned_host_rewrites_no_status() -> None:
     def decide(closed: str) -> str:
         small = [host("a-first", GIB, budgetBytes=GIB), *(host(name, 0, budgetBytes=0) for name in "bcdefg")]
-        hosts = [each | (CORDONED if each["metadata"]["name"] in closed else {}) for each in small]
-        base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, each) for each in hosts))
+        hosts = [machine | (CORDONED if machine["metadata"]["name"] in closed else {}) for machine in small]
+        base = (chat_service(**METAL), (MODELS, model()), *((METAL_HOSTS, machine) for machine in hosts))
         ((_, made),) = decide_chat(*base).create
         plan = decide_chat(*base, (METAL_PROCESSES, process(made["metadata"]["name"], gib=2)))
         message: str = planned_condition(plan, "Ready")["message"]

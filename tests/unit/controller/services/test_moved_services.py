@@ -201,7 +201,7 @@ def test_mere_moves_are_told_apart_from_what_may_need_a_decision() -> None:
 
 
 def list_positions(server: SimulatedServer) -> dict[str, int]:
-    statuses = {each["metadata"]["name"]: each["status"] for each in server.list_objects(INFERENCE_SERVICES)}
+    statuses = {service["metadata"]["name"]: service["status"] for service in server.list_objects(INFERENCE_SERVICES)}
     return {name: status["queue"]["position"] for name, status in statuses.items() if "queue" in status}
 
 
@@ -222,7 +222,11 @@ def test_moves_of_a_queue_are_reported_without_decisions(monkeypatch: pytest.Mon
             assert sorted(before.values()) == list(range(1, 13))
             leaving = next(name for name, position in before.items() if position == FRONT + 1)
             built.clear()
-            process = next(each for each in server.list_objects(METAL_PROCESSES) if leaving in each["metadata"]["name"])
+            process = next(
+                candidate
+                for candidate in server.list_objects(METAL_PROCESSES)
+                if leaving in candidate["metadata"]["name"]
+            )
             client = Client(server)
             await client.delete(INFERENCE_SERVICES, leaving, NAMESPACE)
             await client.delete(METAL_PROCESSES, process["metadata"]["name"], NAMESPACE)
@@ -233,7 +237,7 @@ def test_moves_of_a_queue_are_reported_without_decisions(monkeypatch: pytest.Mon
             assert len(moved) == 12 - FRONT - 1
             assert not built & moved
             writes = server.writes
-            for key in (ObjectKey(NAMESPACE, each) for each in after):
+            for key in (ObjectKey(NAMESPACE, service_name) for service_name in after):
                 world.controller._enqueue(INFERENCE_SERVICES, key)  # as the resync does, hours later
             await world.settle()
             assert built >= moved

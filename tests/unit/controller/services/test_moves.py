@@ -52,35 +52,35 @@ class SmallWorld:
     def store(self) -> Store:
         chat = service(replicas=self.replicas, hardware={"accelerator": "metal"}, **self.spec)
         chat["metadata"]["creationTimestamp"] = rfc3339(NOW - timedelta(hours=1))
-        found: list[tuple[Any, Obj]] = [(INFERENCE_SERVICES, chat)]
-        found += [(METAL_PROCESSES, copy.deepcopy(each)) for each in self.processes.values()]
+        objects: list[tuple[Any, Obj]] = [(INFERENCE_SERVICES, chat)]
+        objects += [(METAL_PROCESSES, copy.deepcopy(process)) for process in self.processes.values()]
         for name, gib in self.gib.items():
-            here = [each for each in self.bound_to(name) if each["status"]["phase"] != "Rejected"]
-            free = gib * GIB - sum(each["spec"]["memoryBytes"] for each in here)
+            here = [process for process in self.bound_to(name) if process["status"]["phase"] != "Rejected"]
+            free = gib * GIB - sum(process["spec"]["memoryBytes"] for process in here)
             assert free >= 0
             observed = host(
                 name,
                 free,
                 budgetBytes=gib * GIB,
-                processes=[{"uid": each["metadata"]["uid"]} for each in here],
+                processes=[{"uid": process["metadata"]["uid"]} for process in here],
             )
             observed["metadata"]["labels"] = self.labels.get(name, {})
-            found.append((METAL_HOSTS, observed | {"spec": {"taints": self.taints.get(name, [])}}))
-            if any(each["status"]["phase"] == "Ready" for each in here):
-                found.append((ENDPOINT_SLICES, slice_of("chat", name)))
-        return store(*found)
+            objects.append((METAL_HOSTS, observed | {"spec": {"taints": self.taints.get(name, [])}}))
+            if any(process["status"]["phase"] == "Ready" for process in here):
+                objects.append((ENDPOINT_SLICES, slice_of("chat", name)))
+        return store(*objects)
 
     def bound_to(self, name: str) -> list[Obj]:
-        return [each for each in self.processes.values() if each["spec"].get("hostName") == name]
+        return [process for process in self.processes.values() if process["spec"].get("hostName") == name]
 
     def answering(self) -> int:
         return sum(
-            each["status"]["phase"] == "Ready" and "deletionTimestamp" not in each["metadata"]
-            for each in self.processes.values()
+            process["status"]["phase"] == "Ready" and "deletionTimestamp" not in process["metadata"]
+            for process in self.processes.values()
         )
 
     def places(self) -> list[str]:
-        return sorted(each["spec"].get("hostName", "") for each in self.processes.values())
+        return sorted(process["spec"].get("hostName", "") for process in self.processes.values())
 
     def settle(self) -> list[str]:
         """Run all parts in turn until nothing changes, and return the hosts of all processes."""
@@ -116,23 +116,23 @@ class SmallWorld:
         assert self.answering() >= min(before, self.replicas), "a replacement answers first"
 
     def _plan(self) -> None:
-        known = self.store()
-        cells = CellRegistry(known, VENDORS, lambda _host: True).list_cells()
+        store = self.store()
+        cells = CellRegistry(store, VENDORS, lambda _host: True).list_cells()
         moment = NOW + timedelta(seconds=self.seconds)
-        made = plan(cells, observe_units(known, VENDORS, moment).units, PlanRules(), moment.timestamp())
+        made = plan(cells, observe_units(store, VENDORS, moment).units, PlanRules(), moment.timestamp())
         for action in made.actions:
             if isinstance(action, Admit):
-                found = self.processes[action.unit.key.name]
-                found["spec"]["hostName"] = action.cells[0].removeprefix("host/")
-                found["metadata"]["annotations"][ADMITTED_AT] = rfc3339(moment)
+                process = self.processes[action.unit.key.name]
+                process["spec"]["hostName"] = action.cells[0].removeprefix("host/")
+                process["metadata"]["annotations"][ADMITTED_AT] = rfc3339(moment)
 
     def _run_hosts(self) -> None:
-        for name, each in list(self.processes.items()):
-            bound = each["spec"].get("hostName")
-            if "deletionTimestamp" in each["metadata"]:
+        for name, present in list(self.processes.items()):
+            bound = present["spec"].get("hostName")
+            if "deletionTimestamp" in present["metadata"]:
                 del self.processes[name]
-            elif bound is not None and each["status"]["phase"] == "Pending":
-                each["status"]["phase"] = "Rejected" if bound in self.refuses else "Ready"
+            elif bound is not None and present["status"]["phase"] == "Pending":
+                present["status"]["phase"] = "Rejected" if bound in self.refuses else "Ready"
 
 
 def request(world: SmallWorld) -> None:
@@ -144,7 +144,7 @@ def request(world: SmallWorld) -> None:
 def started_on(name: str, **world: Any) -> SmallWorld:
     """Return a world whose one process runs on a host, because the others had no room when it came."""
     made = SmallWorld(**world)
-    sizes, made.gib = made.gib, {each: gib if each == name else 0 for each, gib in made.gib.items()}
+    sizes, made.gib = made.gib, {host_name: gib if host_name == name else 0 for host_name, gib in made.gib.items()}
     assert made.settle() == [name]
     made.gib = sizes
     return made

@@ -56,8 +56,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decide(**spec: object) -> tuple[tuple[str, str, str], list[Obj]]:
-    known = model(memoryBytes=1 << 31)
-    plan = decide_chat(chat_service(runtime="quick", **spec), (MODELS, known))
+    manifest = model(memoryBytes=1 << 31)
+    plan = decide_chat(chat_service(runtime="quick", **spec), (MODELS, manifest))
     return ready_outcome(plan), list_applied(plan, DEPLOYMENTS)
 
 

@@ -334,8 +334,8 @@ def test_companion_with_copies_is_refused(field: str, spec: Obj) -> None:
 def test_refused_pod_of_a_fetch_wakes_the_services_of_its_model() -> None:
     world = SimulatedPods({})
     world.make_copy("a")
-    known = store(*world.list_objects())
-    (waiting,) = [pod for pod in known.list(PODS) if pod["metadata"]["name"] == "fetch-a"]
+    cluster = store(*world.list_objects())
+    (waiting,) = [pod for pod in cluster.list(PODS) if pod["metadata"]["name"] == "fetch-a"]
     refused = {**waiting, "status": {"conditions": [REFUSED]}}
     pacer = UpdatePacer()
     kind = service_reconciler(plain_sources()._replace(pacer=pacer))
@@ -343,7 +343,7 @@ def test_refused_pod_of_a_fetch_wakes_the_services_of_its_model() -> None:
         key
         for trigger in kind.triggers
         if trigger.resource == PODS and trigger.concerns(waiting, refused)
-        for key in trigger.keys(known, refused)
+        for key in trigger.keys(cluster, refused)
     }
     assert woken == {KEY}
 
@@ -377,7 +377,7 @@ def test_all_that_has_room_serves_in_the_end(events: list[tuple[str, ...]]) -> N
     world.add_copy("b", world.revision)
     world.settle()
     wanted = {
-        each["node"] for each in world.copies if each["path"] == weights_path(SOURCE, world.revision, "tiny.gguf")
+        copy["node"] for copy in world.copies if copy["path"] == weights_path(SOURCE, world.revision, "tiny.gguf")
     }
     beyond = {node for node, count in world.count_pods().items() if count > world.rooms[node]}
     if not beyond:

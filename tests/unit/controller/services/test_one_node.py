@@ -24,7 +24,7 @@ from tests.support.service_decisions import (
 LABEL = "volume.inference.pomona.dev/tiny-cache"
 TERM = {"labelSelector": {"matchLabels": {LABEL: "true"}}, "topologyKey": "kubernetes.io/hostname"}
 KIND = service_reconciler(plain_sources())
-TRIGGERS = [each for each in KIND.triggers if each.resource == PODS]
+TRIGGERS = [trigger for trigger in KIND.triggers if trigger.resource == PODS]
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
@@ -46,8 +46,8 @@ def test_volumes_that_can_be_attached_to_one_node_only(spec: dict[str, Any], exp
 
 def template(**spec: Any) -> Obj:
     (made,) = list_applied(decide_chat(chat_service(**spec), (MODELS, model())), DEPLOYMENTS)
-    found: Obj = made["spec"]["template"]
-    return found
+    pod_template: Obj = made["spec"]["template"]
+    return pod_template
 
 
 def test_pods_of_a_service_run_where_other_pods_with_its_volume_run() -> None:
@@ -69,11 +69,11 @@ def test_pod_with_several_volumes_follows_that_of_its_main_model() -> None:
     draft["metadata"] |= {"name": "draft", "uid": "uid-draft"}
     chat = chat_service(speculative={"draftModelRef": "draft"})
     (made,) = list_applied(decide_chat(chat, (MODELS, model()), (MODELS, draft)), DEPLOYMENTS)
-    found = made["spec"]["template"]
-    assert found["spec"]["affinity"]["podAffinity"][REQUIRED] == [TERM]
+    pod_template = made["spec"]["template"]
+    assert pod_template["spec"]["affinity"]["podAffinity"][REQUIRED] == [TERM]
     assert (
         label_claims(dict.fromkeys(["tiny-cache", "draft-cache"], "true")).items()
-        <= found["metadata"]["labels"].items()
+        <= pod_template["metadata"]["labels"].items()
     )
 
 
@@ -127,8 +127,8 @@ def mounting(
 
 def mark_of(*objects: tuple[Resource, Obj], there: Obj | None = None, **spec: Any) -> str:
     """Return the value of the label in the pods that are applied."""
-    known = [(DEPLOYMENTS, there)] if there is not None else []
-    plan = decide_chat(chat_service(contextLength=512, **spec), (MODELS, model()), *known, *objects)
+    deployments = [(DEPLOYMENTS, there)] if there is not None else []
+    plan = decide_chat(chat_service(contextLength=512, **spec), (MODELS, model()), *deployments, *objects)
     (made,) = list_applied(plan, DEPLOYMENTS)
     mark: str = made["spec"]["template"]["metadata"]["labels"][LABEL]
     term = made["spec"]["template"]["spec"]["affinity"]["podAffinity"][REQUIRED][-1]
@@ -192,13 +192,13 @@ def test_value_of_pods_that_serve_outweighs_that_of_others() -> None:
 def test_services_that_wait_look_when_a_pod_of_their_volume_comes_or_goes() -> None:
     resource, waits = mounting("other-1", service="other", message=HELD)
     _, goes = mounting(deleted=ENDING)
-    known = store(mounting("chat-2"), (resource, waits), (resource, goes))
+    cluster = store(mounting("chat-2"), (resource, waits), (resource, goes))
     _, stays = mounting()
     _, unplaced = mounting(message=HELD)
 
     def wakes(old: Obj | None, new: Obj | None) -> bool:
         changed = new or old or {}
-        keys = {key for each in TRIGGERS if each.concerns(old, new) for key in each.keys(known, changed)}
+        keys = {key for trigger in TRIGGERS if trigger.concerns(old, new) for key in trigger.keys(cluster, changed)}
         return ObjectKey("team", "other") in keys
 
     assert wakes(stays, goes)

@@ -47,7 +47,7 @@ class Watched:
 
     def __init__(self, *there: Obj) -> None:
         self.enqueued: list[ObjectKey] = []
-        self.store: Store = store(*((CONFIG_MAPS, each) for each in there))
+        self.store: Store = store(*((CONFIG_MAPS, config_map) for config_map in there))
         self.source = PerformanceSource(self.store, follow_measurements(self.store), self.enqueued.append)
 
     def put(self, obj: Obj) -> None:

@@ -32,28 +32,28 @@ NOTE = PlacementNote(
 
 
 def test_placement_names_the_place_its_speed_and_the_best_others() -> None:
-    found = report_placement(NOTE, None, SPEEDS, {"h"})
-    assert found is not None
-    assert (found.place, found.device_class, found.score) == ("node/h", "nvidia-h100x2", 72)
-    assert (found.tokens_per_second, found.source, found.fit) == ("120", "Estimated", "perfect")
-    assert found.reason.startswith("no replica of the service there, 72 points, 120 tokens/s")
-    assert [(each.place, each.device_class, each.tokens_per_second) for each in found.others] == [
+    status = report_placement(NOTE, None, SPEEDS, {"h"})
+    assert status is not None
+    assert (status.place, status.device_class, status.score) == ("node/h", "nvidia-h100x2", 72)
+    assert (status.tokens_per_second, status.source, status.fit) == ("120", "Estimated", "perfect")
+    assert status.reason.startswith("no replica of the service there, 72 points, 120 tokens/s")
+    assert [(other.place, other.device_class, other.tokens_per_second) for other in status.others] == [
         ("node/l", "nvidia-l4x2", "24.0"),
         ("", "nvidia-oldx1", None),
     ]
-    assert found.others[1].reason == "too little is free there"
+    assert status.others[1].reason == "too little is free there"
 
 
 def test_class_that_was_no_better_than_a_slow_replica_names_no_demand_of_the_service() -> None:
-    found = report_placement(NOTE._replace(others=(Alternative("nvidia-t4x1", refusal="NotFaster"),)), None, (), {"h"})
-    assert found is not None
-    assert found.others[0].reason == "not known to be faster than the slow replica that was replaced"
+    status = report_placement(NOTE._replace(others=(Alternative("nvidia-t4x1", refusal="NotFaster"),)), None, (), {"h"})
+    assert status is not None
+    assert status.others[0].reason == "not known to be faster than the slow replica that was replaced"
 
 
 def test_place_that_others_made_room_for_has_no_score() -> None:
-    found = report_placement(NOTE._replace(score=None), None, (), {"h"})
-    assert found is not None
-    assert (found.score, found.reason) == (None, "others ended to make room for it there")
+    status = report_placement(NOTE._replace(score=None), None, (), {"h"})
+    assert status is not None
+    assert (status.score, status.reason) == (None, "others ended to make room for it there")
 
 
 def test_placement_goes_with_the_replica_and_outlives_the_leader() -> None:
@@ -77,10 +77,10 @@ def test_note_is_that_of_the_last_admission_of_a_service() -> None:
 
 
 def test_speeds_and_placement_are_in_the_status() -> None:
-    found = report_placement(NOTE, None, SPEEDS, {"h"})
-    plan = decide_chat(chat_service(), speed=SpeedReport(SPEEDS, found))
+    status = report_placement(NOTE, None, SPEEDS, {"h"})
+    plan = decide_chat(chat_service(), speed=SpeedReport(SPEEDS, status))
     assert plan.status is not None
     assert [each["deviceClass"] for each in plan.status["speeds"]] == ["nvidia-h100x2", "nvidia-l4x2"]
     assert plan.status["placement"]["others"][0]["place"] == "node/l"
-    assert msgspec.convert(plan.status["placement"], PlacementStatus) == found
+    assert msgspec.convert(plan.status["placement"], PlacementStatus) == status
     assert "speeds" not in (decide_chat(chat_service()).status or {})

@@ -262,7 +262,7 @@ H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memor
 def list_speeds(copy: ClusterCopy, name: str = "chat") -> dict[str, Obj]:
     stored = copy.store.get(INFERENCE_SERVICES, name, NAMESPACE)
     assert stored is not None
-    return {each["deviceClass"]: each for each in stored["status"]["speeds"]}
+    return {speed["deviceClass"]: speed for speed in stored["status"]["speeds"]}
 
 
 def make_classes() -> ClusterCopy:
@@ -281,7 +281,7 @@ def test_new_service_has_the_speeds_that_the_controller_would_report() -> None:
     view = build_view(Snapshot(copy.store, NOW), KEY, msgspec.convert(stored, InferenceService), SETTINGS)
     assessor = SpeedAssessor(copy.registry.list_classes, copy.measured, SETTINGS.vendors)
     expected = assessor.assess(KEY, view.service, view.accelerator, view.served)
-    assert [without_defaults(each) for each in expected] == list(list_speeds(copy).values())
+    assert [without_defaults(speed) for speed in expected] == list(list_speeds(copy).values())
     assert list(list_speeds(copy)) == ["nvidia-h100-80gb-hbm3x2", "nvidia-l4x2"]
     (unit,) = list_chat(copy)
     assert list(unit.speeds.tokens_per_second) == ["nvidia-h100-80gb-hbm3x1", "nvidia-l4x1"]
@@ -308,7 +308,7 @@ def test_new_service_that_demands_a_speed_is_refused_by_slow_classes() -> None:
 
 def list_speeds_of_class(copy: ClusterCopy, ending: str) -> Obj:
     plan_one(copy, manifest(name="other"))
-    return next(each for name, each in list_speeds(copy, "other").items() if name.endswith(ending))
+    return next(speed for name, speed in list_speeds(copy, "other").items() if name.endswith(ending))
 
 
 def test_measurement_decides_about_a_new_service() -> None:
@@ -337,9 +337,9 @@ def test_service_on_a_host_and_one_of_several_accelerators_have_speeds() -> None
 
 def test_model_of_a_known_source_is_planned_with_its_service() -> None:
     copy = make_classes()
-    known = copy.store.get(MODELS, "tiny", NAMESPACE)
-    assert known is not None
-    new = manifest("Model", "again", source=known["spec"]["source"])
+    stored = copy.store.get(MODELS, "tiny", NAMESPACE)
+    assert stored is not None
+    new = manifest("Model", "again", source=stored["spec"]["source"])
     planned = plan_one(copy, manifest(modelRef="again"), new)
     assert planned.problem is None
     assert planned.notes == (
@@ -395,9 +395,9 @@ def test_model_of_a_library_and_one_of_an_invalid_source_need_no_header() -> Non
 
 def test_model_whose_source_stays_is_as_it_was_inspected() -> None:
     copy = make_classes()
-    known = copy.store.get(MODELS, "tiny", NAMESPACE)
-    assert known is not None
-    edited = manifest("Model", "tiny", source=known["spec"]["source"], thinking=True)
+    stored = copy.store.get(MODELS, "tiny", NAMESPACE)
+    assert stored is not None
+    edited = manifest("Model", "tiny", source=stored["spec"]["source"], thinking=True)
     planned = plan_one(copy, manifest(), edited)
     assert planned.problem is None
     assert list_speeds(copy)

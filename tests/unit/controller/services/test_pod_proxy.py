@@ -66,7 +66,7 @@ def split(spec: Obj) -> tuple[Obj, Obj]:
 
 
 def mounts(container: Obj) -> dict[str, str]:
-    return {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    return {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
 
 
 def test_engine_is_a_sidecar_which_kubernetes_stops_after_the_proxy() -> None:
@@ -145,15 +145,15 @@ def test_proxy_brings_the_model_into_ollama() -> None:
     engine, proxy = split(spec)
     assert mounts(proxy)["models"] == "/models"
     # Ollama keeps a copy, for which the node needs room.
-    limits = {each["name"]: each["emptyDir"].get("sizeLimit") for each in spec["volumes"] if "emptyDir" in each}
+    limits = {volume["name"]: volume["emptyDir"].get("sizeLimit") for volume in spec["volumes"] if "emptyDir" in volume}
     assert limits["store"] == engine["resources"]["requests"]["ephemeral-storage"] == str(12 * 2**30)
     assert mounts(engine)["store"] == "/ollama"
 
 
 def test_other_weights_or_another_context_have_another_name_in_ollama() -> None:
     names = [
-        arguments(each)["--engine-model"]
-        for each in (
+        arguments(spec)["--engine-model"]
+        for spec in (
             pod("ollama"),
             pod("ollama", contextLength=1024),
             pod("ollama", MountedWeights("tiny-cache", "ffff/tiny.gguf")),
@@ -165,7 +165,7 @@ def test_other_weights_or_another_context_have_another_name_in_ollama() -> None:
 def test_model_of_the_library_needs_no_volume() -> None:
     spec = pod("ollama", OF_LIBRARY)
     assert arguments(spec)["--source"] == "ollama://tiny:1b"
-    assert not [each for each in spec["volumes"] if "persistentVolumeClaim" in each]
+    assert not [volume for volume in spec["volumes"] if "persistentVolumeClaim" in volume]
     engine, proxy = split(spec)
     assert "models" not in {**mounts(engine), **mounts(proxy)}
     assert proxy["env"] == [{"name": NETWORKS_VARIABLE, "value": "10.0.0.0/8"}]
@@ -182,7 +182,7 @@ def test_container_of_the_user_is_behind_the_proxy_as_it_is_stated() -> None:
     spec = pod("generic")
     (engine,) = spec["initContainers"]
     assert (engine["image"], mounts(engine)["models"]) == ("registry.example/engine:1", "/weights")
-    variables = {each["name"]: each["value"] for each in engine["env"]}
+    variables = {variable["name"]: variable["value"] for variable in engine["env"]}
     assert variables == {"MODEL_PATH": "/weights/0123abcd/tiny.gguf", "PORT": "9000", "SERVICE_NAME": "chat"}
     given = arguments(spec)
     assert (given["--engine-port"], given["--health-path"]) == ("9000", "/health")
@@ -337,8 +337,8 @@ def pull_secrets(runtime: str, *of_user: str) -> list[str] | None:
     settings = replace(SETTINGS, image_pull_secrets=("registry", "mirror"))
     chat = as_service(service(image="registry.example/engine:1", **options))
     _, obj = build_deployment(chat, choice, ON_VOLUME, settings=settings)
-    found = obj["spec"]["template"]["spec"].get("imagePullSecrets")
-    return None if found is None else [each["name"] for each in found]
+    secrets = obj["spec"]["template"]["spec"].get("imagePullSecrets")
+    return None if secrets is None else [secret["name"] for secret in secrets]
 
 
 @pytest.mark.parametrize("runtime", ["llama.cpp", "ollama", "generic"])

@@ -27,10 +27,10 @@ NVIDIA: dict[str, Any] = {"hardware": {"accelerator": "nvidia"}}
 def ready_of(*pools: Obj, names: list[str], settings: Any = SETTINGS, **spec: Any) -> tuple[str, str]:
     scheduling = {"pools": names, **spec.pop("scheduling", {})}
     chat = service(**{**NVIDIA, **spec}, scheduling=scheduling)
-    objects = [(ACCELERATOR_POOLS, each) for each in pools]
+    objects = [(ACCELERATOR_POOLS, pool) for pool in pools]
     plan = decide_chat((INFERENCE_SERVICES, chat), (MODELS, model()), *objects, settings=settings)
-    found = planned_condition(plan, "Ready")
-    return found["reason"], found["message"]
+    condition = planned_condition(plan, "Ready")
+    return condition["reason"], condition["message"]
 
 
 def test_unknown_pool_is_named_with_those_that_exist() -> None:
@@ -90,12 +90,12 @@ def test_change_of_a_pool_enqueues_the_services_that_name_it() -> None:
     reconciler = service_reconciler(plain_sources(SETTINGS))
     (trigger,) = (each for each in reconciler.triggers if each.resource == ACCELERATOR_POOLS)
     assert isinstance(trigger, Trigger)
-    known = store(
+    cluster = store(
         (INFERENCE_SERVICES, service("one", scheduling={"pools": ["a", "b"]})),
         (INFERENCE_SERVICES, service("two", scheduling={"pools": ["b"]})),
         (INFERENCE_SERVICES, service("three")),
     )
-    assert list(trigger.keys(known, pool("a"))) == [ObjectKey("team", "one")]
-    assert list(trigger.keys(known, pool("gone"))) == []
+    assert list(trigger.keys(cluster, pool("a"))) == [ObjectKey("team", "one")]
+    assert list(trigger.keys(cluster, pool("gone"))) == []
     assert trigger.concerns(None, pool("a"))
     assert not trigger.concerns(pool("a"), pool("a", status={"cells": 3}))

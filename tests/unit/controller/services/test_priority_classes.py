@@ -19,13 +19,13 @@ CLASSES: list[Obj] = list(yaml.safe_load_all((CHECKOUT / "deploy" / "install" / 
 
 def value_of(name: str) -> int:
     """Return the value of a PriorityClass."""
-    (value,) = (each["value"] for each in CLASSES if each["metadata"]["name"] == name)
+    (value,) = (priority_class["value"] for priority_class in CLASSES if priority_class["metadata"]["name"] == name)
     return int(value)
 
 
 def test_each_priority_has_a_class_and_no_other_exists() -> None:
-    assert {each["kind"] for each in CLASSES} == {"PriorityClass"}
-    names = [each["metadata"]["name"] for each in CLASSES]
+    assert {priority_class["kind"] for priority_class in CLASSES} == {"PriorityClass"}
+    names = [priority_class["metadata"]["name"] for priority_class in CLASSES]
     assert sorted(names) == sorted(f"pomona-{priority}" for priority in PRIORITIES)
 
 
@@ -35,7 +35,7 @@ def test_pod_has_the_class_of_its_priority(priority: Priority) -> None:
     assert made["spec"]["template"]["spec"]["priorityClassName"] == f"pomona-{priority}"
 
 
-@pytest.mark.parametrize("priority_class", CLASSES, ids=lambda each: str(each["metadata"]["name"]))
+@pytest.mark.parametrize("priority_class", CLASSES, ids=lambda priority_class: str(priority_class["metadata"]["name"]))
 def test_no_class_preempts_or_is_that_of_other_pods(priority_class: Obj) -> None:
     """A model that serves is not stopped for one that waits."""
     assert priority_class["preemptionPolicy"] == "Never"

@@ -64,7 +64,7 @@ def test_service_that_has_answered_is_believed(
     assert judge_probe(probe, last, seconds, has_answered=True) == expected
 
 
-@pytest.mark.parametrize("result", [FINE, ERROR, SILENCE, UNREAD], ids=lambda each: each.reason)
+@pytest.mark.parametrize("result", [FINE, ERROR, SILENCE, UNREAD], ids=lambda result: result.reason)
 def test_service_that_has_never_answered_is_as_its_probe_says(result: ProbeResult) -> None:
     assert judge_probe(Probe(result), None, 0.0, has_answered=False) == Answer(result)
 

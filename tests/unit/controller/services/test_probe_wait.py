@@ -94,10 +94,12 @@ def wait(began: str, now: datetime, probes: ProbeSource, *classes: str) -> Probe
 
 
 def test_wait_names_the_classes_and_its_end() -> None:
-    found = wait("", NOW, StatedProbes("b", "a"), "a", "b", "c")
-    assert found is not None
-    assert (found.classes, found.since, found.until) == (("a", "b"), NOW, NOW + timedelta(seconds=180))
-    assert found.message.startswith(f"measuring the speed on a, b, until {rfc3339(found.until)} at the latest")
+    probe_wait = wait("", NOW, StatedProbes("b", "a"), "a", "b", "c")
+    assert probe_wait is not None
+    assert (probe_wait.classes, probe_wait.since, probe_wait.until) == (("a", "b"), NOW, NOW + timedelta(seconds=180))
+    assert probe_wait.message.startswith(
+        f"measuring the speed on a, b, until {rfc3339(probe_wait.until)} at the latest"
+    )
 
 
 def test_wait_goes_on_where_another_leader_left_it() -> None:
@@ -137,13 +139,13 @@ def test_no_time_in_a_status_lengthens_a_wait(
     began: str, seconds: int, classes: frozenset[str], answer: frozenset[str] | None
 ) -> None:
     now = NOW + timedelta(seconds=seconds)
-    found = wait(began, now, StatedProbes(*(answer or ()), is_known=answer is not None), *classes)
-    if found is not None:
-        assert found.since <= now < found.until <= now + timedelta(seconds=PROBE_SECONDS)
-        assert found.classes == tuple(sorted(answer or ()))
+    probe_wait = wait(began, now, StatedProbes(*(answer or ()), is_known=answer is not None), *classes)
+    if probe_wait is not None:
+        assert probe_wait.since <= now < probe_wait.until <= now + timedelta(seconds=PROBE_SECONDS)
+        assert probe_wait.classes == tuple(sorted(answer or ()))
         # What is written is what the next decision reads: it shortens the wait, if anything.
-        again = wait(rfc3339(found.since), now, StatedProbes("a"))
-        assert again is None or again.until <= found.until
+        again = wait(rfc3339(probe_wait.since), now, StatedProbes("a"))
+        assert again is None or again.until <= probe_wait.until
 
 
 def test_basis_says_how_the_speed_is_known() -> None:
@@ -175,14 +177,14 @@ def find_speeds(
 def choose(
     chat: Obj, probes: ProbeSource | None, *objects: tuple[Resource, Obj], rooms: StatedRooms | None = None
 ) -> ChosenAccelerators:
-    known = store((INFERENCE_SERVICES, chat), (MODELS, model()), *objects)
-    found = choose_accelerators(
-        *(Snapshot(known, NOW), KEY, as_service(chat), SETTINGS, rooms or StatedRooms(nvidia=ROOM)),
+    cluster = store((INFERENCE_SERVICES, chat), (MODELS, model()), *objects)
+    accelerators = choose_accelerators(
+        *(Snapshot(cluster, NOW), KEY, as_service(chat), SETTINGS, rooms or StatedRooms(nvidia=ROOM)),
         find_speeds=find_speeds,
         probes=probes,
     )
-    assert found is not None
-    return found
+    assert accelerators is not None
+    return accelerators
 
 
 def test_service_that_waits_has_no_replica_and_says_why() -> None:
@@ -204,7 +206,7 @@ def test_choice_after_the_wait_keeps_when_it_began() -> None:
     began = rfc3339(NOW - timedelta(seconds=20))
     waiting = service(**AUTO) | {"status": {"choice": {"probingSince": began}}}
     chosen = choose(waiting, StatedProbes())
-    assert ([each.replicas for each in chosen.shares][:1], chosen.probing_since) == ([1], began)
+    assert ([share.replicas for share in chosen.shares][:1], chosen.probing_since) == ([1], began)
     assert choose(waiting, StatedProbes("nvidia-l4x1")).probing_since == began
 
 

@@ -68,8 +68,8 @@ def test_undeleted_or_released_process_is_not_released() -> None:
 )
 def test_process_with_values_of_a_newer_version_is_released(fields: Obj, phase: str, *, released: bool) -> None:
     newer = process("a-b-0", host="studio-1", phase=phase, **fields, **LEAVING)
-    known = store((METAL_PROCESSES, newer), (METAL_HOSTS, host("studio-1")))
-    assert bool(decide_release(Snapshot(known, NOW), ObjectKey("team", "a-b-0")).patch) == released
+    cluster = store((METAL_PROCESSES, newer), (METAL_HOSTS, host("studio-1")))
+    assert bool(decide_release(Snapshot(cluster, NOW), ObjectKey("team", "a-b-0")).patch) == released
 
 
 def test_process_without_a_registered_host_is_released() -> None:

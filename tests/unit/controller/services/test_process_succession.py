@@ -80,7 +80,7 @@ def test_place_that_people_have_moved_ahead_is_that_of_the_process_itself() -> N
 
 
 def promised(name: str, *victims: str, gib: int = 4) -> Obj:
-    value = encode_nomination(Nomination(("host/studio-1",), frozenset(f"uid-{each}" for each in victims)))
+    value = encode_nomination(Nomination(("host/studio-1",), frozenset(f"uid-{victim}" for victim in victims)))
     return process(name, gib=gib, annotations={NOMINATED: value})
 
 

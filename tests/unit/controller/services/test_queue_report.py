@@ -92,24 +92,24 @@ def test_status_has_the_standing() -> None:
 
 
 def test_status_says_why_there_is_no_estimate() -> None:
-    found = build_queue_status(standing(ahead={}, start="TooFewAhead", cells=("node/n1",), victims=("team/old",)))
-    assert "aheadByPriority" not in found
-    assert "estimatedStart" not in found
-    assert found["noEstimate"] == "TooFewAhead"
-    assert found["nominated"] == {"cells": ["node/n1"], "victims": ["team/old"]}
+    status = build_queue_status(standing(ahead={}, start="TooFewAhead", cells=("node/n1",), victims=("team/old",)))
+    assert "aheadByPriority" not in status
+    assert "estimatedStart" not in status
+    assert status["noEstimate"] == "TooFewAhead"
+    assert status["nominated"] == {"cells": ["node/n1"], "victims": ["team/old"]}
 
 
 def test_gang_on_many_nodes_has_a_status_that_the_api_server_takes() -> None:
     cells, victims = (tuple(f"{prefix}{number:03}" for number in range(256)) for prefix in ("node/n", "team/s"))
-    found = build_queue_status(standing(cells=cells, victims=victims, reason="Draining", start="Draining"))
-    nominated = msgspec.convert(found, QueueStatus).nominated
+    status = build_queue_status(standing(cells=cells, victims=victims, reason="Draining", start="Draining"))
+    nominated = msgspec.convert(status, QueueStatus).nominated
     assert nominated is not None
     assert (nominated.cells, nominated.victims) == ([*cells[:32]], [*victims[:32]])
 
 
 def test_hardware_that_does_not_exist_has_no_place() -> None:
-    found = build_queue_status(standing(position=None, reason="NoSuchHardware", start="NoPosition", length=0))
-    assert not {"position", "place", "aheadByPriority", "estimatedStart"} & found.keys()
+    status = build_queue_status(standing(position=None, reason="NoSuchHardware", start="NoPosition", length=0))
+    assert not {"position", "place", "aheadByPriority", "estimatedStart"} & status.keys()
 
 
 def test_pod_that_was_let_go_is_not_said_to_be_gated() -> None:
@@ -181,8 +181,8 @@ DECISIONS = {
 
 @pytest.mark.parametrize("case", DECISIONS)
 def test_cause_is_that_of_the_queue_if_the_replica_waits_there(case: str) -> None:
-    problem, found, cause = DECISIONS[case]
-    assert explain_wait(problem, found) == cause
+    problem, queued, cause = DECISIONS[case]
+    assert explain_wait(problem, queued) == cause
 
 
 def test_process_that_waits_for_a_host_keeps_its_diagnosis() -> None:
@@ -218,8 +218,8 @@ EVENTS: dict[str, tuple[ServiceStanding | None, ServiceStanding | None, list[str
 @pytest.mark.parametrize("case", EVENTS)
 def test_events_report_moves_that_matter(case: str) -> None:
     before, after, notes = EVENTS[case]
-    found = build_queue_events(as_before(before), build_queue_status(after) if after is not None else None)
-    assert [event.note for event in found] == notes
+    events = build_queue_events(as_before(before), build_queue_status(after) if after is not None else None)
+    assert [event.note for event in events] == notes
 
 
 @pytest.mark.parametrize("reason", get_args(QueueReason))
@@ -230,17 +230,17 @@ def test_reason_that_others_change_sends_no_event(reason: QueueReason) -> None:
 
 def test_preemption_names_who_needed_the_room() -> None:
     victim = running_unit(waiting_unit("old-1", service="old", priority="low"), "node/n1")
-    found = describe_preemption(victim, waiting_unit("chat-1", service="chat", priority="critical"))
+    event = describe_preemption(victim, waiting_unit("chat-1", service="chat", priority="critical"))
     note = "Preempted by team/chat (critical): pod team/old-1 (low) ends, and waits again at its old place in the queue"
-    assert found == Event("Warning", "Preempted", note, "Queue")
+    assert event == Event("Warning", "Preempted", note, "Queue")
     stranger = waiting_unit("chat-1", service="secret", priority="critical")
     stranger = msgspec.structs.replace(stranger, service=ObjectKey("bank", "secret"))
     assert describe_preemption(victim, stranger).note == note.replace("team/chat", "a service of another namespace")
 
 
 def test_admission_names_the_place() -> None:
-    found = describe_admission(waiting_process("chat-0", 8), ("host/studio",))
-    assert found == Event("Normal", "Admitted", "process team/chat-0 gets host/studio", "Queue")
+    event = describe_admission(waiting_process("chat-0", 8), ("host/studio",))
+    assert event == Event("Normal", "Admitted", "process team/chat-0 gets host/studio", "Queue")
     assert "a node that an autoscaler adds" in describe_admission(waiting_unit("a"), ()).note
 
 

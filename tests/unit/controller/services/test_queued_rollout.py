@@ -58,10 +58,10 @@ def rolling(*pods: Obj, replicas: int = 1, strategy: Obj = SURGE, **status: Any)
     there["spec"]["strategy"] = strategy
     there = stamp(there)
     there["status"] |= status
-    plan = decide_chat(*objects, (DEPLOYMENTS, there), *((PODS, each) for each in pods))
+    plan = decide_chat(*objects, (DEPLOYMENTS, there), *((PODS, pod) for pod in pods))
     (applied,) = list_applied(plan, DEPLOYMENTS)
-    found: Obj = applied["spec"]["strategy"]
-    return found
+    applied_strategy: Obj = applied["spec"]["strategy"]
+    return applied_strategy
 
 
 def test_earlier_pod_makes_way_for_one_that_is_promised_its_place() -> None:

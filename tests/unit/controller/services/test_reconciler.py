@@ -189,8 +189,8 @@ def test_replicas_are_the_pods_at_which_a_scheduler_has_looked() -> None:
     def counted(**status: Any) -> int:
         plan = decide_chat(*base, deployment, (PODS, chat_pod(ready=False, **status)))
         assert plan.status is not None
-        found: int = plan.status["replicas"]
-        return found
+        replicas: int = plan.status["replicas"]
+        return replicas
 
     assert counted(conditions=[]) == 0
     assert counted(conditions=[unschedulable]) == 1
@@ -315,11 +315,11 @@ def test_suspended_or_scaled_to_zero_service_keeps_only_its_address(spec: Obj, r
     plan = decide_chat(
         chat_service(**spec), (MODELS, model()), (DEPLOYMENTS, chat_deployment(*old)), (PODS, chat_pod())
     )
-    assert [each.resource for each in plan.delete] == [DEPLOYMENTS]
+    assert [deletion.resource for deletion in plan.delete] == [DEPLOYMENTS]
     assert [resource for resource, _ in plan.apply] == [SERVICES]
     assert ready_outcome(plan) == ("Suspended", "False", reason)
     gone = decide_chat(chat_service(**spec), (DEPLOYMENTS, chat_deployment(*old)))
-    assert [each.resource for each in gone.delete] == [DEPLOYMENTS], "a Model is not needed to stop"
+    assert [deletion.resource for deletion in gone.delete] == [DEPLOYMENTS], "a Model is not needed to stop"
 
 
 def test_a_change_of_accelerator_replaces_one_kind_by_the_other() -> None:
@@ -336,16 +336,16 @@ def test_a_change_of_accelerator_replaces_one_kind_by_the_other() -> None:
         (DEPLOYMENTS, chat_deployment(*pods)),
         bound_process(),
     )
-    assert [each.resource for each in moved.delete] == [DEPLOYMENTS]
+    assert [ref.resource for ref in moved.delete] == [DEPLOYMENTS]
     on_metal = ((MODELS, model()), bound_process(), (METAL_HOSTS, host()))
     back = decide_chat(chat_service(), *on_metal)
     assert back.delete == ()
     assert list_applied(back, DEPLOYMENTS)
     assert ready_outcome(back)[1] == "False", "what answers is of another kind than wanted"
     moved = decide_chat(chat_service(), *on_metal, (DEPLOYMENTS, chat_deployment(*pods)), (PODS, chat_pod()))
-    assert [each.resource for each in moved.delete] == [METAL_PROCESSES]
+    assert [ref.resource for ref in moved.delete] == [METAL_PROCESSES]
     stopped = decide_chat(chat_service(suspend=True), *on_metal, (DEPLOYMENTS, chat_deployment(*pods)))
-    assert {each.resource for each in stopped.delete} == {METAL_PROCESSES, DEPLOYMENTS}
+    assert {ref.resource for ref in stopped.delete} == {METAL_PROCESSES, DEPLOYMENTS}
 
 
 def test_service_without_its_model_is_scaled_down_and_not_up() -> None:

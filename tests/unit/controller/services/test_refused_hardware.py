@@ -67,10 +67,10 @@ def test_context_that_fits_into_no_device_is_refused_with_what_would(
 def test_products_tell_the_memory_that_no_label_does(hardware: Obj, says: str | None) -> None:
     gaudi = msgspec.structs.replace(VENDORS["intel-gaudi"], product_label="example.com/gaudi")
     layout = model()["status"]["layout"] | {"tensorBytes": 150 * GIB}
-    known = model(status={"format": "safetensors", "layout": layout, "sizeBytes": 150 * GIB}, source="hf://acme/big")
+    manifest = model(status={"format": "safetensors", "layout": layout, "sizeBytes": 150 * GIB}, source="hf://acme/big")
     chat = chat_service(runtime="vllm", image="a/vllm", hardware={"accelerator": "intel-gaudi", **hardware})
     settings = PodSettings("pomona:test", vendors={**VENDORS, "intel-gaudi": gaudi})
-    plan = decide_chat(chat, (MODELS, known), settings=settings)
+    plan = decide_chat(chat, (MODELS, manifest), settings=settings)
     message = planned_condition(plan, "Ready")["message"]
     assert ready_outcome(plan) == (
         ("Failed", "False", "DeviceTooSmall") if says else ("Progressing", "False", "Progressing")
@@ -91,9 +91,9 @@ def test_memory_above_that_of_any_node_is_explained() -> None:
 
 def test_memory_of_devices_is_not_requested_of_a_node() -> None:
     """A replica with devices requests less of its node than weights and cache take, which are in the devices."""
-    known = model(source="hf://acme/weights", status={"format": "safetensors"})
-    known["status"]["layout"]["tensorBytes"] = 60 << 30
-    base = (chat_service(runtime="vllm", hardware={"accelerator": "nvidia", "count": 2}), (MODELS, known))
+    manifest = model(source="hf://acme/weights", status={"format": "safetensors"})
+    manifest["status"]["layout"]["tensorBytes"] = 60 << 30
+    base = (chat_service(runtime="vllm", hardware={"accelerator": "nvidia", "count": 2}), (MODELS, manifest))
     (applied,) = list_applied(decide_chat(*base), DEPLOYMENTS)
     (engine,) = applied["spec"]["template"]["spec"]["initContainers"]
     requested = int(engine["resources"]["requests"]["memory"])
@@ -121,8 +121,10 @@ def test_memory_of_devices_is_not_requested_of_a_node() -> None:
 def test_quantization_that_the_devices_lack_is_refused_with_pairs_that_work(
     spec: Obj, quantization: str, says: str
 ) -> None:
-    known = model(status={"format": "safetensors", "gguf": {"quantization": quantization}}, source="hf://acme/weights")
-    plan = decide_chat(chat_service(**spec, runtime="vllm"), (MODELS, known))
+    manifest = model(
+        status={"format": "safetensors", "gguf": {"quantization": quantization}}, source="hf://acme/weights"
+    )
+    plan = decide_chat(chat_service(**spec, runtime="vllm"), (MODELS, manifest))
     assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
     assert says in planned_condition(plan, "Ready")["message"]
 
@@ -140,16 +142,18 @@ def test_quantization_that_the_devices_lack_is_refused_with_pairs_that_work(
 def test_pods_avoid_devices_of_architectures_that_lack_the_quantization(
     spec: Obj, quantization: str, families: set[str] | None
 ) -> None:
-    known = model(status={"format": "safetensors", "gguf": {"quantization": quantization}}, source="hf://acme/weights")
+    manifest = model(
+        status={"format": "safetensors", "gguf": {"quantization": quantization}}, source="hf://acme/weights"
+    )
     hardware = {"accelerator": "nvidia", **spec.get("hardware", {})}
     made = chat_service(**{"runtime": "vllm", **spec, "hardware": hardware}, resources={"memory": "4Gi"})
-    (deployment,) = list_applied(decide_chat(made, (MODELS, known)), DEPLOYMENTS)
+    (deployment,) = list_applied(decide_chat(made, (MODELS, manifest)), DEPLOYMENTS)
     terms = deployment["spec"]["template"]["spec"].get("affinity", {}).get("nodeAffinity", {})
     required = terms.get("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
-    found = required["nodeSelectorTerms"][0].get("matchExpressions", [])
+    expressions = required["nodeSelectorTerms"][0].get("matchExpressions", [])
     avoided = [
         (expression["operator"], set(expression["values"]))
-        for expression in found
+        for expression in expressions
         if expression["key"] == "nvidia.com/gpu.family"
     ]
     assert avoided == ([] if families is None else [("NotIn", families)])
@@ -171,10 +175,10 @@ def test_pods_avoid_devices_of_architectures_that_lack_the_quantization(
     ],
 )
 def test_what_does_not_exist_is_refused_with_what_does(spec: Obj, says: str) -> None:
-    known = (
+    manifest = (
         model(source="hf://acme/weights", status={"format": "safetensors"}) if spec.get("runtime") == "tgi" else model()
     )
-    plan = decide_chat(chat_service(**spec), (MODELS, known))
+    plan = decide_chat(chat_service(**spec), (MODELS, manifest))
     assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
     assert says in planned_condition(plan, "Ready")["message"]
 
@@ -191,8 +195,8 @@ def test_what_does_not_exist_is_refused_with_what_does(spec: Obj, says: str) -> 
 @pytest.mark.parametrize("place", [METAL, {"hardware": {"accelerator": "cpu"}}], ids=["host", "pod"])
 def test_gguf_files_that_a_daemon_cannot_load_are_refused(runtime: str, source: str, status: Obj, place: Obj) -> None:
     files = [] if source.endswith(".gguf") else ["*.gguf"]
-    known = model(status={"format": "gguf", **status}, source=source, files=files, memoryBytes=2 << 30)
-    plan = decide_chat(chat_service(runtime=runtime, **place), (MODELS, known))
+    manifest = model(status={"format": "gguf", **status}, source=source, files=files, memoryBytes=2 << 30)
+    plan = decide_chat(chat_service(runtime=runtime, **place), (MODELS, manifest))
     assert ready_outcome(plan) == ("Failed", "False", "InvalidSpec")
     message = planned_condition(plan, "Ready")["message"]
     assert f"runtime {runtime} cannot serve a GGUF " in message
@@ -200,8 +204,8 @@ def test_gguf_files_that_a_daemon_cannot_load_are_refused(runtime: str, source: 
 
 
 def test_ollama_serves_the_one_file_that_patterns_choose() -> None:
-    known = model(status={"format": "gguf", "file": "tiny.gguf"}, source="hf://acme/tiny", files=["*Q4_K_M*.gguf"])
-    plan = decide_chat(chat_service(runtime="ollama", hardware={"accelerator": "cpu"}), (MODELS, known))
+    manifest = model(status={"format": "gguf", "file": "tiny.gguf"}, source="hf://acme/tiny", files=["*Q4_K_M*.gguf"])
+    plan = decide_chat(chat_service(runtime="ollama", hardware={"accelerator": "cpu"}), (MODELS, manifest))
     assert ready_outcome(plan)[2] != "InvalidSpec"
 
 
@@ -214,9 +218,9 @@ def test_ollama_serves_the_one_file_that_patterns_choose() -> None:
     ],
 )
 def test_emulated_quantization_is_remarked(products: list[str], remarks: list[str]) -> None:
-    known = model(status={"format": "safetensors", "gguf": {"quantization": "nvfp4"}}, source="hf://acme/weights")
+    manifest = model(status={"format": "safetensors", "gguf": {"quantization": "nvfp4"}}, source="hf://acme/weights")
     hardware = {"accelerator": "nvidia", "products": products}
-    plan = decide_chat(chat_service(runtime="vllm", hardware=hardware), (MODELS, known))
+    plan = decide_chat(chat_service(runtime="vllm", hardware=hardware), (MODELS, manifest))
     assert list_applied(plan, DEPLOYMENTS)
     message = planned_condition(plan, "ModelReady")["message"]
     assert [remark for remark in remarks if remark in message] == remarks
@@ -225,23 +229,25 @@ def test_emulated_quantization_is_remarked(products: list[str], remarks: list[st
 
 def test_vllm_on_the_processor_is_remarked() -> None:
     """Whoever forgets hardware.accelerator gets it for a Model of safetensors."""
-    known = model(status={"format": "safetensors"}, source="hf://acme/weights")
-    remarked = planned_condition(decide_chat(chat_service(), (MODELS, known)), "ModelReady")["message"]
+    manifest = model(status={"format": "safetensors"}, source="hf://acme/weights")
+    remarked = planned_condition(decide_chat(chat_service(), (MODELS, manifest)), "ModelReady")["message"]
     assert "runtime vllm runs on the processor" in remarked
     assert "set hardware.accelerator" in remarked
-    nvidia = decide_chat(chat_service(hardware={"accelerator": "nvidia"}), (MODELS, known))
+    nvidia = decide_chat(chat_service(hardware={"accelerator": "nvidia"}), (MODELS, manifest))
     assert "processor" not in planned_condition(nvidia, "ModelReady")["message"]
 
 
 def test_devices_that_are_too_small_are_remarked_if_larger_ones_are_beside_them() -> None:
     layout = model()["status"]["layout"] | {"tensorBytes": 40 * GIB}
-    known = model(status={"format": "safetensors", "layout": layout, "sizeBytes": 40 * GIB}, source="hf://acme/weights")
+    manifest = model(
+        status={"format": "safetensors", "layout": layout, "sizeBytes": 40 * GIB}, source="hf://acme/weights"
+    )
     small, large = gpu_node(23034), gpu_node(81559)
     large[1]["metadata"] |= {"name": "gpu-2", "uid": "n-2"}
 
     def remarked(*nodes: tuple[Resource, Obj], **hardware: object) -> str:
         chat = chat_service(hardware={"accelerator": "nvidia", **hardware})
-        message: str = planned_condition(decide_chat(chat, (MODELS, known), *nodes), "ModelReady")["message"]
+        message: str = planned_condition(decide_chat(chat, (MODELS, manifest), *nodes), "ModelReady")["message"]
         return message
 
     assert "the smallest nvidia device of the cluster has 22.5 GiB: set hardware.memory to " in remarked(small, large)
@@ -252,11 +258,13 @@ def test_devices_that_are_too_small_are_remarked_if_larger_ones_are_beside_them(
 
 def test_tiers_of_memory_count_devices_whatever_the_node_gives() -> None:
     layout = model()["status"]["layout"] | {"tensorBytes": 64 * GIB}
-    known = model(status={"format": "safetensors", "layout": layout, "sizeBytes": 64 * GIB}, source="hf://acme/weights")
+    manifest = model(
+        status={"format": "safetensors", "layout": layout, "sizeBytes": 64 * GIB}, source="hf://acme/weights"
+    )
 
     def list_tiers(accelerator: str) -> list[str]:
         chat = chat_service(hardware={"accelerator": accelerator}, resources={"memory": "7Gi"})
-        view = build_view(Snapshot(store(chat, (MODELS, known)), NOW), KEY, as_service(chat[1]), SETTINGS)
+        view = build_view(Snapshot(store(chat, (MODELS, manifest)), NOW), KEY, as_service(chat[1]), SETTINGS)
         labels = _list_labels(view) or {}
         return sorted(name.partition("vram-tier-")[2] for name in labels if "vram-tier" in name)
 

@@ -25,40 +25,44 @@ NODE_CACHE = {"scope": "node", "storageClassName": "local"}
 
 def reserve(settings: PodSettings = SETTINGS, *, of_model: Model | None = None, **spec: Any) -> Reservation | None:
     spec = {"hardware": {"accelerator": "nvidia"}, "resources": {"memory": "3Gi"}} | spec
-    asked, known = as_service(service(**spec)), of_model or as_model(model(cache=NODE_CACHE))
-    return reserve_replica(asked, Served(known, runtime_of(asked, known, settings.vendors)), settings)
+    asked, chosen_model = as_service(service(**spec)), of_model or as_model(model(cache=NODE_CACHE))
+    return reserve_replica(asked, Served(chosen_model, runtime_of(asked, chosen_model, settings.vendors)), settings)
 
 
 def test_devices_memory_and_processors_of_one_replica_are_reserved() -> None:
-    found = reserve(replicas=3, hardware={"accelerator": "nvidia", "count": 2}, resources={"memory": "3Gi", "cpu": "4"})
-    assert found is not None
-    assert found.requests == {"nvidia.com/gpu": "2", "memory": str(3 * GIB + PROXY_BYTES), "cpu": "4.05"}
+    reservation = reserve(
+        replicas=3, hardware={"accelerator": "nvidia", "count": 2}, resources={"memory": "3Gi", "cpu": "4"}
+    )
+    assert reservation is not None
+    assert reservation.requests == {"nvidia.com/gpu": "2", "memory": str(3 * GIB + PROXY_BYTES), "cpu": "4.05"}
 
 
 def test_memory_is_that_of_the_pod_if_nobody_states_it() -> None:
-    found = reserve(resources={}, hardware={"accelerator": "cpu"})
-    assert found is not None
-    assert int(found.requests["memory"]) > GIB
+    reservation = reserve(resources={}, hardware={"accelerator": "cpu"})
+    assert reservation is not None
+    assert int(reservation.requests["memory"]) > GIB
 
 
 def test_memory_that_is_not_known_yet_leaves_the_devices_reserved() -> None:
     unknown = as_model(model(cache=NODE_CACHE, status={"layout": None, "sizeBytes": None}))
-    found = reserve(resources={}, of_model=unknown)
-    assert found is not None
-    assert found.requests == {"nvidia.com/gpu": "1", "memory": str(PROXY_BYTES), "cpu": "0.05"}
+    reservation = reserve(resources={}, of_model=unknown)
+    assert reservation is not None
+    assert reservation.requests == {"nvidia.com/gpu": "1", "memory": str(PROXY_BYTES), "cpu": "0.05"}
 
 
 def test_nodes_are_those_of_hardware_and_affinity() -> None:
     stated = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["x"]}]}
     terms = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [stated]}}
-    found = reserve(
+    reservation = reserve(
         hardware={"accelerator": "nvidia", "products": ["NVIDIA-L4"]},
         pod={"affinity": {"nodeAffinity": terms}, "runtimeClassName": "nvidia"},
     )
-    assert found is not None
-    (term,) = found.affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert {each["key"] for each in term["matchExpressions"]} == {"zone", "nvidia.com/gpu.product"}
-    assert found.runtime_class_name == "nvidia"
+    assert reservation is not None
+    (term,) = reservation.affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert {expression["key"] for expression in term["matchExpressions"]} == {"zone", "nvidia.com/gpu.product"}
+    assert reservation.runtime_class_name == "nvidia"
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,9 @@ def settled(rooms: Sequence[int], replicas: int, quota: int | None = None, mode:
 
 @functools.cache
 def _settle_new(rooms: tuple[int, ...], replicas: int, quota: int | None, mode: str) -> SimulatedRollout:
-    found = {f"gpu-{place}": room for place, room in enumerate(rooms)}
+    node_rooms = {f"gpu-{place}": room for place, room in enumerate(rooms)}
     spec = {"replicas": replicas, "contextLength": CONTEXTS[0], "scheduling": {"mode": mode}}
-    cluster = SimulatedRollout(found, quota, **spec)
+    cluster = SimulatedRollout(node_rooms, quota, **spec)
     settle(cluster)
     return cluster
 

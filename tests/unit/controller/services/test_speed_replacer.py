@@ -74,11 +74,11 @@ class ReplacerOfChat:
         snapshot = Snapshot(store(*objects, (ENDPOINT_SLICES, serving)), self.now)
         view = build_view(snapshot, KEY, as_service(chat), SETTINGS)
         self.expected = list_expected(snapshot, view, self.classes, SETTINGS)
-        found = self.replacer.report(snapshot, KEY, view, self.classes)
-        status = found.add_to({"conditions": []})
-        since = [each | {"lastTransitionTime": rfc3339(self.now)} for each in status["conditions"]]
+        replacement_report = self.replacer.report(snapshot, KEY, view, self.classes)
+        status = replacement_report.add_to({"conditions": []})
+        since = [condition | {"lastTransitionTime": rfc3339(self.now)} for condition in status["conditions"]]
         self.status = {"observedGeneration": 1, **status, "conditions": since}
-        return found
+        return replacement_report
 
     def become_slow(self, speed: float = 40.0) -> None:
         """Read the metrics."""
@@ -88,8 +88,8 @@ class ReplacerOfChat:
     def reason(self) -> str:
         """Reconcile, and return the reason of the condition; empty if there is none."""
         conditions = self.report().conditions
-        assert all((each["type"], each["status"]) == (SPEED_DEGRADED, "True") for each in conditions)
-        return ",".join(each["reason"] for each in conditions)
+        assert all((condition["type"], condition["status"]) == (SPEED_DEGRADED, "True") for condition in conditions)
+        return ",".join(condition["reason"] for condition in conditions)
 
 
 @pytest.fixture
@@ -110,15 +110,15 @@ def test_slow_replica_is_named_and_its_replacement_is_in_the_status(chat: Replac
     assert chat.reason() == ""
     assert chat.expected == {Endpoint(ADDRESS, 18000, node="gpu-a"): 140.0}
     chat.become_slow()
-    found = chat.report()
-    (shown,) = found.conditions
+    report = chat.report()
+    (shown,) = report.conditions
     assert shown["reason"] == "Replacing"
     assert shown["message"] == (
         "replica chat-1 on node/gpu-a gives a single request 40.0 of 140 tokens/s: a replica for a better place, such "
         "as node/gpu-b, is being started, and this one ends when that is ready"
     )
-    (event,) = found.list_events(None)
-    assert (event.reason, found.list_events(found.replacement)) == ("ReplicaSlow", ())
+    (event,) = report.list_events(None)
+    assert (event.reason, report.list_events(report.replacement)) == ("ReplicaSlow", ())
     (asked,) = chat.rooms.asked
     assert asked.unit.is_last
     assert (sorted(asked.unit.avoid), round(asked.unit.speeds.least, 1)) == (["node/gpu-a"], 57.1)
@@ -141,9 +141,9 @@ def test_slow_replica_is_named_and_its_replacement_is_in_the_status(chat: Replac
 def test_slow_replica_that_stays_says_why(chat: ReplacerOfChat, change: Any, reason: str) -> None:
     chat.become_slow()
     change(chat)
-    found = chat.report()
-    (shown,) = found.conditions
-    assert (shown["reason"], found.replacement) == (reason, None)
+    report = chat.report()
+    (shown,) = report.conditions
+    assert (shown["reason"], report.replacement) == (reason, None)
     assert "chat-1 on node/gpu-a gives a single request 40.0 of 140 tokens/s; it stays: " in shown["message"]
 
 

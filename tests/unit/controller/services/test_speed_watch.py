@@ -27,18 +27,18 @@ class Watched:
     def take(self, *speeds: float | None) -> None:
         """Take a reading of each replica."""
         self.now += self.watch.window_seconds
-        known = {pod: speed for pod, speed in zip((A, B), speeds, strict=False) if speed is not None}
-        self.watch.take(KEY, known, self.now)
+        readings = {pod: speed for pod, speed in zip((A, B), speeds, strict=False) if speed is not None}
+        self.watch.take(KEY, readings, self.now)
 
 
 def test_replica_is_slow_by_the_threshold_and_the_service_hears_of_a_change() -> None:
     it = Watched()
     assert it.watch.follow(KEY, {A: 100.0, B: 100.0}) == WatchedSpeeds()
     it.take(60.0, 99.0)
-    found = it.watch.follow(KEY, {A: 100.0, B: 100.0})
-    assert found == WatchedSpeeds((DegradedReplica("node/a", A.address, 60.0, 100.0),), ("node/b",))
+    speeds = it.watch.follow(KEY, {A: 100.0, B: 100.0})
+    assert speeds == WatchedSpeeds((DegradedReplica("node/a", A.address, 60.0, 100.0),), ("node/b",))
     it.take(63.0, 99.0)
-    assert it.watch.follow(KEY, {A: 100.0, B: 100.0}) == found, "a tenth is no change of what is shown"
+    assert it.watch.follow(KEY, {A: 100.0, B: 100.0}) == speeds, "a tenth is no change of what is shown"
     it.take(80.0, 99.0)
     assert it.watch.follow(KEY, {A: 100.0, B: 100.0}).slow == ()
     assert it.changed == [KEY] * 2
@@ -62,7 +62,7 @@ def test_slow_is_what_is_slow_by_what_is_expected_now() -> None:
     it.watch.follow(KEY, {A: 100.0})
     it.take(60.0)
     assert it.watch.follow(KEY, {A: 80.0}).slow == ()
-    assert [each.expected for each in it.watch.follow(KEY, {A: 90.0}).slow] == [90.0]
+    assert [replica.expected for replica in it.watch.follow(KEY, {A: 90.0}).slow] == [90.0]
     assert it.watch.follow(KEY, {}) == WatchedSpeeds()
     assert it.watch.follow(KEY, {A: 100.0}) == WatchedSpeeds(), "it is forgotten"
 

@@ -87,31 +87,32 @@ def test_process_names_and_specs_stay_the_same(case: str) -> None:
 
 def test_mirrors_reach_processes_but_not_their_names() -> None:
     """An edit of them may restart no replica."""
-    known = models()
-    for _kind, obj in known:
+    objects = models()
+    for _kind, obj in objects:
         obj["spec"] |= {"mirrors": ["https://mirror.example/tiny.gguf"]}
-    found = (METAL_HOSTS, host(free_bytes=64 * GIB))
-    plan = decide_chat(chat_service(**METAL, **SERVICES["companions"]), *known, found)
+    metal_host = (METAL_HOSTS, host(free_bytes=64 * GIB))
+    plan = decide_chat(chat_service(**METAL, **SERVICES["companions"]), *objects, metal_host)
     (process,) = [obj for kind, obj in plan.create if kind == METAL_PROCESSES]
     assert process["metadata"]["name"] == PROCESSES["companions"][0][0]
-    further = [each["artifact"] for each in process["spec"]["furtherArtifacts"]]
+    further = [extra["artifact"] for extra in process["spec"]["furtherArtifacts"]]
     assert all(
-        each["mirrors"] == ["https://mirror.example/tiny.gguf"] for each in [process["spec"]["artifact"], *further]
+        artifact["mirrors"] == ["https://mirror.example/tiny.gguf"]
+        for artifact in [process["spec"]["artifact"], *further]
     )
 
 
 def test_extent_of_benchmarks_reaches_processes_but_not_their_names() -> None:
     """An edit of it restarts no replica."""
     benchmark = {"warmupIterations": 1, "minDuration": "30s"}
-    found = (METAL_HOSTS, host(free_bytes=64 * GIB))
-    plan = decide_chat(chat_service(**METAL, **SERVICES["companions"], benchmark=benchmark), *models(), found)
+    metal_host = (METAL_HOSTS, host(free_bytes=64 * GIB))
+    plan = decide_chat(chat_service(**METAL, **SERVICES["companions"], benchmark=benchmark), *models(), metal_host)
     (process,) = [obj for kind, obj in plan.create if kind == METAL_PROCESSES]
     assert process["metadata"]["name"] == PROCESSES["companions"][0][0]
     assert process["spec"]["benchmark"] == benchmark
     assert "features" not in process["spec"]
     plain, stated = (
-        msgspec.convert({**process, "spec": {**process["spec"], "benchmark": each}}, MetalProcess)
-        for each in (None, benchmark)
+        msgspec.convert({**process, "spec": {**process["spec"], "benchmark": option}}, MetalProcess)
+        for option in (None, benchmark)
     )
     assert _find_template(plain) == _find_template(stated)
     wanted = msgspec.structs.replace(plain.spec, memory_bytes=7)

@@ -50,8 +50,8 @@ def decide(there: Obj, settings: PodSettings = UPDATED, *, may_roll_out: bool = 
 
 def image(plan: Plan) -> str | None:
     """Return the image with which the plan replaces the pods, or None if it does not."""
-    found = list_applied(plan, DEPLOYMENTS)
-    return found[0]["spec"]["template"]["spec"]["initContainers"][0]["image"] if found else None
+    deployments = list_applied(plan, DEPLOYMENTS)
+    return deployments[0]["spec"]["template"]["spec"]["initContainers"][0]["image"] if deployments else None
 
 
 def test_update_waits_for_its_turn_and_the_service_serves_on() -> None:
@@ -109,10 +109,10 @@ def test_edit_of_the_model_that_no_pod_sees_rolls_no_update_out() -> None:
 
 def test_weights_that_were_verified_later_are_rolled_out_at_once() -> None:
     """The revision is found first, and its weights follow: neither is an update of Pomona."""
-    found = held_by("tiny-cache")
-    (there,) = store((DEPLOYMENTS, chat_deployment(chat_service(), (MODELS, found)))).list(DEPLOYMENTS)
-    found["status"]["revision"] = "r2"
-    (same,) = list_applied(decide_edited(there, found, SETTINGS), DEPLOYMENTS)
+    unverified = held_by("tiny-cache")
+    (there,) = store((DEPLOYMENTS, chat_deployment(chat_service(), (MODELS, unverified)))).list(DEPLOYMENTS)
+    unverified["status"]["revision"] = "r2"
+    (same,) = list_applied(decide_edited(there, unverified, SETTINGS), DEPLOYMENTS)
     assert not needs_apply(DEPLOYMENTS, same, there)
     verified = held_by("tiny-cache-2")
     verified["status"]["revision"] = "r2"
@@ -136,7 +136,7 @@ def of_stated_memory() -> Obj:
 def requested(plan: Plan) -> list[int]:
     """Return the memory that the plan has the pods request, if it applies a Deployment."""
     pods = [obj["spec"]["template"]["spec"] for obj in list_applied(plan, DEPLOYMENTS)]
-    return [int(each["initContainers"][0]["resources"]["requests"]["memory"]) for each in pods]
+    return [int(pod["initContainers"][0]["resources"]["requests"]["memory"]) for pod in pods]
 
 
 def test_pods_keep_the_request_of_stated_memory_after_an_update() -> None:
@@ -171,7 +171,7 @@ def test_service_without_a_ready_pod_gets_the_update_at_once() -> None:
 
 
 def test_service_that_is_suspended_is_not_kept_for_its_turn() -> None:
-    assert [each.resource for each in decide(running(), suspend=True).delete] == [DEPLOYMENTS]
+    assert [ref.resource for ref in decide(running(), suspend=True).delete] == [DEPLOYMENTS]
 
 
 def test_template_stays_after_its_turn() -> None:

@@ -39,9 +39,9 @@ class SlowSecret(OneSecret):
     """An API that answers after others have asked too."""
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
-        found = await super().get(resource, name, namespace)
+        secret = await super().get(resource, name, namespace)
         await asyncio.sleep(0)
-        return found
+        return secret
 
 
 def annotated(value: str | None, rotation: str = "") -> Obj:
@@ -59,8 +59,11 @@ def stored_secret(value: str | None = None) -> Obj:
 
 def noted(obj: Obj, **annotations: str | None) -> Obj:
     """Return a Secret with these annotations besides the others; None removes one."""
-    found = {**obj["metadata"].get("annotations", {}), **{f"{GROUP}/{key}": each for key, each in annotations.items()}}
-    kept = {key: each for key, each in found.items() if each is not None}
+    merged = {
+        **obj["metadata"].get("annotations", {}),
+        **{f"{GROUP}/{key}": annotation for key, annotation in annotations.items()},
+    }
+    kept = {key: text for key, text in merged.items() if text is not None}
     return obj | {"metadata": obj["metadata"] | {"annotations": kept}}
 
 
@@ -73,7 +76,7 @@ def patched(secret: Obj, step: TokenStep) -> Obj:
     assert step.rotation.patch is not None
     test, *writes = step.rotation.patch.operations
     assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": secret["metadata"]["resourceVersion"]}
-    by_path = {each["path"]: each["value"] for each in writes}
+    by_path = {write["path"]: write["value"] for write in writes}
     metadata = secret["metadata"] | {"annotations": by_path["/metadata/annotations"], "resourceVersion": "6"}
     return secret | {"metadata": metadata, "data": by_path.get("/data", secret["data"])}
 
@@ -102,8 +105,8 @@ async def find_step(
     after: timedelta = timedelta(),
     waits: bool = False,
 ) -> TokenStep:
-    known = tokens or KnownTokens()
-    return await known.find_step(api, KEY, as_service(obj), NOW + after, serves=True, waits=waits)
+    known_tokens = tokens or KnownTokens()
+    return await known_tokens.find_step(api, KEY, as_service(obj), NOW + after, serves=True, waits=waits)
 
 
 async def test_new_value_of_the_annotation_replaces_the_token_once() -> None:
@@ -130,7 +133,7 @@ async def test_edited_token_is_followed_and_not_replaced() -> None:
     assert (step.rotation.done, step.rotation.patch) == (rotation_of(after), None)
     again = edited(after, "other")
     twice = patched(again, await find_step(OneSecret(again), served("monday", rotation_of(after))))
-    assert len({rotation_of(each) for each in (secret, after, twice)}) == 3
+    assert len({rotation_of(version) for version in (secret, after, twice)}) == 3
 
 
 async def test_annotation_after_an_edit_follows_the_edit_at_once() -> None:
@@ -157,7 +160,8 @@ async def test_annotation_of_the_secret_replaces_its_token_and_is_removed() -> N
 
 @pytest.mark.parametrize(
     "data",
-    [{"data": {"token": each}} for each in ("", "Cg==", "//4AYmlu", "dHdvIHdvcmRz", "QUFB" * 9000)] + [{"data": None}],
+    [{"data": {"token": token}} for token in ("", "Cg==", "//4AYmlu", "dHdvIHdvcmRz", "QUFB" * 9000)]
+    + [{"data": None}],
     ids=["empty", "newline", "bytes", "two words", "longer than the head of a request", "none"],
 )
 async def test_token_that_no_client_can_send_is_replaced(data: Obj) -> None:
@@ -358,19 +362,19 @@ async def test_read_that_hangs_or_fails_is_one_for_all_who_wait_for_it() -> None
     await asyncio.sleep(0)
     api.refused.set()
     answers = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(each) for each in answers] == [Unreachable] * 7
+    assert [type(answer) for answer in answers] == [Unreachable] * 7
     assert api.reads == 1
 
 
 def decided(obj: Obj, rotation: TokenRotation) -> Plan:
-    known = store((INFERENCE_SERVICES, obj), (MODELS, model()))
-    return decide_service(Snapshot(known, NOW, ServiceInputs(rotation=rotation)), KEY)
+    cluster = store((INFERENCE_SERVICES, obj), (MODELS, model()))
+    return decide_service(Snapshot(cluster, NOW, ServiceInputs(rotation=rotation)), KEY)
 
 
 def rotation_of_pods(plan: Plan) -> str | None:
     ((deployment),) = list_applied(plan, DEPLOYMENTS)
-    found: str | None = deployment["spec"]["template"]["metadata"]["annotations"].get(TOKEN_ROTATION)
-    return found
+    rotation: str | None = deployment["spec"]["template"]["metadata"]["annotations"].get(TOKEN_ROTATION)
+    return rotation
 
 
 def test_pods_are_replaced_after_the_secret() -> None:

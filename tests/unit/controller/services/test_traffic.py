@@ -41,8 +41,8 @@ def test_series_are_those_of_the_proxy() -> None:
     for seconds in (0.5, 1.5):
         metrics.for_service("team/chat").request_seconds.observe(seconds)
         metrics.for_service("team/chat").generated_tokens += 15
-    found = parse_series(metrics.text(), TRAFFIC_SERIES)
-    assert found == {REQUESTS: 2.0, SECONDS: 2.0, TOKENS: 30.0}
+    series = parse_series(metrics.text(), TRAFFIC_SERIES)
+    assert series == {REQUESTS: 2.0, SECONDS: 2.0, TOKENS: 30.0}
 
 
 def tokens(at: float, number: float) -> MetricsSample:
@@ -54,10 +54,12 @@ def tokens(at: float, number: float) -> MetricsSample:
     st.floats(min_value=0.1, max_value=1000),
 )
 def test_rate_of_each_pod_is_its_increase(counts: dict[Endpoint, tuple[float, float]], spent: float) -> None:
-    before = {each: tokens(0.0, old) for each, (old, _) in counts.items()}
-    after = {each: tokens(spent, new) for each, (_, new) in counts.items()}
+    before = {count: tokens(0.0, old) for count, (old, _) in counts.items()}
+    after = {count: tokens(spent, new) for count, (_, new) in counts.items()}
     # A counter that is smaller began anew.
-    expected = {each: min((new - old if new >= old else new) / spent, 2**31 - 1) for each, (old, new) in counts.items()}
+    expected = {
+        count: min((new - old if new >= old else new) / spent, 2**31 - 1) for count, (old, new) in counts.items()
+    }
     assert measure_tokens(before, after) == pytest.approx(expected)
 
 
@@ -81,10 +83,10 @@ def test_series_are_summed_over_their_labels(requests: list[tuple[str, int]], ot
     lines = ["# TYPE requests counter", "requests_total 7", "requestsandmore{} 7", "requests NaN", "requests -1"]
     lines += [f'requests{{model="{label}",le="0.5"}} {number} 1700000000000' for label, number in requests]
     lines += [f'seconds_sum{{model="{label}"}} {number}' for label, number in others]
-    found = parse_series("\n".join(lines).encode("utf-8", "surrogatepass"), NAMES)
-    assert found.get("requests", 0) == sum(number for _, number in requests)
-    assert found.get("seconds_sum", 0) == sum(number for _, number in others)
-    assert set(found) <= {"requests", "seconds_sum"}
+    series = parse_series("\n".join(lines).encode("utf-8", "surrogatepass"), NAMES)
+    assert series.get("requests", 0) == sum(number for _, number in requests)
+    assert series.get("seconds_sum", 0) == sum(number for _, number in others)
+    assert set(series) <= {"requests", "seconds_sum"}
 
 
 def test_lines_of_a_hostile_pod_cost_the_leader_little() -> None:
@@ -97,9 +99,9 @@ def test_lines_of_a_hostile_pod_cost_the_leader_little() -> None:
 
 @given(st.lists(st.one_of(st.binary(), st.sampled_from([b"requests", b"{", b"} ", b" 1e308\n", b" inf\n", b"\n"]))))
 def test_text_of_any_bytes_gives_counts_or_nothing(parts: list[bytes]) -> None:
-    found = parse_series(b"".join(parts), NAMES)
-    assert all(0 <= value < float("inf") for value in found.values())
-    counted = {REQUESTS: found.get("requests", 0.0), SECONDS: found.get("seconds_sum", 0.0)}
+    series = parse_series(b"".join(parts), NAMES)
+    assert all(0 <= value < float("inf") for value in series.values())
+    counted = {REQUESTS: series.get("requests", 0.0), SECONDS: series.get("seconds_sum", 0.0)}
     measured = measure_traffic({ONE: sample(0.0, 0)}, {ONE: MetricsSample(300.0, counted)})
     assert all(number is None or 0 <= number < 2**31 for number in measured)
 

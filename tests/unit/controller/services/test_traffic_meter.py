@@ -143,12 +143,12 @@ async def test_replaced_token_is_read_again(pod: Pod) -> None:
 async def test_traffic_of_pods_that_send_nonsense_is_unknown_after_a_time(pod: Pod, nonsense: bytes) -> None:
     meter, enqueued = TrafficMeter(), list[ObjectKey]()
     pod.nonsense = nonsense.replace(b"REQUESTS", REQUESTS.encode())
-    known = Traffic(7, 700)
+    traffic = Traffic(7, 700)
     async with running(meter.run(leading(pod.secrets, enqueued))):
-        assert follow_chat(meter, target(pod.endpoint), known) == known
+        assert follow_chat(meter, target(pod.endpoint), traffic) == traffic
         await eventually(lambda: pod.readings >= 2)
         await eventually(lambda: enqueued)
-        assert follow_chat(meter, target(pod.endpoint), known) == UNKNOWN_TRAFFIC
+        assert follow_chat(meter, target(pod.endpoint), traffic) == UNKNOWN_TRAFFIC
 
 
 @pytest.mark.usefixtures("often")
@@ -161,8 +161,8 @@ async def test_pod_that_is_gone_hides_no_other(pod: Pod) -> None:
 
 
 async def test_traffic_in_the_status_stays_for_a_new_leader() -> None:
-    meter, known = TrafficMeter(), Traffic(7, 700)
-    assert follow_chat(meter, target(Endpoint("127.0.0.1", 1)), known) == known
+    meter, traffic = TrafficMeter(), Traffic(7, 700)
+    assert follow_chat(meter, target(Endpoint("127.0.0.1", 1)), traffic) == traffic
     meter.forget(KEY)
     assert meter.find_traffic(KEY, "uid-chat") is None
 

@@ -15,17 +15,17 @@ MEMORY = {"resources": {"memory": "4Gi"}}
 
 def weights() -> Obj:
     """Return a Model of a folder of safetensors, whose weights are on its volume."""
-    found = model(source="hf://acme/weights")
-    found["status"]["format"] = "safetensors"
-    return found
+    manifest = model(source="hf://acme/weights")
+    manifest["status"]["format"] = "safetensors"
+    return manifest
 
 
 def pod_of(accelerator: Accelerator, **spec: Any) -> Obj:
     """Return the pod of `chat`, whose engine is vLLM."""
     chat = chat_service(hardware={"accelerator": accelerator}, runtime="vllm", **MEMORY, **spec)
     (made,) = list_applied(decide_chat(chat, (MODELS, weights())), DEPLOYMENTS)
-    found: Obj = made["spec"]["template"]["spec"]
-    return found
+    pod_spec: Obj = made["spec"]["template"]["spec"]
+    return pod_spec
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,6 @@ def test_remark_about_an_engine_is_in_a_condition() -> None:
     for engine, is_remarked in (("tgi", True), ("vllm", False)):
         chat = chat_service(hardware={"accelerator": "nvidia"}, runtime=engine, **MEMORY)
         plan = decide_chat(chat, (MODELS, weights()))
-        found = planned_condition(plan, "ModelReady")
-        assert (found["status"], found["reason"]) == ("True", "ModelUsable")
-        assert ("TGI is maintained no more" in found["message"]) == is_remarked
+        condition = planned_condition(plan, "ModelReady")
+        assert (condition["status"], condition["reason"]) == ("True", "ModelUsable")
+        assert ("TGI is maintained no more" in condition["message"]) == is_remarked

@@ -66,8 +66,8 @@ async def test_a_variable_may_refer_only_to_earlier_variables() -> None:
         {"name": "PORT", "value": "80"},
         {"name": "URL", "value": "http://h:$(PORT)"},
     ]
-    found = await variables({"env": entries})
-    assert (found["LATE"], found["URL"]) == ("$(PORT)", "http://h:80")
+    environment = await variables({"env": entries})
+    assert (environment["LATE"], environment["URL"]) == ("$(PORT)", "http://h:80")
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ async def test_a_variable_may_refer_only_to_earlier_variables() -> None:
 )
 async def test_fields_of_the_pod_are_read(path: str, value: str) -> None:
     assert field(POD, path, ADDRESSES) == value
-    found = await variables({"env": [{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": path}}}]})
-    assert found == {"X": value}
+    environment = await variables({"env": [{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": path}}}]})
+    assert environment == {"X": value}
 
 
 def test_an_unsupported_field_is_refused_by_name() -> None:

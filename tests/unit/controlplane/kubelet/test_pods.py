@@ -164,19 +164,19 @@ def test_conditions_of_a_pod_that_serves() -> None:
 
 
 def test_conditions_before_network_and_init() -> None:
-    found = values(pod(container(WAITING), init=(container(RUNNING),)))
-    assert found == dict.fromkeys(("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"), False)
+    states = values(pod(container(WAITING), init=(container(RUNNING),)))
+    assert states == dict.fromkeys(("PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready"), False)
 
 
 def test_one_unready_container_makes_the_pod_unready() -> None:
-    found = values(pod(container(RUNNING, ready=True), container(RUNNING, ready=False)))
-    assert (found["ContainersReady"], found["Ready"]) == (False, False)
+    states = values(pod(container(RUNNING, ready=True), container(RUNNING, ready=False)))
+    assert (states["ContainersReady"], states["Ready"]) == (False, False)
 
 
 def test_a_completed_pod_is_initialized_and_not_ready() -> None:
-    found = {name: (value, why) for name, value, why in conditions(pod(container(ended(0)), finished=True))}
-    assert found["Initialized"] == (True, "")
-    assert found["Ready"] == (False, "PodCompleted")
+    states = {name: (value, why) for name, value, why in conditions(pod(container(ended(0)), finished=True))}
+    assert states["Initialized"] == (True, "")
+    assert states["Ready"] == (False, "PodCompleted")
 
 
 def test_the_time_of_a_condition_changes_only_with_its_status() -> None:
@@ -190,16 +190,24 @@ def test_the_time_of_a_condition_changes_only_with_its_status() -> None:
 
 
 def test_status_has_generation_and_addresses() -> None:
-    found = status(POD, pod(container(RUNNING), pod_ip="10.77.1.10"), host_ip="10.77.0.11", previous=[], now=NOW)
-    assert (found["observedGeneration"], found["podIP"], found["podIPs"]) == (3, "10.77.1.10", [{"ip": "10.77.1.10"}])
-    assert (found["hostIP"], found["phase"], found["startTime"]) == ("10.77.0.11", "Running", "2026-11-21T13:00:00Z")
+    pod_status = status(POD, pod(container(RUNNING), pod_ip="10.77.1.10"), host_ip="10.77.0.11", previous=[], now=NOW)
+    assert (pod_status["observedGeneration"], pod_status["podIP"], pod_status["podIPs"]) == (
+        3,
+        "10.77.1.10",
+        [{"ip": "10.77.1.10"}],
+    )
+    assert (pod_status["hostIP"], pod_status["phase"], pod_status["startTime"]) == (
+        "10.77.0.11",
+        "Running",
+        "2026-11-21T13:00:00Z",
+    )
 
 
 def test_a_container_status_has_this_run_and_the_last() -> None:
-    found = container_status(container(Waiting("CrashLoopBackOff", "back-off"), last=ended(7), restart_count=2))
-    assert found["state"] == {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
-    assert found["lastState"]["terminated"]["exitCode"] == 7
-    assert found["restartCount"] == 2
+    reported = container_status(container(Waiting("CrashLoopBackOff", "back-off"), last=ended(7), restart_count=2))
+    assert reported["state"] == {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}
+    assert reported["lastState"]["terminated"]["exitCode"] == 7
+    assert reported["restartCount"] == 2
 
 
 def left_behind(policy: str, **entry: Any) -> ContainerState:
@@ -277,5 +285,5 @@ def test_an_ordinary_pod_is_not_refused() -> None:
 def test_user_is_that_of_container_pod_or_image_in_this_order(
     pod: dict[str, Any], container: dict[str, Any], expected: int
 ) -> None:
-    found = find_user({"spec": {"securityContext": pod}}, {"securityContext": container}, of_image=7)
-    assert found == expected
+    user = find_user({"spec": {"securityContext": pod}}, {"securityContext": container}, of_image=7)
+    assert user == expected

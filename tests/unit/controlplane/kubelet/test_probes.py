@@ -23,11 +23,11 @@ def test_defaults_of_a_probe() -> None:
 
 
 def verdicts(probe: Probe, results: list[bool]) -> list[bool | None]:
-    streak, found = Streak(), []
+    streak, outcomes = Streak(), []
     for ok in results:
         streak, verdict = step(probe, streak, ok=ok)
-        found.append(verdict)
-    return found
+        outcomes.append(verdict)
+    return outcomes
 
 
 def test_thresholds_count_results_in_a_row() -> None:

@@ -28,8 +28,8 @@ class Tokens:
 
 def volumes(folder: Path, *sources: dict[str, Any], objects: Any = None) -> PodVolumes:
     async def lookup(kind: str, name: str) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = (OBJECTS if objects is None else objects).get((kind, name))
-        return found
+        stored: dict[str, Any] | None = (OBJECTS if objects is None else objects).get((kind, name))
+        return stored
 
     pod = {
         "metadata": {"name": "p", "namespace": "n", "labels": {"app": "web"}},

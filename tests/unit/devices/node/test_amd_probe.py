@@ -94,7 +94,7 @@ def test_partition_is_named(tools: ToolFolder, tmp_path: Path) -> None:
     write_tree(tmp_path, "class/drm/card0/device/current_compute_partition: SPX")
     assert read(tmp_path).devices[0].partition == "", "a whole device"
     modes = ("current_compute_partition: CPX", "current_memory_partition: NPS4")
-    write_tree(tmp_path, "\n".join(f"class/drm/card0/device/{each}" for each in modes))
+    write_tree(tmp_path, "\n".join(f"class/drm/card0/device/{mode}" for mode in modes))
     assert read(tmp_path).devices[0].partition == "cpx_nps4"
 
 

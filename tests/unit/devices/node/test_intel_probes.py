@@ -38,7 +38,7 @@ def test_integrated_gpu_is_no_device_of_a_node(tmp_path: Path) -> None:
 )
 def test_card_states_its_memory_by_either_driver(tmp_path: Path, driver: str, files: list[str]) -> None:
     sys = write_tree(tmp_path, ARC.format(driver=driver, id="56A0"))
-    write_tree(sys, "\n".join(f"class/drm/card1/{each}" for each in files))
+    write_tree(sys, "\n".join(f"class/drm/card1/{file}" for file in files))
     reading = read_intel(sys, sys / "proc")
     assert reading is not None
     assert (reading.driver, reading.problems) == (f"{driver} 6.11.0", ())

@@ -24,20 +24,26 @@ def roots(tmp_path: Path) -> NodeRoots:
 
 def test_this_machine_is_read_as_it_is(tools: ToolFolder) -> None:
     assert tools.folder.exists()
-    found = read_node_hardware({})
-    assert (found.vendor, found.source, found.devices, found.int4, found.fp8) == ("cpu", "proc", (), None, None)
-    assert found.device_class.startswith("cpu-")
-    assert found.device_class.endswith(f"x{found.cpu_cores}")
-    assert None not in (found.memory_bytes, found.available_bytes, found.disk_bytes, found.disk_free_bytes)
-    assert found.problems == ()
+    hardware = read_node_hardware({})
+    assert (hardware.vendor, hardware.source, hardware.devices, hardware.int4, hardware.fp8) == (
+        "cpu",
+        "proc",
+        (),
+        None,
+        None,
+    )
+    assert hardware.device_class.startswith("cpu-")
+    assert hardware.device_class.endswith(f"x{hardware.cpu_cores}")
+    assert None not in (hardware.memory_bytes, hardware.available_bytes, hardware.disk_bytes, hardware.disk_free_bytes)
+    assert hardware.problems == ()
 
 
 def test_devices_are_read_by_their_tool(tools: ToolFolder, roots: NodeRoots) -> None:
     tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE})
-    found = read_node_hardware(H100, roots)
-    assert (found.vendor, found.source, found.driver) == ("nvidia", "nvidia-smi", "550.54.15")
-    assert found.device_class == "nvidia-h100-80gb-hbm3x1"
-    assert (found.int4, found.fp8) == (False, True)
+    hardware = read_node_hardware(H100, roots)
+    assert (hardware.vendor, hardware.source, hardware.driver) == ("nvidia", "nvidia-smi", "550.54.15")
+    assert hardware.device_class == "nvidia-h100-80gb-hbm3x1"
+    assert (hardware.int4, hardware.fp8) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +54,8 @@ def test_format_is_one_of_all_devices(
 ) -> None:
     second = WHOLE.replace("0, GPU-a", "1, GPU-b").replace("9.0", capability)
     tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE + second})
-    found = read_node_hardware({}, roots)
-    assert (found.int4, found.fp8) == formats
+    hardware = read_node_hardware({}, roots)
+    assert (hardware.int4, hardware.fp8) == formats
 
 
 def test_class_by_labels_is_that_by_the_tool(tools: ToolFolder, roots: NodeRoots) -> None:
@@ -67,17 +73,17 @@ def test_partitions_have_a_class_of_their_own(tools: ToolFolder, roots: NodeRoot
 
 def test_device_without_memory_has_that_of_the_machine(tools: ToolFolder, roots: NodeRoots) -> None:
     tools.add_recorded("nvidia-smi", {"--query-gpu=": GB10})
-    found = read_node_hardware({}, roots)
-    (device,) = found.devices
-    assert (device.memory_bytes, device.free_bytes) == (found.memory_bytes, found.available_bytes)
+    hardware = read_node_hardware({}, roots)
+    (device,) = hardware.devices
+    assert (device.memory_bytes, device.free_bytes) == (hardware.memory_bytes, hardware.available_bytes)
 
 
 def test_labels_answer_for_a_tool_that_fails(tools: ToolFolder, roots: NodeRoots) -> None:
     tools.add("nvidia-smi", 'echo "NVIDIA-SMI has failed because it couldn\'t communicate with the driver."; exit 9')
-    found = read_node_hardware(H100, roots)
-    assert (found.source, len(found.devices)) == ("labels", 8)
-    assert found.problems[0].startswith("nvidia-smi exited with 9 and printed `NVIDIA-SMI has failed")
-    assert found.problems[0].endswith("run nvidia-smi on the node, and see the driver's messages there (dmesg)")
+    hardware = read_node_hardware(H100, roots)
+    assert (hardware.source, len(hardware.devices)) == ("labels", 8)
+    assert hardware.problems[0].startswith("nvidia-smi exited with 9 and printed `NVIDIA-SMI has failed")
+    assert hardware.problems[0].endswith("run nvidia-smi on the node, and see the driver's messages there (dmesg)")
 
 
 def test_missing_tool_is_named_if_the_hardware_is_there(tools: ToolFolder, roots: NodeRoots) -> None:
@@ -85,9 +91,9 @@ def test_missing_tool_is_named_if_the_hardware_is_there(tools: ToolFolder, roots
     alias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00"
     write_tree(roots.sys, f"bus/pci/devices/0000_18_00.0/modalias: {alias}")
     (roots.sys / "bus/pci/devices/0000_18_00.0").rename(roots.sys / "bus/pci/devices/0000:18:00.0")
-    found = read_node_hardware({}, roots)
-    assert found.vendor == "cpu"
-    assert found.problems[0].startswith(
+    hardware = read_node_hardware({}, roots)
+    assert hardware.vendor == "cpu"
+    assert hardware.problems[0].startswith(
         "the node has a device of NVIDIA, and nvidia-smi is not in the node agent's container: install the driver"
     )
 
@@ -114,7 +120,9 @@ def test_tool_is_not_missing_where_labels_answer_for_its_vendor() -> None:
 )
 def test_only_hardware_for_models_needs_a_tool(device: PciDevice, named: str) -> None:
     problems = choose_reading([], None, [device, device]).problems
-    assert [each.partition(",")[0] for each in problems] == ([f"the node has a device of {named}"] if named else [])
+    assert [problem.partition(",")[0] for problem in problems] == (
+        [f"the node has a device of {named}"] if named else []
+    )
 
 
 def test_tool_that_answered_is_not_missing() -> None:
@@ -146,5 +154,5 @@ def test_unreadable_bus_has_no_devices(tmp_path: Path) -> None:
 def test_nothing_readable_is_a_node_without_facts(tools: ToolFolder, tmp_path: Path) -> None:
     assert tools.folder.exists()
     absent = tmp_path / "absent"
-    found = read_node_hardware({}, NodeRoots(proc=absent, sys=absent, disk=absent))
-    assert found == NodeHardware("cpu", "proc", "cpu-unknownx1", architecture=found.architecture)
+    hardware = read_node_hardware({}, NodeRoots(proc=absent, sys=absent, disk=absent))
+    assert hardware == NodeHardware("cpu", "proc", "cpu-unknownx1", architecture=hardware.architecture)

@@ -53,8 +53,8 @@ def test_gpu_is_stated_by_gpu_feature_discovery() -> None:
 
 def test_architecture_comes_from_the_product_if_no_label_states_it() -> None:
     reading = read(H100)
-    assert len({each.id for each in reading.devices}) == 8
-    assert {each.architecture for each in reading.devices} == {"sm_90"}
+    assert len({device.id for device in reading.devices}) == 8
+    assert {device.architecture for device in reading.devices} == {"sm_90"}
     assert reading.driver == "550.54.15"
 
 
@@ -84,7 +84,7 @@ def test_gaudi_is_stated_by_node_feature_discovery() -> None:
 
 def test_intels_card_is_stated_by_its_id_and_an_integrated_gpu_is_not() -> None:
     card = {"gpu.intel.com/device-id.0380-56c0.count": "2", "intel.feature.node.kubernetes.io/gpu": "true"}
-    assert [each.product for each in read(card).devices] == ["Data Center GPU Flex 170"] * 2
+    assert [device.product for device in read(card).devices] == ["Data Center GPU Flex 170"] * 2
     integrated = {"gpu.intel.com/device-id.0300-5917.count": "1", "intel.feature.node.kubernetes.io/gpu": "true"}
     assert read_labels(integrated) is None
 

@@ -50,7 +50,7 @@ def test_gpus_are_read_with_their_links(tools: ToolFolder) -> None:
         links=[f"GPU-{n}" for n in range(8) if n != 2],
     )
     assert read() == reading
-    assert [each.split()[0] for each in tools.list_calls("nvidia-smi")] == [
+    assert [call.split()[0] for call in tools.list_calls("nvidia-smi")] == [
         *(f"--query-gpu={','.join(FIELDS)}", "topo", f"--query-gpu={','.join(FIELDS)}")
     ]
 
@@ -66,15 +66,15 @@ def test_partitions_replace_their_gpu(tools: ToolFolder) -> None:
         },
     )
     reading = read()
-    facts = [(each.id[:12], each.partition, each.memory_bytes, each.free_bytes) for each in reading.devices]
+    facts = [(device.id[:12], device.partition, device.memory_bytes, device.free_bytes) for device in reading.devices]
     assert facts == [
         ("MIG-00000000", "3g.40gb", 40_448 * MIB, 40_423 * MIB),
         ("MIG-00000001", "2g.20gb", 20_096 * MIB, 20_080 * MIB),
         ("MIG-00000002", "1g.10gb", 9_984 * MIB, 9_976 * MIB),
         ("MIG-00000003", "1g.10gb", 9_984 * MIB, 9_976 * MIB),
     ]
-    assert {each.utilization_percent for each in reading.devices} == {None}
-    assert {each.temperature_celsius for each in reading.devices} == {42}
+    assert {device.utilization_percent for device in reading.devices} == {None}
+    assert {device.temperature_celsius for device in reading.devices} == {42}
 
 
 def test_gpu_without_partitions_is_explained(tools: ToolFolder) -> None:
@@ -96,12 +96,12 @@ def test_memory_is_of_each_partition_of_each_gpu() -> None:
 
 def test_field_that_a_version_does_not_know_loses_nothing_else(tools: ToolFolder) -> None:
     # The text and the exit code of nvidia-smi for a field that it does not know.
-    known = WHOLE.replace(", 9.0, Disabled, None", ", Disabled")
+    answer = WHOLE.replace(", 9.0, Disabled, None", ", Disabled")
     refuse = 'echo "Field \\"{0}\\" is not a valid field to query."; exit 2'
     tools.add(
         "nvidia-smi",
         f'echo x >> {tools.calls("nvidia-smi")}\ncase "$1" in *compute_cap*) {refuse.format("compute_cap")};;\n'
-        f"*addressing_mode*) {refuse.format('addressing_mode')};;\n*) echo '{known.strip()}';; esac",
+        f"*addressing_mode*) {refuse.format('addressing_mode')};;\n*) echo '{answer.strip()}';; esac",
     )
     reading = read()
     assert reading.problems == ()
@@ -139,7 +139,7 @@ def test_lost_gpu_does_not_lose_the_others(tools: ToolFolder) -> None:
     text = f"Unable to determine the device handle for GPU0: 0000:18:00.0: Unknown Error\n{SECOND}"
     tools.add("nvidia-smi", f"cat << 'END'\n{text}END\nexit 15")
     reading = read()
-    assert [each.id for each in reading.devices] == ["GPU-b"]
+    assert [device.id for device in reading.devices] == ["GPU-b"]
     assert "nvidia-smi exited with 15 and printed `Unable to determine" in reading.problems[0]
 
 
@@ -153,7 +153,7 @@ def test_answer_without_gpus_is_a_problem(tools: ToolFolder, text: str) -> None:
 
 def test_topology_that_cannot_be_read_costs_only_links(tools: ToolFolder) -> None:
     tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE + SECOND})
-    assert [each.links for each in read().devices] == [[], []]
+    assert [device.links for device in read().devices] == [[], []]
 
 
 def test_links_are_only_nvlinks() -> None:

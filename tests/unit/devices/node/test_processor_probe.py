@@ -81,8 +81,8 @@ def test_this_machine_is_read() -> None:
 
 def test_bandwidth_is_measured_in_little_time_and_memory() -> None:
     before, started = psutil.Process().memory_info().rss, time.process_time()
-    found = measure_memory_bandwidth()
-    assert found is not None
-    assert 10**8 < found < 1 << 50
+    bandwidth = measure_memory_bandwidth()
+    assert bandwidth is not None
+    assert 10**8 < bandwidth < 1 << 50
     assert time.process_time() - started < 5
     assert psutil.Process().memory_info().rss - before < 64 << 20

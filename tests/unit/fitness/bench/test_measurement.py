@@ -63,18 +63,18 @@ def engine() -> SimulatedEngine:
 
 
 async def test_warm_up_is_not_counted(engine: SimulatedEngine) -> None:
-    found = await engine.measure()
+    result = await engine.measure()
     # One request to learn the form, two to warm up, five that count.
     assert len(engine.requests) == 8
-    assert len(found.timings) == 5
-    assert [each["max_tokens"] for each in engine.requests] == [16] + [128] * 7
+    assert len(result.timings) == 5
+    assert [request["max_tokens"] for request in engine.requests] == [16] + [128] * 7
 
 
 async def test_each_prompt_is_new_and_has_about_the_stated_tokens(engine: SimulatedEngine) -> None:
-    found = await engine.measure(prompt_tokens=300)
-    prompts = [each["prompt"] for each in engine.requests]
+    result = await engine.measure(prompt_tokens=300)
+    prompts = [request["prompt"] for request in engine.requests]
     assert len({prompt.split()[0] for prompt in prompts}) == len(prompts)
-    assert all(250 <= each.prompt_tokens <= 350 for each in found.timings)
+    assert all(250 <= timing.prompt_tokens <= 350 for timing in result.timings)
 
 
 async def test_runs_go_on_until_the_least_duration(engine: SimulatedEngine) -> None:
@@ -90,30 +90,30 @@ async def test_number_of_runs_is_bounded(engine: SimulatedEngine) -> None:
 
 
 async def test_slow_engine_is_measured_by_fewer_runs(engine: SimulatedEngine) -> None:
-    found = await engine.measure(most_seconds=0.1, parallel=4)
-    assert len(found.timings) == 1
-    assert set(found.concurrency) == {1}
+    result = await engine.measure(most_seconds=0.1, parallel=4)
+    assert len(result.timings) == 1
+    assert set(result.concurrency) == {1}
 
 
 async def test_several_streams_are_measured_up_to_the_stated_number(engine: SimulatedEngine) -> None:
-    found = await engine.measure(parallel=6)
-    assert list(found.concurrency) == [1, 2, 4, 6]
+    result = await engine.measure(parallel=6)
+    assert list(result.concurrency) == [1, 2, 4, 6]
     assert len(engine.requests) == 8 + 2 + 4 + 6
 
 
 async def test_engine_that_refuses_several_streams_is_known_by_one(engine: SimulatedEngine) -> None:
     engine.refuses = lambda _body: len(engine.requests) == 10
-    found = await engine.measure(parallel=4)
-    assert list(found.concurrency) == [1]
-    assert found.failed is not None
-    assert found.failed.reason == "Refused"
+    result = await engine.measure(parallel=4)
+    assert list(result.concurrency) == [1]
+    assert result.failed is not None
+    assert result.failed.reason == "Refused"
 
 
 async def test_extension_that_an_engine_refuses_is_left_out(engine: SimulatedEngine) -> None:
     engine.refuses = lambda body: "ignore_eos" in body
-    found = await engine.measure()
-    assert len(found.timings) == 5
-    assert ["ignore_eos" in each for each in engine.requests] == [True] + [False] * 8
+    result = await engine.measure()
+    assert len(result.timings) == 5
+    assert ["ignore_eos" in request for request in engine.requests] == [True] + [False] * 8
 
 
 async def test_engine_that_refuses_all_is_an_error(engine: SimulatedEngine) -> None:
@@ -141,21 +141,21 @@ def test_common_rate_is_from_the_first_token_to_the_last_of_all() -> None:
 
 def test_summary_has_medians() -> None:
     timings = (timing(1, 2), timing(10, 20), timing(30, 32), timing(40, 43, cached=20), timing(50, 55))
-    found = summarize(BenchResult(timings, {1: 3.33333, 4: 12.34567}), BenchPlan())
-    assert found.tokens_per_second == 3.333
-    assert found.runs == [10, 1, 5, 3.333, 2]
-    assert found.prompt_tokens_per_second == 40
-    assert found.time_to_first_token_ms == 500
-    assert found.inter_token_latency_ms == 300
-    assert found.concurrency == {"1": 3.333, "4": 12.35}
-    assert (found.micro_batch_tokens, found.warmup) == (128, 2)
+    performance = summarize(BenchResult(timings, {1: 3.33333, 4: 12.34567}), BenchPlan())
+    assert performance.tokens_per_second == 3.333
+    assert performance.runs == [10, 1, 5, 3.333, 2]
+    assert performance.prompt_tokens_per_second == 40
+    assert performance.time_to_first_token_ms == 500
+    assert performance.inter_token_latency_ms == 300
+    assert performance.concurrency == {"1": 3.333, "4": 12.35}
+    assert (performance.micro_batch_tokens, performance.warmup) == (128, 2)
 
 
 def test_prompts_of_a_source_differ_from_their_beginning_on() -> None:
     source = PromptSource(5, seed=1)
-    found = [source.next() for _ in range(100)]
-    assert len({each.split()[0] for each in found}) == 100
-    assert {len(each.split()) for each in found} == {6}
+    prompts = [source.next() for _ in range(100)]
+    assert len({prompt.split()[0] for prompt in prompts}) == 100
+    assert {len(prompt.split()) for prompt in prompts} == {6}
 
 
 @pytest.mark.parametrize(

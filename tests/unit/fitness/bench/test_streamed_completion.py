@@ -53,8 +53,8 @@ async def time_answer(*parts: bytes, status: int = 200, ends: bool = True) -> Co
         await request.read()
         response = web.StreamResponse(status=status, headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        for each in parts:
-            await response.write(each)
+        for part in parts:
+            await response.write(part)
         if not ends and request.transport is not None:
             request.transport.close()
         return response
@@ -72,21 +72,21 @@ async def refuse_answer(*parts: bytes, status: int = 200, ends: bool = True) -> 
 
 async def test_rate_is_that_of_the_tokens_which_the_engine_counts() -> None:
     # Three pieces in three seconds have eight tokens.
-    found = await time_answer(text("a"), text("b c"), text("d e f"), usage(8), DONE)
-    assert (found.first_seconds, found.last - found.first) == (1.0, 2.0)
-    assert found.tokens_per_second == 3.5
-    assert found.seconds_each == pytest.approx(2 / 7)
-    assert found.prompt_tokens_per_second == 20.0
+    timing = await time_answer(text("a"), text("b c"), text("d e f"), usage(8), DONE)
+    assert (timing.first_seconds, timing.last - timing.first) == (1.0, 2.0)
+    assert timing.tokens_per_second == 3.5
+    assert timing.seconds_each == pytest.approx(2 / 7)
+    assert timing.prompt_tokens_per_second == 20.0
 
 
 async def test_pieces_without_text_are_no_first_token() -> None:
-    found = await time_answer(text(""), text("a"), text("b"), text(""), usage(8), DONE)
-    assert (found.first_seconds, found.last - found.first) == (2.0, 1.0)
+    timing = await time_answer(text(""), text("a"), text("b"), text(""), usage(8), DONE)
+    assert (timing.first_seconds, timing.last - timing.first) == (2.0, 1.0)
 
 
 async def test_cached_part_of_a_prompt_was_not_computed() -> None:
-    found = await time_answer(text("a"), text("b"), usage(8, prompt_tokens_details={"cached_tokens": 15}), DONE)
-    assert found.prompt_tokens_per_second == 5.0
+    timing = await time_answer(text("a"), text("b"), usage(8, prompt_tokens_details={"cached_tokens": 15}), DONE)
+    assert timing.prompt_tokens_per_second == 5.0
     whole = await time_answer(text("a"), text("b"), usage(8, prompt_tokens_details={"cached_tokens": 99}), DONE)
     assert whole.prompt_tokens_per_second is None
 
@@ -145,7 +145,7 @@ async def test_engine_that_repeats_the_request_is_quoted_up_to_prompt_and_key(st
             await stream_completion(session, url, REQUEST, StepClock())
     message = raised.value.message
     assert message.endswith(("bad input: ...", "login Bearer ..."))
-    assert not any(each in message for each in ("prompt that", "key-of"))
+    assert not any(phrase in message for phrase in ("prompt that", "key-of"))
 
 
 async def test_engine_that_dies_is_named_with_what_had_come() -> None:

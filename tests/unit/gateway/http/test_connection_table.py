@@ -43,9 +43,9 @@ async def test_refusal_of_a_busy_peer_looks_at_no_connection() -> None:
     others = [connect(table, f"10.0.0.{number}") for number in range(200)]
     busy = [connect(table, "10.1.0.1", idle=False) for _ in range(2)]
     assert not table.admit("10.1.0.1"), "both are found to have a request"
-    asked = sum(each.asked for each in (*others, *busy))
+    asked = sum(connection.asked for connection in (*others, *busy))
     assert not table.admit("10.1.0.1")
-    assert sum(each.asked for each in (*others, *busy)) == asked
+    assert sum(connection.asked for connection in (*others, *busy)) == asked
     assert table.accepted == 202
 
 
@@ -54,10 +54,10 @@ async def test_longest_idle_connection_of_the_peer_gives_way_without_a_look_at_o
     others = [connect(table, f"10.0.0.{number}") for number in range(200)]
     first, second, third = (connect(table, "10.1.0.1") for _ in range(3))
     table.mark_waiting(first)
-    asked = sum(each.asked for each in others)
+    asked = sum(other.asked for other in others)
     connect(table, "10.1.0.1")
-    assert [each.closed for each in (first, second, third)] == [False, True, False]
-    assert sum(each.asked for each in others) == asked
+    assert [connection.closed for connection in (first, second, third)] == [False, True, False]
+    assert sum(other.asked for other in others) == asked
     table.remove(second)
     assert table.accepted == 203, "a connection that was closed is counted once"
 
@@ -67,11 +67,11 @@ async def test_connection_with_a_request_since_it_was_idle_does_not_give_way() -
     busy, idle, again = (connect(table, "10.1.0.1") for _ in range(3))
     busy.gives_way = again.gives_way = False
     connect(table, "10.1.0.1", idle=False)
-    assert [each.closed for each in (busy, idle, again)] == [False, True, False]
+    assert [connection.closed for connection in (busy, idle, again)] == [False, True, False]
     again.gives_way = True
     table.mark_waiting(again)
     connect(table, "10.1.0.1", idle=False)
-    assert [each.closed for each in (busy, again)] == [False, True]
+    assert [connection.closed for connection in (busy, again)] == [False, True]
     assert not table.admit("10.1.0.1"), "the last one has a request"
 
 
@@ -89,8 +89,8 @@ async def test_idle_connection_behind_busy_ones_is_found_in_one_walk() -> None:
     table = ConnectionTable(ConnectionCaps(total=100, per_peer=100), sweep_seconds=60)
     table._all.connections = CountedWalks()
     connections = [connect(table, f"10.0.0.{number}") for number in range(100)]
-    for each in connections[:-1]:
-        each.gives_way = False
+    for connection in connections[:-1]:
+        connection.gives_way = False
     assert table.admit("10.0.1.1")
     assert (connections[-1].closed, table._all.connections.walks) == (True, 1)
     assert not table._all.connections, "those with a request are forgotten"
@@ -101,7 +101,7 @@ async def test_number_of_connections_is_known_without_a_look_at_the_peers() -> N
     connections = [connect(table, f"10.0.0.{number}") for number in range(3)]
     table._peers = None  # type: ignore[assignment] # whoever looks at it fails
     assert table.accepted == 3
-    assert len({id(each) for each in connections}) == 3
+    assert len({id(connection) for connection in connections}) == 3
 
 
 async def test_addresses_without_connections_are_forgotten() -> None:
@@ -109,7 +109,7 @@ async def test_addresses_without_connections_are_forgotten() -> None:
     first, second = connect(table, "10.0.0.1"), connect(table, "10.0.0.2")
     third = connect(table, "10.0.0.3")
     assert first.closed, "the longest idle of all gives way"
-    for each in (second, third):
-        table.remove(each)
-        table.mark_waiting(each)
+    for connection in (second, third):
+        table.remove(connection)
+        table.mark_waiting(connection)
     assert (table.accepted, table._peers, table._all.connections) == (0, {}, {})

@@ -27,14 +27,14 @@ def parse_sized(head: bytes) -> tuple[RequestHead, int | None]:
             except InvalidRequestError:
                 continue
         raise
-    for known in (read_known_head(head), read_known_head(head)):
-        if known:
-            known_head, known_length = known
+    for reading in (read_known_head(head), read_known_head(head)):
+        if reading:
+            known_head, known_length = reading
             assert known_length == length
             for name in ("method", "path", "query", "is_http_1_0", "keep_alive"):
                 assert getattr(known_head, name) == getattr(parsed, name), name
-            others = [each for each in parsed.headers.fields if each[0].lower() != b"content-length"]
-            assert [each for each in known_head.headers.fields if each[0].lower() != b"content-length"] == others
+            others = [field for field in parsed.headers.fields if field[0].lower() != b"content-length"]
+            assert [field for field in known_head.headers.fields if field[0].lower() != b"content-length"] == others
     return parsed, length
 
 

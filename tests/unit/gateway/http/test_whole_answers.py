@@ -168,13 +168,13 @@ async def test_slow_strangers_keep_no_probe_out(sent: bytes) -> None:
 
 async def test_client_that_is_known_gives_way_to_nobody() -> None:
     async with serve() as server, contextlib.AsyncExitStack() as stack:
-        known = [await stack.enter_async_context(connect(server)) for _ in range(3)]
-        for client in known:
+        clients = [await stack.enter_async_context(connect(server)) for _ in range(3)]
+        for client in clients:
             await client.send(ASK % b"/known")
         await eventually(lambda: not any(connection.gives_way for connection in server.listener._connections))
         async with connect(server) as late:
             assert await late.rest() == b""
-        assert not any(client.reader.at_eof() for client in known)
+        assert not any(client.reader.at_eof() for client in clients)
 
 
 async def test_stranger_who_begins_no_handshake_keeps_nobody_out() -> None:

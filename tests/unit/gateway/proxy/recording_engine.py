@@ -22,7 +22,7 @@ class EngineRequest(NamedTuple):
 
     def values(self, name: bytes) -> list[bytes]:
         """Return the values of the field `name`."""
-        return [value for each, value in self.fields if each == name]
+        return [value for field, value in self.fields if field == name]
 
 
 class RecordingEngine:
@@ -51,17 +51,17 @@ class RecordingEngine:
         writer.close()
 
     async def _read_request(self, head: bytes, reader: asyncio.StreamReader) -> EngineRequest | None:
-        found = _HEAD.fullmatch(head)
-        if found is None:
+        match = _HEAD.fullmatch(head)
+        if match is None:
             self.faults.append(f"not the proxy's form: {head!r}")
             return None
-        lines = (line.split(b": ", 1) for line in found[2].removesuffix(b"\r\n").split(b"\r\n"))
+        lines = (line.split(b": ", 1) for line in match[2].removesuffix(b"\r\n").split(b"\r\n"))
         fields = tuple((name.lower(), value) for name, value in lines)
         lengths = [value for name, value in fields if name == b"content-length"]
         if len(lengths) != 1 or any(name == b"transfer-encoding" for name, _ in fields):
             self.faults.append(f"no clear end: {head!r}")
             return None
-        return EngineRequest(found[1].decode(), fields, await reader.readexactly(int(lengths[0])))
+        return EngineRequest(match[1].decode(), fields, await reader.readexactly(int(lengths[0])))
 
 
 @asynccontextmanager

@@ -137,14 +137,14 @@ ANSWER = re.compile(
 
 def statuses(received: bytes) -> list[int]:
     """Return the statuses of the whole answers; there are no other bytes before the last of them ends."""
-    found = []
+    codes = []
     while answer := ANSWER.match(received):
         end = answer.end() + int(answer[2])
         if len(received) < end:
             break
-        found.append(int(answer[1]))
+        codes.append(int(answer[1]))
         received = received[end:]
-    return found
+    return codes
 
 
 async def ask(url: str, data: bytes, *, answers: int = 1, pause_at: int = 0) -> list[int]:

@@ -216,7 +216,7 @@ def test_metrics_are_read_by_prometheus_as_they_were_counted() -> None:
     counts.count_request("chat", 503, "no_server")
     for seconds in (0.004, 0.3, 1000):
         counts.request_seconds.observe(seconds)
-    families = {each.name: each for each in text_string_to_metric_families(metrics.text().decode())}
+    families = {metric.name: metric for metric in text_string_to_metric_families(metrics.text().decode())}
     labels = {"namespace": 'n"s', "service": "tiny"}
     requests = families["pomona_proxy_requests"]
     assert (requests.type, len(families)) == ("counter", 12)

@@ -334,8 +334,8 @@ async def test_scrapes_at_the_same_time_ask_the_engine_once(
         assert f"{UP} 0.0\n" in await scrape(http, url), "one more than the most gets the proxy's own series at once"
         pending[0].cancel()
         gated.gate.set()
-        for each in pending[1:]:
-            assert SERIES in await each
+        for task in pending[1:]:
+            assert SERIES in await task
         assert gated.asked == 1
 
 

@@ -123,7 +123,7 @@ def test_names_that_the_real_engine_has_are_kept(engine: str) -> None:
     assert pod is not None
     assert pod.metrics is not None
     lines = "".join(f"# TYPE {name} {kind}\n{name} 1\n" for name, kind in DIALECTS[engine].read_metrics().items())
-    assert kept(lines, tuple(each.encode() for each in pod.metrics.prefixes)).text.decode() == lines
+    assert kept(lines, tuple(prefix.encode() for prefix in pod.metrics.prefixes)).text.decode() == lines
 
 
 def test_help_and_type_are_kept_once_and_before_their_samples() -> None:
@@ -158,7 +158,7 @@ def test_what_is_kept_of_any_text_is_valid(parts: list[str], is_whole: bool) -> 
     text = kept(content, is_whole=is_whole).text.decode()
     assert text == "" or text.endswith("\n")
     families = list(text_string_to_metric_families(text))
-    assert not any(each.name.startswith("pomona_") for each in families)
+    assert not any(family.name.startswith("pomona_") for family in families)
     assert set(text.splitlines()) <= set(content.decode().split("\n"))
 
 

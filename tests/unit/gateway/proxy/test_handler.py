@@ -77,7 +77,7 @@ async def test_ended_request_does_not_wait_for_the_garbage_collector() -> None:
         return response
 
     def remaining() -> int:
-        return sum(isinstance(each, InferenceRequest) for each in gc.get_objects())
+        return sum(isinstance(candidate, InferenceRequest) for candidate in gc.get_objects())
 
     gc.collect()
     gc.disable()

@@ -127,7 +127,7 @@ async def test_bodies_over_the_memory_budget_are_refused(
         assert (await ask(5000)).status == 503
         small = asyncio.create_task(ask(10))
         answer.set()
-        assert [(await each).status for each in (waits, small)] == [200, 200]
+        assert [(await task).status for task in (waits, small)] == [200, 200]
         assert (await ask(3000)).status == 200, "what is answered is held no more"
 
 

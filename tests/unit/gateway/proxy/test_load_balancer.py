@@ -20,11 +20,15 @@ UIDS = ["u0", "u1", "u2", "u3", "u4"]
 def test_least_busy_eligible_backend_is_picked(
     backends: list[tuple[bool, int | None]], counts: dict[str, int], tried: set[str], free: bool
 ) -> None:
-    known = [backend(uid, *each) for uid, each in zip(UIDS, backends, strict=False)]
-    eligible = {each.uid for each in known if not each.draining} - tried
+    candidates = [backend(uid, *fields) for uid, fields in zip(UIDS, backends, strict=False)]
+    eligible = {candidate.uid for candidate in candidates if not candidate.draining} - tried
     if free:
-        eligible -= {each.uid for each in known if each.concurrency and counts.get(each.uid, 0) >= each.concurrency}
-    chosen = pick_backend(known, counts, tried, only_free=free)
+        eligible -= {
+            candidate.uid
+            for candidate in candidates
+            if candidate.concurrency and counts.get(candidate.uid, 0) >= candidate.concurrency
+        }
+    chosen = pick_backend(candidates, counts, tried, only_free=free)
     if chosen is None:
         assert not eligible
     else:
@@ -69,7 +73,7 @@ async def test_next_request_to_any_backend_ends_the_wait_for_one() -> None:
     in_flight = InFlight(lambda _: None)
     waiting = [asyncio.create_task(in_flight.wait_busy()) for _ in range(2)]
     await asyncio.sleep(0)
-    assert not any(each.done() for each in waiting)
+    assert not any(task.done() for task in waiting)
     in_flight.begin("a")
     await asyncio.wait_for(asyncio.gather(*waiting), 60)
     await asyncio.wait_for(in_flight.wait_busy(), 60)

@@ -196,9 +196,9 @@ def written(draw: st.DrawFn, value: object) -> str:
             ]
             text = f'"{"".join(letters)}"'
         case list():
-            text = f"[{','.join(draw(written(each)) for each in value) or blank}]"
+            text = f"[{','.join(draw(written(entry)) for entry in value) or blank}]"
         case Pairs():
-            members = (f"{draw(written(key))}:{draw(written(each))}" for key, each in value.pairs)
+            members = (f"{draw(written(key))}:{draw(written(pair))}" for key, pair in value.pairs)
             text = f"{{{','.join(members) or blank}}}"
         case _:
             text = json.dumps(value)

@@ -116,9 +116,9 @@ def test_any_bytes_of_a_stream_are_passed_on(junk: bytes) -> None:
 
 def test_json_response_gets_the_service_name_and_keeps_all_other_bytes() -> None:
     body = b'{"model": "/weights/x", "big": 1234567890123456789012, "f": 1.0, "usage": {"prompt_tokens": 7}}'
-    found = rewrite_json(body, "chat")
-    assert found.body == b'{"model":"chat","big":1234567890123456789012,"f":1.0,"usage":{"prompt_tokens": 7}}'
-    assert (found.tokens, found.end) == (TokenCount(7, None), ResponseEnd.COMPLETE)
+    json = rewrite_json(body, "chat")
+    assert json.body == b'{"model":"chat","big":1234567890123456789012,"f":1.0,"usage":{"prompt_tokens": 7}}'
+    assert (json.tokens, json.end) == (TokenCount(7, None), ResponseEnd.COMPLETE)
 
 
 def test_json_response_with_the_right_name_is_unchanged() -> None:
@@ -153,8 +153,8 @@ def test_long_json_response_does_not_depend_on_the_pieces(cuts: list[int], befor
     ],
 )
 def test_error_under_status_200_is_recognized(body: bytes, end: ResponseEnd) -> None:
-    found = rewrite_json(body, "chat")
-    assert (found.body, found.end) == (body, end)
+    rewritten = rewrite_json(body, "chat")
+    assert (rewritten.body, rewritten.end) == (body, end)
 
 
 # Errors of llama.cpp, mlx_lm, Ollama, oMLX and vLLM, whose tables are not asked

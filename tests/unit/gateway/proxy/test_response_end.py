@@ -139,8 +139,8 @@ def test_event_of_a_stream_that_breaks_off_anywhere_is_one_of_its_own(cut: int, 
     """The lines before it are whole, and none of them joins it."""
     stream = open_stream(route)
     got = stream.feed((b"event: x\n" + TOKEN)[: cut % 120]) + stream.break_off(BROKEN)
-    before, found, _ = got.partition(TOLD[route])
-    assert found
+    before, told, _ = got.partition(TOLD[route])
+    assert told
     assert before.endswith((b"\n\n", b"event: x\n")) or not before
 
 

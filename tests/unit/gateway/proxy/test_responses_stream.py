@@ -54,11 +54,11 @@ def test_events_of_llama_cpp_get_their_places_whatever_the_chunks(cuts: list[int
     got = b"".join(stream.feed(LLAMA[a:b]) for a, b in itertools.pairwise(places)) + stream.finish()
     sent, events = read_events(LLAMA), read_events(got)
     assert [event["sequence_number"] for event in events] == list(range(len(sent)))
-    found = [
+    positions = [
         (event["output_index"], event["content_index"]) if "content_index" in event else event.get("output_index")
         for event in events
     ]
-    assert found == PLACES
+    assert positions == PLACES
     assert [event["logprobs"] for event in events if "output_text" in event["type"]] == [[], []]
     assert events[-1]["response"].pop("model") == "chat"
     sent[-1]["response"].pop("model")

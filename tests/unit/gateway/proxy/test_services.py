@@ -224,7 +224,7 @@ async def test_router_picks_the_service_by_model(proxy: ProxyProcess, http: aioh
     for name, heard in (("chat", "chat"), ("mail", "mail"), ("x/chat", "chat")):
         async with http.post(f"{router}/v1/chat/completions", json=CHAT | {"model": name}) as response:
             assert (await response.json())["model"] == heard
-    counted = {each.name: each.stats for each in (await proxy.client.state()).services}
+    counted = {service.name: service.stats for service in (await proxy.client.state()).services}
     assert (counted["x/chat"].requests, counted["y/mail"].requests) == (2, 1)
     assert (counted["x/chat"].tokens_in, counted["x/chat"].tokens_out) == (6, 4)
 
@@ -345,8 +345,8 @@ def make_event(text: str) -> bytes:
 async def read_lone(proxy: ProxyProcess) -> tuple[float, float]:
     """Return the tokens of lone streams, and their seconds."""
     lines = (await proxy.client.metrics()).decode().splitlines()
-    found = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
-    return found["pomona_proxy_lone_tokens_total"], found["pomona_proxy_lone_token_seconds_total"]
+    metrics = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    return metrics["pomona_proxy_lone_tokens_total"], metrics["pomona_proxy_lone_token_seconds_total"]
 
 
 async def test_speed_of_a_single_request_is_measured_only_while_it_is_the_only_one(

@@ -23,5 +23,5 @@ async def test_engine_that_still_counts_tokens_is_not_taken_for_sound(
             for asked in (f"{url}{path}", f"{url}/v1/completions"):
                 async with http.post(asked, json=CHAT | {"prompt": prompt}, headers=AUTHORIZED) as response:
                     assert response.status == (200 if asked.endswith(path) else 500)
-        found = await anext(proxy.client.watch_health())
-        assert found == BackendHealth("sick", suspect=True, reason="Failing", message=found.message)
+        health = await anext(proxy.client.watch_health())
+        assert health == BackendHealth("sick", suspect=True, reason="Failing", message=health.message)

@@ -78,10 +78,12 @@ def test_host_is_idle_once_all_its_processes_are(ready: float, idle: dict[str, f
     if "u1" not in idle:
         assert wait is None
         return
-    later = {uid: each + wait if each is not None and wait is not None else each for uid, each in idle.items()}
+    later = {
+        uid: seconds + wait if seconds is not None and wait is not None else seconds for uid, seconds in idle.items()
+    }
     assert wait is not None
-    assert all(each is None or each >= IDLE_SECONDS - 1e-6 for each in (ready + wait, *later.values()))
-    assert not wait or min(each for each in (ready, *idle.values()) if each is not None) < IDLE_SECONDS
+    assert all(seconds is None or seconds >= IDLE_SECONDS - 1e-6 for seconds in (ready + wait, *later.values()))
+    assert not wait or min(seconds for seconds in (ready, *idle.values()) if seconds is not None) < IDLE_SECONDS
 
 
 def test_process_whose_requests_are_unknown_holds_up_no_other() -> None:

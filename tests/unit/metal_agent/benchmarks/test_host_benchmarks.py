@@ -61,7 +61,7 @@ def benchmarks_of(
 async def test_process_whose_requests_are_unknown_holds_up_no_other() -> None:
     runners = {"u1": Serving("u1"), "u2": Serving("u2")}
     assert await benchmarks_of(runners, {"u2": None})._look() == LOOK_SECONDS
-    assert [each.times_found for each in runners.values()] == [0, 1]
+    assert [runner.times_found for runner in runners.values()] == [0, 1]
 
 
 async def test_process_that_goes_during_a_look_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

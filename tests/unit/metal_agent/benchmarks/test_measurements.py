@@ -16,64 +16,64 @@ FOUND = MeasuredPerformance(tokens_per_second=52.1, source="host", measured_at="
 def test_measurement_outlives_the_agent_and_belongs_to_its_arguments(tmp_path: Path) -> None:
     path = tmp_path / "measurements.json"
     Measurements(path).begin(SPEC, "b1")
-    known = Measurements(path)
-    assert known.count_tries(SPEC, "b1") == 1, "a machine that died of it has tried"
-    known.finish(SPEC, FOUND)
-    known = Measurements(path)
-    assert known.count_tries(SPEC, "b1") is None
-    shown = known.find(SPEC)
+    measurements = Measurements(path)
+    assert measurements.count_tries(SPEC, "b1") == 1, "a machine that died of it has tried"
+    measurements.finish(SPEC, FOUND)
+    measurements = Measurements(path)
+    assert measurements.count_tries(SPEC, "b1") is None
+    shown = measurements.find(SPEC)
     assert shown is not None
     assert (shown.tokens_per_second, shown.measured_at) == ("52.1", "2026-11-27T00:00:00Z")
     for changed in (structs.replace(SPEC, context_length=8192), structs.replace(SPEC, extra_args=["-t", "4"])):
-        assert known.find(changed) is None
-        assert known.count_tries(changed, "b1") == 0
-    assert known.find(structs.replace(SPEC, service_name="other", memory_bytes=7)) == shown
+        assert measurements.find(changed) is None
+        assert measurements.count_tries(changed, "b1") == 0
+    assert measurements.find(structs.replace(SPEC, service_name="other", memory_bytes=7)) == shown
 
 
 def test_another_version_of_the_engine_is_measured_anew_and_the_last_speed_is_shown_meanwhile() -> None:
-    known = Measurements()
-    known.begin(SPEC, "b1")
-    known.finish(SPEC, FOUND)
-    assert known.count_tries(SPEC, "b2") == 0
-    known.begin(SPEC, "b2")
-    assert known.count_tries(SPEC, "b2") == 1
-    assert known.find(SPEC) is not None
-    known.finish(SPEC, structs.replace(FOUND, tokens_per_second=60.0))
-    assert known.count_tries(SPEC, "b2") is None
-    assert known.find(SPEC) == describe_performance(structs.replace(FOUND, tokens_per_second=60.0))
+    measurements = Measurements()
+    measurements.begin(SPEC, "b1")
+    measurements.finish(SPEC, FOUND)
+    assert measurements.count_tries(SPEC, "b2") == 0
+    measurements.begin(SPEC, "b2")
+    assert measurements.count_tries(SPEC, "b2") == 1
+    assert measurements.find(SPEC) is not None
+    measurements.finish(SPEC, structs.replace(FOUND, tokens_per_second=60.0))
+    assert measurements.count_tries(SPEC, "b2") is None
+    assert measurements.find(SPEC) == describe_performance(structs.replace(FOUND, tokens_per_second=60.0))
 
 
 def test_measurement_that_gave_way_was_no_try() -> None:
-    known = Measurements()
+    measurements = Measurements()
     for _ in range(5):
-        known.begin(SPEC, "b1")
-        known.take_back(SPEC)
-    assert known.count_tries(SPEC, "b1") == 0
+        measurements.begin(SPEC, "b1")
+        measurements.take_back(SPEC)
+    assert measurements.count_tries(SPEC, "b1") == 0
     for tries in (1, 2, 3):
-        known.begin(SPEC, "b1")
-        assert known.count_tries(SPEC, "b1") == tries
+        measurements.begin(SPEC, "b1")
+        assert measurements.count_tries(SPEC, "b1") == tries
 
 
 def test_oldest_measurement_is_forgotten_first() -> None:
-    known = Measurements()
-    specs = [structs.replace(SPEC, context_length=1024 + each) for each in range(_MOST_ENTRIES + 1)]
-    for each in specs:
-        known.finish(each, FOUND)
-    assert [known.find(each) is None for each in specs] == [True] + [False] * _MOST_ENTRIES
+    measurements = Measurements()
+    specs = [structs.replace(SPEC, context_length=1024 + number) for number in range(_MOST_ENTRIES + 1)]
+    for spec in specs:
+        measurements.finish(spec, FOUND)
+    assert [measurements.find(spec) is None for spec in specs] == [True] + [False] * _MOST_ENTRIES
 
 
 def test_file_that_cannot_be_written_keeps_the_measurement_in_memory(tmp_path: Path) -> None:
     (tmp_path / "folder").write_text("a file")
     with pytest.raises(OSError, match="folder"):
         Measurements(tmp_path / "folder" / "measurements.json")
-    known = Measurements(tmp_path / "measurements.json")
+    measurements = Measurements(tmp_path / "measurements.json")
     (tmp_path / ".measurements.json.new").mkdir()
-    known.finish(SPEC, FOUND)
-    assert known.find(SPEC) is not None
+    measurements.finish(SPEC, FOUND)
+    assert measurements.find(SPEC) is not None
 
 
 def test_status_shows_three_digits() -> None:
-    found = structs.replace(
+    performance = structs.replace(
         FOUND,
         tokens_per_second=521.34,
         prompt_tokens_per_second=3420.0,
@@ -81,7 +81,7 @@ def test_status_shows_three_digits() -> None:
         inter_token_latency_ms=1.918,
         load_seconds=12.0,
     )
-    assert describe_performance(found) == ProcessPerformance(
+    assert describe_performance(performance) == ProcessPerformance(
         tokens_per_second="521",
         prompt_tokens_per_second="3420",
         time_to_first_token_ms=37,

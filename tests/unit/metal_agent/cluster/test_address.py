@@ -57,8 +57,8 @@ async def test_each_new_address_is_reported_once_and_a_missing_route_changes_not
         moves.append(found)
 
     async with running(follow_address(AgentOptions("studio-1", tmp_path), "https://api", "10.0.0.1", moved)):
-        for found in ("10.0.0.1", None, "10.0.0.1", "10.0.0.2", None, "10.0.0.2", "10.0.0.1"):
-            await net.change(found)
+        for reading in ("10.0.0.1", None, "10.0.0.1", "10.0.0.2", None, "10.0.0.2", "10.0.0.1"):
+            await net.change(reading)
         await eventually(lambda: len(moves) >= 2)
     assert moves == ["10.0.0.2", "10.0.0.1"]
 
@@ -67,10 +67,10 @@ async def test_address_is_checked_at_intervals_without_network_events(
     net: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(address, "_CHECK_SECONDS", 0.01)
-    found: asyncio.Queue[str] = asyncio.Queue()
+    queue: asyncio.Queue[str] = asyncio.Queue()
     net.found = "10.0.0.2"
-    async with running(follow_address(AgentOptions("studio-1", tmp_path), "https://api", "10.0.0.1", found.put)):
-        assert await found.get() == "10.0.0.2"
+    async with running(follow_address(AgentOptions("studio-1", tmp_path), "https://api", "10.0.0.1", queue.put)):
+        assert await queue.get() == "10.0.0.2"
 
 
 async def test_an_address_that_the_owner_gave_is_not_followed(net: Network, tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ CHAT = ObjectKey("team-a", "chat")
 def conditions(*members: SliceMember) -> dict[str, bool]:
     wanted = build_slice(CHAT, "studio-1", "10.77.1.1", 18000, members)
     assert wanted
-    found: dict[str, bool] = wanted["endpoints"][0]["conditions"]
-    return found
+    flags: dict[str, bool] = wanted["endpoints"][0]["conditions"]
+    return flags
 
 
 def test_slice_belongs_to_its_service_and_is_not_managed_by_kubernetes() -> None:
@@ -49,8 +49,8 @@ def test_slice_belongs_to_its_service_and_is_not_managed_by_kubernetes() -> None
     ],
 )
 def test_conditions_match_the_processes(members: list[SliceMember], expected: tuple[bool, bool, bool]) -> None:
-    found = conditions(*members)
-    assert (found["ready"], found["serving"], found["terminating"]) == expected
+    flags = conditions(*members)
+    assert (flags["ready"], flags["serving"], flags["terminating"]) == expected
 
 
 def test_service_without_process_or_port_has_no_slice() -> None:
@@ -75,10 +75,10 @@ def test_ipv6_hosts_have_ipv6_slices() -> None:
     st.from_regex(r"[a-z][a-z0-9.-]{0,20}[a-z]", fullmatch=True),
 )
 def test_slice_name_contains_service_and_host(service: str, host: str) -> None:
-    found = {"metadata": {"namespace": "team-a", "name": slice_name(service, host)}}
+    endpoint_slice = {"metadata": {"namespace": "team-a", "name": slice_name(service, host)}}
     assert split_slice_name(slice_name(service, host)) == (service, host)
-    assert find_service(found, host) == ("team-a", service)
-    assert find_service(found, f"{host}-2") is None
+    assert find_service(endpoint_slice, host) == ("team-a", service)
+    assert find_service(endpoint_slice, f"{host}-2") is None
 
 
 class Slices(Client):
@@ -127,9 +127,13 @@ class Slices(Client):
         managed, by_host = label_selector.split(",")
         assert managed == "endpointslice.kubernetes.io/managed-by=metal-agent.pomona.dev"
         host = None if by_host == f"!{LABEL_HOST}" else by_host.removeprefix(f"{LABEL_HOST}=")
-        found = [each for each in self.there.values() if each["metadata"]["labels"].get(LABEL_HOST) == host]
-        self.listed += len(found)
-        return ObjectList([{"metadata": each["metadata"]} for each in found], "1")
+        slices = [
+            endpoint_slice
+            for endpoint_slice in self.there.values()
+            if endpoint_slice["metadata"]["labels"].get(LABEL_HOST) == host
+        ]
+        self.listed += len(slices)
+        return ObjectList([{"metadata": endpoint_slice["metadata"]} for endpoint_slice in slices], "1")
 
 
 async def test_deleted_slice_is_found_and_created_again() -> None:
@@ -151,9 +155,9 @@ async def test_deleted_slice_is_found_and_created_again() -> None:
 
 
 def build_ready(service: ObjectKey, host: str = "studio-1") -> Obj:
-    found = build_slice(service, host, "10.77.1.1", 18000, [SliceMember("u1", "chat-1", ready=True)])
-    assert found
-    return found
+    endpoint_slice = build_slice(service, host, "10.77.1.1", 18000, [SliceMember("u1", "chat-1", ready=True)])
+    assert endpoint_slice
+    return endpoint_slice
 
 
 async def test_only_slices_of_the_own_host_are_listed() -> None:

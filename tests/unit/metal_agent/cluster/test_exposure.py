@@ -49,7 +49,7 @@ class Answering:
 
     async def configure(self, config: ProxyConfig) -> ProxyState:
         self.asked.append(config)
-        return ProxyState("1", 1, tuple(self._listener(each.name, each.port) for each in config.services))
+        return ProxyState("1", 1, tuple(self._listener(service.name, service.port) for service in config.services))
 
     def _listener(self, name: str, port: int) -> ListenerState:
         return ListenerState(name, "10.77.1.1", port, self.error, (), port_taken=self.taken)
@@ -152,7 +152,7 @@ async def test_stopping_process_takes_requests_until_the_withdrawal_can_have_spr
     exposed: ClusterExposure, proxy: Answering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def draining() -> dict[str, bool]:
-        return {each.uid: each.draining for service in proxy.asked[-1].services for each in service.backends}
+        return {backend.uid: backend.draining for service in proxy.asked[-1].services for backend in service.backends}
 
     runner = exposed._runners["u1"]
     monkeypatch.setattr(Runner, "url", "http://127.0.0.1:1")

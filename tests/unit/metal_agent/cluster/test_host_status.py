@@ -23,8 +23,8 @@ GIB = 2**30
 
 
 def body(facts: HostFacts, state: HostState) -> Obj:
-    found: Obj = msgspec.to_builtins(build_status(facts, state, "10.0.0.7", Ledger(8 * GIB), []))
-    return found
+    status: Obj = msgspec.to_builtins(build_status(facts, state, "10.0.0.7", Ledger(8 * GIB), []))
+    return status
 
 
 def test_known_facts_of_a_mac_are_in_the_status() -> None:
@@ -37,18 +37,18 @@ def test_known_facts_of_a_mac_are_in_the_status() -> None:
     state = HostState(
         pressure=PressureReading("warn", 0, None), thermal="heavy", power=Power("battery", 0), gpu=Gpu(used_bytes=0)
     )
-    found = body(facts, state)
-    assert found["coreLevels"] == [{"name": "Super", "cores": 6}, {"name": "Performance", "cores": 12}]
-    assert found["memoryBandwidthBytesPerSecond"] == 307_000_000_000
-    assert found["bootedAt"] == "2026-11-21T12:00:00Z"
-    assert (found["memoryPressure"], found["thermalLevel"], found["powerSource"]) == ("warn", "heavy", "battery")
+    status = body(facts, state)
+    assert status["coreLevels"] == [{"name": "Super", "cores": 6}, {"name": "Performance", "cores": 12}]
+    assert status["memoryBandwidthBytesPerSecond"] == 307_000_000_000
+    assert status["bootedAt"] == "2026-11-21T12:00:00Z"
+    assert (status["memoryPressure"], status["thermalLevel"], status["powerSource"]) == ("warn", "heavy", "battery")
     # These zeros were measured.
-    assert (found["swapUsedBytes"], found["gpuUsedBytes"], found["batteryPercent"]) == (0, 0, 0)
+    assert (status["swapUsedBytes"], status["gpuUsedBytes"], status["batteryPercent"]) == (0, 0, 0)
 
 
 def test_unknown_facts_are_absent() -> None:
-    found = body(HostFacts(), HostState())
-    assert found.keys() == {
+    status = body(HostFacts(), HostState())
+    assert status.keys() == {
         "address", "agentVersion", "availableBytes", "available", "budgetBytes",
     }  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_weights_that_were_used_last_are_reported_in_an_order_that_a_use_does_no
 
 async def test_status_with_the_same_weights_is_not_written_again() -> None:
     api = OneHost()
-    for found in (("b", "a"), ("a", "b"), ("a", "b", "c")):
-        status = build_status(HostFacts(), HostState(), "10.0.0.7", Ledger(8 * GIB), [], weights=found)
+    for digests in (("b", "a"), ("a", "b"), ("a", "b", "c")):
+        status = build_status(HostFacts(), HostState(), "10.0.0.7", Ledger(8 * GIB), [], weights=digests)
         await report_host(Client(api), "mac-1", status)
     assert [each["weights"] for each in api.written] == [["a", "b"], ["a", "b", "c"]]

@@ -27,10 +27,10 @@ def tokens(data: dict[str, str]) -> HostTokens:
 
 
 def test_token_that_the_controller_replaced_is_read() -> None:
-    found = tokens(keep_previous_tokens({KEY: encode("new")}, [KEY], {KEY: encode("old")}, NOW))
-    assert found.read("team", "chat-token") == "new"
-    assert found.read_previous("team", "chat-token") == PreviousToken("old", int(NOW.timestamp()) + 600)
-    assert found.read_previous("team", "other-token") is None
+    host_tokens = tokens(keep_previous_tokens({KEY: encode("new")}, [KEY], {KEY: encode("old")}, NOW))
+    assert host_tokens.read("team", "chat-token") == "new"
+    assert host_tokens.read_previous("team", "chat-token") == PreviousToken("old", int(NOW.timestamp()) + 600)
+    assert host_tokens.read_previous("team", "other-token") is None
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,6 @@ def test_token_that_the_controller_replaced_is_read() -> None:
     ["", encode("{"), encode("[]"), encode(json.dumps({KEY: {"token": "!", "validUntil": 1}})), encode("{}"), "!"],
 )
 def test_unreadable_previous_token_is_none(previous: str) -> None:
-    found = tokens({KEY: encode("new"), "previous_tokens": previous})
-    assert found.read("team", "chat-token") == "new"
-    assert found.read_previous("team", "chat-token") is None
+    host_tokens = tokens({KEY: encode("new"), "previous_tokens": previous})
+    assert host_tokens.read("team", "chat-token") == "new"
+    assert host_tokens.read_previous("team", "chat-token") is None

@@ -78,8 +78,8 @@ class Api:
         if path.rsplit("/", 1)[-1] in {"leases", "metalprocesses", "endpointslices", "secrets", "events"}:
             plural = f"/{path.rsplit('/', 1)[-1]}/"
             items = [obj for where, obj in self.objects.items() if plural in where]
-            found = {"kind": "List", "metadata": {"resourceVersion": str(self._version)}, "items": items}
-            return Response(200, msgspec.json.encode(found))
+            listing = {"kind": "List", "metadata": {"resourceVersion": str(self._version)}, "items": items}
+            return Response(200, msgspec.json.encode(listing))
         return Response(404, b'{"kind": "Status", "code": 404, "reason": "NotFound"}')
 
     def _write(self, path: str, body: Obj) -> Response:
@@ -127,13 +127,13 @@ class Word:
     async def configure(self, config: ProxyConfig) -> ProxyState:
         listeners = [
             ListenerState(
-                each.name,
-                each.address,
-                each.port,
+                service.name,
+                service.address,
+                service.port,
                 "",
-                tuple(BackendState(backend.uid, backend.url, backend.draining, 0) for backend in each.backends),
+                tuple(BackendState(backend.uid, backend.url, backend.draining, 0) for backend in service.backends),
             )
-            for each in config.services
+            for service in config.services
         ]
         return ProxyState("1", 1, tuple(listeners))
 
@@ -189,8 +189,8 @@ class Life:
                 agent._host.supervisor = Supervisor(agent._host.context, agent._runners, group)
                 agent._store.subscribe(agent._object_changed)
                 tasks = [
-                    group.create_task(each)
-                    for each in (
+                    group.create_task(coroutine)
+                    for coroutine in (
                         run_workers(agent._queue, agent._reconcile, 4, 30.0),
                         reflect(client, agent._store, Selection(METAL_PROCESSES), agent._synced),
                         keep_host_lease(client, agent._name, agent._identity, agent._lease_renewed),

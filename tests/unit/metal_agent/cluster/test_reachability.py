@@ -91,7 +91,7 @@ async def test_last_port_of_the_range_is_given_up_for_a_service(tmp_path: Path) 
 
 async def test_port_that_is_given_up_is_replaced_by_another_spare_one() -> None:
     with socket.create_server((LOOPBACK, 0)) as first, socket.create_server((LOOPBACK, 0)) as second:
-        ports: list[int] = [each.getsockname()[1] for each in (first, second)]
+        ports: list[int] = [server.getsockname()[1] for server in (first, second)]
     listener = ReachabilityListener("studio-1", LOOPBACK, lambda: ports, lambda: None)
     async with running(listener.run()):
         await eventually(lambda: listener.port == ports[0])

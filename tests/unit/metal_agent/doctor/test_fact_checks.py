@@ -88,9 +88,9 @@ def test_working_set_near_the_rule_passes(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_mac_without_facts_has_no_ok_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = verdicts(monkeypatch, {}, None)
-    assert "ok" not in found.values()
-    assert found["Metal's working set"] == "problem"
+    outcome = verdicts(monkeypatch, {}, None)
+    assert "ok" not in outcome.values()
+    assert outcome["Metal's working set"] == "problem"
 
 
 @pytest.mark.parametrize(

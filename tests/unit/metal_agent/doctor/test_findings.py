@@ -84,8 +84,8 @@ def test_finding_has_a_verdict_and_a_way_out(finding: Finding, verdict: str, fix
     ],
 )
 def test_settings_that_stop_a_server_are_found(settings: MacSettings, expected: dict[str, str]) -> None:
-    found = verdicts(machine.check_settings(settings, PYTHON, starts_at_login=False, reachable=None))
-    assert found == expected
+    outcome = verdicts(machine.check_settings(settings, PYTHON, starts_at_login=False, reachable=None))
+    assert outcome == expected
 
 
 @pytest.mark.parametrize(("reachable", "verdict"), [(True, "ok"), (False, "warning"), (None, "warning")])
@@ -109,9 +109,9 @@ def test_way_through_the_firewall_is_a_command_unless_it_blocks_everything() -> 
 
 def test_agent_that_starts_at_login_does_not_start_after_a_power_cut() -> None:
     settings = MacSettings(0, firewall_state=0, file_vault=False)
-    found = machine.check_settings(settings, PYTHON, starts_at_login=True, reachable=True)[-1]
-    assert found.verdict == "warning"
-    assert f"sudo {PROGRAM} agent install" in found.fix
+    finding = machine.check_settings(settings, PYTHON, starts_at_login=True, reachable=True)[-1]
+    assert finding.verdict == "warning"
+    assert f"sudo {PROGRAM} agent install" in finding.fix
 
 
 def test_agent_that_ends_at_the_logout_is_a_warning_on_linux(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_agent_without_a_connection_is_a_problem_also_where_a_terminal_has_one()
     """macOS denies a LaunchAgent the local network, and allows it to the doctor in a terminal."""
 
     def check(state: str, message: str, system: str) -> Finding:
-        found = cluster.check_connection(ConnectionStatus(state, "2026-11-23T12:00:00Z", message), system)
-        assert verdicts([found]) == {"agent's connection": "ok" if state == "connected" else "problem"}
-        assert message in found.found + found.fix
-        return found
+        finding = cluster.check_connection(ConnectionStatus(state, "2026-11-23T12:00:00Z", message), system)
+        assert verdicts([finding]) == {"agent's connection": "ok" if state == "connected" else "problem"}
+        assert message in finding.found + finding.fix
+        return finding
 
     check("connected", "", "darwin")
     check("refused", "the token is not accepted (401): write a new one", "darwin")
@@ -224,28 +224,28 @@ def test_agent_without_a_connection_is_a_problem_also_where_a_terminal_has_one()
 def test_address_of_a_tunnel_is_a_warning_if_there_is_another_one() -> None:
     interfaces = {"100.64.0.7": "utun3", "127.0.0.1": "lo0", "fe80::1": "en0"}
     assert cluster.check_address("100.64.0.7", interfaces).verdict == "ok"
-    found = cluster.check_address("100.64.0.7", interfaces | {"192.168.1.23": "en0"})
-    assert found.verdict == "warning"
-    assert "192.168.1.23 of en0" in found.fix
+    finding = cluster.check_address("100.64.0.7", interfaces | {"192.168.1.23": "en0"})
+    assert finding.verdict == "warning"
+    assert "192.168.1.23 of en0" in finding.fix
     assert cluster.check_address("192.168.1.23", {"192.168.1.23": "en0", "10.0.0.7": "en1"}).verdict == "ok"
     assert cluster.check_address("10.0.0.9", interfaces).verdict == "problem"
 
 
 def host_status(agent: str, controller: str, **conditions: str) -> MetalHostStatus:
-    found = [msgspec.convert(condition(kind, status), Condition) for kind, status in conditions.items()]
-    return MetalHostStatus(agent_version=agent, controller_version=controller, conditions=found)
+    converted = [msgspec.convert(condition(kind, status), Condition) for kind, status in conditions.items()]
+    return MetalHostStatus(agent_version=agent, controller_version=controller, conditions=converted)
 
 
 def test_conditions_of_the_controller_are_findings() -> None:
     status = host_status("1.2.0", "1.2.3", Ready="True", AddressAccepted="True", Reachable="False")
-    found = cluster.check_host(status, "1.2.0")
-    assert {each.name: each.verdict for each in found} == {
+    findings = cluster.check_host(status, "1.2.0")
+    assert {finding.name: finding.verdict for finding in findings} == {
         "registered": "ok",
         "address accepted": "ok",
         "reached by the cluster": "problem",
         "versions": "ok",
     }
-    assert {each.verdict for each in cluster.check_host(host_status("", ""), "1.2.0")} == {"unknown"}
+    assert {finding.verdict for finding in cluster.check_host(host_status("", ""), "1.2.0")} == {"unknown"}
 
 
 def test_versions_apart_are_a_warning() -> None:
@@ -257,8 +257,8 @@ def test_versions_apart_are_a_warning() -> None:
 
 def test_error_of_a_name_lookup_is_told() -> None:
     error = socket.gaierror(socket.EAI_NONAME, "nodename nor servname provided")
-    (found,) = cluster.check_api_server(ApiServerAnswer(SERVER, error), "darwin")
-    assert "nodename nor servname" in found.found
+    (finding,) = cluster.check_api_server(ApiServerAnswer(SERVER, error), "darwin")
+    assert "nodename nor servname" in finding.found
 
 
 def service_state(phase: str = "running", pid: int | None = 7) -> ServiceState:
@@ -295,21 +295,21 @@ def agent_status(pid: int = 7) -> AgentStatus:
 def test_service_is_compared_with_the_agent_that_answers(
     state: ServiceState | None, agent: AgentStatus | None, verdict: str, fix: str
 ) -> None:
-    found = check_service(state, agent, AgentExit(78, "no kubeconfig", "2026-11-23T12:00:00Z"), None)
-    assert verdicts([found]) == {"service": verdict}
-    assert fix in found.fix
-    assert ("no kubeconfig" in found.found) == (state is not None and agent is None)
+    finding = check_service(state, agent, AgentExit(78, "no kubeconfig", "2026-11-23T12:00:00Z"), None)
+    assert verdicts([finding]) == {"service": verdict}
+    assert fix in finding.fix
+    assert ("no kubeconfig" in finding.found) == (state is not None and agent is None)
 
 
 def test_definition_of_another_version_is_a_warning() -> None:
-    found = check_service(service_state(pid=agent_status().pid), agent_status(), None, None, is_outdated=True)
-    assert verdicts([found]) == {"service": "warning"}
-    assert found.fix == "pomona agent restart"
+    finding = check_service(service_state(pid=agent_status().pid), agent_status(), None, None, is_outdated=True)
+    assert verdicts([finding]) == {"service": "warning"}
+    assert finding.fix == "pomona agent restart"
 
 
 @pytest.mark.parametrize("agent", [agent_status(), None])
 def test_program_of_the_service_that_is_gone_is_a_problem(agent: AgentStatus | None) -> None:
-    found = check_service(service_state(), agent, None, "/opt/homebrew/bin/python3")
-    assert verdicts([found]) == {"service": "problem"}
-    assert "starts /opt/homebrew/bin/python3, which is not there" in found.found
-    assert "agent install" in found.fix
+    finding = check_service(service_state(), agent, None, "/opt/homebrew/bin/python3")
+    assert verdicts([finding]) == {"service": "problem"}
+    assert "starts /opt/homebrew/bin/python3, which is not there" in finding.found
+    assert "agent install" in finding.fix

@@ -41,9 +41,9 @@ def _no_programs_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_unreachable_api_server_is_one_finding(tmp_path: Path) -> None:
     token = base64.urlsafe_b64encode(b'{"iat": 1, "exp": 2}').decode().rstrip("=")
     credentials = Credentials("http://127.0.0.1:1", StaticToken(f"head.{token}.sign"))
-    found = await run.run_doctor(CheckedHost(tmp_path / "absent", "studio-1", credentials), tmp_path)
-    assert [each.name for each in found] == ["service", "memory", "disk", "engine ollama", "API server"]
-    assert found[-1].verdict == "problem"
+    findings = await run.run_doctor(CheckedHost(tmp_path / "absent", "studio-1", credentials), tmp_path)
+    assert [finding.name for finding in findings] == ["service", "memory", "disk", "engine ollama", "API server"]
+    assert findings[-1].verdict == "problem"
 
 
 async def test_connection_of_the_running_agent_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,8 +51,8 @@ async def test_connection_of_the_running_agent_is_a_finding(tmp_path: Path, monk
         return status(connection=ConnectionStatus("unreachable", "2026-11-23T12:00:00Z", "No route to host"))
 
     monkeypatch.setattr(AgentClient, "status", answer)
-    found = {each.name: each for each in await run.run_doctor(CheckedHost(tmp_path), tmp_path)}
-    assert (found["service"].verdict, found["agent's connection"].verdict) == ("warning", "problem")
+    findings = {finding.name: finding for finding in await run.run_doctor(CheckedHost(tmp_path), tmp_path)}
+    assert (findings["service"].verdict, findings["agent's connection"].verdict) == ("warning", "problem")
 
 
 @pytest.mark.parametrize("gone", ["pomona", "python3", None])
@@ -62,7 +62,7 @@ async def test_program_and_python_of_the_service_must_be_there(tmp_path: Path, g
         (tmp_path / name).touch()
     state = ServiceState("launchd", "system/x", "/x.plist", "starting")
     checked = CheckedHost(tmp_path, service=state, program=str(tmp_path / "pomona"))
-    found = next(each for each in await run.run_doctor(checked, tmp_path) if each.name == "service")
+    found = next(finding for finding in await run.run_doctor(checked, tmp_path) if finding.name == "service")
     assert ("which is not there" in found.found) == (gone is not None)
     assert gone is None or str(tmp_path / gone) in found.found
 
@@ -79,15 +79,15 @@ async def test_mac_is_asked_for_its_settings_its_gpu_and_its_engine(
     monkeypatch.setattr("devices.metal.read", Metal)
     monkeypatch.setattr("devices.host.read", HostFacts)
     monkeypatch.setattr(sys, "platform", "darwin")
-    found = {each.name: each.verdict for each in await run.run_doctor(CheckedHost(tmp_path), tmp_path)}
+    verdicts = {finding.name: finding.verdict for finding in await run.run_doctor(CheckedHost(tmp_path), tmp_path)}
     problems = dict.fromkeys(("Metal", "memory", "firewall", "llama.cpp's device"), "problem")
     warnings = dict.fromkeys(("sleep", "start without a login", "start after a power cut"), "warning")
-    assert found | problems | warnings == found
+    assert verdicts | problems | warnings == verdicts
 
 
 async def test_service_of_the_user_is_asked_for_its_logout(tmp_path: Path) -> None:
-    found = await run.run_doctor(CheckedHost(tmp_path, starts_at_login=True), tmp_path)
-    assert "start without a login" in {each.name for each in found}
+    findings = await run.run_doctor(CheckedHost(tmp_path, starts_at_login=True), tmp_path)
+    assert "start without a login" in {finding.name for finding in findings}
 
 
 async def test_refused_connection_is_named_as_such() -> None:
@@ -122,12 +122,12 @@ async def test_check_that_raises_is_a_finding_and_stops_no_other(
     monkeypatch.setattr(engines, "list_engines", break_list)
     monkeypatch.setattr(engines, "check_llama", pass_check)
     monkeypatch.setattr(run, "_DEEP_CHECKS", (("b", break_check), ("c", pass_check)))
-    found = {each.name: each for each in await run.run_doctor(CheckedHost(tmp_path), tmp_path, deep=True)}
-    assert found["engines"] == Finding("engines", "unknown", "the check failed: OSError: no such thing")
-    assert found["b"] == Finding("b", "problem", "the check failed: OSError: no such thing")
-    assert found["c"].verdict == "ok"
-    assert found["disk"].verdict in {"ok", "warning"}
-    assert found["cluster"].verdict == "unknown"
+    findings = {finding.name: finding for finding in await run.run_doctor(CheckedHost(tmp_path), tmp_path, deep=True)}
+    assert findings["engines"] == Finding("engines", "unknown", "the check failed: OSError: no such thing")
+    assert findings["b"] == Finding("b", "problem", "the check failed: OSError: no such thing")
+    assert findings["c"].verdict == "ok"
+    assert findings["disk"].verdict in {"ok", "warning"}
+    assert findings["cluster"].verdict == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -146,9 +146,9 @@ def test_times_of_a_token_are_read_without_its_key(header: str | None, times: To
 
 def test_refusals_name_the_way_back() -> None:
     refusals = [Unauthorized("get", status=401), Forbidden("get", status=403), NotFound("get", status=404)]
-    found = [run.explain_refusal("studio-1", each) for each in refusals]
-    assert {each.verdict for each in found} == {"problem"}
-    assert [each.fix == advise_rejoin("studio-1") for each in found] == [True, True, False]
+    findings = [run.explain_refusal("studio-1", refusal) for refusal in refusals]
+    assert {finding.verdict for finding in findings} == {"problem"}
+    assert [finding.fix == advise_rejoin("studio-1") for finding in findings] == [True, True, False]
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("unknown", 0), ("warning", 0), ("problem", 1)])
@@ -185,7 +185,7 @@ def test_kubeconfig_needs_the_name_of_the_host(tmp_path: Path) -> None:
 def test_credentials_that_cannot_be_read_are_a_finding_beside_the_others(tmp_path: Path) -> None:
     words = ["--name=a", f"--kubeconfig={tmp_path}/none", f"--state-dir={tmp_path}", "--output=json"]
     result = CliRunner().invoke(doctor.command, words)
-    found = {each["name"]: each for each in json.loads(result.output)}
-    assert (result.exit_code, found["credentials"]["verdict"]) == (1, "problem")
-    assert "none: no such file" in found["credentials"]["found"]
-    assert {"disk", "memory"} <= found.keys()
+    findings = {load["name"]: load for load in json.loads(result.output)}
+    assert (result.exit_code, findings["credentials"]["verdict"]) == (1, "problem")
+    assert "none: no such file" in findings["credentials"]["found"]
+    assert {"disk", "memory"} <= findings.keys()

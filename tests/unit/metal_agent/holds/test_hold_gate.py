@@ -97,7 +97,7 @@ def test_process_is_held_if_and_only_if_a_source_holds_it(steps: list[tuple[str,
     for step, number, scope in steps:
         source, uid = host.sources[number], scope if scope in UIDS else "a"
         runner = host.runners.get(uid)
-        spawns = {each: found.spawns for each, found in host.runners.items()}
+        spawns = {key: process.spawns for key, process in host.runners.items()}
         match step:
             case "hold":
                 source.holding.add(scope)
@@ -118,11 +118,11 @@ def test_process_is_held_if_and_only_if_a_source_holds_it(steps: list[tuple[str,
                 host.runners.pop(uid, None)
         if step in {"hold", "release", "evict"}:
             host.gate.refresh()
-        for each, found in host.runners.items():
-            holds = host.held_by(each)
-            assert found.state.hold == (holds[0] if holds else None), "the first source tells why"
-            assert not found.state.awaits_release or holds, "what waits is released when nothing holds it"
-            assert found.spawns <= spawns.get(each, 0) or not holds, "no engine is started while a source holds it"
+        for key, process in host.runners.items():
+            holds = host.held_by(key)
+            assert process.state.hold == (holds[0] if holds else None), "the first source tells why"
+            assert not process.state.awaits_release or holds, "what waits is released when nothing holds it"
+            assert process.spawns <= spawns.get(key, 0) or not holds, "no engine is started while a source holds it"
 
 
 def test_end_of_one_hold_frees_nothing_that_another_holds() -> None:
@@ -159,9 +159,9 @@ def test_condition_of_a_process_that_waits_names_the_source_that_holds_it() -> N
         runner.notify(event)
     assert runner.state.awaits_release
     for name in ("Pressure", "Paused"):
-        found = host.gate.displacement_condition(runner)
-        assert found is not None
-        assert (found["type"], found["reason"]) == ("DisruptionTarget", name)
+        condition = host.gate.displacement_condition(runner)
+        assert condition is not None
+        assert (condition["type"], condition["reason"]) == ("DisruptionTarget", name)
         host.sources[0].holding.clear()
     host.sources[1].holding.clear()
     assert host.gate.displacement_condition(runner) is None

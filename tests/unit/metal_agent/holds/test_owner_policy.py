@@ -96,9 +96,9 @@ def test_source_changes_only_after_it_has_said_so_long_enough(
             continue
         wanted: Signal = "hold" if after.holds else "free"
         assert samples[number][0] == wanted, "neither an unknown sample nor one between the two changes anything"
-        known = [each for each in samples[: number + 1] if each[0] is not None]
+        readings = [sample for sample in samples[: number + 1] if sample[0] is not None]
         run = []
-        for signal, seconds in reversed(known):
+        for signal, seconds in reversed(readings):
             if signal != wanted:
                 break
             run.append(seconds)

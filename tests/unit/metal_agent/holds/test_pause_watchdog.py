@@ -61,7 +61,7 @@ class Pauses:
     def __init__(self, folder: Path, policy: OwnerPolicy, *processes: Process) -> None:
         self.done: list[PauseAction] = []
         self.sample = UNKNOWN
-        self.runners: dict[str, Any] = {each.assignment.uid: each for each in processes}
+        self.runners: dict[str, Any] = {process.assignment.uid: process for process in processes}
         inputs = PauseInputs(policy, lambda _sources: self.sample)
         self.gate = HoldGate(self.runners)
         self.watchdog = PauseWatchdog(
@@ -137,7 +137,7 @@ async def test_agent_that_dies_between_record_and_eviction_leaves_it_to_the_next
     next_one = Pauses(tmp_path, policy, serving)
     assert "the engine was stopped" in str(next_one.watchdog.hold_for("a")), "before its first sample"
     assert await next_one.see(UNKNOWN) == [Evict("a")]
-    (event,) = (each for each in serving.events if isinstance(each, Evicted))
+    (event,) = (evicted for evicted in serving.events if isinstance(evicted, Evicted))
     assert not event.is_urgent, "running requests have as long as those of a process that is removed"
     assert serving.state.evicting
 
@@ -168,10 +168,10 @@ async def test_pause_holds_what_has_no_engine_and_spares_what_is_critical(tmp_pa
     spared, serving = [process("top", "critical"), process("new", "critical", "Fetching")], process("a")
     pauses = Pauses(tmp_path, OwnerPolicy(idle_minutes=10), serving, *spared, *without_engine.values())
     await pauses.see(ACTIVE)
-    displaced = {uid for uid, each in pauses.runners.items() if pauses.gate.displacement_condition(each)}
+    displaced = {uid for uid, runner in pauses.runners.items() if pauses.gate.displacement_condition(runner)}
     assert displaced == {"a", "Fetching", "Failed"}
-    assert [each.state.hold for each in spared] == [None, None]
-    assert {uid for uid, each in pauses.runners.items() if each.state.hold} == {"a", *without_engine}
+    assert [runner.state.hold for runner in spared] == [None, None]
+    assert {uid for uid, runner in pauses.runners.items() if runner.state.hold} == {"a", *without_engine}
     late = pauses.runners["late"] = process("late")
     assert pauses.gate.displacement_condition(late) is None, "the next sample decides about it"
 
@@ -215,8 +215,8 @@ def test_sample_of_a_mac_has_only_what_the_owner_asked_for(monkeypatch: pytest.M
         "ioreg": recorded("ioreg_hid_typed.txt"),
     }
     stand_in(monkeypatch, outputs)
-    found = read_owner_sample(("activity", "battery", "heat"))
-    assert (found.idle_seconds, found.power, found.thermal) == (123.456789012, Power("battery", 54), "heavy")
+    sample = read_owner_sample(("activity", "battery", "heat"))
+    assert (sample.idle_seconds, sample.power, sample.thermal) == (123.456789012, Power("battery", 54), "heavy")
     assert read_owner_sample(("schedule",))[1:] == (None, Power(), None)
     stand_in(monkeypatch, {})
     assert read_owner_sample(("activity", "battery", "heat"))[1:] == (None, Power(), None)

@@ -62,7 +62,7 @@ async def test_server_that_does_not_answer_gets_no_secret(tmp_path: Path) -> Non
         with pytest.raises(JoinError, match=r"cannot reach the API server.*the code is not used"):
             await join_cluster(code_for(url), tmp_path)
         assert received
-        assert not any(SECRET.encode() in each for each in received)
+        assert not any(SECRET.encode() in data for data in received)
 
 
 async def test_code_without_tls_is_refused(tmp_path: Path) -> None:

@@ -108,8 +108,12 @@ def test_host_and_code_have_these_rights_and_no_others() -> None:
     (_, code_role), (_, code_binding) = code_rights("studio-1", "uid")
     assert list_rights(*code_role["rules"]) == {("", "podtemplates", "delete", "studio-1.join")}
     bound = [
-        (each["roleRef"]["kind"], each["roleRef"]["name"], [subject["name"] for subject in each["subjects"]])
-        for each in (binding, cluster_binding, code_binding)
+        (
+            role_binding["roleRef"]["kind"],
+            role_binding["roleRef"]["name"],
+            [subject["name"] for subject in role_binding["subjects"]],
+        )
+        for role_binding in (binding, cluster_binding, code_binding)
     ]
     assert bound == [
         ("Role", "studio-1", ["studio-1"]),
@@ -117,7 +121,9 @@ def test_host_and_code_have_these_rights_and_no_others() -> None:
         ("Role", "studio-1.join", ["studio-1.join"]),
     ]
     manifests = yaml.safe_load_all((CHECKOUT / "deploy" / "install" / "rbac.yaml").read_text())
-    (of_all,) = (each for each in manifests if each and each["metadata"]["name"] == "pomona-metal-agent")
+    (of_all,) = (
+        manifest for manifest in manifests if manifest and manifest["metadata"]["name"] == "pomona-metal-agent"
+    )
     assert list_rights(*of_all["rules"]) == {
         *((GROUP, "metalhosts", verb, "") for verb in ("get", "create")),
         *((GROUP, f"{kind}/status", "patch", "") for kind in ("metalhosts", "metalprocesses")),

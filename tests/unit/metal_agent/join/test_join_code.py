@@ -57,7 +57,7 @@ def test_code_that_is_cut_off_is_refused(code: JoinCode, data: st.DataObject) ->
 def test_code_with_another_character_is_refused(code: JoinCode, data: st.DataObject) -> None:
     text = encode_join_code(code)
     place = data.draw(st.integers(0, len(text) - 1))
-    other = data.draw(st.characters().filter(lambda each: each != text[place]))
+    other = data.draw(st.characters().filter(lambda letter: letter != text[place]))
     try:
         # The last character has bits that mean nothing.
         assert decode_join_code(text[:place] + other + text[place + 1 :]) == code
@@ -74,7 +74,7 @@ def test_other_alphabet_of_base64_is_refused() -> None:
         decode_join_code(PREFIX + text.removeprefix(PREFIX).replace("-", "+"))
 
 
-@given(st.one_of(st.text(), st.binary().map(lambda each: PREFIX + each.hex()), st.text().map(PREFIX.__add__)))
+@given(st.one_of(st.text(), st.binary().map(lambda data: PREFIX + data.hex()), st.text().map(PREFIX.__add__)))
 def test_foreign_text_is_refused(text: str) -> None:
     with pytest.raises(JoinCodeError):
         decode_join_code(text)

@@ -123,8 +123,8 @@ def test_other_programs_count_beyond_their_share(available: int, own: int, expec
 
 @pytest.mark.parametrize(("loaded", "expected"), [(10, 0), (20, 4), (0, 0)])
 def test_models_of_the_owner_count_even_if_reported_as_available(loaded: int, expected: int) -> None:
-    found = excess_bytes(memory_bytes=64, available_bytes=60, own_bytes=0, budget_bytes=48, loaded_bytes=loaded)
-    assert found == expected
+    excess = excess_bytes(memory_bytes=64, available_bytes=60, own_bytes=0, budget_bytes=48, loaded_bytes=loaded)
+    assert excess == expected
 
 
 UNIT = 2**26
@@ -145,10 +145,10 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(uid=st.sampled_from("abcde"), size=st.integers(1, 120))
     def reserve(self, uid: str, size: int) -> None:
-        free, known = self.ledger.available_bytes, uid in self.ledger.reserved
+        free, is_reserved = self.ledger.available_bytes, uid in self.ledger.reserved
         problem = self.ledger.reserve(uid, size * UNIT)
-        assert (problem == "") == (known or size * UNIT <= free)
-        if not known and not problem:
+        assert (problem == "") == (is_reserved or size * UNIT <= free)
+        if not is_reserved and not problem:
             assert sum(self.ledger.reserved.values()) <= self.ledger.budget_bytes - self.ledger.others_bytes
 
     @precondition(lambda self: self.ledger.reserved)
@@ -192,5 +192,5 @@ TestAnyOrder.settings = settings(max_examples=50, stateful_step_count=30, deadli
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 2**40), st.integers(0, 2**40))
 def test_the_excess_is_never_negative(memory: int, available: int, own: int, budget: int) -> None:
-    found = excess_bytes(memory_bytes=memory, available_bytes=available, own_bytes=own, budget_bytes=budget)
-    assert 0 <= found <= max(0, memory)
+    excess = excess_bytes(memory_bytes=memory, available_bytes=available, own_bytes=own, budget_bytes=budget)
+    assert 0 <= excess <= max(0, memory)

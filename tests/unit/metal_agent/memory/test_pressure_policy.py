@@ -121,10 +121,10 @@ class Machine:
                 victim = by_uid[uid]
                 assert victim.runs, f"{uid} has nothing to give"
                 others = [each for each in self.processes if each is not victim]
-                assert not any(each.stage == "ending" for each in others), "two at once"
+                assert not any(other.stage == "ending" for other in others), "two at once"
                 if victim.priority == "critical":
                     assert before.critical_seconds is not None
-                    assert all(each.priority == "critical" for each in others if each.runs), "others still run"
+                    assert all(other.priority == "critical" for other in others if other.runs), "others still run"
                 victim.stage, victim.held, victim.left_seconds = "ending", True, DRAIN_SECONDS
             case Hasten(uid):
                 assert by_uid[uid].stage == "draining"
@@ -270,7 +270,7 @@ def test_engine_that_drains_is_ended_before_any_other_once_the_pressure_is_criti
 def test_engine_that_never_ends_does_not_block_the_others() -> None:
     stuck = Process("stuck", stage="ending", left_seconds=10**6)
     serving, gone = Process("serving"), Process("gone", stage="absent", held=True)
-    candidates = [each.candidate() for each in (stuck, serving, gone)]
+    candidates = [process.candidate() for process in (stuck, serving, gone)]
     state, taken = PressureState(evicted=("stuck", "gone")), list[PressureAction]()
     for now, level in enumerate(["critical"] * 400 + ["normal"] * 200):
         state, actions = step(state, level, candidates, float(now))  # type: ignore[arg-type]  # a PressureLevel

@@ -179,15 +179,15 @@ async def test_process_with_unknown_start_time_is_not_taken_for_gone(
 async def test_strays_are_killed_and_those_of_others_left_alone(
     owner: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    stray, known = await start(WAITS, owner), await start(DEAF, owner)
+    stray, native_process = await start(WAITS, owner), await start(DEAF, owner)
     elsewhere = tmp_path_factory.mktemp("other-agent")
     foreign = await start(WAITS, elsewhere)
-    helper = (await eventually(lambda: psutil.Process(known.pid).children()))[0]
-    assert await kill_strays(owner, {known.pid}) == [stray.pid]
+    helper = (await eventually(lambda: psutil.Process(native_process.pid).children()))[0]
+    assert await kill_strays(owner, {native_process.pid}) == [stray.pid]
     assert identify_process(stray.pid) is None, "it is gone before anything is started"
     assert helper.is_running()
     assert identify_process(foreign.pid)
-    for process in (known, foreign):
+    for process in (native_process, foreign):
         await process.end(grace_seconds=0.1)
 
 

@@ -25,8 +25,12 @@ NEEDS_NOTHING = [
 
 
 def children() -> list[psutil.Process]:
-    found = psutil.Process().children()
-    return [each for each in found if each.status() != psutil.STATUS_ZOMBIE and PROGRAM[-1] in each.cmdline()]
+    processes = psutil.Process().children()
+    return [
+        process
+        for process in processes
+        if process.status() != psutil.STATUS_ZOMBIE and PROGRAM[-1] in process.cmdline()
+    ]
 
 
 def test_mac_is_kept_awake_by_a_program_that_ends_with_the_agent() -> None:
@@ -49,7 +53,7 @@ async def test_program_runs_while_an_engine_exists_and_is_started_again_if_it_di
     async def is_started_again() -> bool:
         # A program that dies loses its command line before its parent can see its end.
         await keeper.check()
-        return [each != program for each in children()] == [True]
+        return [process != program for process in children()] == [True]
 
     program.kill()
     await eventually(is_started_again)

@@ -25,7 +25,7 @@ def test_certificate_for_this_address_logs_nothing() -> None:
 def test_certificate_for_another_address_logs_a_warning() -> None:
     with capture_logs() as said:
         check_certificate(HOST, "10.77.100.251")
-    assert [(each["log_level"], each["address"]) for each in said] == [("warning", "10.77.100.251")]
+    assert [(entry["log_level"], entry["address"]) for entry in said] == [("warning", "10.77.100.251")]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "10.77.100.1"])

@@ -45,8 +45,8 @@ def test_number_changes_once_a_minute_at_most_and_by_more_than_a_tenth(measured:
         assert (shown is None) == (rate is None)
         if before is not None and shown is not None and shown != before:
             assert now - before.since >= LEAST_SECONDS
-            known = before.traffic.tokens_per_second
-            assert abs(shown.traffic.tokens_per_second - known) > 0.1 * known
+            previous = before.traffic.tokens_per_second
+            assert abs(shown.traffic.tokens_per_second - previous) > 0.1 * previous
         if before is None and shown is not None:
             assert shown == ShownTraffic(shown.traffic, now)
 
