@@ -200,7 +200,8 @@ class QueueRecord:
                 node = books.claims[uid]
                 ahead = [state for other, state in waiting if other < place]
                 passed += [
-                    f"{pod.name} ({pod.devices}) passed {state.name} ({state.devices}) on {node}: {left[node]} left"
+                    f"{pod.name} ({pod.devices}) passed {state.name} ({state.devices}) on {node}: "
+                    f"{left[node]} were left"
                     for state in self._list_passed_by(pod, node, ahead, left[node])
                 ]
                 left[node] -= pod.devices

@@ -213,7 +213,7 @@ class World:
                 phase = "Failed" if simulated.fails else "Ready"
             conditions = [condition("DisruptionTarget", "True", "HostPaused")] if displaced else []
             present["status"] = {"phase": phase, "conditions": conditions}
-        # Clients reach a present a while after it has become Ready.
+        # Clients reach a process a while after it has become Ready.
         self.exposed[name] = ready
 
     def settle(self) -> None:
