@@ -85,10 +85,7 @@ def command(
             return build_report(snapshot, table, query, limit), [], []
         page = query_nodes(snapshot, table, None, query, Page(0, limit))
         rows = [_render_node(node) for node in page.ranked_nodes]
-        notes = [
-            f"{excluded_node.node_name}: not considered: {excluded_node.reason}"
-            for excluded_node in page.excluded_nodes
-        ]
+        notes = [f"{node.node_name}: not considered: {node.reason}" for node in page.excluded_nodes]
         if page.next_offset is not None:
             notes.append(f"{page.total - limit} more: raise --limit")
         return None, rows, notes

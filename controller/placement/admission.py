@@ -409,14 +409,8 @@ class _Term:
             if not await self._try(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
                 unpromised.add(unit.uid)
 
-        noted = (
-            withdraw_nomination
-            for withdraw_nomination in made.actions
-            if isinstance(withdraw_nomination, Nominate | WithdrawNomination)
-        )
-        await write_at_once(
-            WRITES_AT_ONCE, (functools.partial(note, withdraw_nomination) for withdraw_nomination in noted)
-        )
+        noted = (action for action in made.actions if isinstance(action, Nominate | WithdrawNomination))
+        await write_at_once(WRITES_AT_ONCE, (functools.partial(note, action) for action in noted))
         for action in made.actions:
             # Only once its cell is promised: else the room that is made may go to whoever comes first.
             if isinstance(action, EvictUnit) and action.preemptor.uid not in unpromised:
@@ -499,10 +493,6 @@ class _Term:
 
         due = [(key, place) for key, place in observed.places.items() if not self._retries.is_paused(str(key), now)]
         await write_at_once(WRITES_AT_ONCE, (functools.partial(keep, *entry) for entry in due))
-        spent = {
-            freed_place
-            for freed_place in gone
-            if freed_place.enqueued_at not in observed.open_places.get(freed_place.service, ())
-        }
-        self._freed = tuple(freed_place for freed_place in self._freed if freed_place not in spent)
-        self._unwritten.intersection_update(freed_place.unit for freed_place in self._freed)
+        spent = {place for place in gone if place.enqueued_at not in observed.open_places.get(place.service, ())}
+        self._freed = tuple(place for place in self._freed if place not in spent)
+        self._unwritten.intersection_update(place.unit for place in self._freed)

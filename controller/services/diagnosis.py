@@ -280,7 +280,7 @@ def _unbound(
     if not given:
         message = (
             f"none of the {len(capacities)} live hosts is given to namespace {namespace}: an administrator may add it "
-            f"to spec.namespaces of one, such as MetalHost {min(host_capacity.host for host_capacity in capacities)}"
+            f"to spec.namespaces of one, such as MetalHost {min(host.host for host in capacities)}"
         )
         return ServiceProblem("NoHost", message, "Pending")
     reachable = [capacity for capacity in given if not capacity.address_problem]
@@ -292,22 +292,13 @@ def _unbound(
         hint = RUNTIMES[runtime].install_hint if runtime in RUNTIMES else "install it"
         message = f"none of the {len(reachable)} live hosts can run {runtime}: {hint} on one of them"
         return ServiceProblem("NoHost", message, "Pending")
-    admitting = [
-        host_capacity
-        for host_capacity in capable
-        if requirement.refuse_host(host_capacity) not in {"LabelMissing", "Taint"}
-    ]
+    admitting = [host for host in capable if requirement.refuse_host(host) not in {"LabelMissing", "Taint"}]
     if not admitting:
         return ServiceProblem("NoHost", _explain_rules(capable, requirement), "Pending")
-    refused = {
-        metal_process.spec.host_name: metal_process.status.message or "it has stopped it"
-        for metal_process in siblings.rejected
-    }
-    left_by = {displaced_process.process.spec.host_name for displaced_process in siblings.displaced}
+    refused = {process.spec.host_name: process.status.message or "it has stopped it" for process in siblings.rejected}
+    left_by = {displaced.process.spec.host_name for displaced in siblings.displaced}
     short = {
-        displaced_process.process.spec.host_name
-        for displaced_process in siblings.displaced
-        if displaced_process.why.cause == MEMORY_PRESSURE
+        displaced.process.spec.host_name for displaced in siblings.displaced if displaced.why.cause == MEMORY_PRESSURE
     }
     closed = _closed_hosts(admitting, short)
     left = eligible_hosts(requirement, {*refused, *left_by}, reachable)

@@ -189,15 +189,8 @@ def observe_pods(
         apply=tuple((DEPLOYMENTS, deployment.change.desired) for deployment, is_applied in selected if is_applied),
         keep=tuple((DEPLOYMENTS, deployment.observed.obj) for deployment in kept),
         awaiting=tuple(deployment.name for deployment in waiting if deployment.change.cause == "update"),
-        patch=(
-            *(patch for deployment in kept for patch in deployment.patch),
-            *mark_leaving(service.status.replacement, pods.pods),
-        ),
-        delete=tuple(
-            ref(DEPLOYMENTS, deployment.obj)
-            for deployment in moved
-            if "deletionTimestamp" not in deployment.obj["metadata"]
-        ),
+        patch=(*(patch for old in kept for patch in old.patch), *mark_leaving(service.status.replacement, pods.pods)),
+        delete=tuple(ref(DEPLOYMENTS, old.obj) for old in moved if "deletionTimestamp" not in old.obj["metadata"]),
         again_seconds=_find_recheck_seconds(steps, pods, snapshot.now),
     )
 
