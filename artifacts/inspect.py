@@ -26,7 +26,7 @@ from artifacts.source import Source, refuse_library
 from crds.weights_header import GGUF, Layout, WeightsFormat
 
 _TOTAL_SECONDS = 300.0
-_OF_THE_ARTIFACT = ("HeaderInvalid", "CustomCode", "SplitUnsupported")
+_REASONS_WITHOUT_SOURCE = ("HeaderInvalid", "CustomCode", "SplitUnsupported")
 """Reasons of errors that are raised where only the bytes are known, and not their source."""
 
 
@@ -165,8 +165,9 @@ async def inspect(
             retryable=True,
         ) from error
     except ArtifactError as error:
-        if error.reason not in _OF_THE_ARTIFACT:
+        if error.reason not in _REASONS_WITHOUT_SOURCE:
             raise
+        # These were raised without the source's name: add it.
         raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
 
 

@@ -215,15 +215,10 @@ def measure_day(mix: Mix, seed: int) -> list[Figure]:
     day = SimulatedDay(mix, seed)
     day.run()
     started = {start.unit.uid: start.started_at for start in day.starts}
-    judged = [given_range for given_range in day.given if given_range.uid in started]
-    held = sum(
-        given_range.range.earliest <= started[given_range.uid] <= given_range.range.latest for given_range in judged
-    )
+    judged = [given for given in day.given if given.uid in started]
+    held = sum(given.range.earliest <= started[given.uid] <= given.range.latest for given in judged)
     widest = max(
-        (
-            (given_range.range.latest - given_range.at) / (given_range.range.earliest - given_range.at)
-            for given_range in day.given
-        ),
+        ((given.range.latest - given.at) / (given.range.earliest - given.at) for given in day.given),
         default=0.0,
     )
     outcomes = [start.outcome for start in day.starts if start.unit.uid in day.asked]

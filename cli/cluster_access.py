@@ -120,10 +120,10 @@ async def watch_object(
     failing_since: float | None = None
     while True:
         try:
-            object_list = await client.list(resource, namespace, field_selector=selector)
+            listed = await client.list(resource, namespace, field_selector=selector)
             failing_since = None
-            yield next(iter(object_list.items), None)
-            version = object_list.resource_version
+            yield next(iter(listed.items), None)
+            version = listed.resource_version
             events = client.watch(resource, namespace, resource_version=version, field_selector=selector)
             async with contextlib.aclosing(events):
                 async for event in events:

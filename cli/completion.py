@@ -100,8 +100,8 @@ def _complete_names(ctx: click.Context, resource: "Resource", incomplete: str) -
     async def list_names(cluster: Cluster) -> list[str]:
         async with asyncio.timeout(SECONDS):
             namespace = cluster.namespace if resource.namespaced else None
-            object_list = await cluster.client.list_metadata(resource, namespace)
-        return sorted(item["metadata"]["name"] for item in object_list.items)
+            listed = await cluster.client.list_metadata(resource, namespace)
+        return sorted(item["metadata"]["name"] for item in listed.items)
 
     given = ctx.params
     target = ClusterOptions(given.get("kubeconfig"), given.get("context"), given.get("namespace"))

@@ -190,7 +190,7 @@ class Controller:
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
         self._withheld: set[str | None] = set(options.namespaces)
-        """Namespaces of which the store has not all objects: nothing of them is reconciled."""
+        """Namespaces whose objects are not all in the store yet: nothing of them is reconciled."""
         leases = LeaseReader()
         view = ClusterView(options.pods.vendors, (), is_alive=leases.bindable)
         self.store = view.store
@@ -306,7 +306,7 @@ class Controller:
             await (self._compete(self._elector) if self._elector else self._lead())
 
     def _admit(self, namespace: str | None) -> None:
-        """Reconcile from now on what is in a namespace, of which the store has all objects."""
+        """Start to reconcile a namespace whose objects are now all in the store."""
         if namespace in self._withheld:
             self._withheld.discard(namespace)
             for item in self._list_items():

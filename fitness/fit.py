@@ -178,7 +178,7 @@ def _find_room(workload: Workload, options: ServingOptions, devices: ServingDevi
 
 
 def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
-    """Return the level of a need in a run mode."""
+    """Return the level for a need, at most the best level of the run mode."""
     if needed_bytes > free_bytes:
         return "too_tight"
     level: FitLevel = "marginal"
@@ -186,6 +186,7 @@ def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
         level = "perfect"
     elif needed_bytes * GOOD_HEADROOM <= free_bytes:
         level = "good"
+    # FIT_LEVELS is best first, so max is the worse.
     return max(level, _BEST_LEVEL[mode], key=FIT_LEVELS.index)
 
 

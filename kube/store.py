@@ -35,28 +35,29 @@ class _Part(Obj):
 @dataclass(slots=True)
 class _Index:
     keys: IndexKeys
-    found: defaultdict[str, dict[ObjectKey, Obj]] = field(default_factory=lambda: defaultdict(dict))
-    answers: dict[str, tuple[Obj, ...]] = field(default_factory=dict)
+    by_value: defaultdict[str, dict[ObjectKey, Obj]] = field(default_factory=lambda: defaultdict(dict))
+    cached_tuples: dict[str, tuple[Obj, ...]] = field(default_factory=dict)
     """The last answer for a value, until an object under that value changes."""
 
     def change(self, key: ObjectKey, old: Obj | None, new: Obj | None) -> None:
         if old:
             for value in self.keys(old):
-                self.answers.pop(value, None)
-                self.found[value].pop(key, None)
-                if not self.found[value]:
-                    del self.found[value]
+                self.cached_tuples.pop(value, None)
+                self.by_value[value].pop(key, None)
+                if not self.by_value[value]:
+                    del self.by_value[value]
         if new:
             for value in self.keys(new):
-                self.answers.pop(value, None)
-                self.found[value][key] = new
+                self.cached_tuples.pop(value, None)
+                self.by_value[value][key] = new
 
     def get(self, value: str) -> tuple[Obj, ...]:
-        if value not in self.found:
+        """Return the objects under a value: the same tuple until one of them changes."""
+        if value not in self.by_value:
             return ()
-        answer = self.answers.get(value)
+        answer = self.cached_tuples.get(value)
         if answer is None:
-            answer = self.answers[value] = tuple(self.found[value].values())
+            answer = self.cached_tuples[value] = tuple(self.by_value[value].values())
         return answer
 
 
@@ -160,7 +161,7 @@ class Store:
 
     def index_values(self, resource: Resource, name: str) -> Iterable[str]:
         """Return the values under which the index has any object. Raises KeyError as `by_index`."""
-        return self._indexes[resource][name].found.keys()
+        return self._indexes[resource][name].by_value.keys()
 
     def derive(self, resource: Resource, obj: Obj, name: str, compute: Callable[[], T], *inputs: object) -> T:
         """Return `compute()`, which is kept under `name` until `obj` or one of the `inputs` is another object.
@@ -229,14 +230,14 @@ class Store:
         only if one is out of date. Raises ApiError and Unreachable.
         """
         before = self.snapshot(resource, namespace)
-        object_list = await client.list_metadata(resource, namespace, label_selector=label_selector)
-        dropped = self._drop_vanished(resource, before, {object_key(obj): obj for obj in object_list.items})
-        outdated = sum(self._is_outdated(resource, obj) for obj in object_list.items)
+        listed = await client.list_metadata(resource, namespace, label_selector=label_selector)
+        dropped = self._drop_vanished(resource, before, {object_key(obj): obj for obj in listed.items})
+        outdated = sum(self._is_outdated(resource, obj) for obj in listed.items)
         if outdated:
             before = self.snapshot(resource, namespace)
             part = functools.partial(self.keep_part, resource)
-            object_list = await client.list(resource, namespace, label_selector=label_selector, part=part)
-            self.replace(resource, object_list.items, namespace=namespace, before=before)
+            listed = await client.list(resource, namespace, label_selector=label_selector, part=part)
+            self.replace(resource, listed.items, namespace=namespace, before=before)
         return dropped + outdated
 
     def _is_outdated(self, resource: Resource, listed: Obj) -> bool:

@@ -317,6 +317,7 @@ class Agent:
         self._lifetime.changes.note()
         self._queue.add(("process", assignment.uid))
         if runner.state.phase == "Fetching" and runner.progress:
+            # Only the download advanced: no route, report or slice changes.
             return
         self._queue.add(_PROXY)
         self._queue.add(_REPORT)

@@ -16,7 +16,7 @@ _STEP: Final = 256
 """Tokens by which a cache grows (`KVCache.step`)."""
 _PREFILL: Final = 2048
 """Tokens of a prompt that are computed at once (`--prefill-step-size`)."""
-_BYTES: Final = 2
+_ELEMENT_BYTES: Final = 2
 """Bytes of an element of the cache and of intermediate results: bfloat16 or float16."""
 _CACHE_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"f16": 32, "q8_0": 17, "q4_0": 9})
 """Bits of two elements of a cache; a quantized group of 64 has two 16-bit numbers in addition (`--kv-bits`)."""
@@ -62,8 +62,14 @@ class MlxMemory(EngineMemory):
 
 
 def _compute_bytes(layout: Layout, options: ServingOptions) -> int:
+    """Return the peak of intermediate results: 5 vectors of the embedding, and the larger of two amounts.
+
+    These are 3 vectors of the feed-forward with the outputs of its experts, and 3 of the attention.
+    """
     batch = min(_PREFILL, options.context_length) * options.parallel
     experts = layout.embedding_size * layout.expert_outputs
-    wide = 5 * layout.embedding_size + max(3 * layout.feed_forward_size + experts, 3 * layout.attention_size)
+    elements_per_token = 5 * layout.embedding_size + max(
+        3 * layout.feed_forward_size + experts, 3 * layout.attention_size
+    )
     # The logits of the last token of each request, as f32 and again for sampling.
-    return batch * wide * _BYTES + 2 * options.parallel * layout.vocabulary_size * 4
+    return batch * elements_per_token * _ELEMENT_BYTES + 2 * options.parallel * layout.vocabulary_size * 4

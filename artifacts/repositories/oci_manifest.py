@@ -30,7 +30,8 @@ _MOST_LAYERS: Final = 1000
 _MOST_BYTES: Final = (1 << 63) - 1
 _SHOWN_LENGTH: Final = 100
 _DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
-_NAMES: Final = ("org.opencontainers.image.title", "org.cncf.model.filepath")
+_ORAS_TITLE: Final = "org.opencontainers.image.title"
+_NAMES: Final = (_ORAS_TITLE, "org.cncf.model.filepath")
 """Annotations that name the file of a layer."""
 _UNPACK: Final = "io.deis.oras.content.unpack"
 """Annotation with which `oras push` marks the archive of a folder; its plain files have the type of an archive, too."""
@@ -38,7 +39,7 @@ _UNNAMED: Final = {
     "application/vnd.ollama.image.model": "model.gguf",
     "application/vnd.docker.ai.gguf.v3": "model.gguf",
 }
-"""Names of files that their makers give none, by media type."""
+"""By media type: the file name to use when the layer has none."""
 _PACKED: Final = re.compile(r".*(?:\btar\b|\.rootfs\.diff\b).*|.*[+.](?:gzip|zstd)", re.ASCII)
 _MODEL_PACK: Final = "application/vnd.cncf.model."
 _RAW: Final = ".raw"
@@ -193,10 +194,13 @@ def _check(name: str, field: str, layer: _Descriptor) -> None:
 def _is_packed(layer: _Descriptor) -> bool:
     """Decide whether a layer is an archive, or compressed, and not the file itself."""
     annotations: Mapping[str, str] = layer.annotations or {}
+    # ModelPack: the type says it.
     if layer.media_type.startswith(_MODEL_PACK):
         return not layer.media_type.endswith(_RAW) and _PACKED.fullmatch(layer.media_type) is not None
-    if _NAMES[0] in annotations:
+    # oras push: files have archive types, too; only the annotation tells.
+    if _ORAS_TITLE in annotations:
         return annotations.get(_UNPACK) == "true"
+    # Others: by the type.
     return _PACKED.fullmatch(layer.media_type) is not None
 
 

@@ -69,33 +69,34 @@ async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects
     )
 
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
-    hidden: list[str] = []
+    not_shown_lines: list[str] = []
     model_names = list_model_names(service)
-    models = await _find(cluster, MODELS, cluster.namespace, model_names, hidden)
+    models = await _find(cluster, MODELS, cluster.namespace, model_names, not_shown_lines)
     label = f"{LABEL_SERVICE}={name}"
-    # A tenant, who may not read processes, need not know that of a service without any.
-    unseen = hidden if may_be_on_hosts(service) else []
+    # A service that cannot run on hosts has no processes: do not report that they may not be read.
+    unseen = not_shown_lines if may_be_on_hosts(service) else []
     processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, unseen, label=label)
-    pods = await _list(cluster, PODS, cluster.namespace, hidden, label=label)
+    pods = await _list(cluster, PODS, cluster.namespace, not_shown_lines, label=label)
     host_names = {process["spec"].get("hostName") for process in processes}
     return ServiceObjects(
         service=service,
         models={model_name: models.get(model_name) for model_name in model_names},
         pods=sorted(pods, key=_name),
         processes=sorted(processes, key=_name),
-        hosts=await _find(cluster, METAL_HOSTS, None, sorted(filter(None, host_names)), hidden),
-        hidden=tuple(hidden),
+        hosts=await _find(cluster, METAL_HOSTS, None, sorted(filter(None, host_names)), not_shown_lines),
+        hidden=tuple(not_shown_lines),
     )
 
 
 async def _find(
-    cluster: "Cluster", resource: "Resource", namespace: str | None, names: Iterable[str], hidden: list[str]
+    cluster: "Cluster", resource: "Resource", namespace: str | None, names: Iterable[str], not_shown_lines: list[str]
 ) -> dict[str, Obj]:
     """Return those objects with these names that exist: a service has few, of the thousands that may be there."""
     objects: dict[str, Obj] = {}
     for name in names:
         objects |= {
-            _name(manifest): manifest for manifest in await _list(cluster, resource, namespace, hidden, name=name)
+            _name(manifest): manifest
+            for manifest in await _list(cluster, resource, namespace, not_shown_lines, name=name)
         }
     return objects
 
@@ -104,11 +105,12 @@ async def _list(
     cluster: "Cluster",
     resource: "Resource",
     namespace: str | None,
-    hidden: list[str],
+    not_shown_lines: list[str],
     *,
     label: str = "",
     name: str = "",
 ) -> list[Obj]:
+    """Return objects; if the user may not read them, return none, and add that to `not_shown_lines`."""
     from cli.cluster_errors import describe_api_error  # noqa: PLC0415 - not needed for --help
     from kube.errors import Forbidden  # noqa: PLC0415 - same
 
@@ -117,7 +119,7 @@ async def _list(
         return (await cluster.client.list(resource, namespace, label_selector=label, field_selector=fields)).items
     except Forbidden as error:
         sentence = f"not shown: {describe_api_error(error, cluster.credentials.server)}"
-        hidden += [sentence] if sentence not in hidden else []
+        not_shown_lines += [sentence] if sentence not in not_shown_lines else []
         return []
 
 

@@ -157,9 +157,10 @@ class BenchmarkRunner:
                 self._yielding.add(key)
                 self._wake.set()
 
-    def follow_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
-        """Return the device classes on which the model of a service is being measured, of these when it asks first.
+    def request_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
+        """Return the device classes that are being measured for a service.
 
+        The first call that names `classes` starts their measurement; later calls ignore them.
         None: it is not known yet. The Jobs that are missing start with the next look at all services.
         """
         probe = self._probes.get(service)

@@ -120,14 +120,12 @@ class LeaseReader:
             return
         client, store, _recorder, enqueue, _ = self._leading
         async with self._reading:  # an answer that is overtaken by a later one would count as a renewal
-            object_list = await client.list(LEASES, HOSTS_NAMESPACE)
+            listed = await client.list(LEASES, HOSTS_NAMESPACE)
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
         # A host that was deleted together with its Lease cannot remove its endpoints: it expires like any other.
         names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))
         today = datetime.now(UTC)
-        changed = self.liveness.observe(
-            names, map(read_lease, object_list.items), self._clock(), today, self._read_expiries
-        )
+        changed = self.liveness.observe(names, map(read_lease, listed.items), self._clock(), today, self._read_expiries)
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.state(host))
             enqueue(METAL_HOSTS, ObjectKey("", host))
@@ -142,8 +140,8 @@ class LeaseReader:
         """Read all Leases now if one host has renewed its Lease since they were read. Raises as `Client`."""
         if self._leading is not None:
             selector = f"metadata.name={host}"
-            object_list = await self._leading.client.list(LEASES, HOSTS_NAMESPACE, field_selector=selector)
-            if object_list.items and read_lease(object_list.items[0]) != self.liveness.find_lease(host):
+            listed = await self._leading.client.list(LEASES, HOSTS_NAMESPACE, field_selector=selector)
+            if listed.items and read_lease(listed.items[0]) != self.liveness.find_lease(host):
                 await self.read()
 
     def _read_expiries(self, host: str) -> list[str]:

@@ -30,7 +30,10 @@ class CellCosts:
         self._highest = 0.0
 
     def put(self, cell: str, cost: float | None) -> bool:
-        """Note the cost of a cell, by its `Cell.id`; return whether the ratios of all others change by it."""
+        """Note the cost of a cell, by its `Cell.id`; return whether the ratios of all others change by it.
+
+        None: it states none.
+        """
         last = self._costs.pop(cell, None)
         if cost is not None:
             self._costs[cell] = cost
@@ -39,6 +42,10 @@ class CellCosts:
         highest = max(self._costs.values(), default=0.0) if last == self._highest else max(self._highest, cost or 0.0)
         is_other, self._highest = highest != self._highest, highest
         return is_other
+
+    def remove(self, cell: str) -> bool:
+        """Forget a cell that is gone; return whether the ratios of all others change by it."""
+        return self.put(cell, None)
 
     def find_permille(self, cell: str) -> int | None:
         """Return the cost of a cell in thousandths of the highest one; None if none is stated."""

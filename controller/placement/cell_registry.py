@@ -350,9 +350,10 @@ class CellRegistry:
         )
 
     def _forget_cell(self, cell_id: str) -> None:
-        self.classes.put(cell_id, "", None)
+        self.classes.remove(cell_id)
         self._utilized.pop(cell_id.removeprefix("node/"), None)
-        if self._costs.put(cell_id, None):
+        # Costs are shown as a share of the highest: if that went, every cell changes.
+        if self._costs.remove(cell_id):
             self._mark_all()
 
     def _read_hardware(self, name: str, facts: NodeFacts) -> tuple[ServingDevices, int | None]:

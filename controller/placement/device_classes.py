@@ -35,7 +35,7 @@ class DeviceClasses:
         return bool(self._unknown.get(accelerator))
 
     def put(self, cell: str, accelerator: str, devices: ServingDevices | None) -> None:
-        """Note the devices of a cell, by its `Cell.id`; None: it is gone, or what it has is not known."""
+        """Note the devices of a cell, by its `Cell.id`; None: they are not known."""
         entry = (accelerator, devices) if devices is not None and devices.device_class else None
         for cells in self._unknown.values():
             cells.discard(cell)
@@ -53,6 +53,10 @@ class DeviceClasses:
             touched |= self._count(*entry, 1)
         for name in sorted(touched):
             self._list(name)
+
+    def remove(self, cell: str) -> None:
+        """Forget the devices of a cell that is gone."""
+        self.put(cell, "", None)
 
     def _count(self, accelerator: str, devices: ServingDevices, number: int) -> set[str]:
         """Count cells of a class, and return its accelerator if that may change the description of the class."""

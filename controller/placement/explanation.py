@@ -21,6 +21,8 @@ from controller.placement.refusals import (
 )
 from controller.placement.units import Cell, Unit, find_shortage
 
+_Kind = tuple[object, ...]
+"""All that a verdict on units depends on, apart from the cell: units with the same are of one kind."""
 _MOST_KINDS: Final = 32
 """Kinds of units of which the verdicts of all cells are kept from one round to the next."""
 
@@ -91,16 +93,17 @@ class RefusalCounter:
     """Counts the refusals of units by reason. What units have in common is counted once."""
 
     def __init__(self, cells: Iterable[Cell], made: Round) -> None:
-        self._cells, self._made = {cell.id: cell for cell in cells}, made
-        self._verdicts: dict[tuple[object, ...], dict[str, _Verdict]] = {}
+        self._cells, self._round = {cell.id: cell for cell in cells}, made
+        self._verdicts: dict[_Kind, dict[str, _Verdict]] = {}
         """By kind of units, the verdicts of cells by `Cell.id`; the kind that was counted last comes last."""
-        self._split: dict[tuple[object, ...], tuple[Mapping[str, int], Mapping[str, _Feasible]]] = {}
+        self._sorted_cells: dict[_Kind, tuple[Mapping[str, int], Mapping[str, _Feasible]]] = {}
+        """By kind of units: how many cells refuse it always, by reason, and the other cells by pool."""
         self._counts: dict[tuple[object, ...], Mapping[str, int]] = {}
 
     def update(self, cells: Iterable[Cell], made: Round) -> None:
         """Count after another round from now on; cells that are as they were are not judged again."""
-        previous, left = self._cells, self._made.left
-        self._cells, self._made = {cell.id: cell for cell in cells}, made
+        previous, left = self._cells, self._round.left
+        self._cells, self._round = {cell.id: cell for cell in cells}, made
         stale = [
             name
             for name, cell in previous.items()
@@ -109,35 +112,35 @@ class RefusalCounter:
         for verdicts in self._verdicts.values():
             for name in stale:
                 verdicts.pop(name, None)
-        self._split.clear()
+        self._sorted_cells.clear()
         self._counts.clear()
 
     def count(self, unit: Unit) -> Mapping[str, int]:
         """Return the number of cells by the reason for which they refuse a unit."""
         kind = (unit.identity, need_key(largest_part(unit)), unit.pools, unit.avoid)
         # What a limit keeps for others depends on the place of the unit.
-        limits = tuple(self._made.limits.find_refusal(unit, pool) for pool in unit.pools)
+        limits = tuple(self._round.limits.find_refusal(unit, pool) for pool in unit.pools)
         key = (*kind, unit.nomination, unit.rank, unit.is_protected, limits, len(unit.parts))
         counts = self._counts.get(key)
         if counts is None:
             counts = self._counts[key] = self._count(unit, kind)
         return counts
 
-    def _count(self, unit: Unit, kind: tuple[object, ...]) -> Mapping[str, int]:
-        if kind not in self._split:
-            self._split[kind] = self._split_cells(unit, kind)
-        refused, pools = self._split[kind]
+    def _count(self, unit: Unit, kind: _Kind) -> Mapping[str, int]:
+        if kind not in self._sorted_cells:
+            self._sorted_cells[kind] = self._split_cells(unit, kind)
+        refused, pools = self._sorted_cells[kind]
         counts = Counter(refused)
         for pool, feasible in pools.items():
-            limit = self._made.limits.find_refusal(unit, pool)
+            limit = self._round.limits.find_refusal(unit, pool)
             if limit is not None or (unit.nomination and feasible.cells.intersection(unit.nomination.cells)):
-                counts.update(str(find_refusal_now(unit, name, self._made, limit)) for name in feasible.cells)
+                counts.update(str(find_refusal_now(unit, name, self._round, limit)) for name in feasible.cells)
                 continue
             counts.update(feasible.insufficient)
-            counts.update(str(find_refusal_now(unit, name, self._made, None)) for name in feasible.roomy)
+            counts.update(str(find_refusal_now(unit, name, self._round, None)) for name in feasible.roomy)
         return dict(counts)
 
-    def _split_cells(self, unit: Unit, kind: tuple[object, ...]) -> tuple[Mapping[str, int], Mapping[str, _Feasible]]:
+    def _split_cells(self, unit: Unit, kind: _Kind) -> tuple[Mapping[str, int], Mapping[str, _Feasible]]:
         """Return the counts of the cells that refuse a unit in any case, and all other cells by pool."""
         refused: Counter[str] = Counter()
         by_pool: dict[str, dict[str, str]] = {}
@@ -161,11 +164,11 @@ class RefusalCounter:
             for pool, shortages in by_pool.items()
         }
 
-    def _judge_cells(self, unit: Unit, kind: tuple[object, ...]) -> Mapping[str, _Verdict]:
+    def _judge_cells(self, unit: Unit, kind: _Kind) -> Mapping[str, _Verdict]:
         verdicts = self._verdicts[kind] = self._verdicts.pop(kind, {})
         if len(self._verdicts) > _MOST_KINDS:
             del self._verdicts[next(iter(self._verdicts))]
-        need, left = largest_part(unit), self._made.left
+        need, left = largest_part(unit), self._round.left
         for name, cell in self._cells.items():
             if name not in verdicts:
                 refusal = find_static_refusal(unit, cell)

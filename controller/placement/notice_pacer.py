@@ -89,7 +89,7 @@ class NoticePacer:
     def _tell_move(self, now: float) -> None:
         # To look for each of a thousand services among those that were told takes as long as to write a status.
         nearest = heapq.nsmallest(len(self._told_at) + 1, self._moves.items(), key=operator.itemgetter(1))
-        service = next((object_key for object_key, _place in nearest if object_key not in self._told_at), None)
+        service = next((key for key, _place in nearest if key not in self._told_at), None)
         if service is None:
             return
         del self._moves[service]

@@ -77,13 +77,13 @@ class PlaceSearch:
         self.exhausted: set[str] = set()
         """Pools for which units wait that this round does not consider: nothing may pass them."""
         self._promised: dict[str, dict[str, tuple[Amounts, tuple[Unit, ...]]]] = {}
-        """By cell and `uid`, what units at home there were promised, with their victims: those that borrow could not
-        have made this room."""
+        """By cell and `uid`: room promised to units of the pool's own share, with the victims that end for it. A
+        borrowing unit may not take it."""
         self._candidates, self._limits = candidates, limits
         self._limit_victims = LimitVictims(candidates, limits)
         self._by_pool: dict[str, dict[str, Cell]] = {}
         self._classes: dict[str, dict[str, set[str]]] = {}
-        """By pool and device class, the cells: one class is alike to each unit, whatever its speed there."""
+        """By pool and device class, the cells: to a unit, all cells of one class have the same speed."""
         self._with_weights: dict[str, set[str]] = {}
         for name, cell in self.cells.items():
             self._by_pool.setdefault(cell.pool, {})[name] = cell
@@ -330,7 +330,8 @@ class PlaceSearch:
 
     def pick_cell(self, unit: Unit, need: Amounts, pool: str, means: Means, trial: PlaceTrial) -> CellChoice | None:
         """Return the best cell of a pool for one part of a unit: the best of the best of each device class."""
-        special = {
+        # Where this unit differs from others, by its trial, refusals, other replicas or weights.
+        own_cells = {
             *trial.left,
             *unit.refused_by,
             *self._beside.get(unit.service, ()),
@@ -341,7 +342,7 @@ class PlaceSearch:
             if unit.speeds.refuse(device_class):
                 continue
             index = self._find_index(unit, need, pool, device_class, means)
-            choice = self._pick_of_class(unit, need, index, means, trial=trial, special=special)
+            choice = self._pick_of_class(unit, need, index, means, trial=trial, own_cells=own_cells)
             if choice is not None and (best_key is None or self.sort_key(unit, choice) < best_key):
                 best, best_key = choice, self.sort_key(unit, choice)
         return best
@@ -354,12 +355,12 @@ class PlaceSearch:
         means: Means,
         *,
         trial: PlaceTrial,
-        special: AbstractSet[str],
+        own_cells: AbstractSet[str],
     ) -> CellChoice | None:
-        """Return the best cell of an index; what is special to the unit is looked at one by one."""
-        best = index.find_best(special | unit.avoid, lambda cell: self.is_closed_to(unit, cell))
+        """Return the best cell of one device class; the index does not know `own_cells`: each is evaluated alone."""
+        best = index.find_best(own_cells | unit.avoid, lambda cell: self.is_closed_to(unit, cell))
         best_key = None if best is None else self.sort_key(unit, best)
-        for name in special:
+        for name in own_cells:
             cell = index.cells.get(name)
             if cell is None or name in unit.avoid or self.is_closed_to(unit, name):
                 continue

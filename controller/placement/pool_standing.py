@@ -74,10 +74,8 @@ def measure_pools(
         *_find_overuse(table, use),
     ]
     standings = {
-        refused_pool.name: PoolStanding(
-            DEVICES, problems=(PoolProblem(refused_pool.name, "InvalidSpec", refused_pool.message),)
-        )
-        for refused_pool in table.refused
+        refused.name: PoolStanding(DEVICES, problems=(PoolProblem(refused.name, "InvalidSpec", refused.message),))
+        for refused in table.refused
     }
     for pool in table.defined:
         name = pool.name

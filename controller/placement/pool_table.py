@@ -70,13 +70,13 @@ class PoolTable(NamedTuple):
 
     def find_accelerator(self, pool: str) -> str:
         """Return the accelerator of a pool; empty if there is no such pool."""
-        accelerator = next((defined_pool.accelerator for defined_pool in self.defined if defined_pool.name == pool), "")
+        accelerator = next((defined.accelerator for defined in self.defined if defined.name == pool), "")
         return accelerator or (pool if pool in self.accelerators else "")
 
     def find_overcommit_percent(self, pool: str) -> int:
         """Return the memory that pods on one time-sliced device of a pool may take together, in percent."""
         return next(
-            (defined_pool.rules.overcommit_percent for defined_pool in self.defined if defined_pool.name == pool),
+            (defined.rules.overcommit_percent for defined in self.defined if defined.name == pool),
             WHOLE_PERCENT,
         )
 
@@ -117,8 +117,8 @@ def build_table(pools: Iterable[AcceleratorPool], vendors: Vendors) -> PoolTable
     ]
     return PoolTable(
         tuple(name for name, vendor in vendors.items() if vendor.has_devices),
-        tuple(defined_pool for defined_pool in entries if isinstance(defined_pool, DefinedPool)),
-        tuple(refused_pool for refused_pool in entries if isinstance(refused_pool, RefusedPool)),
+        tuple(defined for defined in entries if isinstance(defined, DefinedPool)),
+        tuple(refused for refused in entries if isinstance(refused, RefusedPool)),
     )
 
 

@@ -24,9 +24,10 @@ PROBE_SECONDS: Final = 180.0
 class ProbeSource(Protocol):
     """The Jobs that measure."""
 
-    def follow_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
-        """Return the device classes on which the model of a service is being measured, of these when it asks first.
+    def request_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
+        """Return the device classes that are being measured for a service.
 
+        The first call that names `classes` starts their measurement; later calls ignore them.
         None: it is not known yet on which. The service is enqueued when the answer changes.
         """
 
@@ -85,7 +86,7 @@ def wait_for_probes(
     wait = ProbeWait(min(parse_time(began) or now, now))
     if now >= wait.until or not (classes or began):
         return None
-    measured = probes.follow_probes(service, classes, wait.until)
+    measured = probes.request_probes(service, classes, wait.until)
     if measured is None:
         return wait
     return wait._replace(classes=tuple(sorted(measured))) if measured else None

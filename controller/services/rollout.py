@@ -342,7 +342,7 @@ def _find_blocking_processes(
     """Return superseded processes of one host whose memory a waiting successor needs, because it fits nowhere else."""
     if waiting is None:
         return []
-    left = (displaced_process.process for displaced_process in standing.displaced)
+    left = (displaced.process for displaced in standing.displaced)
     avoid = {process.spec.host_name for process in (*standing.rejected, *left)}
     eligible = eligible_hosts(require_host(waiting, demands), avoid, capacities)
     if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible):

@@ -136,14 +136,14 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
 
 
 def _find_measured_pair(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> MeasuredPair | None:
-    """Return the model of a service and the device classes of its replicas; None if no measurement says its speed.
+    """Return the model of a service and the device classes of its replicas, on the first `MOST_NODES` nodes.
 
-    What companions add to the speed is not measured.
+    None if the service is not served, or has companions: measurements are made without them.
     """
     if view.served is None or view.served.companions:
         return None
-    shown = view.accelerator if view.chosen is None else view.chosen.accelerator
-    accelerators, service = (shown or "").split(","), view.service
+    accelerator_text = view.accelerator if view.chosen is None else view.chosen.accelerator
+    accelerators, service = (accelerator_text or "").split(","), view.service
     classes = [
         find_replica_class(snapshot, service, accelerators, place, vendors)
         for place in sorted(view.replicas.nodes)[:MOST_NODES]

@@ -56,12 +56,17 @@ class Headers:
         return frozenset(option.strip().lower() for value in self.values(b"connection") for option in value.split(b","))
 
     def encode_forwarded(self, withheld: frozenset[bytes]) -> bytes:
-        """Return the lines of all fields except `withheld`, in lower case, and those that Connection names."""
+        """Return the header lines to forward: all fields but `withheld` (lower-case names) and those Connection names.
+
+        Cached for the same `withheld` object.
+        """
         cached = self._forwarded
         if cached and cached[0] is withheld:
             return cached[1]
-        hop = withheld | self.connection_options() if b"connection" in self._first else withheld
-        lines = [b"%b: %b\r\n" % field for name, field in zip(self._names, self.fields, strict=True) if name not in hop]
+        dropped = withheld | self.connection_options() if b"connection" in self._first else withheld
+        lines = [
+            b"%b: %b\r\n" % field for name, field in zip(self._names, self.fields, strict=True) if name not in dropped
+        ]
         forwarded = b"".join(lines)
         self._forwarded = withheld, forwarded
         return forwarded

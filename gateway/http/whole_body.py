@@ -31,7 +31,10 @@ class WholeBodies:
     def receive(
         self, exchange: Exchange, limits: BodyLimits, answer: Callable[[bytes | bytearray], None]
     ) -> "WholeBody | None":
-        """Receive a body, with which `answer` is called; None: it was refused, since it is too large."""
+        """Begin to receive a body, and call `answer` with it when it is whole.
+
+        None: refused, as this body or all bodies together would be too large.
+        """
         length = exchange.content_length or 0
         if length > limits.body_bytes:
             exchange.respond(413, *self.render_error(413, f"the body is larger than {limits.body_bytes >> 10} KiB"))

@@ -124,7 +124,7 @@ class BackendPast:
         self.under_way.discard(progress)
 
     def check_pauses(self, now: float) -> None:
-        """Compare the pauses of the answers under way with those of the past."""
+        """Suspect the backend if an answer under way is silent, or late to begin, for much longer than past ones."""
         for progress in self.under_way:
             if progress.has_begun:
                 self._check_silence(progress, now)
@@ -155,7 +155,8 @@ class BackendPast:
             self._suspect("Slow", f"no answer for {seconds:.0f} s; by those before, {longest:.1f} s was to be expected")
 
     def _suspect(self, reason: str, message: str) -> None:
-        if not self.health.suspect or (reason == "Failing" != self.health.reason):
+        # That it fails replaces that it is slow or silent: data of a stream would end those suspicions.
+        if not self.health.suspect or (reason == "Failing" and self.health.reason != "Failing"):
             self.health = BackendHealth(self.health.uid, suspect=True, reason=reason, message=message)
 
     def _clear(self) -> None:

@@ -86,7 +86,7 @@ async def check_adopted_server(folder: Path) -> list[Finding]:
     ]
     if process is None:
         return findings
-    async with _ended(process):
+    async with _ending_on_exit(process):
         return findings + await _check_server(process, folder)
 
 
@@ -107,11 +107,11 @@ async def _check_server(process: NativeProcess, folder: Path) -> list[Finding]:
         began = time.monotonic()
         await process.end(_PATIENCE_SECONDS)
         seconds = time.monotonic() - began
-    left = await _poll(lambda: not any(identify_process(pid) for pid in family) or None)
+    are_gone = await _wait_until(lambda: not any(identify_process(pid) for pid in family))
     return [
         *findings,
         check_value("its end is seen", f"{seconds:.3f} s", "within 2 s of SIGTERM", holds=seconds < _SOON_SECONDS),
-        check_value("its children are gone too", left and "gone", "gone"),
+        check_value("its children are gone too", "gone" if are_gone else None, "gone"),
     ]
 
 
@@ -119,7 +119,7 @@ async def check_metal_memory(folder: Path) -> list[Finding]:
     """Check that GPU memory of a Mac is in the footprint of its process and in the kernel's count for all processes."""
     log_path = folder / "metal.log"
     argv = (sys.executable, "-P", "-c", _IN_METAL, str(folder / "metal.sock"))
-    async with _ended(spawn_process(argv, os.environ, log_path, folder)) as process:
+    async with _ending_on_exit(spawn_process(argv, os.environ, log_path, folder)) as process:
         port = (await _await_line(log_path, "port")).split()[1]
         before, all_before = footprint_bytes(process.pid), await asyncio.to_thread(gpu.read)
         async with _allocated(port):
@@ -141,12 +141,12 @@ async def check_killed_child(folder: Path) -> list[Finding]:
         process = spawn_process(_STUBBORN, os.environ, log_path, folder, [descriptor])
     finally:
         os.close(descriptor)
-    async with _ended(process):
+    async with _ending_on_exit(process):
         await _await_line(log_path, "ready")
         is_kept = _is_locked(path)
         await process.end(0.2)
         signal = (await process.wait()).signal
-    is_free = bool(await _poll(lambda: not _is_locked(path) or None))
+    is_free = await _wait_until(lambda: not _is_locked(path))
     kept = f"kept: {is_kept}, given back: {is_free}"
     return [
         check_same("end of one that ignores SIGTERM", signal, "SIGKILL", "the agent"),
@@ -190,7 +190,7 @@ def _check_growth(name: str, before: int | None, after: int | None) -> Finding:
 
 
 @contextlib.asynccontextmanager
-async def _ended(process: NativeProcess) -> AsyncIterator[NativeProcess]:
+async def _ending_on_exit(process: NativeProcess) -> AsyncIterator[NativeProcess]:
     """End the process at the end of the context, if it has not ended by then."""
     try:
         yield process
@@ -223,6 +223,11 @@ async def _await_line(log_path: Path, word: str) -> str:
     if line is None:
         raise TimeoutError(f"{log_path.name} has no line that begins with {word}")
     return line
+
+
+async def _wait_until(condition: Callable[[], bool]) -> bool:
+    """Return whether a condition holds before the time-out, as soon as it does."""
+    return await _poll(lambda: condition() or None) is not None
 
 
 async def _poll(look: Callable[[], _T | None]) -> _T | None:

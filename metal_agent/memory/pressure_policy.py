@@ -268,7 +268,10 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
 
 
 def _follow_up_displacement(state: PressureState, candidate: EvictionCandidate) -> PressureStep:
-    """Decide whether the process that is being displaced is evicted, stays, or gets more time."""
+    """Evict the process being displaced if pressure is critical, and it still loads or its time is up.
+
+    Below critical, give up when no host took it in `DISPLACEMENT_SECONDS`; otherwise wait.
+    """
     if state.is_critical and (
         candidate.stage == "loading" or state.displacing_seconds >= CRITICAL_DISPLACEMENT_SECONDS
     ):

@@ -34,10 +34,8 @@ async def installed(plane: ControlPlane) -> AsyncIterator[None]:
 
 async def list_pods(client: Client, component: str) -> list[Obj]:
     """Return the pods of a part of Pomona that are not about to end."""
-    object_list = await client.list(
-        PODS, CONTROLLER_NAMESPACE, label_selector=f"app.kubernetes.io/component={component}"
-    )
-    return [item for item in object_list.items if "deletionTimestamp" not in item["metadata"]]
+    listed = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=f"app.kubernetes.io/component={component}")
+    return [item for item in listed.items if "deletionTimestamp" not in item["metadata"]]
 
 
 def count_restarts(pods: list[Obj]) -> list[int]:

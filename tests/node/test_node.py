@@ -67,10 +67,10 @@ async def asked(cluster: Cluster, service: str) -> AsyncIterator[Asker]:
 
 
 async def pods_of(cluster: Cluster, service: str) -> list[Obj]:
-    object_list = await cluster.client.list(
+    listed = await cluster.client.list(
         PODS, cluster.namespace, label_selector=f"inference.pomona.dev/service={service}"
     )
-    return [pod for pod in object_list.items if "deletionTimestamp" not in pod["metadata"]]
+    return [pod for pod in listed.items if "deletionTimestamp" not in pod["metadata"]]
 
 
 async def test_pod_service_answers_from_apply_to_token(cluster: Cluster) -> None:

@@ -95,12 +95,12 @@ class FakeMetalAgent:
 
     async def _look(self) -> None:
         await self._write("lease", {}, self._renew)
-        object_list = await self.client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self.name}")
-        for process in object_list.items:
+        listed = await self.client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self.name}")
+        for process in listed.items:
             # The process may have been deleted in the meantime, as for any agent.
             with contextlib.suppress(ApiError):
                 await self._tend(process)
-        await self._report(object_list.items)
+        await self._report(listed.items)
 
     async def _tend(self, process: Obj) -> None:
         """Withdraw the endpoint of a deleted process and report it as Stopped; serve or refuse any other process."""

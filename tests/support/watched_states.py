@@ -13,10 +13,10 @@ async def watch_states(
 
     Raises as `Client.watch`.
     """
-    object_list = await client.list(resource, namespace, label_selector=label_selector)
-    objects = {item["metadata"]["name"]: item for item in object_list.items}
+    listed = await client.list(resource, namespace, label_selector=label_selector)
+    objects = {item["metadata"]["name"]: item for item in listed.items}
     yield list(objects.values())
-    version = object_list.resource_version
+    version = listed.resource_version
     async for event in client.watch(resource, namespace, resource_version=version, label_selector=label_selector):
         if event.type == "BOOKMARK":
             continue

@@ -176,7 +176,7 @@ def observe_pods(
     selected = list(zip(steps, select_changes(changes, may_roll_out=may_roll_out, refused=refused), strict=True))
     ready = [uid for deployment, is_applied in selected for uid in deployment.list_ready(is_applied=is_applied)]
     waiting = [deployment for deployment, is_applied in selected if not is_applied]
-    kept = [kept for deployment in waiting for kept in deployment.keep()] + _retire(
+    kept = [kept for deployment in waiting for kept in deployment.keep()] + _keep_unwanted(
         steps, deployments, wanted - len(ready)
     )
     problems = [problem for step in steps for problem in step.list_problems()]
@@ -199,7 +199,7 @@ def hold_pods(snapshot: Snapshot, service: InferenceService, label: str, most: i
     """Return the replicas of an accelerator that is not chosen any more: up to `most` serve until others do."""
     owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
     pods = list_service_pods(snapshot, service, label)
-    kept = _retire(
+    kept = _keep_unwanted(
         (), list_deployments([deployment for deployment in owned if accelerator_label(deployment) == label], pods), most
     )
     return Replicas(
@@ -279,7 +279,7 @@ def _list_wanted(
 
 
 def _list_mounting(snapshot: Snapshot, service: InferenceService, weights: MountedWeights) -> Sequence[Obj]:
-    """Return the pods of all services that mount a volume which one node can have; of others none."""
+    """Return the pods that mount a volume that only one node can attach; empty for any other volume."""
     if not weights.claim or not weights.has_one_node:
         return []
     return snapshot.store.by_index(PODS, CLAIM_INDEX, namespaced(service.metadata.namespace, weights.claim))
@@ -295,12 +295,12 @@ def _choose_mark(
     return choose_mark(weights.claim, mounting, observed.obj if observed is not None else None, snapshot.now)
 
 
-def _retire(
-    steps: Sequence[_WantedDeployment], deployments: Sequence[ObservedDeployment], missing: int
+def _keep_unwanted(
+    steps: Sequence[_WantedDeployment], deployments: Sequence[ObservedDeployment], replicas_to_cover: int
 ) -> list[_KeptDeployment]:
-    """Return the Deployments that are not wanted, but serve for replicas that are not ready yet.
+    """Return the unwanted Deployments that keep serving until wanted replicas are ready.
 
-    They leave one replica less if a wanted one is refused on a node that they use, which has no room for both.
+    If a wanted pod was refused on a node that they use, one replica fewer is kept, to make room.
     """
     wanted = {step.observed.name for step in steps if step.observed is not None}
     retired = [deployment for deployment in deployments if deployment.name not in wanted]
@@ -308,13 +308,13 @@ def _retire(
         return []
     full = {step.node for step in steps if step.node and step.observed and step.observed.count_pods().refused}
     if any(deployment.nodes & full for deployment in retired):
-        missing -= 1
+        replicas_to_cover -= 1
     kept = []
     for deployment in sorted(retired, key=lambda one: (bool(one.nodes & full), -one.count_pods().ready, one.name)):
-        replicas = min(missing, deployment.count_pods().placed)
+        replicas = min(replicas_to_cover, deployment.count_pods().placed)
         if replicas > 0:
             kept.append(_KeptDeployment(deployment, deployment.scale(replicas, may_grow=False)))
-            missing -= replicas
+            replicas_to_cover -= replicas
     return kept
 
 

@@ -84,8 +84,8 @@ async def edit(cluster: CopyNamespace, **spec: Any) -> None:
 
 async def list_pods(cluster: CopyNamespace) -> list[Obj]:
     """Return the pods of the service that are not being deleted."""
-    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=of-one")
-    return [item for item in object_list.items if "deletionTimestamp" not in item["metadata"]]
+    listed = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=of-one")
+    return [item for item in listed.items if "deletionTimestamp" not in item["metadata"]]
 
 
 async def serves_on(cluster: CopyNamespace, *nodes: str) -> dict[str, Obj]:

@@ -101,10 +101,10 @@ class ServiceNamespace:
         """Send a request as a client does, with the service's token unless another is given."""
         secret = await self.client.get(SECRETS, f"{name}-token", self.namespace)
         own = base64.b64decode(secret["data"]["token"]).decode()
-        object_list = await self.client.list(
+        listed = await self.client.list(
             ENDPOINT_SLICES, self.namespace, label_selector=f"kubernetes.io/service-name={name}"
         )
-        url = ready_endpoints(object_list.items)[0].url
+        url = ready_endpoints(listed.items)[0].url
         async with aiohttp.ClientSession() as session:
             return await generate_token(session, url, model=name, token=token or own, timeout_seconds=20)
 

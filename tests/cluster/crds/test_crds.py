@@ -96,8 +96,8 @@ async def test_a_process_is_bound_once(client: Client, namespace: str) -> None:
 async def test_a_host_selects_its_own_processes(client: Client, namespace: str) -> None:
     for name, host in (("a", {"hostName": "mac-1"}), ("b", {"hostName": "mac-2"}), ("c", {})):
         await client.create(METAL_PROCESSES, make_manifest(METAL_PROCESSES, namespace, name, **host))
-    object_list = await client.list(METAL_PROCESSES, namespace, field_selector="spec.hostName=mac-1")
-    assert [item["metadata"]["name"] for item in object_list.items] == ["a"]
+    listed = await client.list(METAL_PROCESSES, namespace, field_selector="spec.hostName=mac-1")
+    assert [item["metadata"]["name"] for item in listed.items] == ["a"]
 
 
 async def find_names(plane: ControlPlane, namespace: str, kind: str, selector: str) -> list[str]:

@@ -37,8 +37,8 @@ COMMANDS = blocks_by_heading(DOCUMENT)
 
 
 async def controller_exists(client: Client) -> bool:
-    object_list = await client.list(DEPLOYMENTS, CONTROLLER_NAMESPACE)
-    return CONTROLLER_ACCOUNT in {item["metadata"]["name"] for item in object_list.items}
+    listed = await client.list(DEPLOYMENTS, CONTROLLER_NAMESPACE)
+    return CONTROLLER_ACCOUNT in {item["metadata"]["name"] for item in listed.items}
 
 
 async def node_cache_size(client: Client) -> str:

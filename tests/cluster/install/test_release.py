@@ -51,11 +51,9 @@ async def has_new_field(plane: ControlPlane) -> bool:
 
 
 async def controller_images(client: Client) -> set[str]:
-    object_list = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS)
+    listed = await client.list(PODS, CONTROLLER_NAMESPACE, label_selector=CONTROLLER_PODS)
     return {
-        item["spec"]["containers"][0]["image"]
-        for item in object_list.items
-        if "deletionTimestamp" not in item["metadata"]
+        item["spec"]["containers"][0]["image"] for item in listed.items if "deletionTimestamp" not in item["metadata"]
     }
 
 
@@ -66,9 +64,9 @@ async def no_controller_left(client: Client) -> bool:
 
 async def serving_pod(cluster: Cluster) -> tuple[str, int]:
     """Return uid and restarts of the only pod of the service `chat`; AssertionError while there are several."""
-    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
-    assert len(object_list.items) == 1
-    (pod,) = object_list.items
+    listed = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service=chat")
+    assert len(listed.items) == 1
+    (pod,) = listed.items
     return pod["metadata"]["uid"], sum(status["restartCount"] for status in pod["status"]["containerStatuses"])
 
 

@@ -100,9 +100,9 @@ async def test_a_list_is_read_in_pages_and_its_items_have_their_kind(
             for name in names[start : start + 16]:
                 group.create_task(faulty.create(SECRETS, secret(namespace, name, type="pomona/test")))
     transport.sent.clear()
-    object_list = await faulty.list(SECRETS, namespace, field_selector="type=pomona/test")
-    assert [item["metadata"]["name"] for item in object_list.items] == names
-    assert {(item["apiVersion"], item["kind"]) for item in object_list.items} == {("v1", "Secret")}
+    listed = await faulty.list(SECRETS, namespace, field_selector="type=pomona/test")
+    assert [item["metadata"]["name"] for item in listed.items] == names
+    assert {(item["apiVersion"], item["kind"]) for item in listed.items} == {("v1", "Secret")}
     assert len(transport.sent) == 2
     metadata = await faulty.list_metadata(SECRETS, namespace)
     assert [item["metadata"]["name"] for item in metadata.items] == names

@@ -63,6 +63,6 @@ async def test_an_event_of_a_cluster_scoped_object_is_in_default(client: Client)
     await EventRecorder(client, "pomona.dev/test", "test-1").event(
         host, "Normal", "Happened", "It happened.", "Testing"
     )
-    object_list = await client.list(EVENTS, "default", field_selector=f"regarding.uid={host['metadata']['uid']}")
-    assert len(object_list.items) == 1
+    listed = await client.list(EVENTS, "default", field_selector=f"regarding.uid={host['metadata']['uid']}")
+    assert len(listed.items) == 1
     await client.delete(METAL_HOSTS, "event-test")

@@ -172,8 +172,8 @@ class Cluster:
         return sorted(child["uid"] for child in children if "deletionTimestamp" not in child)
 
     async def processes(self) -> list[MetalProcess]:
-        object_list = await self.client.list(METAL_PROCESSES, self.namespace)
-        return [msgspec.convert(obj, MetalProcess) for obj in object_list.items]
+        listed = await self.client.list(METAL_PROCESSES, self.namespace)
+        return [msgspec.convert(obj, MetalProcess) for obj in listed.items]
 
     async def process(self, service: str) -> MetalProcess:
         """Return the only process of a service; AssertionError if there are none or several."""
@@ -209,8 +209,8 @@ class Cluster:
 
     async def names(self, resource: Resource) -> list[str]:
         """Return the names of all objects of a kind in the namespace."""
-        object_list = await self.client.list(resource, self.namespace)
-        return sorted(obj["metadata"]["name"] for obj in object_list.items)
+        listed = await self.client.list(resource, self.namespace)
+        return sorted(obj["metadata"]["name"] for obj in listed.items)
 
 
 def slices_of(service: str) -> str:

@@ -25,9 +25,9 @@ async def serve(cluster: Cluster, name: str, path: str, **spec: Any) -> None:
 
 async def pod(cluster: Cluster) -> Obj:
     """Return the only pod that serves."""
-    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service")
-    assert len(object_list.items) == 1
-    return object_list.items[0]
+    listed = await cluster.client.list(PODS, cluster.namespace, label_selector="inference.pomona.dev/service")
+    assert len(listed.items) == 1
+    return listed.items[0]
 
 
 async def list_warnings(cluster: Cluster) -> list[str]:

@@ -34,8 +34,8 @@ async def left(plane: ControlPlane, tmp_path: Path, watched: list[Process]) -> A
 
 
 async def list_pods(cluster: Cluster) -> list[Obj]:
-    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=chat")
-    return object_list.items
+    listed = await cluster.client.list(PODS, cluster.namespace, label_selector=f"{LABEL_SERVICE}=chat")
+    return listed.items
 
 
 async def serve_elsewhere(cluster: Cluster, *, replicas: int) -> None:
@@ -56,8 +56,8 @@ async def serve_elsewhere(cluster: Cluster, *, replicas: int) -> None:
 
 
 async def nodes_of(cluster: Cluster, label: str) -> set[str]:
-    object_list = await cluster.client.list(PODS, cluster.namespace, label_selector=label)
-    return {pod["spec"]["nodeName"] for pod in object_list.items}
+    listed = await cluster.client.list(PODS, cluster.namespace, label_selector=label)
+    return {pod["spec"]["nodeName"] for pod in listed.items}
 
 
 async def test_replicas_of_two_services_run_on_the_node_of_their_volume(cluster: Cluster) -> None:

@@ -408,8 +408,8 @@ async def test_host_writes_all_that_it_needs(hosts: Hosts) -> None:
         await own.patch_json(EVENTS, made["metadata"]["name"], made["metadata"]["namespace"], [series])
     secret = {"metadata": {"namespace": HOSTS_NAMESPACE, "name": "studio-1"}, "data": {"a": "Zm9v"}}
     await hosts.admin.create(SECRETS, secret)
-    object_list = await own.list(SECRETS, HOSTS_NAMESPACE, field_selector="metadata.name=studio-1")
-    assert [item["data"] for item in object_list.items] == [{"a": "Zm9v"}]
+    listed = await own.list(SECRETS, HOSTS_NAMESPACE, field_selector="metadata.name=studio-1")
+    assert [item["data"] for item in listed.items] == [{"a": "Zm9v"}]
     bound = await own.list(METAL_PROCESSES, field_selector="spec.hostName=studio-1")
     assert [item["metadata"]["name"] for item in bound.items] == ["chat-1"]
     ours = f"{LABEL_SLICE_MANAGED_BY}=metal-agent.pomona.dev"

@@ -63,8 +63,8 @@ class QueueUser:
 
     async def pods(self, service: str) -> list[Obj]:
         """Return the pods of a service that are not being deleted."""
-        object_list = await self.client.list(PODS, self.namespace, label_selector=f"{LABEL_SERVICE}={service}")
-        return [pod for pod in object_list.items if "deletionTimestamp" not in pod["metadata"]]
+        listed = await self.client.list(PODS, self.namespace, label_selector=f"{LABEL_SERVICE}={service}")
+        return [pod for pod in listed.items if "deletionTimestamp" not in pod["metadata"]]
 
     async def nodes(self, service: str) -> list[str]:
         """Return the nodes of the pods of a service; a pod that waits has the empty name."""

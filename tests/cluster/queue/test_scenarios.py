@@ -25,10 +25,10 @@ async def list_places(user: QueueUser, count: int) -> list[str]:
 
 async def check_serves(user: QueueUser, service: str) -> bool:
     """Check that the Service of a service has a pod that answers."""
-    object_list = await user.client.list(
+    listed = await user.client.list(
         ENDPOINT_SLICES, user.namespace, label_selector=f"kubernetes.io/service-name={service}"
     )
-    endpoints = [endpoint for item in object_list.items for endpoint in item.get("endpoints") or ()]
+    endpoints = [endpoint for item in listed.items for endpoint in item.get("endpoints") or ()]
     assert any(each["conditions"].get("ready") for each in endpoints), endpoints
     return True
 

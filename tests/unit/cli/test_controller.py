@@ -59,7 +59,7 @@ def test_pull_secrets_are_kept_in_their_order_and_once(started: list[ControllerO
 
 def test_speeds_are_measured_and_exported_only_if_that_is_asked_for(started: list[ControllerOptions]) -> None:
     assert start().exit_code == start("--benchmarks", "--flexinfer-export").exit_code == 0
-    assert [(controller_options.benchmarks, controller_options.flexinfer_export) for controller_options in started] == [
+    assert [(options.benchmarks, options.flexinfer_export) for options in started] == [
         (False, False),
         (True, True),
     ]
@@ -83,7 +83,7 @@ def test_controller_of_some_namespaces_serves_these_without_hosts(started: list[
 def test_queue_is_the_mode_of_the_whole_cluster_unless_another_one_is_stated(started: list[ControllerOptions]) -> None:
     for arguments in ((), ("--scheduling-mode=Native",), ("--scheduling-mode=Queue",), ("--namespace=team",)):
         assert start(*arguments).exit_code == 0
-    assert [controller_options.pods.scheduling_mode for controller_options in started] == [
+    assert [options.pods.scheduling_mode for options in started] == [
         "Queue",
         "Native",
         "Queue",
@@ -97,7 +97,7 @@ def test_queue_is_the_mode_of_the_whole_cluster_unless_another_one_is_stated(sta
 def test_preflight_is_off_unless_it_has_an_address_and_the_whole_cluster(started: list[ControllerOptions]) -> None:
     for arguments in ((), ("--preflight-bind-address=:9443", "--preflight-certificate=/tls")):
         assert start(*arguments).exit_code == 0
-    assert [controller_options.preflight for controller_options in started] == [None, BindAddress("", 9443)]
+    assert [options.preflight for options in started] == [None, BindAddress("", 9443)]
     assert started[1].preflight_folder == Path("/tls")
     refused = start("--namespace=team", "--preflight-bind-address=:9443")
     assert (refused.exit_code, len(started)) == (2, 2)
@@ -127,7 +127,7 @@ def test_slow_replicas_are_replaced_only_if_that_is_asked_for(started: list[Cont
     limits = ("--degrade-threshold=0.5", "--degrade-check-interval=10s", "--degrade-cool-down=1h")
     for arguments in ((), limits, ("--replace-degraded",), ("--replace-degraded", *limits)):
         assert start(*arguments).exit_code == 0
-    assert [controller_options.replacement for controller_options in started] == [
+    assert [options.replacement for options in started] == [
         ReplacementRules(),
         ReplacementRules(0.5, 10, 3600),
         ReplacementRules(is_on=True),

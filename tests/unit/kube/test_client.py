@@ -334,8 +334,8 @@ async def test_list_with_a_limit_is_one_request(client_of: ClientOf) -> None:
         page = {"metadata": {"resourceVersion": "7", "continue": "more"}, "items": [{"metadata": {"name": "a"}}]}
         return web.json_response(page)
 
-    object_list = await (await client_of(answer)).list(PODS, "ns", most=16)
-    assert [pod["metadata"]["name"] for pod in object_list.items] == ["a"]
+    listed = await (await client_of(answer)).list(PODS, "ns", most=16)
+    assert [pod["metadata"]["name"] for pod in listed.items] == ["a"]
     assert queries == [{"limit": "16"}]
 
 
@@ -347,6 +347,6 @@ async def test_list_from_the_cache_is_one_request_without_a_limit(client_of: Cli
         return web.json_response({"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "a"}}]})
 
     client = await client_of(answer)
-    object_list = await client.list_cached(PODS, field_selector="status.podIP=10.0.0.1")
-    assert [item["metadata"]["name"] for item in object_list.items] == ["a"]
+    listed = await client.list_cached(PODS, field_selector="status.podIP=10.0.0.1")
+    assert [item["metadata"]["name"] for item in listed.items] == ["a"]
     assert queries == [{"fieldSelector": "status.podIP=10.0.0.1", "resourceVersion": "0"}]

@@ -27,7 +27,7 @@ class ProbedWorld(World):
 
     def follow(self) -> Collection[str] | None:
         until = datetime.fromtimestamp(START + PROBE_SECONDS, UTC)
-        return self.runner.follow_probes(CHAT, BOTH, until)
+        return self.runner.request_probes(CHAT, BOTH, until)
 
     def find_jobs(self) -> dict[str, Obj]:
         """Return the Jobs by the node of each."""
@@ -75,7 +75,7 @@ def test_nothing_is_measured_where_another_service_waits(world: ProbedWorld) -> 
 
 
 def test_service_with_nothing_to_measure_does_not_wait(world: ProbedWorld) -> None:
-    assert world.runner.follow_probes(CHAT, (), datetime.now(UTC)) == ()
+    assert world.runner.request_probes(CHAT, (), datetime.now(UTC)) == ()
 
 
 def test_service_hears_when_a_measurement_is_stored_and_when_one_fails(world: ProbedWorld) -> None:

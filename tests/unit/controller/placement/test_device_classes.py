@@ -55,7 +55,7 @@ def test_class_is_described_by_its_weakest_devices_until_they_go() -> None:
     classes.put("node/b", "nvidia", class_of("l4", 23))
     assert classes.list_classes("nvidia") is before
     assert told == ["nvidia", "nvidia"]
-    classes.put("node/b", "", None)
+    classes.remove("node/b")
     assert classes.list_classes("nvidia") == (class_of("l4", 24),)
     classes.put("node/a", "amd", class_of("mi300x", 192))
     assert [classes.list_classes(vendor) for vendor in ("nvidia", "amd")] == [

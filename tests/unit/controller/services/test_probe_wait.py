@@ -45,7 +45,7 @@ class StatedProbes(ProbeSource):
         self.answer: Collection[str] | None = classes if is_known else None
         self.asked: list[tuple[Collection[str], datetime]] = []
 
-    def follow_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
+    def request_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
         assert service == KEY
         self.asked.append((classes, until))
         return self.answer
