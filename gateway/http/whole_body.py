@@ -40,10 +40,14 @@ class WholeBodies:
             exchange.respond(413, *self.render_error(413, f"the body is larger than {limits.body_bytes >> 10} KiB"))
             return None
         if self.held_bytes + length > limits.held_bytes:
-            exchange.respond(503, *self.render_error(503, "too many large requests at once"))
+            self.refuse_for_all(exchange)
             return None
         exchange.send_continue()
         return WholeBody(self, exchange, limits, answer)
+
+    def refuse_for_all(self, exchange: Exchange) -> None:
+        """Refuse a body that may come later, once the others are answered."""
+        exchange.respond(503, *self.render_error(503, "too many large requests at once"))
 
 
 class WholeBody:
@@ -69,9 +73,12 @@ class WholeBody:
             return
         self._pieces += piece
         self._bodies.held_bytes += len(piece)
-        if len(self._pieces) > self._limits.body_bytes or self._bodies.held_bytes > self._limits.held_bytes:
+        if len(self._pieces) > self._limits.body_bytes:
             self.hang_up()
             self._exchange.respond(413, *self._bodies.render_error(413, "the body is too large"))
+        elif self._bodies.held_bytes > self._limits.held_bytes:
+            self.hang_up()
+            self._bodies.refuse_for_all(self._exchange)
         elif is_last:
             body = self._pieces
             self.hang_up()

@@ -112,6 +112,17 @@ async def test_routes(request_bytes: bytes, status: bytes, body: bytes) -> None:
         assert (head.split()[1], answer) == (status, body)
 
 
+async def test_body_is_refused_for_its_own_size_or_for_that_of_all() -> None:
+    begin = b"POST /sent HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n123456789\r\n"
+    async with serve() as server, connect(server) as one, connect(server) as two, connect(server) as three:
+        await one.send(begin)
+        await two.send(begin)
+        await three.send(begin)
+        assert (await three.answer())[0].split()[1] == b"503", "its own is below the limit: it may come later"
+        await one.send(b"2\r\n12\r\n")
+        assert (await one.answer())[0].split()[1] == b"413"
+
+
 async def test_head_is_answered_as_get_without_the_body() -> None:
     async with serve() as server, connect(server) as client:
         await client.send(b"HEAD /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
