@@ -74,9 +74,7 @@ class HostWeights:
 
     def __init__(self, folder: Path, file_root: Path | None, allowed_networks: Networks = ()) -> None:
         self._file_root = file_root
-        self._allowed_networks = allowed_networks
         endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
-        self._endpoint = endpoint
         self.store = WeightsStore(folder, endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks)
 
     def pin(self, spec: MetalProcessSpec) -> PinnedWeights | None:

@@ -160,27 +160,3 @@ def eligible_hosts(
         if capacity.is_open and capacity.host not in avoid and not requirement.refuse_host(capacity)
     ]
     return sorted(suitable, key=lambda capacity: (-capacity.free_bytes, capacity.host))
-
-
-class FreeMemory:
-    """The memory that open hosts have left: of those that offer the same, only the host with most counts."""
-
-    def __init__(self, capacities: Iterable[HostCapacity]) -> None:
-        self._largest: dict[tuple[object, ...], HostCapacity] = {}
-        self._by_requirement: dict[HostRequirement, int] = {}
-        for capacity in capacities:
-            if capacity.is_open:
-                offer = capacity.runtimes, capacity.namespaces, capacity.labels, capacity.taints
-                known = self._largest.get(offer)
-                if known is None or capacity.free_bytes > known.free_bytes:
-                    self._largest[offer] = capacity
-
-    def has_room(self, requirement: HostRequirement, needed_bytes: int) -> bool:
-        """Return whether one open host that meets a requirement has so much left."""
-        largest = self._by_requirement.get(requirement)
-        if largest is None:
-            fitting = (
-                capacity.free_bytes for capacity in self._largest.values() if not requirement.refuse_host(capacity)
-            )
-            largest = self._by_requirement[requirement] = max(fitting, default=-1)
-        return needed_bytes <= largest

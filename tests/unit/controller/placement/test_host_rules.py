@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.placement.capacity import FreeMemory, HostCapacity, eligible_hosts
+from controller.placement.capacity import HostCapacity, eligible_hosts
 from controller.placement.displacement import find_displacements, read_orders
 from controller.placement.explanation import explain
 from controller.placement.node_rules import admits, find_untolerated
@@ -68,7 +68,6 @@ def test_host_with_other_labels_or_taints_is_refused(demands: Obj, refusal: str)
     capacity = HostCapacity("a", LLAMA, 4 * GIB, labels=labels, taints=(RESEARCH,))
     assert requirement.refuse_host(capacity) == refusal
     assert bool(eligible_hosts(requirement, (), [capacity])) == (not refusal)
-    assert FreeMemory([capacity]).has_room(requirement, GIB) == (not refusal)
 
 
 def test_requirements_that_differ_in_a_rule_share_no_search() -> None:
@@ -79,19 +78,6 @@ def test_requirements_that_differ_in_a_rule_share_no_search() -> None:
     ]
     assert len({requirement.identity for requirement in (plain, *others)}) == 3
     assert len({requirement.shape for requirement in (plain, *others)}) == 3
-
-
-def test_free_memory_is_that_of_hosts_that_meet_the_requirement() -> None:
-    hosts = [
-        HostCapacity("small", LLAMA, 2 * GIB),
-        HostCapacity("tainted", LLAMA, 8 * GIB, taints=(RESEARCH,)),
-        HostCapacity("cordoned", LLAMA, 16 * GIB, is_cordoned=True),
-        HostCapacity("flapping", LLAMA, 16 * GIB, distrust="it came and went"),
-    ]
-    free, plain = FreeMemory(hosts), HostRequirement("llama.cpp", "team")
-    tolerant = HostRequirement("llama.cpp", "team", tolerations=(Toleration("dedicated", value="research"),))
-    assert [free.has_room(plain, gib * GIB) for gib in (2, 3)] == [True, False]
-    assert [free.has_room(tolerant, gib * GIB) for gib in (8, 9)] == [True, False]
 
 
 @pytest.mark.parametrize(
