@@ -14,6 +14,7 @@ from runtimes import ollama_client
 from runtimes.daemon import SILENT, DaemonError
 from runtimes.ollama_client import is_permanent, prepare_model
 from runtimes.pod import PodModel
+from tests.support.eventually import eventually
 from tests.support.ollama.library import Library, serve_library
 from tests.support.ollama.server import NO_LIBRARY, OllamaServer
 from tests.support.stub_server import serve_stub
@@ -95,13 +96,13 @@ async def test_split_model_reaches_no_ollama(daemon: OllamaServer, tmp_path: Pat
 
 async def test_restarted_daemon_loads_what_it_has_and_pulls_nothing(daemon: OllamaServer) -> None:
     await Preparation(daemon.port, "ollama://tiny:1b").run()
-    await daemon.stop()
     asked = daemon.changes()
+    await daemon.stop()
     await daemon.start()
     assert daemon.names() == set()
     await Preparation(daemon.port, "ollama://tiny:1b").run()
     assert_loaded(daemon)
-    assert daemon.changes() == [*asked, ("POST", "/api/generate")]
+    await eventually(lambda: daemon.changes() == [*asked, ("POST", "/api/generate")])
 
 
 async def test_daemon_that_starts_late_is_waited_for(daemon: OllamaServer) -> None:
@@ -121,7 +122,8 @@ async def test_model_that_the_library_lacks_is_asked_for_once(daemon: OllamaServ
     preparation = Preparation(daemon.port, "ollama://missing:1b")
     with pytest.raises(DaemonError, match="file does not exist"):
         await preparation.run()
-    assert (preparation.failures, daemon.changes()) == ([], [("POST", "/api/pull")])
+    await eventually(lambda: daemon.changes() == [("POST", "/api/pull")])
+    assert preparation.failures == []
 
 
 async def test_pull_that_fails_is_tried_again_and_then_ends(tmp_path: Path, unused_tcp_port: int) -> None:

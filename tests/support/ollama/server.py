@@ -55,6 +55,7 @@ class OllamaServer(Daemon):
     def __init__(self, folder: Path, port: int, library_proxy: str = NO_LIBRARY) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._later_requests = 0
         super().__init__(port)
         self._process = Process(
             "ollama",
@@ -121,11 +122,7 @@ class OllamaServer(Daemon):
     def evict(self, name: str) -> None:
         """Unload a model, which has no request."""
         self.ask("POST", "/api/generate", {"model": name, "keep_alive": 0})
-        for _ in range(_CALL_SECONDS * 20):
-            if name not in self.names():
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"{name} is still loaded")
+        _wait_until(lambda: name not in self.names(), f"{name} is still loaded")
 
     def delete(self, name: str) -> None:
         self.ask("DELETE", "/api/delete", {"model": name})
@@ -148,11 +145,16 @@ class OllamaServer(Daemon):
 
     @property
     def asked(self) -> list[tuple[str, str]]:
-        """Method and path of each request that it has answered, by its log."""
+        """Method and path of each request in its log; the line follows the last part of a streamed answer."""
         return [(method, path) for _, method, path in _SHOWN_REQUEST.findall(self._process.log.read_text())]
 
     def changes(self) -> list[tuple[str, str]]:
-        """Return the requests that change something, in order."""
+        """Return the requests that change something, in order, once the log has the line of a later request."""
+        self._later_requests += 1
+        mark = f"/later/{self._later_requests}"
+        with contextlib.suppress(RefusedError):
+            self.ask("GET", mark)
+        _wait_until(lambda: ("GET", mark) in self.asked, f"the log has no {mark}")
         return [(method, path) for method, path in self.asked if method not in {"GET", "HEAD"} and path != "/api/show"]
 
     def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -168,3 +170,11 @@ class OllamaServer(Daemon):
         if response.status >= HTTPStatus.BAD_REQUEST:
             raise RefusedError(f"{method} {path}: {response.status} {answer.decode()}")
         return answer
+
+
+def _wait_until(condition: Callable[[], bool], otherwise: str) -> None:
+    for _ in range(_CALL_SECONDS * 20):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(otherwise)

@@ -32,6 +32,13 @@ class ProxyProcess(NamedTuple):
     process: subprocess.Popen[str]
     client: ProxyClient
     log: list[str]
+    reader: Thread
+
+    async def wait(self) -> int:
+        """Return the exit code of a process that ends, once `log` is complete."""
+        code = await asyncio.to_thread(self.process.wait, 60)
+        await asyncio.to_thread(self.reader.join, 60)
+        return code
 
     async def serve(self, *backends: Backend) -> str:
         """Configure the one service `ns/tiny` and return the base URL of its listener."""
@@ -77,7 +84,7 @@ def run_proxy(
         reader = Thread(target=log.extend, args=(process.stderr,), daemon=True)
         reader.start()
         try:
-            yield ProxyProcess(process, ProxyClient(socket), log)
+            yield ProxyProcess(process, ProxyClient(socket), log, reader)
         finally:
             process.kill()
             process.wait()

@@ -266,7 +266,7 @@ async def test_sigterm_lets_streams_end_and_accepts_no_new_request(
             assert await stream.content.readany() == b"data: after\n"
             gated.end()
             assert await stream.read() == DONE_EVENT
-        assert await asyncio.to_thread(own_proxy.process.wait, 60) == 0
+        assert await own_proxy.wait() == 0
         with pytest.raises(aiohttp.ClientConnectorError):
             await get(http, url)
     assert names(socket_path.parent) == ["proxy.lock"]
@@ -284,7 +284,7 @@ async def test_drain_ends_streams_with_an_error_after_its_timeout(
                 *_, last = (line for line in (await stream.read()).splitlines() if line)
                 error = json.loads(last.removeprefix(b"data: "))["error"]
                 assert (error["code"], "spec.drainSeconds" in error["message"]) == ("replica_stopped", True)
-            assert await asyncio.to_thread(proxy.process.wait, 60) == 0
+            assert await proxy.wait() == 0
             await asyncio.wait_for(gated.cancelled.wait(), 30)
     assert any("requests_broken_off" in line for line in proxy.log)
 
@@ -297,7 +297,7 @@ async def test_second_sigterm_ends_the_drain(own_proxy: ProxyProcess, http: aioh
             own_proxy.process.terminate()
             await refused(http, url)
             own_proxy.process.terminate()
-            assert await asyncio.to_thread(own_proxy.process.wait, 60) == -signal.SIGTERM
+            assert await own_proxy.wait() == -signal.SIGTERM
 
 
 async def refused(http: aiohttp.ClientSession, url: str) -> None:
@@ -324,7 +324,7 @@ async def test_tokens_and_prompts_are_not_written_anywhere(
     command = " ".join(psutil.Process(own_proxy.process.pid).cmdline())
     state = repr(await own_proxy.client.state())
     own_proxy.process.terminate()
-    await asyncio.to_thread(own_proxy.process.wait, 60)
+    await own_proxy.wait()
     log = "".join(own_proxy.log)
     assert "backend_not_accepting" in log
     for text in (log, command, state, answer):
