@@ -66,7 +66,7 @@ log = structlog.get_logger()
 
 
 class Admission:
-    """The loop."""
+    """The leader's loop: waits for changes, plans a round, carries it out."""
 
     def __init__(self, parts: AdmissionParts) -> None:
         self._parts = parts
@@ -75,7 +75,7 @@ class Admission:
         self._vanished = VanishedUnits()
 
     def wake(self) -> None:
-        """Plan again soon: something has changed."""
+        """Ask for another round soon, since something has changed."""
         self._trigger.make_due(RoundCause.UNIT)
 
     async def run(self, leading: Leading) -> None:
@@ -85,7 +85,7 @@ class Admission:
             self._parts.registry.subscribe(self._trigger.note_cells)
             self._follows = True
         async with asyncio.TaskGroup() as tasks:
-            term = _Term(self._parts, leading, tasks, self.wake, self._vanished)
+            term = _LeadershipTerm(self._parts, leading, tasks, self.wake, self._vanished)
             await term.begin()
             self._trigger.restart()
             while True:
@@ -101,8 +101,8 @@ class Admission:
             self._trigger.make_due(RoundCause.UNIT if new is not None else RoundCause.END)
 
 
-class _Term:
-    """The time of one leader, with all that it need not remember beyond."""
+class _LeadershipTerm:
+    """State of one leadership term, which ends with it."""
 
     def __init__(
         self,
@@ -137,14 +137,14 @@ class _Term:
         await self._take_over()
 
     async def _resume(self) -> None:
-        """Take the ledger over again, after a write of it failed."""
+        """Pause, then take the ledger over again, after a write of it failed."""
         self._losses += 1
         # Of two that believe to lead, one that took over at once, and waited then, would undo each step of the other.
         await asyncio.sleep(backoff_seconds(self._losses, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS))
         await self._take_over()
 
     async def _take_over(self) -> None:
-        """Make this leader the one that writes the ledger, however long that takes."""
+        """Become the only writer of the ledger, with retries until that succeeds."""
         failures = 0
         while True:
             self._leading.require_leadership()
@@ -163,14 +163,14 @@ class _Term:
                 return
 
     def _adopt(self, left: LedgerContent) -> None:
-        """Keep the places that another leader has left, and finish what it began."""
+        """Keep the freed places that another leader has left, and finish its open claims."""
         uids = {place.unit for place in self._freed}
         self._freed = (*(place for place in left.freed if place.unit not in uids), *self._freed)
         for uid, claim in self._claims.add(left.claims).items():
             self._tasks.create_task(self._finish(uid, claim))
 
     async def _await_late_writes(self) -> None:
-        """Wait until no write can arrive whose claim is missing: a unit that is made from now on can have none."""
+        """Wait until every write whose claim the damaged ledger may have lost has arrived or failed."""
         await self._show_refused_turns(_INCOMPLETE)
         store = self._leading.store
         # One may be no unit here, such as the rest of a gang.
@@ -181,7 +181,7 @@ class _Term:
         await self._ledger.write(self._claims.list_all({}), self._freed)
 
     async def _show_refused_turns(self, error: str) -> None:
-        """Show which units have their turn while nothing may be done, since the ledger is refused or incomplete."""
+        """Report the error to the units that would be admitted now, if the ledger were not refused or incomplete."""
         _observed, report = await self._plan(self._list_gone())
         turns = (action.unit.uid for action in report.round.actions if isinstance(action, Admit | Nominate))
         failures = dict.fromkeys(turns, error)
@@ -216,7 +216,7 @@ class _Term:
         self._release(uid, is_done=outcome != "failed")
 
     async def _settle(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
-        """Carry a claim out; it stays until its outcome is known. One that is not our own stays in any case."""
+        """Carry a claim out, and release it once its outcome is known; another leader's claim is not released here."""
         try:
             await self._writer.admit(uid, claim)
         except StaleUnit as stale:
@@ -243,7 +243,7 @@ class _Term:
         return outcome
 
     def _release(self, uid: str, *, is_done: bool = False) -> None:
-        """Reserve nothing more for a unit: the outcome of its admission is known."""
+        """Release the room reserved for a unit, since the outcome of its admission is known."""
         self._claims.release(uid, is_done=is_done)
         self._wake()
 
@@ -253,7 +253,7 @@ class _Term:
         self._release(uid)
 
     async def play_round(self) -> RoundReport:
-        """Plan one round, carry it out and return what was planned."""
+        """Plan one round, carry it out, and return the report about it."""
         self._add_vanished()
         gone = self._list_gone()
         observed, report = await self._plan(gone)
@@ -315,7 +315,7 @@ class _Term:
         self._unwritten.update(place.unit for place in places)
 
     async def _observe(self, moment: datetime, gone: Iterable[FreedPlace], meter: ProcessorMeter) -> ObservedUnits:
-        """Return the units, without keeping others from their turn for long."""
+        """Return the units of the store, read in short steps so that the event loop stays responsive."""
         freed: dict[str, list[str]] = {}
         for place in gone:
             freed.setdefault(place.service, []).append(place.enqueued_at)
@@ -367,7 +367,7 @@ class _Term:
                 yield unit
 
     async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
-        """Write what is about to be done; False: nothing of it may be done."""
+        """Write the actions to the ledger before they are carried out; return False if they must not be."""
         admissions = [action for action in actions if isinstance(action, Admit)]
         claims = build_claims(admissions, self._claims.count_objects())
         if len(claims) < len(admissions):
@@ -394,7 +394,7 @@ class _Term:
         return True
 
     async def _carry_out(self, made: Round) -> None:
-        """Carry a round out. One unit that is refused holds up no other."""
+        """Carry out the actions of a round; a refused write of one unit does not stop the others."""
         admissions = [admit for admit in made.actions if isinstance(admit, Admit) and admit.unit.uid in self._claims]
         with self._parts.admitting() if admissions else contextlib.nullcontext():
             pending = {self._tasks.create_task(self._admit(admission)) for admission in admissions}
@@ -480,7 +480,7 @@ class _Term:
         return False
 
     async def _keep_places(self, observed: ObservedUnits, gone: Sequence[FreedPlace]) -> None:
-        """Write down the places that waiting units inherit, and forget those that nothing inherits any more.
+        """Stamp the queue places that waiting units inherit, and forget freed places that no unit can inherit any more.
 
         Only places of which the round knew that their pods were gone are forgotten.
         """

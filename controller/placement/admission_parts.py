@@ -18,7 +18,7 @@ AdmissionOutcome = Literal["admitted", "stale", "failed"]
 
 
 class RoundReport(NamedTuple):
-    """One round, for those who tell users about it."""
+    """One round, for the parts that report it to users."""
 
     round: Round
     cells: Sequence[Cell]
@@ -37,7 +37,7 @@ class RoundReport(NamedTuple):
 
 
 class AdmissionParts(NamedTuple):
-    """All that the loop works with beside the API server."""
+    """The collaborators of the loop, apart from the API server."""
 
     registry: CellRegistry
     vendors: Vendors

@@ -114,14 +114,14 @@ class AdmissionWriter:
         log.info("pod_admitted", pod=str(name), node=node)
 
     async def nominate(self, unit: Unit, nomination: Nomination | None) -> None:
-        """Promise cells to a unit, or take the promise back. Raises as `admit`."""
+        """Annotate a unit with the cells that it is promised, or remove that annotation. Raises as `admit`."""
         value = encode_nomination(nomination) if nomination is not None else None
         for name in unit.objects:
             self._find_object(unit, name)
             await self._annotate(_resource_of(unit.key.kind), name, NOMINATED, value)
 
     async def keep_place(self, kind: UnitKind, name: ObjectKey, enqueued_at: str) -> None:
-        """Give a waiting pod the place of its predecessor. Raises as `admit`."""
+        """Annotate a waiting pod with the queue place of its predecessor. Raises as `admit`."""
         await self._annotate(_resource_of(kind), name, ENQUEUED_AT, enqueued_at)
 
     async def evict(self, victim: Unit, preemptor: Unit) -> None:
@@ -179,12 +179,12 @@ class AdmissionWriter:
         return error.status == HTTPStatus.TOO_MANY_REQUESTS and named
 
     def _is_out_of_patience(self, uid: str, now: float) -> bool:
-        """Note that an eviction was refused, and return whether it has been for too long."""
+        """Note a refused eviction, and return whether evictions of this pod have been refused for too long."""
         # An eviction that was given up long ago begins anew.
         self._refusals = {
-            refusal: found
-            for refusal, found in self._refusals.items()
-            if now - found.latest < EVICTION_PATIENCE_SECONDS
+            pod: refusals
+            for pod, refusals in self._refusals.items()
+            if now - refusals.latest < EVICTION_PATIENCE_SECONDS
         }
         first = self._refusals[uid].first if uid in self._refusals else now
         self._refusals[uid] = _EvictionRefusals(first, now)
@@ -253,7 +253,7 @@ class AdmissionWriter:
 
 
 async def write_at_once(most: int, writes: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Make writes of which none depends on another, a number of them at a time."""
+    """Make independent writes, at most `most` of them at a time."""
     gate = asyncio.Semaphore(most)
 
     async def make(write: Callable[[], Awaitable[object]]) -> None:
@@ -261,8 +261,8 @@ async def write_at_once(most: int, writes: Iterable[Callable[[], Awaitable[objec
             await write()
 
     async with asyncio.TaskGroup() as tasks:
-        for each in writes:
-            tasks.create_task(make(each))
+        for write in writes:
+            tasks.create_task(make(write))
 
 
 def _resource_of(kind: UnitKind) -> Resource:

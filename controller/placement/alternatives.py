@@ -1,4 +1,4 @@
-"""The other places for a unit: the best free cell of each device class, and why other classes have none.
+"""Alternatives to a unit's cells: the best free cell of each device class, or why that class has none.
 
 One cell of a class stands for all of them, so that the answer is short, and costs little however many cells there are.
 """
@@ -15,7 +15,7 @@ NO_ROOM: Final = "NoRoom"
 
 
 class Alternative(NamedTuple):
-    """Another place, or a class without one."""
+    """The best free cell of one device class, or why that class has none."""
 
     device_class: str
     cell: str = ""

@@ -1,4 +1,4 @@
-"""The board: what each waiting service is told about its place in the queue.
+"""The board: position, reason and estimate that each waiting service shows in its status.
 
 It is set after each round, in constant time for each waiting unit. The words, for which all cells are looked at, are
 made when a service is told, which happens at the pace of `NoticePacer`.
@@ -64,15 +64,15 @@ class _Entry(NamedTuple):
     """When all that ends for it has ended at the latest, in seconds since 1970; None: not all of it ends yet."""
 
     @property
-    def news(self) -> tuple[object, ...]:
-        """All of which a change is told at once."""
+    def urgent_fields(self) -> tuple[object, ...]:
+        """Fields whose change is reported immediately."""
         front = self.position if self.position is not None and self.position <= FRONT else 0
         told = self.unit.uid, self.pool, self.position is None, self.nomination, front
         return *told, self.victims_end_by
 
 
 class _ShownRound(NamedTuple):
-    """A round with what it was decided by."""
+    """A round with its inputs."""
 
     round: Round
     cells: tuple[Cell, ...]
@@ -81,7 +81,7 @@ class _ShownRound(NamedTuple):
     failures: Mapping[str, str]
 
     def list_waiting(self) -> Sequence[Unit]:
-        """Return the units that wait, in their order: also those that the round left out, as their write failed."""
+        """Return the waiting units in queue order, including those that the round skipped after a failed write."""
         if not self.failures:
             return self.round.queue
         planned = {unit.uid for unit in self.round.queue}
@@ -344,7 +344,7 @@ class Board:
     ) -> None:
         for service, entry in entries.items():
             last = self._entries.get(service)
-            if last is None or last.news != entry.news:
+            if last is None or last.urgent_fields != entry.urgent_fields:
                 self._pacer.add(service)
             elif is_everyone_told or (
                 (last.position, last.ahead, last.reason, last.limit, last.start, self._lengths.get(last.pool))
@@ -359,7 +359,7 @@ class Board:
 def find_reason(
     decided: Round, uid: str, nomination: Nomination | None, failures: Container[str] = ()
 ) -> QueueReason | None:
-    """Return why a unit waits, as far as the round tells; None: no room.
+    """Return why a unit waits, or None if the reason is a mere lack of room.
 
     Args:
         decided: the round.

@@ -1,4 +1,4 @@
-"""The nodes on which the volumes of a waiting pod can be: the queue must not give it another one.
+"""The nodes on which the volumes of a waiting pod can be mounted: the queue must choose one of them.
 
 A volume that is bound states its nodes, if not all can reach it. One that can be attached to a single node keeps pods
 on the node of those that have it already. The claims that we make are in the store. A PersistentVolume, and the claim
@@ -91,7 +91,7 @@ class NodeSelection:
 
 
 class BoundVolumes:
-    """The nodes of volumes, with what was read of the API server for them.
+    """The nodes of volumes, with a cache of the claims and volumes that were read from the API server.
 
     Args:
         store: has pods and our claims.
@@ -119,11 +119,11 @@ class BoundVolumes:
         self._listeners.append(listener)
 
     def find_nodes(self, pod: Obj) -> frozenset[str] | None:
-        """Return the only nodes on which the volumes of a waiting pod can be; None: they hold it nowhere.
+        """Return the only nodes on which the volumes of a waiting pod can be; None: any node will do.
 
-        There is no such node until all that this depends on has been read, by `run`.
+        Until `run` has read all that this depends on, the answer is an empty set.
         """
-        found: frozenset[str] | None = None
+        common: frozenset[str] | None = None
         namespace = pod["metadata"].get("namespace", "")
         for name in mounted_claims(pod.get("spec") or {}):
             sharing = self._store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, name))
@@ -132,11 +132,11 @@ class BoundVolumes:
             placed = self._list_placed(name, sharing)
             for nodes in (list_nodes_of_sharing(pod, modes, placed), self._find_volume_nodes(claim, is_known=is_known)):
                 if nodes is not None:
-                    found = nodes if found is None else found & nodes
-        return found
+                    common = nodes if common is None else common & nodes
+        return common
 
     def has_read(self, pod: Obj) -> bool:
-        """Return whether all is known that `find_nodes` depends on; what is not is read soon, by `run`."""
+        """Return whether `find_nodes` has all its inputs; `run` reads missing ones soon."""
         namespace = pod["metadata"].get("namespace", "")
         for name in mounted_claims(pod.get("spec") or {}):
             claim, is_known = self._find_claim(ObjectKey(namespace, name))
@@ -154,7 +154,7 @@ class BoundVolumes:
         return answer if isinstance(answer, PersistentVolumeClaim) else None, is_known
 
     def _list_placed(self, claim: str, sharing: Sequence[Obj]) -> Sequence[Obj]:
-        """Return those of the pods with a claim that have a node: they are gathered once for all that wait."""
+        """Return the pods with a claim that have a node; they are gathered once for all waiting pods."""
 
         def gather() -> Sequence[Obj]:
             return [pod for pod in sharing if find_taken_node(pod)]
@@ -222,7 +222,7 @@ class BoundVolumes:
         self._read[resource, key] = _Reading(obj, is_refused, due)
 
     def _forget_unused(self) -> None:
-        """Forget what nobody has asked for since it was due: what is asked for is read again then."""
+        """Forget objects that no pod has needed since they were due to be read again."""
         now = self._clock()
         self._read = {key: reading for key, reading in self._read.items() if reading.due > now or key in self._wanted}
         self._forget_at = max(_MANY_READ, 2 * len(self._read))

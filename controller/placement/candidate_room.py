@@ -1,4 +1,4 @@
-"""The room that a service would find on an accelerator: for how many replicas, or why for none.
+"""The free room for a service on an accelerator: for how many replicas, or why for none.
 
 A service with several accelerators is no unit of the queue before one is chosen. So a unit is made as its replica would
 be one there, and compared with the cells as the last round left them.
@@ -66,7 +66,7 @@ class BestPlace(NamedTuple):
 
 
 class RoomCounter:
-    """Counts the room for units of any kind after a round. What units have in common is counted once."""
+    """Counts the free room after a round; units with equal needs share one count."""
 
     def __init__(self, cells: Sequence[Cell], made: Round, planned: Iterable[Cell]) -> None:
         """Compare the cells of a round with those of now.
@@ -153,7 +153,7 @@ class RoomCounter:
 
 
 def _find_left(cell: Cell, planned: Cell | None, made: Round) -> Amounts:
-    """Return what a cell has left: what is free now, without what the round has given away."""
+    """Return what is free on a cell now, minus what the round has given away."""
     if planned is None or planned.id not in made.left:
         return cell.free
     left = made.left[cell.id]
@@ -242,7 +242,7 @@ class CandidateRooms:
         registry.subscribe(self._expire)
 
     def update(self, report: RoundReport) -> None:
-        """Take a round."""
+        """Use the results of a new round from now on."""
         self._report = report
         self._expire()
 
@@ -297,7 +297,7 @@ class CandidateRooms:
     def _look(
         self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]
     ) -> tuple[tuple[str, bool, bool] | None, ...]:
-        """Return the room for replicas, and note since when there is some."""
+        """Return the room for replicas, and note since when each accelerator has had room."""
         rooms, since = list[tuple[str, bool, bool] | None](), self._free_since.setdefault(service, {})
         for accelerator, prospect in prospects.items():
             room = self.count(prospect)
@@ -316,7 +316,7 @@ class CandidateRooms:
         self._free_since.clear()
 
     async def run(self, _leading: Leading) -> None:
-        """Look at the room of all services that are followed, at most once a second, for ever."""
+        """Compare the room of all followed services with the last time, at most once a second, for ever."""
         loop = asyncio.get_running_loop()
         self.restart()
         while True:

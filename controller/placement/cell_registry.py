@@ -161,7 +161,7 @@ class CellRegistry:
         self._mark(cell_id)
 
     def set_benchmarks(self, jobs: Mapping[str, str]) -> None:
-        """Take the Jobs that end as soon as a unit is admitted to their node, so that their pods hold no room.
+        """Set the benchmark Jobs, which end as soon as a unit is admitted to their node, so their pods hold no room.
 
         Only who ends them may say so: a tenant may give a pod any label, and any owner in its namespace.
 
@@ -208,7 +208,7 @@ class CellRegistry:
             self._mark_nodes(self.devices.take_pod(new, is_gone=False))
 
     def _take_room(self, pod: Obj) -> None:
-        """Take the room that a pod holds on its node."""
+        """Count the room that a pod holds on its node."""
         key, node = object_key(pod), find_taken_node(pod)
         owner = controller_of(pod) if self._benchmarks else None
         is_benchmark = owner is not None and self._benchmarks.get(namespaced(key.namespace, owner["uid"])) == node
@@ -412,7 +412,7 @@ class CellRegistry:
         )
 
     def _close(self, cell_id: str, closure: Closure) -> Closure:
-        """Return why a cell is closed: what is known of it for certain outranks a suspicion."""
+        """Return why a cell is closed: its own closure, or else a suspicion."""
         suspicion = self._suspicions.get(cell_id)
         return suspicion.closure if suspicion is not None and not closure.reason else closure
 

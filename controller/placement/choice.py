@@ -141,7 +141,7 @@ def list_watched(candidates: Sequence[Candidate], chosen: Mapping[str, int], *, 
 
 
 def list_shares(candidates: Sequence[Candidate], chosen: Mapping[str, int]) -> list[AcceleratorShare]:
-    """Return the choice as the status has it, with the reason why replicas are not on each of the accelerators."""
+    """Return the choice in the form of the status: replicas by accelerator, with reasons for those without any."""
     return [
         AcceleratorShare(
             accelerator=candidate.accelerator,

@@ -195,7 +195,7 @@ class DeviceRegistry:
         return nodes
 
     def _take_need(self, uid: str, need: DeviceNeed | None) -> set[str]:
-        """Note what a pod wants; return the nodes that count devices for a need that is new, or for one less."""
+        """Note the need of a pod; return the nodes whose counts change because a need is new or has gone."""
         name = need.name if need is not None else ""
         before = self._need_of.get(uid, "")
         if before == name:
@@ -273,7 +273,7 @@ class DeviceRegistry:
         return False
 
     def add_freed(self, unit: Unit) -> Unit:
-        """Return a unit with what its end frees beside its parts: for other needs, its devices may do as well."""
+        """Return a unit with all that its end frees: its devices may serve needs other than its own, too."""
         pod = self._pods.get(unit.uid) if unit.state != "waiting" else None
         if pod is None:
             return unit

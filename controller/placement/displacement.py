@@ -66,7 +66,7 @@ def read_orders(store: Store) -> Mapping[str, HostOrders]:
 
 @functools.lru_cache(maxsize=64)
 def _share_orders(orders: tuple[tuple[str, HostOrders], ...]) -> Mapping[str, HostOrders]:
-    """Return the mapping that equal orders share: what is derived from it is kept while the status of hosts changes."""
+    """Return one shared object for equal orders, so that what is derived from it stays cached."""
     return dict(orders)
 
 

@@ -50,7 +50,7 @@ def admit_pod(pod: Obj, node: str, node_labels: Labels = ()) -> Operations:
 
 
 def _note_place(pod: Obj) -> Operations:
-    """Return the operation that marks a pod as admitted by the queue, by the place that it has."""
+    """Return the operation that annotates a pod with its queue place, which marks it as admitted."""
     annotations = pod["metadata"].get("annotations")
     if not annotations or ENQUEUED_AT in annotations:
         return []

@@ -40,7 +40,7 @@ class CellRefusal(NamedTuple):
 
 
 class CellExplanation(NamedTuple):
-    """One row of the answer to the question why a unit waits."""
+    """Why one cell does not run a unit, and what would help."""
 
     cell: str
     """`Cell.id`."""
@@ -90,7 +90,7 @@ class _Verdict(NamedTuple):
 
 
 class RefusalCounter:
-    """Counts the refusals of units by reason. What units have in common is counted once."""
+    """Counts by reason how many cells refuse a unit; units with equal needs share one count."""
 
     def __init__(self, cells: Iterable[Cell], made: Round) -> None:
         self._cells, self._round = {cell.id: cell for cell in cells}, made
@@ -101,7 +101,7 @@ class RefusalCounter:
         self._counts: dict[tuple[object, ...], Mapping[str, int]] = {}
 
     def update(self, cells: Iterable[Cell], made: Round) -> None:
-        """Count after another round from now on; cells that are as they were are not judged again."""
+        """Count after this round from now on; unchanged cells are not judged again."""
         previous, left = self._cells, self._round.left
         self._cells, self._round = {cell.id: cell for cell in cells}, made
         stale = [

@@ -74,7 +74,7 @@ class QueueForecast(NamedTuple):
 
 
 def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now: float) -> QueueForecast:
-    """Return what follows of these cells and units.
+    """Return the end of the queue's rounds over these cells and units.
 
     Args:
         cells: the cells.
@@ -95,7 +95,7 @@ def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now
 
 
 def displace(unit: Unit) -> Unit:
-    """Return the successor of a unit that has lost its place: it waits at its old place in the queue."""
+    """Return the successor of an evicted unit, which waits at the old place in the queue."""
     parts = unit.parts
     if any(map(_claims, parts)):
         parts = tuple({**part, CLAIM_SLOT: 1} for part in parts)
@@ -218,7 +218,7 @@ class _Future:
 
 
 def first_uid(uid: str) -> str:
-    """Return the uid that a unit had before it lost its place for the first time."""
+    """Return the uid that a unit had before it was first evicted in the forecast."""
     return uid.partition(_AGAIN)[0]
 
 

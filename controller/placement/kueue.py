@@ -171,7 +171,7 @@ class KueueQueues:
                 self._keep(leading, queue, KueueAnswer(problem=_NO_ANSWER, read_at=last.read_at if last else 0.0))
 
     def _keep(self, leading: Leading, queue: ObjectKey, answer: KueueAnswer) -> None:
-        """Keep an answer, and enqueue the services that it changes something for."""
+        """Keep an answer, and enqueue the services whose place it changes."""
         last = self._answers.get(queue, _NOT_READ)
         self._answers[queue] = answer
         is_other = (last.problem, len(last.places)) != (answer.problem, len(answer.places))

@@ -144,7 +144,7 @@ class _WrittenLedger(NamedTuple):
 
 
 class QueueLedger:
-    """The ledger as `leader` last wrote it."""
+    """The ledger, with its content as `leader` last wrote it."""
 
     def __init__(self, client: Client, leader: str) -> None:
         self._client, self._leader = client, leader

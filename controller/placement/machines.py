@@ -112,7 +112,7 @@ def build_host(cell: Cell, report: MetalHostStatus, *, is_stale: bool) -> Viewed
 
 
 def list_replicas(bases: Sequence[ServingDevices], free_bytes: Sequence[int]) -> tuple[ServingDevices, ...]:
-    """Return what a further replica would have, for each number of devices that are free; for one in any case."""
+    """Return the devices of one further replica for each number of free devices, at least for one device."""
     return tuple(
         base._replace(free_bytes=_round_free(base, free_bytes[count - 1] if count <= len(free_bytes) else 0))
         for base in bases

@@ -1,4 +1,4 @@
-"""The pace at which services are told that their place in the queue has changed.
+"""The pace at which changed queue positions are reported to services.
 
 With each admission the positions of all that wait behind it move: to write them all at once, again and again, would
 keep controller and API server busy with numbers. So each service is told at most once a second. Of mere moves some are

@@ -157,7 +157,7 @@ def observe_units_in_steps(
 
 
 async def take_last_step(steps: Iterable[ObservedUnits | None], seconds: float, meter: ProcessorMeter) -> ObservedUnits:
-    """Return the units once they are read, which keeps others from their turn for some seconds at most.
+    """Return the units once they are read, in steps that block the event loop for `seconds` at most.
 
     The meter counts the processor time of that.
     """
@@ -319,7 +319,7 @@ def _build_process(process: MetalProcess, service: QueuedService | None, vendors
 
 
 def _judge_ending(replica: ReplicaUnit, now: float) -> Unit:
-    """Return a unit that ends soon; nothing waits for one that should have ended long ago, or may take for ever."""
+    """Return an ending unit; one that is overdue, or may take for ever, counts as room that is not awaited."""
     if replica.ends_by is None or -LATE_SECONDS <= replica.ends_by - now <= MOST_GRACE_SECONDS:
         return replica.unit
     return msgspec.structs.replace(replica.unit, state="running", is_protected=True, ends_by=None)
@@ -327,7 +327,7 @@ def _judge_ending(replica: ReplicaUnit, now: float) -> Unit:
 
 @functools.lru_cache(maxsize=8192)
 def _share(values: _Shared) -> _Shared:
-    """Return the object that equal values share: the store knows its inputs by identity."""
+    """Return one shared object for equal values, since the store compares inputs by identity."""
     return values
 
 

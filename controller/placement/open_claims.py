@@ -49,15 +49,15 @@ class OpenClaims:
         return self._claims[uid]
 
     def list_all(self, new: Mapping[str, Claim]) -> dict[str, Claim]:
-        """Return them, and new ones of other units."""
+        """Return the open claims together with new ones of other units."""
         return {**new, **self._claims}
 
     def list_cells(self) -> frozenset[str]:
-        """Return the cells that their units are being given, by `Cell.id`."""
+        """Return the `Cell.id` of each cell that an open claim names."""
         return frozenset(cell for claim in self._claims.values() for cell in claim.cells)
 
     def count_objects(self) -> int:
-        """Return the number of their pods and processes."""
+        """Return the number of pods and processes with an open claim."""
         return sum(len(claim.names) for claim in self._claims.values())
 
     def add(self, claims: Mapping[str, Claim]) -> dict[str, Claim]:
@@ -80,7 +80,7 @@ class OpenClaims:
         return self._late_writes.get(uid, -math.inf)
 
     def release(self, uid: str, *, is_done: bool) -> None:
-        """Reserve nothing more for a unit: the outcome of its admission is known. Not done: it was given up."""
+        """Release the room reserved for a unit; `is_done` is False if its admission was given up."""
         self.has_given_up |= not is_done
         claim = self._claims.pop(uid, None)
         self._being_written.pop(uid, None)
@@ -89,7 +89,7 @@ class OpenClaims:
             self._gang_pods.difference_update(claim.objects)
 
     def reserve(self, cells: Iterable[Cell], units: Iterable[Unit]) -> ReservedCells:
-        """Return cells with what their claims leave.
+        """Return the cells without the room that open claims reserve.
 
         A unit of this leader may vanish while its write hangs: what it needs stays reserved. What another leader has
         claimed may not be seen at all so far, or is no unit here since its service is suspended. It may still be given
@@ -130,7 +130,7 @@ class OpenClaims:
         return ReservedCells(reserved, is_all_known=not unknown)
 
     def has_room(self, unit: Unit, names: Sequence[str], find_cell: Callable[[str], Cell | None]) -> bool:
-        """Return whether the cells of a unit still live and have room: planning and the writes before took time."""
+        """Return whether the cells of a unit still exist and have room: planning and earlier writes took time."""
         left = self._sum_being_written(unit.uid, names)
         for need, name in zip(unit.parts, names, strict=False):
             cell = find_cell(name)
@@ -143,7 +143,7 @@ class OpenClaims:
         return True
 
     def _sum_being_written(self, but: str, names: Sequence[str]) -> dict[str, Amounts]:
-        """Return what others are getting of these cells at this moment."""
+        """Return what other units are being given on these cells at this moment."""
         sums: dict[str, Amounts] = {}
         for uid, unit in self._being_written.items():
             if uid == but:

@@ -1,4 +1,4 @@
-"""The search for a place: what is left of the cells in a round, to whom they are closed, and the best for a unit."""
+"""The search for cells: what is left of each in a round, which units may not use it, and the best for a unit."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -47,7 +47,7 @@ class HeadOfLine(NamedTuple):
 
 
 class FoundPlace(NamedTuple):
-    """A place for all parts of a unit."""
+    """One cell for each part of a unit."""
 
     cells: tuple[str, ...]
     victims: tuple[Unit, ...] = ()
@@ -150,20 +150,20 @@ class PlaceSearch:
         return closure is not None and closure.holds_back(unit)
 
     def promise(self, unit: Unit, cells: Sequence[str], victims: Sequence[Unit]) -> None:
-        """Keep the cells that a unit was promised before from those that borrow there, until it has its turn."""
+        """Protect the cells promised to a unit from units that borrow there, until the unit is considered."""
         for name, need in add_by_cell(unit.parts, cells).items():
             if name in self.cells and not is_borrowed(unit, self.cells[name].pool):
                 self._promised.setdefault(name, {})[unit.uid] = need, tuple(victims)
 
     def settle(self, unit: Unit, cells: Iterable[str]) -> None:
-        """Note that a unit has taken or holds cells: nothing else is kept for it there."""
+        """Note that a unit has its cells, so that the promise to it ends."""
         for name in cells:
             self._promised.get(name, {}).pop(unit.uid, None)
 
     def is_promised(
         self, unit: Unit, need: Amounts, cell: str, free: Amounts, chosen: Container[str] = frozenset()
     ) -> bool:
-        """Return whether a unit that borrows would take room of a cell that is promised to units at home there.
+        """Return whether a borrowing unit would take room that is promised to units at home on a cell.
 
         Args:
             unit: the unit.
@@ -188,7 +188,7 @@ class PlaceSearch:
         return not cell.lasting or any(fits(part, subtract_amounts(cell.total, cell.lasting)) for part in unit.parts)
 
     def _leave_promised(self, unit: Unit, cell: str, free: Amounts) -> Amounts:
-        """Return what is free to a unit that has others end: what these free is for those whom it was promised, too."""
+        """Return the free amounts, minus room that victims free and that is promised to others."""
         if is_borrowed(unit, self.cells[cell].pool):
             for kept, _ in self._promised.get(cell, {}).values():
                 free = subtract_amounts(free, kept)
@@ -205,7 +205,7 @@ class PlaceSearch:
             self._changes.append(cell)
 
     def hold(self, unit: Unit, cells: Sequence[str], victims: Sequence[Unit]) -> bool:
-        """Keep for a unit the room of its victims, and what they do not give; False if that is not there."""
+        """Reserve for a unit its victims' room and the free rest that it needs; return False if too little is free."""
         claims: dict[str, dict[str, Amounts]] = {victim.uid: {} for victim in victims}
         needs = add_by_cell(unit.parts, cells)
         for cell, need in needs.items():
@@ -247,7 +247,7 @@ class PlaceSearch:
         return None
 
     def _place_within_limits(self, unit: Unit, pool: str, means: Means) -> FoundPlace | None:
-        """Return the place for a unit that limits of a pool hold back: first, those end that count against these."""
+        """Return the place for a unit after evicting units that count against the pool's limits."""
         is_patient = means == "wait"
         first = self._limit_victims.find_first(unit, pool, is_patient=is_patient)
         if first is None:
@@ -279,7 +279,7 @@ class PlaceSearch:
         return True
 
     def _place_parts(self, unit: Unit, pool: str, means: Means, trial: PlaceTrial) -> FoundPlace | None:
-        """Place all parts of a unit or none; the largest first, for which there are the fewest places."""
+        """Place all parts of a unit or none, the largest part first."""
         cells = [""] * len(unit.parts)
         scores: dict[int, CellScore] = {}
         for number in order_parts(unit):
@@ -308,7 +308,7 @@ class PlaceSearch:
                     trial.left[place] = add_room(trial.left.get(place, self.left[place]), room)
 
     def _spare_victims(self, unit: Unit, pool: str, cells: Sequence[str], victims: Iterable[Unit]) -> tuple[Unit, ...]:
-        """Return victims without those that others made needless, both on the cells and for the limits of a pool."""
+        """Return the victims without those that neither the cells nor the limits of a pool need any more."""
         kept = {victim.uid: victim for victim in victims}
         needs = add_by_cell(unit.parts, cells)
         left = {cell: self.room_with(cell, kept.values()) for cell in needs}
@@ -329,7 +329,7 @@ class PlaceSearch:
         return tuple(kept.values())
 
     def pick_cell(self, unit: Unit, need: Amounts, pool: str, means: Means, trial: PlaceTrial) -> CellChoice | None:
-        """Return the best cell of a pool for one part of a unit: the best of the best of each device class."""
+        """Return the best cell of a pool for one part of a unit, compared across device classes."""
         # Where this unit differs from others, by its trial, refusals, other replicas or weights.
         own_cells = {
             *trial.left,
@@ -357,7 +357,7 @@ class PlaceSearch:
         trial: PlaceTrial,
         own_cells: AbstractSet[str],
     ) -> CellChoice | None:
-        """Return the best cell of one device class; the index does not know `own_cells`: each is evaluated alone."""
+        """Return the best cell of one device class; `own_cells`, which the trial has changed, are evaluated apart."""
         best = index.find_best(own_cells | unit.avoid, lambda cell: self.is_closed_to(unit, cell))
         best_key = None if best is None else self.sort_key(unit, best)
         for name in own_cells:
@@ -477,7 +477,7 @@ def _rate_cell(
 
 
 def _claim_devices(claim: Amounts, room: Amounts) -> dict[str, int]:
-    """Return what a claim takes of the same devices under the names of other needs: each device is promised once."""
+    """Return what a claim takes of other needs' counts, as one device may count for several needs."""
     number = sum(amount for name, amount in claim.items() if name.endswith(CLAIMED))
     return {name: min(number, amount) for name, amount in room.items() if name.endswith(CLAIMED)} if number else {}
 

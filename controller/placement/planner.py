@@ -157,7 +157,7 @@ class Planning:
         self._again_seconds: float | None = None
 
     def _leave_room(self, unit: Unit, pool: str) -> None:
-        """Leave room wherever the scheduler may put a unit that was admitted unpinned, such as on a new node."""
+        """Subtract an unpinned admitted unit from every cell of the pool where the scheduler may put it."""
         for part in unit.parts:
             for name in self._search.list_feasible(unit, part, pool):
                 if self._search.takes({name: part}):
@@ -244,7 +244,7 @@ class Planning:
             self._block(unit, shape)
 
     def _find_place_of_others(self, unit: Unit) -> FoundPlace | None:
-        """Return a place that is free once others have ended, if the unit may wait for one."""
+        """Return a place that becomes free when other units end, if the unit may wait for one."""
         if unit.is_last:
             return None
         return self._place_in_predecessor(unit) or self._search.find_place(unit, "evict")
@@ -254,7 +254,7 @@ class Planning:
         return shape in self._hopeless
 
     def _shape_of(self, unit: Unit) -> int:
-        """Return the number of all that decides about the cells that a unit may use now."""
+        """Return a number for the unit's shape: units with equal requirements on cells have the same."""
         namespace = unit.key.namespace if self._limits.by_namespace else ""
         parts = tuple(map(need_key, unit.parts))
         flags = unit.is_protected, unit.has_other_gate, unit.is_last
@@ -388,7 +388,7 @@ class Planning:
         return blockage, dict.fromkeys(pools, True) | dict.fromkeys(held, False)
 
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:
-        """Return the cells for which a unit waits: the same ones for all that differ in their priority alone."""
+        """Return the cells for which a unit waits; units that differ only in priority share the answer."""
         parts = tuple(map(need_key, unit.parts))
         key = unit.identity, parts, unit.pools, unit.avoid, tuple(refusals)
         cells = self._awaited.get(key)
@@ -436,7 +436,7 @@ class Planning:
         }
 
     def _place_in_predecessor(self, unit: Unit) -> FoundPlace | None:
-        """Return the place of a unit of an earlier spec that this one replaces, if it would fit there."""
+        """Return the place of the predecessor that this unit replaces, if the unit would fit there."""
         if len(unit.parts) != 1:
             return None
         need = unit.parts[0]
@@ -474,7 +474,7 @@ class Planning:
         return ""
 
     def _may_take_from_others(self, unit: Unit, pool: str) -> bool:
-        """Return whether the scheduler could put an unpinned unit where free room is for others."""
+        """Return whether the scheduler could put an unpinned unit into room that is kept for others."""
         closed = [name for name in self._search.closed if self._search.is_closed_to(unit, name)]
         for part in unit.parts:
             cells = self._search.list_feasible(unit, part, pool)

@@ -118,7 +118,7 @@ def build_pod_replica(
 
 
 def send_to_better_place(unit: Unit, left_cell: str, least_speed: float) -> Unit:
-    """Return a unit that replaces a slow replica: nobody else ends for it, and it goes to a better place only.
+    """Return the unit that replaces a slow replica: it evicts no other unit and accepts only a better cell.
 
     Args:
         unit: the unit, which waits.
@@ -216,7 +216,7 @@ def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
         members=tuple(unit.key.name for unit in units),
         pools=next((unit.pools for unit in units if unit.pools), ()),
         cells=cells if len(cells) == len(units) else (),
-        nomination=next((each for each in promised if len(each.cells) == len(units)), None),
+        nomination=next((nomination for nomination in promised if len(nomination.cells) == len(units)), None),
         # One that joins later must not protect the others for another while.
         evictable_since=min(since, default=None),
         is_protected=any(unit.is_protected for unit in units),

@@ -162,11 +162,11 @@ class PoolLimits:
         return refusal
 
     def exceeds(self, unit: Unit, pool: str) -> bool:
-        """Return whether a unit needs more than a limit of a pool allows if nothing else counts."""
+        """Return whether a unit alone exceeds a limit of a pool."""
         return any(amount > allowed for _, allowed, amount in self._list_limits(unit, pool))
 
     def list_lacking(self, unit: Unit, pool: str) -> Mapping[LimitKey, int] | None:
-        """Return what must be freed of each limit that keeps a unit out of a pool; None: that would not help it."""
+        """Return how much of each exceeded limit must be freed for a unit, or None if freeing cannot help."""
         lacking: dict[LimitKey, int] = {}
         for key, allowed, amount in self._list_limits(unit, pool):
             if amount > allowed or (amount > 0 and self._is_held(key, unit)):
@@ -218,7 +218,7 @@ class PoolLimits:
                 self._kept.setdefault(key, _KeptAmounts()).add(unit, amount)
 
     def hold(self, unit: Unit, key: LimitKey) -> None:
-        """Keep what a limit still allows for the unit that it refused."""
+        """Reserve the rest of a limit for the unit that it refused."""
         self._held.setdefault(key, unit.order)
 
     def _list_limits(self, unit: Unit, pool: str) -> Iterator[tuple[LimitKey, int, int]]:

@@ -1,4 +1,4 @@
-"""The standing of each pool: what it has, who uses it, and what contradicts its limits."""
+"""The status of each pool: its capacity, its users, and contradictions of its limits."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ FindLabels = Callable[[Cell], Mapping[str, str]]
 
 
 class PoolStanding(NamedTuple):
-    """The standing of one pool; amounts are devices, or bytes if it has hosts."""
+    """The status of one pool; amounts are devices, or bytes if it has hosts."""
 
     measure: Measure
     cells: int = 0
@@ -54,7 +54,7 @@ class _PoolUse(NamedTuple):
 def measure_pools(
     table: PoolTable, cells: Sequence[Cell], units: Iterable[Unit], find_labels: FindLabels
 ) -> Mapping[str, PoolStanding]:
-    """Return the standing of each AcceleratorPool.
+    """Return the status of each AcceleratorPool.
 
     Args:
         table: the pools.

@@ -124,7 +124,7 @@ class Candidates:
         return {} if uid in self._replaced else self._room[uid]
 
     def promise(self, victim: Unit, claimed: Mapping[str, Amounts], *, is_replaced: bool = False) -> Iterable[str]:
-        """Give a part of the room of a unit to one that waits, and return the cells on which that changes something."""
+        """Promise part of a victim's room to a waiting unit, and return the cells whose free room changes by it."""
         room = self._room[victim.uid]
         for cell, amounts in claimed.items():
             room[cell] = {name: amount - amounts.get(name, 0) for name, amount in room[cell].items()}
@@ -187,7 +187,7 @@ class Candidates:
         return self._seconds_left.get(victim.uid, 0.0)
 
     def may_evict(self, preemptor: Unit, victim: Unit) -> bool:
-        """Return whether a unit may have another one evicted now."""
+        """Return whether `preemptor` may evict `victim` now."""
         return (
             victim.rank > preemptor.rank
             and not victim.is_protected
@@ -196,12 +196,12 @@ class Candidates:
         )
 
     def _is_owner(self, victim: Unit, preemptor: Unit) -> bool:
-        """Return whether a unit is at home in the pool where it is, and the other one is not."""
+        """Return whether the victim is at home in its pool and the preemptor is not."""
         pool = self._pools[victim.uid]
         return not is_borrowed(victim, pool) and is_borrowed(preemptor, pool)
 
     def may_end(self, preemptor: Unit, victim: Unit, *, is_patient: bool) -> bool:
-        """Return whether a unit ends, or may be evicted for another one: now, or with patience later."""
+        """Return whether `victim` ends anyway or may be evicted for `preemptor`: now, or later if `is_patient`."""
         if victim.uid in self._replaced:
             return False
         if self.is_ending(victim):
@@ -215,19 +215,19 @@ class Candidates:
         return max((self.seconds_left(victim) for victim in victims if not self.is_ending(victim)), default=0.0)
 
     def has_victims(self, rank: int, cell: str) -> bool:
-        """Return whether a cell may have a unit that makes room for this rank, without a look at each."""
+        """Return whether a cell may have a victim for this rank, from counts alone."""
         return self._lowest.get(cell, -1) > rank
 
     def has_young_victims(self, rank: int, cell: str) -> bool:
-        """Return whether a cell may have a unit that makes room for this rank later."""
+        """Return whether a cell may have a victim for this rank once its least run time is over."""
         return self._lowest_young.get(cell, -1) > rank
 
     def list_cells(self, *, young: bool) -> Collection[str]:
-        """Return the cells with units that may make room, or those on which one may do so later."""
+        """Return the cells with possible victims, or with those that may be evicted only later (`young`)."""
         return self._lowest_young if young else self._lowest
 
     def list_victims(self, preemptor: Unit, cell: Cell, *, is_patient: bool) -> Sequence[Unit]:
-        """Return the units of a cell that end, or may be evicted for another, in the order in which they should."""
+        """Return the possible victims on a cell, in the order in which they should be evicted."""
         young = self._seconds_left
         units = self._by_cell.get(cell.id, ())
         usable = [unit for unit in units if self.may_end(preemptor, unit, is_patient=is_patient)]
@@ -243,7 +243,7 @@ class Candidates:
         return usable
 
     def spare_order(self, preemptor: Unit, pool: str, victim: Unit) -> tuple[bool, float, bool, int, float, str]:
-        """Return the sort key of a victim: of those that are not needed together, the first is spared first."""
+        """Return the sort key of a victim: superfluous victims are spared in this order."""
         return (
             self.is_ending(victim),
             -self.seconds_left(victim),

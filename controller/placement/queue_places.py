@@ -43,7 +43,7 @@ class ReplicaUnit(NamedTuple):
 
 
 def parse_time(text: object) -> datetime | None:
-    """Return a time as an object of the API states it; None for what is none, or has no time zone."""
+    """Return the time in a field of an object; None if the text is no time, or has no time zone."""
     try:
         moment = datetime.fromisoformat(text) if isinstance(text, str) else None
         return moment.astimezone(UTC) if moment is not None and moment.tzinfo is not None else None
@@ -116,7 +116,7 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wante
 def _inherit(
     replicas: Iterable[ReplicaUnit], leaving: Collection[float], staying: Collection[float], taken: Collection[float]
 ) -> dict[str, float]:
-    """Return the places that replicas inherit: of those that are leaving first, then of those that stay for now."""
+    """Return the places that replicas inherit, first from leaving replicas, then from staying ones."""
     inherited = dict[str, float]()
     # Somebody may make pods by thousands: the first place is at hand without a look at all others.
     first, second = (sorted(set(places) - set(taken)) for places in (leaving, set(staying) - set(leaving)))

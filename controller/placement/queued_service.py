@@ -250,7 +250,7 @@ def require_host(process: MetalProcess, demands: HostDemands) -> HostRequirement
 
 @functools.lru_cache(maxsize=8192)
 def _share(service: QueuedService) -> QueuedService:
-    """Return the object that equal facts share: what is derived from it is kept while its status alone changes."""
+    """Return one shared object for equal facts, so that what is derived from it stays cached."""
     return service
 
 
@@ -260,7 +260,7 @@ def has_device(need: Amounts, vendors: Vendors) -> bool:
 
 
 def demand_slices(need: Amounts, service: QueuedService | None, vendors: Vendors) -> SliceDemand | None:
-    """Return the demand of a pod on devices that it might share with others; None: it requests none such."""
+    """Return the demand of a pod on shared devices, or None if it requests none."""
     bytes_each = service.device_bytes if service is not None else None
     for vendor in vendors.values():
         for resource in (vendor.resource, vendor.shared_resource) if vendor.shared_label else ():

@@ -141,7 +141,7 @@ def pick_worst(degraded: Sequence[DegradedReplica]) -> DegradedReplica:
 
 
 def find_cool_down(last: SpeedReplacement, cool_down_seconds: float, now: datetime) -> float:
-    """Return the seconds after a replacement in which there is no other one in its namespace yet; none if negative.
+    """Return the seconds until the namespace may have another replacement; negative if it may have one now.
 
     A tenant decides how long a replica takes to be ready: so a namespace has a second place for a tenth of the time at
     the most.
@@ -238,8 +238,8 @@ class Progress(NamedTuple):
     """Time after which it may be given up; None: it is over."""
 
 
-def go_on(replacement: SpeedReplacement, facts: ServiceFacts, now: datetime) -> Progress:
-    """Return a replacement that goes on, or has ended now."""
+def continue_replacement(replacement: SpeedReplacement, facts: ServiceFacts, now: datetime) -> Progress:
+    """Return the replacement as it is now: still under way, or ended with its outcome."""
     leaving = next((replica for replica in facts.replicas if replica.uid == replacement.uid), None)
     others = [replica for replica in facts.replicas if replica is not leaving]
     ready = [other for other in others if other.is_ready]
@@ -268,8 +268,8 @@ def go_on(replacement: SpeedReplacement, facts: ServiceFacts, now: datetime) -> 
     return Progress(replacement, limit - passed)
 
 
-def note_help(replacement: SpeedReplacement, healthy: Sequence[str]) -> SpeedReplacement:
-    """Return a replacement that helped if the speed at its new place was seen to be as expected."""
+def record_recovery(replacement: SpeedReplacement, healthy: Sequence[str]) -> SpeedReplacement:
+    """Return an ended replacement, marked as helpful if its new place is seen to have the expected speed."""
     if replacement.outcome != "Moved" or replacement.helped or replacement.to_place not in healthy:
         return replacement
     return msgspec.structs.replace(replacement, helped=True)

@@ -72,7 +72,7 @@ class RoundPacer:
     def note_round(
         self, cause: RoundCause, began_at: float, ended_at: float, *, spent_seconds: float, has_decided: bool
     ) -> None:
-        """Take a round that has ended, and its processor time."""
+        """Note a round that has ended, and its processor time."""
         self._began_at, self._ended_at = began_at, ended_at
         if has_decided:
             return
@@ -138,7 +138,7 @@ class RoundTrigger:
             await asyncio.sleep(ROUND_SECONDS if begin_at is None else min(ROUND_SECONDS, begin_at - now))
 
     def note_round(self, waiting: Iterable[Unit], *, spent_seconds: float, has_decided: bool) -> None:
-        """Take the end of the round, its processor time, and the units that wait after it."""
+        """Note the end of a round, its processor time, and the units that still wait."""
         self._watch.expect(waiting)
         now = asyncio.get_running_loop().time()
         self._pacer.note_round(self._begun, self._began_at, now, spent_seconds=spent_seconds, has_decided=has_decided)

@@ -90,7 +90,7 @@ def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: i
 
 
 def count_leftover(need: Amounts, cell: Cell, free: Amounts) -> int:
-    """Return the leftover of a score."""
+    """Return the devices left on a node after the need; on a host, the need minus the free memory. Least is best."""
     if cell.kind == "host":
         return need.get(MEMORY, 0) - free.get(MEMORY, 0)
     return sum([free.get(name, 0) - amount for name, amount in need.items() if "/" in name])

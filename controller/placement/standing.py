@@ -1,4 +1,4 @@
-"""The standing of a service in the queue: its place, and why it waits there, in words with the way out."""
+"""The standing of a service in the queue: its position, and why it waits, in words with the way out."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -89,7 +89,7 @@ def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
 
 
 def find_largest(unit: Unit, cells: Iterable[Cell]) -> Cell | None:
-    """Return the cell with the most of the scarce resource, of those whose rules a unit meets."""
+    """Return the admitting cell with the most of the unit's scarce resource."""
     lane, _ = measure_need(unit)
     eligible = [cell for cell in cells if cell.pool in unit.pools and not unit.refuse(cell)]
     return max(eligible, key=lambda cell: (cell.total.get(lane.resource, 0), cell.name), default=None)
@@ -102,7 +102,7 @@ def find_lacking(unit: Unit, counts: CellCounts) -> str:
 
 
 def find_lack(unit: Unit, counts: CellCounts) -> QueueReason:
-    """Return why a unit waits that nothing but a lack of room holds up."""
+    """Return the reason of a unit that waits for a mere lack of room: what lacks, or that cells are closed."""
     if not counts.open and counts.closed:
         return "CellsClosed"
     lacking = find_lacking(unit, counts)
@@ -119,7 +119,7 @@ def describe_need(unit: Unit) -> str:
 
 
 class WaitFacts(NamedTuple):
-    """All that the words about a wait are made from."""
+    """The inputs of `describe_wait`."""
 
     counts: CellCounts
     largest: Cell | None = None
@@ -172,7 +172,7 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
 
 
 def _describe_lack(unit: Unit, facts: WaitFacts) -> str:
-    """Return that too little is free."""
+    """Return the words for a unit for which too little is free."""
     need, noun, counts = describe_need(unit), _noun(unit), facts.counts
     parts = [f"needs {need}; {_describe_open(unit, counts, noun)}"]
     lacking = find_lacking(unit, counts)
@@ -193,7 +193,7 @@ def _describe_lack(unit: Unit, facts: WaitFacts) -> str:
 
 
 def _describe_open(unit: Unit, counts: CellCounts, noun: str) -> str:
-    """Return that the open cells have too little free: a gang may wait although some of them have enough for a pod."""
+    """Return the words for open cells with too little free; a gang waits although some fit one of its pods."""
     if len(unit.parts) > 1:
         subject = f"the only open {noun}" if counts.open == 1 else f"the {counts.open} {noun}s"
         return f"not all of them fit into what is free on {subject} that could run one"

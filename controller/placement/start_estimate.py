@@ -57,7 +57,7 @@ class StartRange(NamedTuple):
     latest: float
 
     def is_near(self, other: "StartRange", now: float) -> bool:
-        """Return whether a reader needs not be shown the other range in place of this one."""
+        """Return whether the other range is so close that replacing this one would tell a reader nothing."""
         pairs = ((self.earliest, other.earliest), (self.latest, other.latest))
         return all(abs(new - old) <= max(_NEAR_SECONDS, _NEAR_SHARE * (old - now)) for old, new in pairs)
 
@@ -71,7 +71,7 @@ _NEAR_SHARE: Final = 0.1
 
 
 def measure_need(unit: Unit) -> tuple[Lane, int]:
-    """Return the lane of a unit in its home pool, and how much it needs there."""
+    """Return the pool and scarce resource (lane) of a unit, and how much of it the unit needs."""
     totals: dict[str, int] = {}
     for part in unit.parts:
         for name, amount in part.items():
@@ -81,7 +81,7 @@ def measure_need(unit: Unit) -> tuple[Lane, int]:
 
 
 class _Flow:
-    """Amounts that pass, of which older ones count less."""
+    """A sum of amounts over time in which older amounts decay."""
 
     def __init__(self) -> None:
         self.count = self.amount = self.squares = 0.0
@@ -115,7 +115,7 @@ class _Errors:
             self._sorted.pop(bisect.bisect_left(self._sorted, self._latest.popleft()))
 
     def find_quantile(self, share: float) -> float:
-        """Return a quantile in the way that holds for one more error."""
+        """Return a quantile of the errors, conservative for a further observation."""
         place = min(max(share * (self.count + 1) - 1, 0.0), self.count - 1.0)
         below = int(place)
         above = min(below + 1, self.count - 1)
@@ -143,7 +143,7 @@ class LaneHistory:
         return not self.running and self._releases.count < LEAST_REMEMBERED and not self._errors
 
     def advance(self, now: float) -> None:
-        """Count the time until now; a clock that jumps back passes no time."""
+        """Decay the sums until now; a clock that jumps back changes nothing."""
         seconds = max(0.0, now - self._at)
         self._at = now
         factor = math.exp(-seconds / MEMORY_SECONDS)

@@ -1,4 +1,4 @@
-"""Units and cells: what waits for room, and what has room, alike for pods and for hosts.
+"""Units, which wait for room, and cells, which have room: the same types for pods and for hosts.
 
 A unit is what is placed as a whole: one pod, one MetalProcess, or a gang of pods of which all or none run. A cell is a
 node or a host. The planner knows nothing else, so one queue serves both.
@@ -281,7 +281,7 @@ NO_SPEEDS: Final = SpeedProfile()
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is placed as a whole."""
+    """A pod, a gang of pods, or a MetalProcess, which is placed as a whole."""
 
     key: UnitKey
     uid: str
@@ -379,7 +379,7 @@ def find_shortage(need: Amounts, free: Amounts) -> str:
 
 
 def add_by_cell(parts: Sequence[Amounts], cells: Sequence[str]) -> dict[str, Amounts]:
-    """Return the sum of the parts on each cell; nothing if it is not known for each part where it is."""
+    """Return the sum of the parts by cell, or nothing unless the cell of every part is known."""
     if len(cells) != len(parts):
         return {}
     needs: dict[str, Amounts] = {}

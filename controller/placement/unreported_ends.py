@@ -24,7 +24,7 @@ class _UnreportedEnd(NamedTuple):
 
 
 class UnreportedEnds:
-    """The processes of the last round, and those of them that are over and reported by their host all the same.
+    """The processes of the last round, and the ended ones whose memory their host still reports as taken.
 
     Args:
         wake: called when a host has not reported an end in time.
@@ -36,7 +36,7 @@ class UnreportedEnds:
         self._ends: dict[str, _UnreportedEnd] = {}
 
     def add_to(self, units: tuple[Unit, ...], store: Store) -> tuple[Unit, ...]:
-        """Return the units of a round with such processes, as units that end."""
+        """Return the units together with ended processes that hosts still report, as ending units."""
         loop = asyncio.get_running_loop()
         there = {unit.uid: unit for unit in units if unit.key.kind == "process" and unit.cells}
         for uid in self._known.keys() - there.keys():

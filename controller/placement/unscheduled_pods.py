@@ -28,7 +28,7 @@ _Value = TypeVar("_Value")
 
 
 class OverduePod(NamedTuple):
-    """A unit that goes back."""
+    """A unit that returns to the queue."""
 
     unit: Unit
     message: str
@@ -36,9 +36,9 @@ class OverduePod(NamedTuple):
 
 
 class OverduePods(NamedTuple):
-    """The units that go back now."""
+    """The units that return to the queue now."""
 
-    found: tuple[OverduePod, ...]
+    overdue: tuple[OverduePod, ...]
     again_seconds: float | None
     """Time after which the next one does."""
 

@@ -29,7 +29,7 @@ class VanishedUnits:
         """Units unknown here that have vanished while a round reads the units; None: none does."""
 
     def begin_round(self) -> None:
-        """Note from now on what vanishes before `expect` is called: it may have been read already."""
+        """Record units that vanish from now until `expect`: the round may have read them already."""
         self._left = set()
 
     def expect(self, units: Iterable[Unit]) -> None:

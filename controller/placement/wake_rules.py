@@ -22,7 +22,7 @@ _FINAL_PHASES: Final = frozenset({"Succeeded", "Failed", "Stopped", "Rejected"})
 
 
 class RoomWatch:
-    """The cells as they were when they were last looked at, and the least that a waiting unit needs of one."""
+    """The cells as last seen, and the least that any waiting unit needs."""
 
     def __init__(self) -> None:
         self._cells: Sequence[Cell] = ()
@@ -57,7 +57,7 @@ class RoomWatch:
 
 
 def _drop_ratings(old: Cell, new: Cell) -> Cell:
-    """Return a cell with what is free, and with what rates it, as it is later: that makes no room."""
+    """Return the old cell with the new free amounts and ratings, whose change alone makes no room."""
     return msgspec.structs.replace(
         old,
         free=new.free,
@@ -111,7 +111,7 @@ def _list_pods(store: Store, namespace: str, service: str) -> Sequence[Obj]:
 
 
 def decisive_facts(resource: Resource, obj: Obj) -> object:
-    """Return what the queue reads of an object: another change of it wakes nobody."""
+    """Return the fields of an object that the queue reads; no other change starts a round."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     if resource == INFERENCE_SERVICES:
         # That of an earlier spec is not read, and units wait for that of the present one.

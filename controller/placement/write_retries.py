@@ -43,7 +43,7 @@ class WriteRetries:
         self._failures: dict[str, WriteFailures] = {}
 
     def is_paused(self, uid: str, now: float) -> bool:
-        """Return whether a unit is to be left alone for now."""
+        """Return whether the pause after a failed write of a unit still lasts."""
         return self._failures.get(uid, _NO_FAILURE).retry_at > now
 
     def refused_by(self, uid: str) -> frozenset[str]:
@@ -55,7 +55,7 @@ class WriteRetries:
         return {uid: failed.error for uid, failed in self._failures.items() if failed.error}
 
     def pause(self, uid: str, seconds: float) -> None:
-        """Leave a unit alone for some time, and wake then."""
+        """Make no write for a unit for some seconds, then call `wake`."""
         loop = asyncio.get_running_loop()
         self._failures[uid] = WriteFailures(retry_at=loop.time() + seconds)
         loop.call_later(seconds, self._wake)

@@ -1,4 +1,4 @@
-"""The writes of the queue that are made at once, and how long one of them holds up others.
+"""Slots for concurrent writes of the queue, and how long one slow write may hold up others.
 
 A webhook that hangs answers after up to half a minute, and often for one namespace only. Its writes go on, but give up
 their slots, and no further one of the namespace begins meanwhile: others are admitted, and have connections left.

@@ -137,7 +137,7 @@ class ServiceSources(NamedTuple):
             case StopTraffic():
                 self.meter.forget(key)
             case AwaitRollout(deployments):
-                self.pacer.wait(key, deployments)
+                self.pacer.set_waiting(key, deployments)
             case FollowRooms(prospects):
                 if self.rooms is not None:
                     self.rooms.follow(key, prospects)

@@ -18,14 +18,14 @@ from controller.placement.replacement import (
     ReplacementHold,
     ServiceFacts,
     begin_replacement,
+    continue_replacement,
     describe_degraded,
     find_hold,
     find_replica,
-    go_on,
     is_active,
     least_speed,
-    note_help,
     pick_worst,
+    record_recovery,
 )
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition
@@ -151,7 +151,7 @@ class SpeedReplacer:
             last, again_seconds = self._go_on(key, last, facts, snapshot)
             reason, detail = _REPLACING if is_active(last) else "CoolDown", last.message
         else:
-            last = note_help(last, watched.healthy) if last is not None else None
+            last = record_recovery(last, watched.healthy) if last is not None else None
             hold = self._begin(snapshot, view, degraded, facts, last) if degraded else None
             if isinstance(hold, SpeedReplacement):
                 last, reason, detail, again_seconds = hold, _REPLACING, hold.message, _STEP_SECONDS
@@ -170,7 +170,7 @@ class SpeedReplacer:
         self, key: ObjectKey, last: SpeedReplacement, facts: ServiceFacts, snapshot: Snapshot
     ) -> tuple[SpeedReplacement, float | None]:
         """Return a replacement that goes on, or has ended now, and after how many seconds to look again."""
-        progress = go_on(last, facts, snapshot.now)
+        progress = continue_replacement(last, facts, snapshot.now)
         made = progress.replacement
         if made.ended_at is None or made.outcome is None:
             return made, progress.again_seconds

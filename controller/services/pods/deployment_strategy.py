@@ -148,7 +148,7 @@ def _limit_unavailable(present: object, observed: ObservedDeployment, replicas: 
 
 
 def _is_seen(deployment: Obj) -> bool:
-    """Return whether the status is that of the present spec; without a ready pod, a mistake interrupts nothing."""
+    """Return whether the status is of the present spec, or no pod is ready, which a mistake could interrupt."""
     status = deployment.get("status") or {}
     is_current = status.get("observedGeneration") == deployment["metadata"].get("generation")
     return is_current or not status.get("readyReplicas")
@@ -161,7 +161,7 @@ def _pair_templates(observed: ObservedDeployment, placed: Sequence[Obj]) -> list
     if status.get("readyReplicas") and not status.get("updatedReplicas"):
         return []
     refused = {_template_of(pod): pod for pod in observed.pods if is_refused(pod)}
-    pairs = ((new, [each for each in placed if _template_of(each) != name]) for name, new in refused.items())
+    pairs = ((new, [pod for pod in placed if _template_of(pod) != name]) for name, new in refused.items())
     return [(new, earlier) for new, earlier in pairs if earlier]
 
 
@@ -207,11 +207,11 @@ def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal
         has = free + held.get(resource, 0)
         if asked.get(resource, 0) > has and ("/" in resource or resource in allocatable):
             return False
-    if not any("/" in each for each in lacking):
+    if not any("/" in resource for resource in lacking):
         return _asks_no_more(asked, held, set(lacking))
     # Nodes that lack something else may be others, but not if all lack it.
     nodes = match[1] if match is not None else ""
-    everywhere = {each for each, count in lacking.items() if "/" not in each and count == nodes}
+    everywhere = {resource for resource, count in lacking.items() if "/" not in resource and count == nodes}
     return _asks_no_more(asked, held, everywhere)
 
 

@@ -84,7 +84,7 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
         pod: the spec of its pod without them.
     """
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
-    own = {each["name"] for container in containers for each in container.get("env", ())}
+    own = {variable["name"] for container in containers for variable in container.get("env", ())}
     for variable in options.env:
         if variable.name in own:
             return f"pod.env {variable.name} is set by Pomona: remove it, and use the field of the service instead"
@@ -101,7 +101,7 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
     names = {pod_volume.name for pod_volume in options.volumes}
     mounted = [
         *_RESERVED,
-        *(each["mountPath"] for container in containers for each in container.get("volumeMounts", ())),
+        *(mount["mountPath"] for container in containers for mount in container.get("volumeMounts", ())),
     ]
     for mount in options.volume_mounts:
         if mount.name not in names:

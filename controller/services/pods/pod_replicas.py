@@ -196,7 +196,7 @@ def observe_pods(
 
 
 def hold_pods(snapshot: Snapshot, service: InferenceService, label: str, most: int) -> Replicas:
-    """Return the replicas of an accelerator that is not chosen any more: up to `most` serve until others do."""
+    """Return the replicas of a deselected accelerator: up to `most` of them serve until others do."""
     owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
     pods = list_service_pods(snapshot, service, label)
     kept = _keep_unwanted(
@@ -344,7 +344,7 @@ def _explain_refusal(
     choice: EngineChoice,
     problem: ServiceProblem | None,
 ) -> ServiceProblem | None:
-    """Add to the scheduler's words what they leave out: the volume's one node, or the memory that nowhere is."""
+    """Add to the scheduler's message what it omits: the volume's only node, or memory that no node has."""
     if problem is None or problem.reason != "Unschedulable":
         return problem
     if has_one_node(served.model) and "didn't match pod affinity rules" in problem.message:

@@ -32,7 +32,8 @@ def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -
     if not is_refused and len({_template_of(pod) for pod in present}) <= 1:
         return None
     holding = {pod["metadata"]["uid"] for pod in present if not is_gated(pod)}
-    nominations = [found for pod in present if is_gated(pod) and (found := parse_nomination(pod)) is not None]
+    stated = [parse_nomination(pod) for pod in present if is_gated(pod)]
+    nominations = [nomination for nomination in stated if nomination is not None]
     makes_way = any(nomination.victims & holding for nomination in nominations)
     # The place of a pod that has ended is about to be given.
     promised = sum(not nomination.victims & holding for nomination in nominations)

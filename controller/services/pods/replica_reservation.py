@@ -1,4 +1,4 @@
-"""The resources and nodes that one replica in a pod asks for, for the Job that fetches weights to where it will run.
+"""The resources and nodes that one replica asks for: the Job that fetches its weights reserves the same.
 
 They are read from the pod itself, so that the two cannot differ.
 """

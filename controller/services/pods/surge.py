@@ -1,4 +1,4 @@
-"""The pod beyond those that are wanted, by which one that is slow is replaced while it serves.
+"""The surge pod, which takes over before a slow replica is stopped.
 
 The Deployment gets one pod more, which waits for the queue. Once as many others are ready as are wanted, it gets one
 less, and its ReplicaSet ends the pod with the least deletion cost, which is the one that was marked before.
@@ -43,7 +43,7 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
 
 
 def mark_leaving(replacement: SpeedReplacement | None, pods: Sequence[Obj]) -> tuple[Patch, ...]:
-    """Return the patches by which the pod that is replaced, and no other one, ends before all others."""
+    """Return the patches of pod-deletion-cost by which the replaced pod is deleted first."""
     leaving = replacement.uid if replacement is not None and is_active(replacement) else ""
     return tuple(_mark(pod) for pod in pods if _is_marked(pod) != (pod["metadata"]["uid"] == leaving))
 

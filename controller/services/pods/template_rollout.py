@@ -160,7 +160,7 @@ def annotate(desired: Obj, inputs: str, annotations: Obj | None = None) -> Obj:
 
 
 def mark_template(deployment: Obj) -> Obj:
-    """Return a Deployment whose pods tell by their template that they have it: times of one second do not."""
+    """Return a Deployment whose template has a mark, since creation times of one second cannot tell two apart."""
     template = _set_mark(deployment, "")["spec"]["template"]
     digest = hashlib.sha256(msgspec.json.encode(template, order="deterministic")).hexdigest()[:16]
     return _set_mark(deployment, digest)
@@ -199,7 +199,7 @@ def _has_started(deployment: Obj) -> bool:
 
 
 def _keep_place(made: Obj, observed: Obj) -> Obj:
-    """Return the desired Deployment with what its pods have of all that decides about their place in the queue.
+    """Return the desired Deployment with the queue settings that its present pods have.
 
     The queue reads the priority of the service. To a pod that waits for no scheduler, its PriorityClass means little.
     """
@@ -220,7 +220,7 @@ def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj | None:
         return made
     kept = deepcopy(made)
     spec, pod = kept["spec"]["template"]["spec"], observed["spec"]["template"]["spec"]
-    before = {each["name"]: each for each in (*pod.get("initContainers", ()), *pod["containers"])}
+    before = {container["name"]: container for container in (*pod.get("initContainers", ()), *pod["containers"])}
     for container in (*spec.get("initContainers", ()), *spec["containers"]):
         _keep_container(container, before.get(container["name"], {}), keeps_request=keeps_request)
     if GRACE_FIELD in pod:
@@ -229,7 +229,7 @@ def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj | None:
 
 
 def _keep_container(container: Obj, there: Obj, *, keeps_request: bool) -> None:
-    """Give a desired container what the one that is there has of all that may wait."""
+    """Copy those fields of the present container whose change may wait into the desired one."""
     if keeps_request and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
         container["resources"]["requests"]["memory"] = requested
     present = there.get("args") or []

@@ -51,8 +51,8 @@ class UpdatePacer:
         """Return whether the pods of a service may be replaced now."""
         return key in self._rollouts
 
-    def wait(self, key: ObjectKey, deployments: Collection[str]) -> None:
-        """Note that Deployments of a service wait, also for each other while it is rolled out, or that none does."""
+    def set_waiting(self, key: ObjectKey, deployments: Collection[str]) -> None:
+        """Record the Deployments of a service that await rollout; an empty set clears them."""
         if not deployments:
             self.forget(key)
             return

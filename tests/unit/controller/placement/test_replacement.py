@@ -22,14 +22,14 @@ from controller.placement.replacement import (
     ReplacementRules,
     ServiceFacts,
     begin_replacement,
+    continue_replacement,
     count_surge,
     find_hold,
     find_replica,
-    go_on,
     is_active,
     least_speed,
-    note_help,
     pick_worst,
+    record_recovery,
 )
 from controller.placement.units import Unit
 from crds.meta import Priority
@@ -133,7 +133,7 @@ def test_replica_that_does_not_fit_goes_first_and_then_the_slowest_in_relation_t
 def test_replacement_goes_on_until_it_is_over(
     seconds: float, service: ServiceFacts, outcome: str | None, words: str
 ) -> None:
-    progress = go_on(begun(), service, NOW + timedelta(seconds=seconds))
+    progress = continue_replacement(begun(), service, NOW + timedelta(seconds=seconds))
     assert progress.replacement.outcome == outcome
     assert words in progress.replacement.message
     assert (progress.replacement.ended_at is None) == (outcome is None)
@@ -143,14 +143,14 @@ def test_replacement_goes_on_until_it_is_over(
 @pytest.mark.parametrize("started_at", ["9999-12-31T23:59:59Z", "2026-01-01T03:00:00Z", "soon", ""])
 @pytest.mark.parametrize("service", [facts(replica("a")), facts(replica("a"), replica("b"))])
 def test_replacement_that_was_forged_to_begin_in_the_future_is_over(started_at: str, service: ServiceFacts) -> None:
-    assert go_on(begun(started_at=started_at), service, NOW).replacement.outcome == "GivenUp"
+    assert continue_replacement(begun(started_at=started_at), service, NOW).replacement.outcome == "GivenUp"
 
 
 def test_replacement_helped_once_its_new_place_is_as_fast_as_expected() -> None:
     moved = ended(1, to_place="node/b", helped=False)
-    assert not note_help(moved, ["node/a"]).helped
-    assert note_help(moved, ["node/b"]).helped
-    assert not note_help(ended(1, outcome="GivenUp", helped=False), ["node/a"]).helped
+    assert not record_recovery(moved, ["node/a"]).helped
+    assert record_recovery(moved, ["node/b"]).helped
+    assert not record_recovery(ended(1, outcome="GivenUp", helped=False), ["node/a"]).helped
 
 
 class SimulatedService:
@@ -167,7 +167,7 @@ class SimulatedService:
     def reconcile(self) -> None:
         service = facts(*self.pods, wanted=self.wanted)
         if self.last is not None and is_active(self.last):
-            self.last = go_on(self.last, service, self.now).replacement
+            self.last = continue_replacement(self.last, service, self.now).replacement
         elif self.has_slow and self.pods and find_hold(self.last, service, [], self.now, RULES) is None:
             slow = SLOW._replace(place=self.pods[0].place)
             self.last = begin_replacement(slow, self.pods[0], 57.0, "node/better", self.now)
@@ -221,7 +221,7 @@ def take_step(service: SimulatedService, step: str) -> None:
         case "slow" | "fine":
             service.has_slow = step == "slow"
         case "helped" if service.last is not None:
-            service.last = note_help(service.last, [service.last.to_place])
+            service.last = record_recovery(service.last, [service.last.to_place])
         case "minute" | "half an hour":
             service.now += timedelta(seconds=60 if step == "minute" else COOL)
 

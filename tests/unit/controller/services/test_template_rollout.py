@@ -242,8 +242,8 @@ def deployment_of(owner: str, name: str, stamp: str, *, updated: int = 1) -> Obj
 def pacer() -> UpdatePacer:
     """Two services wait, and the rollout of the first has begun at time 0."""
     pacer = UpdatePacer()
-    pacer.wait(ONE, ["one"])
-    pacer.wait(TWO, ["two"])
+    pacer.set_waiting(ONE, ["one"])
+    pacer.set_waiting(TWO, ["two"])
     assert pacer.start_next(world(), 0) == ONE
     assert (pacer.may_roll_out(ONE), pacer.may_roll_out(TWO)) == (True, False)
     return pacer
@@ -290,10 +290,10 @@ def test_next_service_follows_when_all_deployments_of_the_one_before_are_changed
             there.put(DEPLOYMENTS, deployment_of("one", name, applied))
         return there
 
-    pacer.wait(ONE, ["one-a", "one-b"])
+    pacer.set_waiting(ONE, ["one-a", "one-b"])
     assert pacer.start_next(known("old", "old"), 0) == ONE
-    pacer.wait(ONE, ["one-b"])
-    pacer.wait(TWO, ["two"])
+    pacer.set_waiting(ONE, ["one-b"])
+    pacer.set_waiting(TWO, ["two"])
     assert pacer.start_next(known("new", "old"), START_SECONDS) is None, "the second waits for the first"
     pacer.forget(ONE)
     assert pacer.start_next(known("new", "old"), START_SECONDS + 1) is None, "it is being applied"
@@ -302,9 +302,9 @@ def test_next_service_follows_when_all_deployments_of_the_one_before_are_changed
 
 def test_service_that_takes_too_long_goes_on_after_the_others() -> None:
     pacer = UpdatePacer()
-    pacer.wait(ONE, ["one"])
-    pacer.wait(TWO, ["two"])
+    pacer.set_waiting(ONE, ["one"])
+    pacer.set_waiting(TWO, ["two"])
     assert pacer.start_next(world(), 0) == ONE
-    pacer.wait(ONE, ["one"])
+    pacer.set_waiting(ONE, ["one"])
     assert pacer.start_next(world("new", updated=0), LIMIT_SECONDS) == TWO
     assert pacer.start_next(world("new", names=("one",)), LIMIT_SECONDS + 1) == ONE
