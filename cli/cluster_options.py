@@ -1,15 +1,14 @@
 """Options of the commands that talk to a cluster: which cluster, as which user, and in which namespace."""
 
-import functools
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from cli.completion import complete_namespaces
+from cli.options import gather_options
 
 DEFAULT_NAMESPACE: Final = "default"
 
@@ -39,41 +38,22 @@ class ClusterOptions:
         return "".join(f" {option} {shlex.quote(str(value))}" for option, value in given if value)
 
 
-def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--kubeconfig` and `--context`, as the argument `target`."""
-    return _add_options(function, is_namespaced=False)
-
-
-def namespaced_cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--kubeconfig`, `--context` and `--namespace`, as the argument `target`."""
-    return _add_options(function, is_namespaced=True)
-
-
-def _add_options(function: Callable[..., Any], *, is_namespaced: bool) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def with_target(
-        *args: Any, kubeconfig: Path | None, context: str | None, namespace: str | None = None, **more: Any
-    ) -> Any:
-        return function(*args, target=ClusterOptions(kubeconfig, context, namespace), **more)
-
-    options = [
-        click.option(
-            "--kubeconfig",
-            type=click.Path(path_type=Path),
-            help="Kubeconfig with the cluster and the user. Default: as for kubectl.",
-        ),
-        click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: the current one."),
-    ]
-    if is_namespaced:
-        options.append(
-            click.option(
-                *("--namespace", "-n"),
-                metavar="NAME",
-                help="Default: the namespace of the context.",
-                shell_complete=complete_namespaces,
-            )
-        )
-    decorated: Callable[..., Any] = with_target
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
+_OPTIONS: Final = (
+    click.option(
+        "--kubeconfig",
+        type=click.Path(path_type=Path),
+        help="Kubeconfig with the cluster and the user. Default: as for kubectl.",
+    ),
+    click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: the current one."),
+)
+_NAMESPACE: Final = click.option(
+    "--namespace",
+    "-n",
+    metavar="NAME",
+    help="Default: the namespace of the context.",
+    shell_complete=complete_namespaces,
+)
+cluster_options: Final = gather_options("target", ClusterOptions, *_OPTIONS)
+"""Adds `--kubeconfig` and `--context` to a command, which gets them as `target`."""
+namespaced_cluster_options: Final = gather_options("target", ClusterOptions, *_OPTIONS, _NAMESPACE)
+"""Adds `--kubeconfig`, `--context` and `--namespace` to a command, which gets them as `target`."""

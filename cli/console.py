@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import EXISTING_FILE, ListenAddressParam, kubeconfig_option, verbose_option
+from cli.options import EXISTING_FILE, LISTEN_ADDRESS, kubeconfig_option, verbose_option
 from cli.stop_signals import serve_until_stopped
 from cli.vendor_option import vendors_option
 from devices.vendors import Vendors
@@ -28,14 +28,14 @@ def command() -> None:
 @kubeconfig_option
 @click.option(
     "--address",
-    type=ListenAddressParam(),
+    type=LISTEN_ADDRESS,
     default="127.0.0.1:8090",
     show_default=True,
     help="Address of the API. Clients send it tokens of the cluster: give it a certificate where others listen in.",
 )
 @click.option(
     "--metrics-address",
-    type=ListenAddressParam(),
+    type=LISTEN_ADDRESS,
     default="off",
     show_default=True,
     help="Address of /healthz, /readyz and /metrics, which ask for no token.",

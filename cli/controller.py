@@ -2,10 +2,9 @@
 
 import gc
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Final, get_args
 
 import click
 import uvloop
@@ -13,14 +12,16 @@ import uvloop
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
 from cli.options import (
+    DURATION,
     EXISTING_FILE,
+    SIZE,
     SOURCE_VARIABLES,
-    Duration,
-    Size,
+    Parsed,
     allow_private_sources,
     kubeconfig_option,
     load_hosts_ca,
     metric_prefix_option,
+    name_type,
     verbose_option,
 )
 from cli.replacement_options import replacement_options
@@ -42,15 +43,9 @@ from kube import credentials
 from kube.client import connect
 from kube.kubeconfig import CredentialsError
 
-GC_THRESHOLD = 10_000
+_BIND_ADDRESS: Final = Parsed("ADDRESS", parse_bind_address)
+GC_THRESHOLD: Final = 10_000
 """New objects after which garbage is collected: at Python's default of 700 that takes a tenth of a burst's time."""
-
-
-def _read_address(_context: click.Context, parameter: click.Parameter, text: str) -> BindAddress | None:
-    try:
-        return parse_bind_address(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param=parameter) from error
 
 
 def _read_monitor_labels(
@@ -60,30 +55,6 @@ def _read_monitor_labels(
         return parse_monitor_labels(texts)
     except ValueError as error:
         raise click.BadParameter(str(error), param=parameter) from error
-
-
-def _read_secret_names(_context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names of Secrets, each once. Raises click.BadParameter: one is no name that a Secret can have."""
-    for name in names:
-        if len(name) > LONGEST_NAME or not re.fullmatch(NAME_PATTERN, name):
-            message = (
-                f"{name!r} is not a name of a Secret: give one such as pomona-registry, of lower case letters, digits, "
-                f"- and ., at most {LONGEST_NAME} of them"
-            )
-            raise click.BadParameter(message, param=parameter)
-    return tuple(dict.fromkeys(names))
-
-
-def _read_namespaces(_context: click.Context, parameter: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return names of namespaces, each once. Raises click.BadParameter: one is no name that a namespace can have."""
-    for name in names:
-        if len(name) > LONGEST_LABEL or not re.fullmatch(LABEL_PATTERN, name):
-            message = (
-                f"{name!r} is not a name of a namespace: give one such as team-a, of lower case letters, digits and -, "
-                f"at most {LONGEST_LABEL} of them, and repeat the option for several"
-            )
-            raise click.BadParameter(message, param=parameter)
-    return tuple(dict.fromkeys(names))
 
 
 def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
@@ -99,7 +70,12 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     "namespaces",
     multiple=True,
     metavar="NAME",
-    callback=_read_namespaces,
+    type=name_type(
+        LABEL_PATTERN,
+        LONGEST_LABEL,
+        "is not a name of a namespace: give one such as team-a, of lower case letters, digits and -, at most "
+        f"{LONGEST_LABEL} of them, and repeat the option for several",
+    ),
     help="Read and write objects of this namespace only, in which roles are bound to the controller; repeatable. "
     "Services then run in pods, and on no Macs, which belong to the whole cluster. Default: all namespaces, and Macs.",
 )
@@ -115,7 +91,12 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     "image_pull_secrets",
     multiple=True,
     metavar="NAME",
-    callback=_read_secret_names,
+    type=name_type(
+        NAME_PATTERN,
+        LONGEST_NAME,
+        "is not a name of a Secret: give one such as pomona-registry, of lower case letters, digits, - and ., at most "
+        f"{LONGEST_NAME} of them",
+    ),
     help="Secret with which nodes pull --image from a private registry. You create it in each namespace of Models, or "
     "give these namespaces' default ServiceAccount its pull secret instead of this option. Repeatable.",
 )
@@ -135,7 +116,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     "--metrics-bind-address",
     default=":8080",
     show_default=True,
-    callback=_read_address,
+    type=_BIND_ADDRESS,
     help="Address of the metrics, HOST:PORT or :PORT; 0 turns them off.",
 )
 @metric_prefix_option
@@ -143,7 +124,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     "--health-probe-bind-address",
     default=":8081",
     show_default=True,
-    callback=_read_address,
+    type=_BIND_ADDRESS,
     help="Address of /healthz and /readyz, HOST:PORT or :PORT; 0 turns them off.",
 )
 @click.option(
@@ -151,7 +132,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     "preflight_address",
     default="0",
     show_default=True,
-    callback=_read_address,
+    type=_BIND_ADDRESS,
     help="Address of the preflight webhook, HOST:PORT or :PORT, over HTTPS: API servers ask it before an "
     "InferenceService is written that fits on no device of the cluster. Its Secret and its configuration come with "
     "the chart. 0: off.",
@@ -215,7 +196,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 @click.option(
     "--node-cache-size",
     "node_cache_bytes",
-    type=Size(),
+    type=SIZE,
     help="Size of the copies of weights that may stay on each node for Models with spec.cache.scope node, such as "
     "500Gi: beyond it, the copies that were not in use for the longest time are deleted. Default: no limit.",
 )
@@ -229,7 +210,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 @click.option(
     "--min-run",
     "min_run_seconds",
-    type=Duration(),
+    type=DURATION,
     default=f"{MIN_RUN_SECONDS:.0f}s",
     show_default=True,
     help="Time for which a replica runs before it may be evicted for a service of higher priority.",
@@ -286,6 +267,7 @@ def command(
       pomona controller --kubeconfig controller.kubeconfig --image registry.example/pomona:dev
       pomona controller --namespace team-a --namespace team-b       (these namespaces only, without Macs)
     """
+    namespaces = tuple(dict.fromkeys(namespaces))
     if namespaces:
         _refuse_cluster_options(scheduling_mode, preflight_address)
     _prepare_process(verbose=verbose)
@@ -295,7 +277,7 @@ def command(
             *(image, _list_source_variables(allowed_networks), limits, vendors, network_policies),
             *(monitoring_namespace, node_cache_bytes),
             monitor_labels=monitor_labels,
-            image_pull_secrets=image_pull_secrets,
+            image_pull_secrets=tuple(dict.fromkeys(image_pull_secrets)),
             scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
         )
         further = (min_run_seconds, has_benchmarks, flexinfer_export, replacement, preflight_address, preflight_folder)

@@ -1,6 +1,5 @@
 """`pomona extender`: the scheduler extender, beside a kube-scheduler."""
 
-import re
 from pathlib import Path
 from typing import Final
 
@@ -8,11 +7,9 @@ import click
 import uvloop
 
 from cli import log
-from cli.options import ListenAddressParam, kubeconfig_option, verbose_option
+from cli.options import LISTEN_ADDRESS, gather_options, kubeconfig_option, prefix_type, verbose_option
 from cli.stop_signals import serve_until_stopped
 from cli.vendor_option import vendors_option
-from crds.meta import NAME_PATTERN
-from devices.vendors import Vendors
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.run import DEFAULT_PORT, LOOPBACK, ExtenderOptions, run
 from extender.score import ScoreWeights
@@ -24,16 +21,9 @@ from kube.kubeconfig import CredentialsError
 _DEFAULTS: Final = ScoreWeights()
 
 
-def _read_prefix(_context: click.Context, parameter: click.Parameter, prefix: str) -> str:
-    """Return the prefix of annotations. Raises click.BadParameter: no annotation can have it."""
-    stated = prefix.removesuffix("/")
-    if not re.fullmatch(NAME_PATTERN, stated):
-        message = f"{prefix!r} is no prefix of annotations: give one such as flexinfer.ai"
-        raise click.BadParameter(message, param=parameter)
-    return stated
-
-
 @click.command()
+@gather_options("weights", ScoreWeights)
+@gather_options("options", ExtenderOptions)
 @kubeconfig_option
 @click.option(
     "--port",
@@ -50,13 +40,14 @@ def _read_prefix(_context: click.Context, parameter: click.Parameter, prefix: st
 )
 @click.option(
     "--metrics-address",
-    type=ListenAddressParam(),
+    type=LISTEN_ADDRESS,
     default="off",
     show_default=True,
     help="Further address of /healthz, /readyz and /metrics alone, for probes and Prometheus.",
 )
 @click.option(
     "--tps-weight",
+    "tps",
     type=float,
     default=_DEFAULTS.tps,
     show_default=True,
@@ -66,6 +57,7 @@ def _read_prefix(_context: click.Context, parameter: click.Parameter, prefix: st
 )
 @click.option(
     "--util-weight",
+    "util",
     type=float,
     default=_DEFAULTS.util,
     show_default=True,
@@ -75,6 +67,7 @@ def _read_prefix(_context: click.Context, parameter: click.Parameter, prefix: st
 )
 @click.option(
     "--cost-weight",
+    "cost",
     type=float,
     default=_DEFAULTS.cost,
     show_default=True,
@@ -86,24 +79,12 @@ def _read_prefix(_context: click.Context, parameter: click.Parameter, prefix: st
     "--annotation-prefix",
     default=DEFAULT_ANNOTATION_PREFIX,
     show_default=True,
-    callback=_read_prefix,
+    type=prefix_type("is no prefix of annotations: give one such as flexinfer.ai"),
     help="Prefix of the annotations gpu.util and cost of nodes; flexinfer.ai for those of that project.",
 )
 @vendors_option
 @verbose_option
-def command(
-    kubeconfig: Path | None,
-    port: int,
-    address: str,
-    metrics_address: tuple[str, int] | None,
-    *,
-    tps_weight: float,
-    util_weight: float,
-    cost_weight: float,
-    annotation_prefix: str,
-    vendors: Vendors,
-    verbose: bool,
-) -> None:
+def command(kubeconfig: Path | None, *, options: ExtenderOptions, verbose: bool) -> None:
     """Score and filter nodes for a kube-scheduler, by the speed of the model that a pod serves.
 
     It reads the cluster and writes nothing. docs/extender.md has the configuration of the scheduler.
@@ -114,17 +95,17 @@ def command(
       pomona extender --kubeconfig ~/.kube/config --port 18888      (beside a scheduler on this machine)
       pomona extender --tps-weight 1 --util-weight 0 --cost-weight 0 --annotation-prefix flexinfer.ai
     """
-    weights = ScoreWeights(tps_weight, util_weight, cost_weight)
-    if problem := weights.find_problem():
+    if problem := options.weights.find_problem():
         raise click.BadParameter(problem, param_hint="'--tps-weight', '--util-weight', '--cost-weight'")
     log.configure(verbose=verbose)
-    options = ExtenderOptions(port, address, weights, vendors, annotation_prefix, metrics_address)
     try:
         uvloop.run(serve_until_stopped(_run(kubeconfig, options)))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
-        raise click.ClickException(f"{address}:{port} or --metrics-address cannot be served: {error}") from error
+        raise click.ClickException(
+            f"{options.address}:{options.port} or --metrics-address cannot be served: {error}"
+        ) from error
 
 
 async def _run(kubeconfig: Path | None, options: ExtenderOptions) -> None:

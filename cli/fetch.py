@@ -2,18 +2,17 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import click
 
 from artifacts.repositories.address_policy import Networks
 from cli import outcome
-from cli.options import allow_private_sources, choose_files, file_root_option, result_option
+from cli.options import allow_private_sources, choose_files, file_root_option, gather_options, result_option
 from cli.options import mirrors as mirrors_option
 from cli.output import facts_option, print_facts
 from crds.size import size_text
@@ -21,7 +20,22 @@ from crds.size import size_text
 _LINE_EVERY_SECONDS = 10.0
 
 
+class WantedFiles(NamedTuple):
+    """The arguments of one call."""
+
+    source: str
+    folder: Path | None
+    files: tuple[str, ...]
+    sha256: str | None
+    revision: str | None
+    size_bytes: int | None
+    file_root: Path | None
+    allowed_networks: Networks
+    mirrors: tuple[str, ...]
+
+
 @click.command("fetch")
+@gather_options("wanted", WantedFiles)
 @click.argument("source")
 @click.option(
     "--to",
@@ -32,7 +46,7 @@ _LINE_EVERY_SECONDS = 10.0
 @choose_files
 @click.option(
     "--sha256",
-    callback=outcome.check_digest,
+    type=outcome.DIGEST,
     help="Expected SHA-256. A download with another SHA-256 is deleted. Default: the SHA-256 that the hub "
     "states, if any.",
 )
@@ -43,20 +57,7 @@ _LINE_EVERY_SECONDS = 10.0
 @mirrors_option
 @facts_option("text")
 @result_option
-def command(
-    source: str,
-    *,
-    folder: Path | None,
-    files: tuple[str, ...],
-    sha256: str | None,
-    revision: str | None,
-    size_bytes: int | None,
-    file_root: Path | None,
-    allowed_networks: Networks,
-    mirrors: tuple[str, ...],
-    output_format: Literal["text", "json", "yaml"],
-    result: Path | None,
-) -> None:
+def command(*, wanted: WantedFiles, output_format: Literal["text", "json", "yaml"], result: Path | None) -> None:
     """Download the files of SOURCE to a folder, verify them, and read their headers.
 
     An interrupted download is resumed. A file gets its final name only when it is complete.
@@ -82,17 +83,6 @@ def command(
       pomona fetch oci://docker.io/ai/smollm2:360M-Q4_K_M --files '*.gguf' --to ~/models
       pomona fetch https://files.example/model.gguf --to . --sha256 3f6b92...
     """
-    wanted = _Wanted(
-        source,
-        files,
-        folder,
-        sha256=sha256,
-        revision=revision,
-        size_bytes=size_bytes,
-        file_root=file_root,
-        allowed_networks=allowed_networks,
-        mirrors=mirrors,
-    )
     facts = outcome.run("fetch", _fetch(wanted), result)
     outcome.write_result("fetch", facts, result)
     if output_format != "text":
@@ -102,23 +92,7 @@ def command(
         print(f"{facts['path']}  {size_text(facts['sizeBytes'])}{digest}")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Wanted:
-    """The arguments of one call."""
-
-    text: str
-    files: tuple[str, ...]
-    folder: Path | None
-    _: dataclasses.KW_ONLY
-    sha256: str | None
-    revision: str | None
-    size_bytes: int | None
-    file_root: Path | None
-    allowed_networks: Networks
-    mirrors: tuple[str, ...]
-
-
-async def _fetch(wanted: _Wanted) -> dict[str, Any]:
+async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.errors import ArtifactError  # noqa: PLC0415
     from artifacts.fetch import FetchedArtifact  # noqa: PLC0415
@@ -128,7 +102,7 @@ async def _fetch(wanted: _Wanted) -> dict[str, Any]:
     from artifacts.retry import Patience  # noqa: PLC0415
     from artifacts.source import Source, parse  # noqa: PLC0415
 
-    source = parse(wanted.text, wanted.files)
+    source = parse(wanted.source, wanted.files)
     if (wanted.folder is None) != (source.scheme == "file"):
         way_out = "give --to FOLDER" if wanted.folder is None else "it is verified where it is: leave out --to"
         raise ArtifactError("SourceInvalid", f"{source.display}: {way_out}")

@@ -20,7 +20,7 @@ from crds.size import size_text
 @choose_files
 @click.option(
     "--sha256",
-    callback=outcome.check_digest,
+    type=outcome.DIGEST,
     help="Expected SHA-256. It is compared with the SHA-256 that the hub states, if any.",
 )
 @click.option(

@@ -1,48 +1,26 @@
 """`pomona node-agent`: the agent of one node of the cluster."""
 
 import asyncio
-import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
-from cli.options import EXISTING_FILE, Duration, kubeconfig_option, metric_prefix_option, verbose_option
+from cli.options import (
+    EXISTING_FILE,
+    duration_between,
+    kubeconfig_option,
+    metric_prefix_option,
+    name_type,
+    prefix_type,
+    verbose_option,
+)
 from cli.stop_signals import serve_until_stopped
 from crds.meta import GROUP, LONGEST_NAME, NAME_PATTERN
 from devices.node.memory_bandwidth import measure_memory_bandwidth
 
-LEAST_INTERVAL_SECONDS: Final = 1.0
-MOST_INTERVAL_SECONDS: Final = 60.0
-"""A heartbeat follows a probe, and facts are stale 150 s after one."""
 _PORT: Final = click.IntRange(0, 65535)
 _FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
-
-
-def _read_node_name(_context: click.Context, parameter: click.Parameter, name: str) -> str:
-    if len(name) > LONGEST_NAME or not re.fullmatch(NAME_PATTERN, name):
-        message = f"{name!r} is not a name of a Node: give one of `kubectl get nodes`"
-        raise click.BadParameter(message, param=parameter)
-    return name
-
-
-def _read_label_prefix(_context: click.Context, parameter: click.Parameter, text: str) -> str:
-    """Return the prefix without the slash at its end, with which other tools state it."""
-    prefix = text.removesuffix("/")
-    if len(prefix) > LONGEST_NAME or not re.fullmatch(NAME_PATTERN, prefix):
-        message = f"{text!r} is not the prefix of a label: give a DNS name such as {GROUP}"
-        raise click.BadParameter(message, param=parameter)
-    return prefix
-
-
-def _read_interval(_context: click.Context, parameter: click.Parameter, seconds: float) -> float:
-    if not LEAST_INTERVAL_SECONDS <= seconds <= MOST_INTERVAL_SECONDS:
-        message = (
-            f"{seconds:g} s is not between {LEAST_INTERVAL_SECONDS:g}s and {MOST_INTERVAL_SECONDS:g}s: facts of a node "
-            "are reported each minute"
-        )
-        raise click.BadParameter(message, param=parameter)
-    return seconds
 
 
 @click.command()
@@ -51,17 +29,17 @@ def _read_interval(_context: click.Context, parameter: click.Parameter, seconds:
     envvar="NODE_NAME",
     show_envvar=True,
     required=True,
-    callback=_read_node_name,
+    type=name_type(NAME_PATTERN, LONGEST_NAME, "is not a name of a Node: give one of `kubectl get nodes`"),
     help="Name of the Node on which this agent runs; in a pod, spec.nodeName by the downward API.",
 )
 @kubeconfig_option
 @click.option(
     "--interval",
     "interval_seconds",
-    type=Duration(),
+    # A heartbeat follows a probe, and facts are stale 150 s after one.
+    type=duration_between(1.0, 60.0, "facts of a node are reported each minute"),
     default="30s",
     show_default=True,
-    callback=_read_interval,
     help="Time from one probe of the hardware to the next, 1s to 60s. Facts are written each minute, and at once if "
     "the devices are others.",
 )
@@ -69,7 +47,7 @@ def _read_interval(_context: click.Context, parameter: click.Parameter, seconds:
     "--label-prefix",
     default=GROUP,
     show_default=True,
-    callback=_read_label_prefix,
+    type=prefix_type(f"is not the prefix of a label: give a DNS name such as {GROUP}"),
     help="Prefix of the labels of the Node, such as flexinfer.ai. The policy pomona-node-agents names it, too: set "
     "nodeAgent.labelPrefix of the chart.",
 )
@@ -81,7 +59,9 @@ def _read_interval(_context: click.Context, parameter: click.Parameter, seconds:
     show_default=True,
     help="Port of /metrics and /healthz, on all addresses; 0 turns them off.",
 )
-@click.option("--port", type=_PORT, default=8787, show_default=True, help="Port of the REST API; 0 turns it off.")
+@click.option(
+    "--port", "rest_port", type=_PORT, default=8787, show_default=True, help="Port of the REST API; 0 turns it off."
+)
 @click.option(
     "--api-key-file",
     type=EXISTING_FILE,
@@ -103,19 +83,7 @@ def _read_interval(_context: click.Context, parameter: click.Parameter, seconds:
 )
 @verbose_option
 def command(
-    node_name: str,
-    kubeconfig: Path | None,
-    interval_seconds: float,
-    *,
-    label_prefix: str,
-    metric_prefix: str,
-    metrics_port: int,
-    port: int,
-    api_key_file: Path | None,
-    proc_root: Path,
-    sys_root: Path,
-    disk_root: Path,
-    verbose: bool,
+    kubeconfig: Path | None, *, proc_root: Path, sys_root: Path, disk_root: Path, verbose: bool, **given: Any
 ) -> None:
     """Report the hardware of a node as its NodeFitness, its labels and metrics.
 
@@ -136,19 +104,10 @@ def command(
     from node_agent.run import run  # noqa: PLC0415
 
     log.configure(verbose=verbose)
-    options = NodeAgentOptions(
-        node_name=node_name,
-        interval_seconds=interval_seconds,
-        label_prefix=label_prefix,
-        metric_prefix=metric_prefix,
-        metrics_port=metrics_port,
-        rest_port=port,
-        api_key_file=api_key_file,
-        roots=NodeRoots(proc=proc_root, sys=sys_root, disk=disk_root),
-    )
+    options = NodeAgentOptions(roots=NodeRoots(proc=proc_root, sys=sys_root, disk=disk_root), **given)
     try:
-        if api_key_file:
-            ApiKeyFile(api_key_file).read()
+        if options.api_key_file:
+            ApiKeyFile(options.api_key_file).read()
         asyncio.run(serve_until_stopped(run(credentials.load(kubeconfig), options, memory_bandwidth)))
     except (CredentialsError, OSError) as error:
         raise click.ClickException(str(error)) from error

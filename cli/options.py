@@ -1,18 +1,25 @@
 """Types and defaults of options that the sub-commands share."""
 
+import contextlib
+import functools
+import inspect
 import ipaddress
 import os
 import re
 import ssl
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import click
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Network, parse_network
-from crds.meta import METRIC_PREFIX
+from crds.meta import LONGEST_NAME, METRIC_PREFIX, NAME_PATTERN
 from crds.quantity import parse_quantity
+
+T = TypeVar("T")
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 STATE_FOLDER_TEXT: Final = (
     "~/Library/Application Support/Pomona" if sys.platform == "darwin" else "~/.local/state/pomona"
@@ -23,83 +30,136 @@ SOURCE_VARIABLES: Final = ("HF_ENDPOINT", "POMONA_PLAIN_HTTP_REGISTRIES")
 _BYTES: Final = re.compile(r"([0-9.]+) ?((?:[KMGT]i)?)B?", re.ASCII)
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)([smh])", re.ASCII)
-_METRIC_PREFIX: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 _LAST_PORT: Final = 65535
 
 
-class PortRange(click.ParamType[tuple[int, int]]):
-    """A range of ports, as FIRST-LAST."""
+class Parsed(click.ParamType[T]):
+    """Values that `parse` reads from a text, such as `12Gi`.
 
-    name = "FIRST-LAST"
+    Args:
+        name: what stands for a value in the help.
+        parse: returns the value; the message of its ValueError is for the user.
+    """
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Read the two ports."""
-        if isinstance(value, tuple):
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self.parse = parse
+
+    def convert(self, value: str | T, param: click.Parameter | None, ctx: click.Context | None) -> T:
+        """Return the value of a text. Raises click.BadParameter."""
+        if not isinstance(value, str):
             return value
-        first, _, last = str(value).partition("-")
-        if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= _LAST_PORT):
-            self.fail(f"{value!r} is not a range of ports: give one such as 18000-18999", param, ctx)
-        return int(first), int(last)
-
-
-class ListenAddressParam(click.ParamType[tuple[str, int] | None]):
-    """An address to listen at, as ADDRESS:PORT, or `off`."""
-
-    name = "ADDRESS:PORT"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int] | None:
-        """Read address and port."""
-        if isinstance(value, tuple) or value == "off":
-            return value if isinstance(value, tuple) else None
-        address, _, port = str(value).rpartition(":")
         try:
-            return str(ipaddress.ip_address(address.strip("[]"))), _read_port(port)
-        except ValueError:
-            self.fail(f"{value!r} is not an address and port: give one such as 127.0.0.1:17999, or off", param, ctx)
+            return self.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-def _read_port(text: str) -> int:
-    """Read a port. Raises ValueError."""
-    if not (text.isdecimal() and 0 < int(text) <= _LAST_PORT):
-        raise ValueError(text)
-    return int(text)
+def name_type(pattern: str, longest: int, problem: str) -> Parsed[str]:
+    """Return the type of names that match a pattern; `problem` follows a name that does not, in the message."""
+
+    def check(name: str) -> str:
+        if len(name) > longest or not re.fullmatch(pattern, name):
+            raise ValueError(f"{name!r} {problem}")
+        return name
+
+    return Parsed("NAME", check)
 
 
-class Size(click.ParamType[int]):
-    """A size above 0: a quantity such as `12Gi`, as in manifests, or `12.0 GiB`, as Pomona prints it."""
-
-    name = "SIZE"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the bytes."""
-        if isinstance(value, int):
-            return value
-        printed = _BYTES.fullmatch(str(value))
-        amount = parse_quantity(f"{printed[1]}{printed[2]}" if printed else value)
-        size_bytes = int(amount) if amount is not None else 0
-        if size_bytes <= 0:
-            self.fail(f"{value!r} is not a size: give one such as 12GiB, or 12884901888 for bytes", param, ctx)
-        return size_bytes
+def prefix_type(problem: str) -> Parsed[str]:
+    """Return the type of prefixes of labels or annotations, with or without the slash at their end."""
+    names = name_type(NAME_PATTERN, LONGEST_NAME, problem)
+    return Parsed("PREFIX", lambda text: names.parse(text.removesuffix("/")))
 
 
-class Duration(click.ParamType[float]):
-    """A time above 0, in seconds: `90s`, `10m`, `1h`."""
+def gather_options(argument: str, kind: Callable[..., object], *options: Decorator) -> Decorator:
+    """Return a decorator that adds options to a command, which gets them all as one argument.
 
-    name = "TIME"
+    Args:
+        argument: name of the argument.
+        kind: makes its value of the options; its parameters have their names.
+        options: the options; what is no parameter of `kind` the command gets by its own name.
+    """
+    names = inspect.signature(kind).parameters
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the seconds."""
-        if isinstance(value, float):
-            return value
-        match = _DURATION.fullmatch(str(value))
-        seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
-        if not seconds:
-            self.fail(f"{value!r} is not a time: give one such as 90s, 10m or 1h", param, ctx)
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def call(*arguments: Any, **given: Any) -> Any:
+            own = {name: given.pop(name) for name in names if name in given}
+            return command(*arguments, **{argument: kind(**own)}, **given)
+
+        decorated: Callable[..., Any] = call
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
+
+
+def parse_port_range(text: str) -> tuple[int, int]:
+    """Return the first and the last port of FIRST-LAST. Raises ValueError."""
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= _LAST_PORT):
+        raise ValueError(f"{text!r} is not a range of ports: give one such as 18000-18999")
+    return int(first), int(last)
+
+
+def parse_listen_address(text: str) -> tuple[str, int] | None:
+    """Return the address and port of ADDRESS:PORT; None for `off`. Raises ValueError."""
+    if text == "off":
+        return None
+    address, _, port = text.rpartition(":")
+    with contextlib.suppress(ValueError):
+        if port.isdecimal() and 0 < int(port) <= _LAST_PORT:
+            return str(ipaddress.ip_address(address.strip("[]"))), int(port)
+    raise ValueError(f"{text!r} is not an address and port: give one such as 127.0.0.1:17999, or off")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes, above 0, of a quantity such as `12Gi`, or of `12.0 GiB`, as Pomona prints it.
+
+    Raises ValueError.
+    """
+    printed = _BYTES.fullmatch(text)
+    amount = parse_quantity(f"{printed[1]}{printed[2]}" if printed else text)
+    size_bytes = int(amount) if amount is not None else 0
+    if size_bytes <= 0:
+        raise ValueError(f"{text!r} is not a size: give one such as 12GiB, or 12884901888 for bytes")
+    return size_bytes
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds, above 0, of a time such as `90s`, `10m` or `1h`. Raises ValueError."""
+    match = _DURATION.fullmatch(text)
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
+    if not seconds:
+        raise ValueError(f"{text!r} is not a time: give one such as 90s, 10m or 1h")
+    return seconds
+
+
+def duration_between(least: float, most: float, hint: str) -> Parsed[float]:
+    """Return the type of times from `least` to `most` seconds; `hint` ends the message about others."""
+
+    def parse(text: str) -> float:
+        seconds = parse_duration(text)
+        if not least <= seconds <= most:
+            raise ValueError(f"{seconds:g}s is not between {least:g}s and {most:g}s: {hint}")
         return seconds
 
+    return Parsed("TIME", parse)
 
+
+def _parse_network(text: str) -> Network:
+    try:
+        return parse_network(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a network: give one such as 192.168.1.0/24") from error
+
+
+PORT_RANGE: Final = Parsed("FIRST-LAST", parse_port_range)
+LISTEN_ADDRESS: Final = Parsed("ADDRESS:PORT", parse_listen_address)
+SIZE: Final = Parsed("SIZE", parse_size)
+DURATION: Final = Parsed("TIME", parse_duration)
 EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 kubeconfig_option: Final = click.option(
@@ -119,29 +179,16 @@ file_root_option: Final = click.option(
     "--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder."
 )
 timeout_option: Final = click.option(
-    "--timeout", type=Duration(), help="Longest wait, such as 10m, after which the exit code is 1. Default: no limit."
+    "--timeout", type=DURATION, help="Longest wait, such as 10m, after which the exit code is 1. Default: no limit."
 )
 """Option of the commands that wait for what the cluster does."""
-
-
-class NetworkParam(click.ParamType[Network]):
-    """A network, as CIDR, or one address."""
-
-    name = "CIDR"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Network:
-        """Read the network."""
-        try:
-            return parse_network(str(value))
-        except ValueError:
-            self.fail(f"{value!r} is not a network: give one such as 192.168.1.0/24", param, ctx)
 
 
 allow_private_sources: Final = click.option(
     "--allow-private-sources",
     "allowed_networks",
     multiple=True,
-    type=NetworkParam(),
+    type=Parsed("CIDR", _parse_network),
     envvar=NETWORKS_VARIABLE,
     show_envvar=True,
     help="Private network that sources and their redirects may lead to. Without this option, private, loopback and "
@@ -185,18 +232,14 @@ def state_folder_in(home: Path) -> Path:
     return home / ".local" / "state" / "pomona"
 
 
-def _read_metric_prefix(_context: click.Context, parameter: click.Parameter, prefix: str) -> str:
-    if not _METRIC_PREFIX.fullmatch(prefix):
-        message = f"{prefix!r} cannot begin the name of a metric: give one such as pomona, of a-z, 0-9 and _"
-        raise click.BadParameter(message, param=parameter)
-    return prefix
-
-
 metric_prefix_option: Final = click.option(
     "--metric-prefix",
     default=METRIC_PREFIX,
     show_default=True,
-    callback=_read_metric_prefix,
+    type=name_type(
+        r"[a-z][a-z0-9_]*", 63, "cannot begin the name of a metric: give one such as pomona, of a-z, 0-9 and _"
+    ),
+    metavar="TEXT",
     help="Beginning of the names of metrics that FlexInfer has, too, such as flexinfer: docs/metrics.md lists them.",
 )
 """Option of whatever has such metrics."""

@@ -11,14 +11,14 @@ import signal
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-import click
 import msgspec
 
 from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT, ArtifactError
 from artifacts.repositories.address_policy import Networks
 from artifacts.source import DEFAULT_ENDPOINT, HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source, is_of_hub
+from cli.options import Parsed
 from cli.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
@@ -76,12 +76,13 @@ def read_endpoint() -> str:
     return os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
 
 
-def check_digest(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Check an option that takes a SHA-256."""
-    del context, parameter
-    if value is None or re.fullmatch(r"[0-9a-fA-F]{64}", value):
-        return value and value.lower()
-    raise click.BadParameter(f"{value!r} is not a SHA-256: give 64 hexadecimal digits")
+def _check_digest(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        raise ValueError(f"{text!r} is not a SHA-256: give 64 hexadecimal digits")
+    return text.lower()
+
+
+DIGEST: Final = Parsed("SHA256", _check_digest)
 
 
 def run(verb: str, work: Coroutine[Any, Any, T], result: Path | None) -> T:

@@ -11,7 +11,7 @@ import click
 import uvloop
 
 from artifacts.repositories.address_policy import Networks
-from cli.options import allow_private_sources
+from cli.options import Parsed, allow_private_sources, gather_options
 from gateway.event_log import log, log_libraries
 from gateway.proxy.pod import HANG_SECONDS, PodProxyError, PodProxyOptions, Prepare, run_pod_proxy
 from runtimes.daemon import DaemonError
@@ -24,34 +24,31 @@ _MESSAGE_BYTES: Final = 2048
 _port: Final = click.IntRange(1, 65535)
 
 
-class _ServiceName(click.ParamType[str]):
-    """The name of a service, as NAMESPACE/NAME."""
-
-    name = "NAMESPACE/NAME"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check that both parts are there."""
-        namespace, _, name = str(value).partition("/")
-        if not namespace or not name or "/" in name:
-            self.fail(f"{value!r} is not the name of a service: give one such as team/chat", param, ctx)
-        return str(value)
+def _check_service(text: str) -> str:
+    namespace, _, name = text.partition("/")
+    if not namespace or not name or "/" in name:
+        raise ValueError(f"{text!r} is not the name of a service: give one such as team/chat")
+    return text
 
 
-class _UrlPath(click.ParamType[str]):
-    """A path of the engine, without a query."""
+def _check_path(text: str) -> str:
+    """Return a path that is one word of a request. Raises ValueError."""
+    if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError(f"{text!r} is not a path: give one such as /health")
+    return text
 
-    name = "PATH"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuse what would not be one line of a request."""
-        path = str(value)
-        if not path.startswith("/") or not path.isascii() or not path.isprintable() or " " in path:
-            self.fail(f"{value!r} is not a path: give one such as /health", param, ctx)
-        return path
+_URL_PATH: Final = Parsed("PATH", _check_path)
 
 
 @click.command("pod-proxy")
-@click.option("--service", required=True, type=_ServiceName(), help="The service, whose name clients give as model.")
+@gather_options("options", PodProxyOptions)
+@click.option(
+    "--service",
+    required=True,
+    type=Parsed("NAMESPACE/NAME", _check_service),
+    help="The service, whose name clients give as model.",
+)
 @click.option("--address", default="0.0.0.0", show_default=True, help="Address to listen at.")
 @click.option("--port", default=8080, show_default=True, type=_port, help="Port to listen at.")
 @click.option(
@@ -61,16 +58,16 @@ class _UrlPath(click.ParamType[str]):
     help="File with the bearer token that clients need. It is read again when it changes.",
 )
 @click.option("--engine-port", required=True, type=_port, help="Port of the engine on 127.0.0.1.")
-@click.option("--health-path", required=True, type=_UrlPath(), help="Path that a healthy engine answers with 200.")
+@click.option("--health-path", required=True, type=_URL_PATH, help="Path that a healthy engine answers with 200.")
 @click.option(
     "--pulse-path",
-    type=_UrlPath(),
+    type=_URL_PATH,
     help="Path that the engine answers between two steps of its work: without an answer, it hangs. Default: none.",
 )
 @click.option(
     "--engine", metavar="RUNTIME", help="The engine, by which its errors and metrics are understood. Default: unknown."
 )
-@click.option("--engine-model", metavar="NAME", help="The engine's name for the model. Default: any name.")
+@click.option("--engine-model", "model", metavar="NAME", help="The engine's name for the model. Default: any name.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests that the engine works on at once. Default: all.")
 @click.option(
     "--drain-seconds",
@@ -105,19 +102,7 @@ class _UrlPath(click.ParamType[str]):
 )
 def command(
     *,
-    service: str,
-    address: str,
-    port: int,
-    token_file: Path,
-    engine_port: int,
-    health_path: str,
-    pulse_path: str | None,
-    engine: str | None,
-    engine_model: str | None,
-    concurrency: int | None,
-    drain_seconds: float,
-    hang_seconds: float,
-    loading_seconds: float,
+    options: PodProxyOptions,
     source: str | None,
     context_length: int | None,
     allowed_networks: Networks,
@@ -133,21 +118,6 @@ def command(
       pomona pod-proxy --service team/chat --token-file token --engine-port 8000 --health-path /health
     """
     log_libraries()
-    options = PodProxyOptions(
-        service=service,
-        address=address,
-        port=port,
-        token_file=token_file,
-        engine_port=engine_port,
-        health_path=health_path,
-        pulse_path=pulse_path,
-        model=engine_model,
-        engine=engine,
-        concurrency=concurrency,
-        drain_seconds=drain_seconds,
-        hang_seconds=hang_seconds,
-        loading_seconds=loading_seconds,
-    )
     preparation = _plan_preparation(options, source, context_length, allowed_networks) if source else None
     _run(options, preparation, termination_log)
 

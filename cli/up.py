@@ -16,7 +16,7 @@ from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from artifacts.source import SourceError
 from cli import log, outcome
-from cli.options import STATE_FOLDER_TEXT, Size, allow_private_sources, default_state_folder
+from cli.options import SIZE, STATE_FOLDER_TEXT, allow_private_sources, default_state_folder
 from cli.output import escape_controls, show_raw
 from devices import host
 from metal_agent.memory.ledger import Ledger, budget_bytes
@@ -45,7 +45,7 @@ PORT: Final = 8080
     help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
 )
 @allow_private_sources
-@click.option("--memory-budget", type=Size(), help="Maximum memory for all models together, such as 12GiB.")
+@click.option("--memory-budget", type=SIZE, help="Maximum memory for all models together, such as 12GiB.")
 @click.option("--ask", "question", help="Send this question to the first service, print the answer, and stop.")
 def command(
     files: tuple[Path, ...],

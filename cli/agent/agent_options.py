@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from artifacts.repositories.address_policy import Networks
 from cli.agent.owner_policy import owner_policy_options, render_owner_policy
 from cli.options import (
+    LISTEN_ADDRESS,
+    PORT_RANGE,
+    SIZE,
     STATE_FOLDER_TEXT,
-    ListenAddressParam,
-    PortRange,
-    Size,
     allow_private_sources,
     default_state_folder,
     metric_prefix_option,
@@ -26,8 +26,6 @@ from metal_agent.options import AgentOptions, OptionsError, StartError
 
 if TYPE_CHECKING:
     from metal_agent.cluster.host_identity import HostIdentity
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _OPTIONS: Final = (
     click.option(
@@ -48,9 +46,7 @@ _OPTIONS: Final = (
         "--address",
         help="Address at which the cluster reaches this host. Default: the address on the route to the API server.",
     ),
-    click.option(
-        "--port-range", type=PortRange(), default="18000-18999", show_default=True, help="Ports for services."
-    ),
+    click.option("--port-range", type=PORT_RANGE, default="18000-18999", show_default=True, help="Ports for services."),
     click.option(
         "--file-root",
         type=click.Path(path_type=Path),
@@ -67,10 +63,10 @@ _OPTIONS: Final = (
         type=click.Path(path_type=Path),
         help="Private key of the certificate, in PEM form, without a password.",
     ),
-    click.option("--memory-budget", type=Size(), help="Maximum memory for all models together, such as 12GiB."),
+    click.option("--memory-budget", type=SIZE, help="Maximum memory for all models together, such as 12GiB."),
     click.option(
         "--metrics-address",
-        type=ListenAddressParam(),
+        type=LISTEN_ADDRESS,
         default="127.0.0.1:17999",
         show_default=True,
         help="Address of the metrics for Prometheus; `off` disables them.",
@@ -85,7 +81,7 @@ _OPTIONS: Final = (
 )
 
 
-def agent_options(command: F) -> F:
+def agent_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of an agent; it gets them as the fields of AgentArguments."""
     command = owner_policy_options(command)
     for option in reversed(_OPTIONS):

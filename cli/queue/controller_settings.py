@@ -1,13 +1,12 @@
 """The options of the controller that decide about the queue: as its Deployment states them, or as the user does."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
-from cli.options import Duration
+from cli.options import DURATION, gather_options
 from crds.meta import CONTROLLER_NAMESPACE, DefaultSchedulingMode
 
 if TYPE_CHECKING:
@@ -27,28 +26,22 @@ class StatedSettings:
     scheduling_mode: DefaultSchedulingMode | None = None
 
 
-def controller_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--min-run` and `--scheduling-mode`, as the argument `stated`."""
-
-    @functools.wraps(function)
-    def with_stated(
-        *args: Any, min_run: float | None, scheduling_mode: DefaultSchedulingMode | None, **more: Any
-    ) -> Any:
-        return function(*args, stated=StatedSettings(min_run, scheduling_mode), **more)
-
-    decorated: Callable[..., Any] = with_stated
-    for option in (
-        click.option(
-            "--scheduling-mode",
-            type=click.Choice(get_args(DefaultSchedulingMode)),
-            help="That of the controller. Default: as its Deployment states it.",
-        ),
-        click.option(
-            "--min-run", type=Duration(), help="That of the controller. Default: as its Deployment states it."
-        ),
-    ):
-        decorated = option(decorated)
-    return decorated
+controller_options: Final = gather_options(
+    "stated",
+    StatedSettings,
+    click.option(
+        "--min-run",
+        "min_run_seconds",
+        type=DURATION,
+        help="That of the controller. Default: as its Deployment states it.",
+    ),
+    click.option(
+        "--scheduling-mode",
+        type=click.Choice(get_args(DefaultSchedulingMode)),
+        help="That of the controller. Default: as its Deployment states it.",
+    ),
+)
+"""Adds `--min-run` and `--scheduling-mode` to a command, which gets them as `stated`."""
 
 
 async def read_settings(cluster: "Cluster", stated: StatedSettings) -> "tuple[QueueSettings, str]":
@@ -109,7 +102,7 @@ def merge_settings(arguments: Sequence[str], vendors: "Vendors", stated: StatedS
     mode = find_option(arguments, "--scheduling-mode")
     seconds = stated.min_run_seconds
     if seconds is None:
-        seconds = Duration().convert(min_run, None, None) if min_run else default.min_run_seconds
+        seconds = DURATION.convert(min_run, None, None) if min_run else default.min_run_seconds
     # A controller of some namespaces has no queue.
     is_native = mode == "Native" or (mode is None and find_option(arguments, "--namespace") is not None)
     known: DefaultSchedulingMode = "Native" if is_native else default.pods.scheduling_mode

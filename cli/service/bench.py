@@ -16,7 +16,7 @@ from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT
 from cli import outcome
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
-from cli.options import EXISTING_FILE, Duration, load_hosts_ca, result_option
+from cli.options import DURATION, EXISTING_FILE, load_hosts_ca, result_option
 from cli.output import facts_option, print_facts
 from cli.stop_signals import run_until_signal
 
@@ -69,11 +69,11 @@ class BenchTarget:
 @click.option(
     "--min-duration",
     "min_duration",
-    type=Duration(),
+    type=DURATION,
     help="Least time of the runs together, such as 30s. Default: none.",
 )
 @click.option(
-    "--max-duration", "max_duration", type=Duration(), default="10m", show_default=True, help="Begin no run after this."
+    "--max-duration", "max_duration", type=DURATION, default="10m", show_default=True, help="Begin no run after this."
 )
 @click.option(
     "--prompt-tokens", type=click.IntRange(1, 100_000), default=128, show_default=True, help="Length of each prompt."

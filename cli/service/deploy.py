@@ -14,7 +14,7 @@ from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_catalog, complete_models
 from cli.lazy import program_name
-from cli.options import Size, choose_files, timeout_option
+from cli.options import SIZE, choose_files, timeout_option
 from cli.output import DataFormat, print_manifests, progress_width, without_managed_fields, wrap_text
 from cli.service.model_users import find_users
 from crds.meta import CLI_FIELD_MANAGER, Priority
@@ -37,7 +37,7 @@ _STANDARD_INPUT: Final = Path("/dev/stdin")
 @click.option("--model-name", metavar="NAME", help="Name of the Model of a source. Default: by the file or repository.")
 @choose_files
 @click.option("--source-secret", metavar="NAME", help="Secret with the token for a gated or private source.")
-@click.option("--memory", "memory_bytes", type=Size(), help="Memory of the model, if its header does not tell it.")
+@click.option("--memory", "memory_bytes", type=SIZE, help="Memory of the model, if its header does not tell it.")
 @click.option(
     "--accelerator",
     metavar="NAME",

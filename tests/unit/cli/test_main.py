@@ -18,7 +18,7 @@ from click.testing import CliRunner
 import cli
 from cli.agent import command as agent
 from cli.main import SUBCOMMANDS, main
-from cli.options import Duration, ListenAddressParam, Size
+from cli.options import DURATION, LISTEN_ADDRESS, SIZE
 from metal_agent.cluster.host_identity import JoinedHost
 from metal_agent.exit_codes import PERMANENT, TEMPORARY
 from metal_agent.join.join_code import JoinCode, encode_join_code
@@ -163,24 +163,24 @@ def test_root_leaves_no_bytecode_in_the_environment_of_its_owner(
     ("text", "size_bytes"), [("12GiB", 12 << 30), ("1.5 Gi", 3 << 29), ("512MiB", 512 << 20), ("1000", 1000)]
 )
 def test_size_is_read_as_shown(text: str, size_bytes: int) -> None:
-    assert Size().convert(text, None, None) == size_bytes
+    assert SIZE.convert(text, None, None) == size_bytes
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90.0), ("1.5m", 90.0), ("2h", 7200.0)])
 def test_time_is_read_with_its_unit(text: str, seconds: float) -> None:
-    assert Duration().convert(text, None, None) == seconds
+    assert DURATION.convert(text, None, None) == seconds
 
 
 @pytest.mark.parametrize("text", ["90", "0s", "-1s", "1d", ""])
 def test_invalid_time_is_refused_with_example(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a time: give one such as 90s, 10m or 1h"):
-        Duration().convert(text, None, None)
+        DURATION.convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["8GB", "0", "0.1", "-1", "much", ""])
 def test_invalid_size_is_refused_with_example(text: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a size: give one such as 12GiB"):
-        Size().convert(text, None, None)
+        SIZE.convert(text, None, None)
 
 
 def test_error_that_quotes_others_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_invalid_label_of_monitors_is_refused_with_option_and_value() -> None:
     [("127.0.0.1:17999", ("127.0.0.1", 17999)), ("[::1]:80", ("::1", 80)), ("off", None)],
 )
 def test_listen_address_is_address_and_port_or_off(text: str, place: tuple[str, int] | None) -> None:
-    assert ListenAddressParam().convert(text, None, None) == place
+    assert LISTEN_ADDRESS.convert(text, None, None) == place
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1", "localhost:80", "127.0.0.1:0", "127.0.0.1:65536", ":80", "on"])
