@@ -7,19 +7,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from http import HTTPStatus
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
-import structlog
 
+from cli.api_objects import Obj
 from cli.cluster_errors import describe_api_error, describe_unreachable, is_unknown_kind
 from cli.cluster_options import DEFAULT_NAMESPACE, ClusterOptions
-from kube import credentials
-from kube.client import Client, Obj, connect
-from kube.credentials import Credentials
 from kube.errors import ApiError, Gone, NotFound, Unreachable
 from kube.kubeconfig import CredentialsError
 from kube.resources import Resource
+
+if TYPE_CHECKING:
+    from kube.client import Client
+    from kube.credentials import Credentials
 
 INTERRUPTED_EXIT: Final = 130
 """Exit code of a command that Ctrl-C ended, as shells have it."""
@@ -34,8 +35,8 @@ T = TypeVar("T")
 class Cluster:
     """An open cluster."""
 
-    client: Client
-    credentials: Credentials
+    client: "Client"
+    credentials: "Credentials"
     namespace: str
     """Namespace of the command."""
     target: ClusterOptions
@@ -52,6 +53,10 @@ def run_in_cluster(
         click.ClickException: it failed; the message is one line with the way out.
         KeyboardInterrupt: Ctrl-C.
     """
+    import structlog  # noqa: PLC0415 - not needed for --help
+
+    from kube import credentials  # noqa: PLC0415 - same
+
     try:
         loaded = credentials.load(target.kubeconfig, context=target.context)
     except CredentialsError as error:
@@ -69,12 +74,14 @@ def run_in_cluster(
         structlog.configure(**settings)
 
 
-async def _run(loaded: Credentials, target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]]) -> T:
+async def _run(loaded: "Credentials", target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]]) -> T:
+    from kube.client import connect  # noqa: PLC0415 - not needed for --help
+
     async with connect(loaded) as client:
         return await work(Cluster(client, loaded, target.namespace or loaded.namespace or DEFAULT_NAMESPACE, target))
 
 
-async def read_object(client: Client, resource: Resource, name: str, namespace: str | None = None) -> Obj:
+async def read_object(client: "Client", resource: Resource, name: str, namespace: str | None = None) -> Obj:
     """Read an object that the user has named.
 
     Raises:
@@ -105,7 +112,7 @@ def describe_missing(resource: Resource, name: str, namespace: str | None, names
 
 
 async def watch_object(
-    client: Client, resource: Resource, name: str, namespace: str | None = None
+    client: "Client", resource: Resource, name: str, namespace: str | None = None
 ) -> AsyncGenerator[Obj | None, None]:
     """Yield an object as it is and after each change, without end; None if there is no such object.
 

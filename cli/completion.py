@@ -1,14 +1,14 @@
 """`pomona completion`: scripts for shells, and the names of objects that complete from the cluster."""
 
+import asyncio
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
-if TYPE_CHECKING:
-    from kube.resources import Resource
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, MODELS, NAMESPACES, NODES, Resource
 
 SECONDS: Final = 2.0
 """Time for the answer of the API server: whoever presses Tab waits no longer."""
@@ -48,39 +48,20 @@ def complete_for_kubectl() -> None:
     print(_NO_FILES)
 
 
-def complete_services(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a service."""
-    from kube.resources import INFERENCE_SERVICES  # noqa: PLC0415 - only who completes needs it
+def complete_names(*resources: Resource) -> Complete:
+    """Return a function that completes the names of objects of these kinds."""
 
-    return _complete_names(ctx, INFERENCE_SERVICES, incomplete)
+    def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [item for resource in resources for item in _list_items(ctx, resource, incomplete)]
 
-
-def complete_hosts(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a host."""
-    from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
-
-    return _complete_names(ctx, METAL_HOSTS, incomplete)
+    return complete
 
 
-def complete_cells(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a host or node."""
-    from kube.resources import NODES  # noqa: PLC0415 - only who completes needs it
-
-    return [*complete_hosts(ctx, parameter, incomplete), *_complete_names(ctx, NODES, incomplete)]
-
-
-def complete_models(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a Model."""
-    from kube.resources import MODELS  # noqa: PLC0415 - same
-
-    return _complete_names(ctx, MODELS, incomplete)
-
-
-def complete_namespaces(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a namespace."""
-    from kube.resources import NAMESPACES  # noqa: PLC0415 - same
-
-    return _complete_names(ctx, NAMESPACES, incomplete)
+complete_services: Final = complete_names(INFERENCE_SERVICES)
+complete_hosts: Final = complete_names(METAL_HOSTS)
+complete_cells: Final = complete_names(METAL_HOSTS, NODES)
+complete_models: Final = complete_names(MODELS)
+complete_namespaces: Final = complete_names(NAMESPACES)
 
 
 def complete_catalog(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -90,10 +71,8 @@ def complete_catalog(_ctx: click.Context, _parameter: click.Parameter, incomplet
     return [CompletionItem(name) for name in load_catalog() if name.startswith(incomplete)]
 
 
-def _complete_names(ctx: click.Context, resource: "Resource", incomplete: str) -> list[CompletionItem]:
+def _list_items(ctx: click.Context, resource: Resource, incomplete: str) -> list[CompletionItem]:
     """Return the names of objects that begin so; none if the cluster does not answer, as no message can be shown."""
-    import asyncio  # noqa: PLC0415 - same
-
     from cli.cluster_access import Cluster, run_in_cluster  # noqa: PLC0415 - same
     from cli.cluster_options import ClusterOptions  # noqa: PLC0415 - it imports this module
 

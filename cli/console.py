@@ -9,6 +9,7 @@ from cli.options import EXISTING_FILE, LISTEN_ADDRESS, kubeconfig_option, verbos
 from cli.stop_signals import serve_until_stopped
 from cli.vendor_option import vendors_option
 from devices.vendors import Vendors
+from kube.kubeconfig import CredentialsError
 
 if TYPE_CHECKING:
     from console.run import ConsoleOptions
@@ -81,7 +82,6 @@ def api(
     from cli import log  # noqa: PLC0415 - same
     from cli.density.reading import load_prices  # noqa: PLC0415 - same
     from console.run import ConsoleOptions, TlsFiles  # noqa: PLC0415 - same
-    from kube.kubeconfig import CredentialsError  # noqa: PLC0415 - same
 
     if address is None:
         raise click.UsageError("--address off would serve nothing")

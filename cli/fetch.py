@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -57,7 +57,7 @@ class WantedFiles(NamedTuple):
 @mirrors_option
 @facts_option("text")
 @result_option
-def command(*, wanted: WantedFiles, output_format: Literal["text", "json", "yaml"], result: Path | None) -> None:
+def command(*, wanted: WantedFiles, output_format: str, result: Path | None) -> None:
     """Download the files of SOURCE to a folder, verify them, and read their headers.
 
     An interrupted download is resumed. A file gets its final name only when it is complete.

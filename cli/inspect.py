@@ -2,17 +2,20 @@
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import msgspec
 
 from artifacts.repositories.address_policy import Networks
+from artifacts.source import Source, parse
 from cli import outcome
 from cli.options import allow_private_sources, choose_files, file_root_option, result_option
 from cli.options import mirrors as mirrors_option
 from cli.output import facts_option, print_facts
+from crds.serving import ServingOptions
 from crds.size import size_text
+from crds.weights_header import Layout
 
 
 @click.command("inspect")
@@ -43,7 +46,7 @@ def command(
     file_root: Path | None,
     allowed_networks: Networks,
     mirrors: tuple[str, ...],
-    output_format: Literal["text", "json", "yaml"],
+    output_format: str,
     result: Path | None,
 ) -> None:
     """Print architecture, quantization, context, and the memory that serving takes, from the header of SOURCE.
@@ -101,7 +104,6 @@ async def inspect_source(
     from artifacts.inspect import inspect_with_mirrors  # noqa: PLC0415
     from artifacts.repositories.repository import SourceAccess  # noqa: PLC0415
     from artifacts.retry import Patience  # noqa: PLC0415
-    from artifacts.source import Source, parse  # noqa: PLC0415
 
     source = parse(text, files)
 
@@ -151,8 +153,6 @@ def _parameters(facts: dict[str, Any]) -> str:
 
 def _memory(layout: dict[str, Any] | None, runtime: str) -> str:
     """Return the memory that serving needs with the default context of a service."""
-    from crds.serving import ServingOptions  # noqa: PLC0415
-    from crds.weights_header import Layout  # noqa: PLC0415  not needed for -o json
     from fitness.memory import Workload, estimate  # noqa: PLC0415
 
     options = ServingOptions()

@@ -9,18 +9,15 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Final
 
 import click
 
 from cli.api_objects import Obj
+from cli.options import Decorator
 
-OutputFormat = Literal["table", "wide", "json", "yaml", "name"]
-DataFormat = Literal["json", "yaml"]
-TableFormat = Literal["table", "wide", "json", "yaml"]
-"""A format for programs, which every command that prints facts has."""
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
+DATA_FORMATS: Final = frozenset({"json", "yaml"})
+"""Formats for programs, which every command that prints facts has."""
 WIDTH: Final = 80
 """Columns of output that goes to no terminal."""
 _GAP: Final = "  "
@@ -44,7 +41,7 @@ output_option = click.option(
 """Option of the commands that list objects."""
 
 
-def facts_option(default: str, *others: str) -> Callable[[Decorated], Decorated]:
+def facts_option(default: str, *others: str) -> Decorator:
     """Return the option of a command that prints facts: as `default` for people, or as JSON or YAML for programs.
 
     Args:
@@ -96,9 +93,7 @@ class TableColumn:
     """Cut only when nothing else can be cut any more."""
 
 
-def print_objects(
-    objects: Sequence[Obj], columns: Sequence[TableColumn], output_format: OutputFormat, *, empty: str
-) -> None:
+def print_objects(objects: Sequence[Obj], columns: Sequence[TableColumn], output_format: str, *, empty: str) -> None:
     """Print a list of objects; `empty` is the line for an empty table."""
     match output_format:
         case "json" | "yaml":
@@ -122,7 +117,7 @@ def build_list(objects: Iterable[Obj]) -> Obj:
     return {"apiVersion": "v1", "kind": "List", "items": [without_managed_fields(manifest) for manifest in objects]}
 
 
-def print_manifests(obj: Obj | Sequence[Obj], output_format: DataFormat) -> None:
+def print_manifests(obj: Obj | Sequence[Obj], output_format: str) -> None:
     """Print one object, or several as documents of YAML or as a List in JSON."""
     if output_format == "json":
         print_facts(obj if isinstance(obj, dict) else build_list(obj), output_format)
@@ -132,7 +127,7 @@ def print_manifests(obj: Obj | Sequence[Obj], output_format: DataFormat) -> None
         print_facts(manifest, output_format)
 
 
-def print_facts(facts: Obj | Sequence[Obj], output_format: DataFormat) -> None:
+def print_facts(facts: Obj | Sequence[Obj], output_format: str) -> None:
     """Print facts for a program: one document."""
     if output_format == "json":
         print(json.dumps(facts, indent=2, ensure_ascii=False).translate(_JSON_ESCAPES))

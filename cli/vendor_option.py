@@ -1,20 +1,16 @@
 """The option --vendors: a file of accelerators that differ from the built-in ones."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from cli.options import EXISTING_FILE
-
-if TYPE_CHECKING:
-    from devices.vendors import Vendors
+from devices.vendors import VENDORS, Vendors
 
 
-def read_vendors(_context: click.Context, parameter: click.Parameter, path: Path | None) -> "Vendors":
+def read_vendors(_context: click.Context, parameter: click.Parameter, path: Path | None) -> Vendors:
     """Return the table of vendors with what the file changes. Raises click.BadParameter: it cannot be read."""
     from devices.vendor_file import VendorFileError, parse_vendors  # noqa: PLC0415 - not needed for --help
-    from devices.vendors import VENDORS  # noqa: PLC0415 - same
     from runtimes.registry import list_pod_engines  # noqa: PLC0415 - same
 
     try:

@@ -4,7 +4,6 @@ import asyncio
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -44,7 +43,7 @@ def command(
     kubeconfig: Path | None,
     deep: bool,
     state_dir: Path | None,
-    output_format: Literal["text", "json", "yaml"],
+    output_format: str,
 ) -> None:
     """Check everything that keeps a host from serving: engines, GPU, settings of macOS, and both ways to the cluster.
 

@@ -1,7 +1,6 @@
 """`pomona agent status`: the service manager's view of the agent, and the agent's own."""
 
 from pathlib import Path
-from typing import Literal
 
 import click
 import msgspec
@@ -35,7 +34,7 @@ class AgentReport(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 @state_option
 @facts_option("text")
 @click.pass_context
-def command(ctx: click.Context, state_dir: Path | None, output_format: Literal["text", "json", "yaml"]) -> None:
+def command(ctx: click.Context, state_dir: Path | None, output_format: str) -> None:
     """Show whether the agent runs and is connected, what it serves, and why it ended if it did.
 
     The exit code is 0 if the agent runs and the API server accepts it, else 1. `pomona agent doctor` looks for causes.

@@ -3,7 +3,7 @@
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -29,9 +29,7 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
     help="Delete the weights with this digest; its first digits are enough. Repeatable.",
 )
 @facts_option("table")
-def command(
-    state_dir: Path | None, *, removed: tuple[str, ...], output_format: Literal["table", "json", "yaml"]
-) -> None:
+def command(state_dir: Path | None, *, removed: tuple[str, ...], output_format: str) -> None:
     """List the weights on this host, the most recently used first, or delete some.
 
     Weights that an engine has open are in use, and are never deleted. Unused weights are deleted automatically when a

@@ -4,15 +4,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.options import EXISTING_FILE
-from cli.output import TableFormat, facts_option, print_facts, progress_width, render_table
+from cli.output import DATA_FORMATS, facts_option, print_facts, progress_width, render_table
 from cli.vendor_option import vendors_option
+from devices.vendors import Vendors
 
 if TYPE_CHECKING:
     from console.density_answers import ModelCost
-    from devices.vendors import Vendors
 
 
 @click.command("cost")
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 @facts_option("table")
 @vendors_option
 @cluster_options
-def command(
-    prices_path: Path | None, *, output_format: TableFormat, vendors: "Vendors", target: ClusterOptions
-) -> None:
+def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, target: ClusterOptions) -> None:
     """Show the devices, memory, electricity and money that each service and namespace takes.
 
     A device has the name of its class without the number, such as nvidia-l4, or of its vendor. The price of a million
@@ -40,18 +39,14 @@ def command(
       pomona cost --prices prices.yaml
       pomona cost --prices prices.yaml -o json
     """
-    import msgspec  # noqa: PLC0415 - not needed for --help
-
-    from cli.density.reading import answer_by_cluster, load_prices  # noqa: PLC0415 - same
+    from cli.density.reading import load_prices, read_density  # noqa: PLC0415 - same
     from console.density_costs import list_costs  # noqa: PLC0415 - same
     from console.density_queries import MOST_LIMIT, Page  # noqa: PLC0415 - same
 
     prices = load_prices(prices_path)
-    answer = answer_by_cluster(
-        target, vendors, lambda snapshot, _: list_costs(snapshot, prices, None, Page(0, MOST_LIMIT))
-    )
-    if output_format in {"json", "yaml"}:
-        print_facts(msgspec.to_builtins(answer), "json" if output_format == "json" else "yaml")
+    answer = list_costs(read_density(target, vendors)[0], prices, None, Page(0, MOST_LIMIT))
+    if output_format in DATA_FORMATS:
+        print_facts(msgspec.to_builtins(answer), output_format)
         return
     rows = [
         (

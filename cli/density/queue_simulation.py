@@ -5,19 +5,30 @@ the fit alone.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
+from msgspec import structs
 
 from cli.api_objects import Obj
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
-    from cli.queue.planning import ManifestPlan
-    from console.density_models import KnownModel
-    from controller.placement.cluster_copy import QueueReading
-    from kube.resources import Resource
-    from kube.store import Store
+from cli.cluster_access import Cluster
+from cli.density.reading import open_density, report_uncounted
+from cli.output import progress_width
+from cli.queue.controller_settings import StatedSettings, read_settings
+from cli.queue.model_headers import build_header
+from cli.queue.plan_output import QueuePlan, build_changes, print_changes
+from cli.queue.planning import copy_for_plan, plan_manifests, read_queue
+from console.density_answers import SimulateAnswer, SimulateRequest
+from console.density_models import KnownModel
+from console.density_simulation import find_asked_model, simulate_model
+from controller.placement.cluster_copy import QueueReading, QueueSettings, copy_reading
+from controller.placement.units import MEMORY
+from crds import validation
+from crds.meta import API_VERSION, AUTO_ACCELERATOR
+from crds.size import GIB, size_text
+from devices.vendors import VENDORS, Vendors
+from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey, Resource
+from kube.store import Store
 
 SIMULATED: Final = "what-if"
 """Name of the service, and the begin of that of its Model, if no Model of the cluster is as it was asked."""
@@ -39,7 +50,7 @@ class WantedService(NamedTuple):
 class SimulatedQueue(NamedTuple):
     """The effect of the service on the queue."""
 
-    plan: "ManifestPlan | None" = None
+    plan: QueuePlan | None = None
     """None: the user may not read what it follows from."""
     problem: str = ""
     """The reason why it is unknown."""
@@ -53,8 +64,47 @@ class SimulatedQueue(NamedTuple):
         return any(change.fate.state == "starts" and change.fate.unit.service in keys for change in self.plan.changes)
 
 
-async def simulate_queue(
-    cluster: "Cluster", model: "KnownModel", reading: "QueueReading", wanted: WantedService
+async def simulate_service(
+    cluster: Cluster, vendors: Vendors, request: SimulateRequest, wanted: WantedService, stated: StatedSettings
+) -> tuple[SimulateAnswer, SimulatedQueue]:
+    """Return where a service fits, and what the queue would do with it, by one reading of the cluster.
+
+    Args:
+        cluster: the cluster.
+        vendors: the accelerators, in place of those of the controller where they are not the built-in ones.
+        request: the model, with the checked values that the user has stated.
+        wanted: the service, without these values.
+        stated: options of the controller.
+
+    Raises:
+        click.ClickException: nodes may not be read.
+        SimulationRefused: there is no such model, or a value is impossible.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
+    settings, note, problem = QueueSettings(), "", ""
+    try:
+        settings, note = await read_settings(cluster, stated)
+    except click.ClickException as error:
+        problem = error.message
+    if vendors is not VENDORS:
+        settings = settings._replace(pods=structs.replace(settings.pods, vendors=vendors))
+    reading = await read_queue(cluster, settings)
+    report_uncounted(reading.refusals)
+    snapshot, table = open_density(reading.view)
+    answer = simulate_model(snapshot, table, None, request)
+    if problem:
+        return answer, SimulatedQueue(problem=problem)
+    memory = round(request.memory_gb * GIB) if request.memory_gb is not None else None
+    wanted = wanted._replace(context=request.context, memory_bytes=memory, quantization=request.quantization)
+    queue = await _simulate_queue(cluster, find_asked_model(snapshot, None, request), reading, wanted)
+    if note and queue.plan is not None:
+        click.echo(note, err=True)
+    return answer, queue
+
+
+async def _simulate_queue(
+    cluster: Cluster, model: KnownModel, reading: QueueReading, wanted: WantedService
 ) -> SimulatedQueue:
     """Return what the planner would do with a further service.
 
@@ -69,11 +119,6 @@ async def simulate_queue(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from cli.queue.model_headers import build_header  # noqa: PLC0415 - not needed for --help
-    from cli.queue.planning import copy_for_plan, plan_manifests  # noqa: PLC0415 - same
-    from controller.placement.cluster_copy import copy_reading  # noqa: PLC0415 - same
-    from kube.resources import ObjectKey  # noqa: PLC0415 - same
-
     manifests = build_manifests(model, reading.view.store, wanted, model.namespace or cluster.namespace)
     try:
         copied = await copy_for_plan(cluster, copy_reading(cluster.client, reading))
@@ -85,17 +130,14 @@ async def simulate_queue(
     return SimulatedQueue(await plan_manifests(cluster.client, copied, manifests, headers))
 
 
-def build_manifests(model: "KnownModel", store: "Store", wanted: WantedService, namespace: str) -> list[Obj]:
+def build_manifests(model: KnownModel, store: Store, wanted: WantedService, namespace: str) -> list[Obj]:
     """Return the service, and before it its Model, unless that of the cluster is as it was asked.
 
     Raises:
         click.UsageError: the API server would refuse one of them.
     """
-    from crds import validation  # noqa: PLC0415 - not needed for --help
-    from crds.meta import API_VERSION, AUTO_ACCELERATOR  # noqa: PLC0415 - same
-    from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
 
-    def name_free(resource: "Resource", name: str) -> str:
+    def name_free(resource: Resource, name: str) -> str:
         taken = {manifest["metadata"]["name"] for manifest in store.list(resource)}
         while name in taken:
             name += "-again"
@@ -130,53 +172,32 @@ def build_manifests(model: "KnownModel", store: "Store", wanted: WantedService, 
     return made
 
 
-def list_remaining(plan: "ManifestPlan") -> list[tuple[str, Mapping[str, int]]]:
+def list_remaining(plan: QueuePlan) -> list[tuple[str, Mapping[str, int]]]:
     """Return what is left of each node and host on which a replica starts."""
     touched = {cell for change in plan.changes if change.fate.state == "starts" for cell in change.fate.cells}
-    return [(cell.id, _choose_amounts(cell.free)) for cell in plan.after.cells if cell.id in touched]
-
-
-def _choose_amounts(free: Mapping[str, int]) -> Mapping[str, int]:
-    from controller.placement.units import MEMORY  # noqa: PLC0415 - not needed for --help
-
-    return {name: amount for name, amount in sorted(free.items()) if name == MEMORY or "/" in name}
+    return [
+        (cell.id, {name: amount for name, amount in sorted(cell.free.items()) if name == MEMORY or "/" in name})
+        for cell in plan.after.cells
+        if cell.id in touched
+    ]
 
 
 def print_queue(queue: SimulatedQueue) -> None:
     """Print the effect on the queue for people."""
-    from cli.output import progress_width, terminal_width, wrap_text  # noqa: PLC0415 - not needed for --help
-    from cli.queue.fate_table import INCOMPLETE, render_changes  # noqa: PLC0415 - same
-    from cli.queue.plan import explain_services  # noqa: PLC0415 - same
-
     if queue.plan is None:
         click.echo(f"the queue is not simulated: {queue.problem}", err=True)
         return
-    changes = queue.plan.changes
-    print()
-    print(render_changes(changes, progress_width()) if changes else "the queue would start no replica")
-    for line in (
-        *explain_services(queue.plan.services),
-        *_describe_remaining(queue.plan),
-        *(() if queue.plan.after.is_complete else (INCOMPLETE,)),
-    ):
-        print("\n".join(wrap_text(line, terminal_width())))
-
-
-def _describe_remaining(plan: "ManifestPlan") -> list[str]:
-    from controller.placement.units import MEMORY  # noqa: PLC0415 - not needed for --help
-    from crds.size import size_text  # noqa: PLC0415 - same
-
-    return [
+    remaining = [
         f"left on {cell}: "
         + ", ".join(f"{name}: {size_text(amount) if name == MEMORY else amount}" for name, amount in free.items())
-        for cell, free in list_remaining(plan)
+        for cell, free in list_remaining(queue.plan)
     ]
+    print()
+    print_changes(queue.plan, progress_width(), "the queue would start no replica", remaining)
 
 
 def build_queue_facts(queue: SimulatedQueue) -> Obj:
     """Return the effect on the queue for programs."""
-    from cli.queue.fate_table import build_changes  # noqa: PLC0415 - not needed for --help
-
     if queue.plan is None:
         return {"isKnown": False, "problem": queue.problem}
     plan = queue.plan

@@ -1,52 +1,40 @@
 """The cluster as the commands of this folder read it, with the rights of the user."""
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
 
 import click
+import msgspec
+import yaml
 
+from cli.cluster_access import Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
-    from console.density_prices import DensityPrices
-    from console.density_snapshot import DensitySnapshot
-    from console.fit_table import FitTable
-    from controller.placement.cluster_view import ClusterView
-    from devices.vendors import Vendors
-    from kube.errors import Forbidden
-    from kube.resources import Resource
-
-T = TypeVar("T")
+from console.density_prices import DensityPrices
+from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot, SnapshotSource
+from console.fit_table import FitTable
+from controller.placement.cluster_view import MACHINE_KINDS, ClusterView
+from devices.vendors import Vendors
+from kube.errors import Forbidden
+from kube.resources import NODE_FITNESSES, NODES, Resource
 
 
-def answer_by_cluster(
-    target: ClusterOptions, vendors: "Vendors", answer: Callable[["DensitySnapshot", "FitTable"], T]
-) -> T:
-    """Return what `answer` returns about the cluster as it is now; what may not be read is named on standard error.
+def read_density(target: ClusterOptions, vendors: Vendors) -> tuple[DensitySnapshot, FitTable]:
+    """Return the cluster as it is now, and an empty table of the fits on it.
 
-    Raises:
-        click.ClickException: the cluster cannot be read.
+    What may not be read is named on standard error. Raises click.ClickException: the cluster cannot be read.
     """
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-    from controller.placement.cluster_view import ClusterView  # noqa: PLC0415 - same
-
     view = ClusterView(vendors)
 
-    async def read(cluster: "Cluster") -> None:
+    async def read(cluster: Cluster) -> None:
         report_uncounted(await view.read_once(cluster.client))
 
     run_in_cluster(target, read)
-    return answer_by_view(view, answer)
+    return open_density(view)
 
 
-def report_uncounted(refusals: "Mapping[Resource, Forbidden]") -> None:
+def report_uncounted(refusals: Mapping[Resource, Forbidden]) -> None:
     """Name on standard error what the user may not read. Raises Forbidden: no answer is made without it."""
-    from controller.placement.cluster_view import MACHINE_KINDS  # noqa: PLC0415 - not needed for --help
-    from kube.resources import NODE_FITNESSES, NODES  # noqa: PLC0415 - same
-
     for resource in (NODE_FITNESSES, NODES):
         if resource in refusals:
             raise refusals[resource]
@@ -55,21 +43,13 @@ def report_uncounted(refusals: "Mapping[Resource, Forbidden]") -> None:
             print(f"not counted, since you may not read it: {refusals[kind.resource].call}", file=sys.stderr)
 
 
-def answer_by_view(view: "ClusterView", answer: Callable[["DensitySnapshot", "FitTable"], T]) -> T:
-    """Return what `answer` returns about a cluster that was read."""
-    from console.density_snapshot import CONTEXT_LENGTH, SnapshotSource  # noqa: PLC0415 - not needed for --help
-    from console.fit_table import FitTable  # noqa: PLC0415 - same
-
-    return answer(SnapshotSource(view).take_snapshot(), FitTable(CONTEXT_LENGTH, view.measured))
+def open_density(view: ClusterView) -> tuple[DensitySnapshot, FitTable]:
+    """Return a cluster that was read, and an empty table of the fits on it."""
+    return SnapshotSource(view).take_snapshot(), FitTable(CONTEXT_LENGTH, view.measured)
 
 
-def load_prices(path: Path | None) -> "DensityPrices":
+def load_prices(path: Path | None) -> DensityPrices:
     """Return the prices of a file; None: none are stated. Raises click.UsageError."""
-    import msgspec  # noqa: PLC0415 - not needed for --help
-    import yaml  # noqa: PLC0415 - same
-
-    from console.density_prices import DensityPrices  # noqa: PLC0415 - same
-
     if path is None:
         return DensityPrices()
     try:

@@ -1,21 +1,21 @@
 """`pomona simulate`: where a further service would go, and each node and host before and after a replica of it."""
 
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
+import msgspec
 
+from cli.cluster_access import run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
-from cli.output import TableFormat, facts_option, print_facts, progress_width, render_table
+from cli.output import DATA_FORMATS, facts_option, print_facts, progress_width, render_table
 from cli.queue.controller_settings import StatedSettings, controller_options
 from cli.vendor_option import vendors_option
 from crds.meta import Priority
 from crds.rate import format_rate
+from devices.vendors import Vendors
 
 if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
-    from cli.density.queue_simulation import SimulatedQueue
-    from console.density_answers import SimulateAnswer, SimulateRequest
-    from devices.vendors import Vendors
+    from console.density_answers import SimulateAnswer
 
 
 @click.command("simulate")
@@ -37,14 +37,11 @@ def command(
     quantization: str | None,
     context_length: int | None,
     memory_gb: float | None,
-    replicas: int,
-    priority: str | None,
-    accelerator: str | None,
-    devices: int | None,
-    output_format: TableFormat,
-    vendors: "Vendors",
+    output_format: str,
+    vendors: Vendors,
     stated: StatedSettings,
     target: ClusterOptions,
+    **wanted: Any,
 ) -> None:
     """Show where a further service of MODEL would go, and what would be free before and after a replica of it.
 
@@ -64,83 +61,27 @@ def command(
       pomona simulate qwen3-8b --quantization Q8_0 --context-length 32768
       pomona simulate team/chat-model --memory 12 -o json
     """
-    import msgspec  # noqa: PLC0415 - not needed for --help
-
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - same
-    from cli.density.queue_simulation import build_queue_facts, print_queue  # noqa: PLC0415 - same
+    from cli.density.queue_simulation import WantedService, build_queue_facts, print_queue, simulate_service  # noqa: PLC0415 - not needed for --help
     from console.density_answers import SimulateRequest  # noqa: PLC0415 - same
     from console.density_simulation import ModelNotFound, SimulationRefused, check_request  # noqa: PLC0415 - same
 
     request = SimulateRequest(model=model, quantization=quantization, context=context_length, memory_gb=memory_gb)
-    hardware = (replicas, priority, accelerator, devices)
-
-    async def read(cluster: "Cluster") -> "tuple[SimulateAnswer, SimulatedQueue]":
-        return await _simulate(cluster, vendors, request, hardware, stated)
-
     try:
         check_request(request)
-        answer, queue = run_in_cluster(target, read)
+        answer, queue = run_in_cluster(
+            target, lambda cluster: simulate_service(cluster, vendors, request, WantedService(**wanted), stated)
+        )
     except ModelNotFound as error:
         raise click.ClickException(str(error)) from error
     except SimulationRefused as error:
         raise click.UsageError(str(error)) from error
-    if output_format in {"json", "yaml"}:
+    if output_format in DATA_FORMATS:
         facts = {**msgspec.to_builtins(answer), "queue": build_queue_facts(queue)}
-        print_facts(facts, "json" if output_format == "json" else "yaml")
+        print_facts(facts, output_format)
     else:
         _print_places(model, answer)
         print_queue(queue)
     click.get_current_context().exit(0 if answer.can_fit_anywhere or queue.has_starts else 1)
-
-
-async def _simulate(
-    cluster: "Cluster",
-    vendors: "Vendors",
-    request: "SimulateRequest",
-    hardware: tuple[int, str | None, str | None, int | None],
-    stated: StatedSettings,
-) -> "tuple[SimulateAnswer, SimulatedQueue]":
-    """Return the fit, and what the queue would do, by one reading. Raises as `simulate_model` and `simulate_queue`."""
-    from msgspec import structs  # noqa: PLC0415 - not needed for --help
-
-    from cli.density.queue_simulation import (  # noqa: PLC0415 - same
-        SimulatedQueue,
-        WantedService,
-        simulate_queue,
-    )
-    from cli.density.reading import answer_by_view, report_uncounted  # noqa: PLC0415 - same
-    from cli.queue.controller_settings import read_settings  # noqa: PLC0415 - same
-    from cli.queue.planning import read_queue  # noqa: PLC0415 - same
-    from console.density_simulation import check_request, find_asked_model, simulate_model  # noqa: PLC0415 - same
-    from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - same
-    from crds.size import GIB  # noqa: PLC0415 - same
-    from devices.vendors import VENDORS  # noqa: PLC0415 - same
-
-    settings, note, problem = QueueSettings(), "", ""
-    try:
-        settings, note = await read_settings(cluster, stated)
-    except click.ClickException as error:
-        problem = error.message
-    if vendors is not VENDORS:
-        settings = settings._replace(pods=structs.replace(settings.pods, vendors=vendors))
-    reading = await read_queue(cluster, settings)
-    report_uncounted(reading.refusals)
-    answer, model = answer_by_view(
-        reading.view,
-        lambda snapshot, table: (
-            simulate_model(snapshot, table, None, request),
-            find_asked_model(snapshot, None, request),
-        ),
-    )
-    if problem:
-        return answer, SimulatedQueue(problem=problem)
-    asked = check_request(request)
-    memory = round(asked.memory_gb * GIB) if asked.memory_gb is not None else None
-    wanted = WantedService(*hardware, asked.context, memory, asked.quantization)
-    queue = await simulate_queue(cluster, model, reading, wanted)
-    if note and queue.plan is not None:
-        click.echo(note, err=True)
-    return answer, queue
 
 
 def _print_places(model: str, answer: "SimulateAnswer") -> None:

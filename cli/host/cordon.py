@@ -3,20 +3,18 @@
 import contextlib
 import functools
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from cli.api_objects import Obj, find_condition
+from cli.cluster_access import INTERRUPTED_EXIT, Cluster, read_object, run_in_cluster, watch_object
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.lazy import program_name
 from cli.options import timeout_option
 from cli.output import progress_width, wrap_text
 from crds.meta import CLI_FIELD_MANAGER, DRAINED
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
+from kube.resources import METAL_HOSTS
 
 
 @click.command("cordon")
@@ -63,8 +61,6 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool, timeout: float | 
     Example:
       pomona host drain studio-1
     """
-    from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
-
     host = _edit(target, name, {"unschedulable": True, "drain": True})
     print(f"draining {name}; `{program_name()} host uncordon {name}{target.render()}` takes it back")
     if no_wait:
@@ -81,10 +77,8 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool, timeout: float | 
 
 def _edit(target: ClusterOptions, name: str, spec: Obj) -> Obj:
     """Merge fields into the spec of a host, and return the host as it is then."""
-    from cli.cluster_access import read_object, run_in_cluster  # noqa: PLC0415 - not for --help
-    from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
 
-    async def merge(cluster: "Cluster") -> Obj:
+    async def merge(cluster: Cluster) -> Obj:
         await read_object(cluster.client, METAL_HOSTS, name)
         return await cluster.client.patch_merge(
             METAL_HOSTS, name, None, {"spec": spec}, field_manager=CLI_FIELD_MANAGER
@@ -93,7 +87,7 @@ def _edit(target: ClusterOptions, name: str, spec: Obj) -> Obj:
     return run_in_cluster(target, merge)
 
 
-async def wait_until_drained(cluster: "Cluster", host: Obj) -> None:
+async def wait_until_drained(cluster: Cluster, host: Obj) -> None:
     """Print how far the drain of a host is, after each change, until the controller says that nothing is left on it.
 
     Args:
@@ -105,9 +99,6 @@ async def wait_until_drained(cluster: "Cluster", host: Obj) -> None:
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from cli.cluster_access import watch_object  # noqa: PLC0415 - not needed for --help
-    from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
-
     metadata, last = host["metadata"], ""
     states = watch_object(cluster.client, METAL_HOSTS, metadata["name"])
     async with contextlib.aclosing(states):

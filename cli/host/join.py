@@ -1,13 +1,9 @@
 """`pomona host join`: make a code with which a machine joins as a host."""
 
-from typing import TYPE_CHECKING
-
 import click
 
+from cli.cluster_access import run_in_cluster
 from cli.cluster_options import ClusterOptions, cluster_options
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
 
 
 @click.command("join")
@@ -26,14 +22,10 @@ def command(name: str, *, server: str | None, target: ClusterOptions) -> None:
       pomona host join studio-1 --server https://192.0.2.10:6443
       pomona host join studio-1 | ssh studio-1 '~/.local/bin/pomona' agent join -
     """
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
     from metal_agent.join.invitation import CODE_SECONDS, InvitationError, invite_host  # noqa: PLC0415 - same
 
-    async def invite(cluster: "Cluster") -> str:
-        return await invite_host(cluster.client, cluster.credentials, name, server)
-
     try:
-        code = run_in_cluster(target, invite)
+        code = run_in_cluster(target, lambda cluster: invite_host(cluster.client, cluster.credentials, name, server))
     except InvitationError as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"On the machine that becomes host {name}, within {CODE_SECONDS // 60} minutes:\n", err=True)

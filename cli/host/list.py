@@ -1,23 +1,20 @@
 """`pomona host list`, also `pomona hosts`: the hosts outside of the cluster."""
 
-from typing import TYPE_CHECKING
-
 import click
 
-from cli.api_objects import Obj, find_condition, status_reader
+from cli.api_objects import find_condition, status_reader
+from cli.cluster_access import run_in_cluster
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.lazy import program_name
-from cli.output import OutputFormat, TableColumn, age_text, output_option, print_objects
+from cli.output import TableColumn, age_text, output_option, print_objects
 from cli.service.service_tree import describe_host_state
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
+from kube.resources import METAL_HOSTS
 
 
 @click.command("list")
 @output_option
 @cluster_options
-def command(*, target: ClusterOptions, output_format: OutputFormat) -> None:
+def command(*, target: ClusterOptions, output_format: str) -> None:
     """List the hosts: what they are, what is free there, and whether they take processes.
 
     `pomona hosts` is the same command.
@@ -27,15 +24,10 @@ def command(*, target: ClusterOptions, output_format: OutputFormat) -> None:
       pomona host list
       pomona hosts -o wide
     """
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-    from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
-
-    async def read(cluster: "Cluster") -> list[Obj]:
-        return (await cluster.client.list(METAL_HOSTS)).items
-
+    hosts = run_in_cluster(target, lambda cluster: cluster.client.list(METAL_HOSTS))
     join = f"{program_name()} host join NAME{target.render()}"
     empty = f"no host has joined: make a code with `{join}` (docs/mac.md)"
-    print_objects(run_in_cluster(target, read), COLUMNS, output_format, empty=empty)
+    print_objects(hosts.items, COLUMNS, output_format, empty=empty)
 
 
 COLUMNS = [

@@ -2,20 +2,17 @@
 
 import asyncio
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 import click
 
 from cli.api_objects import Obj
+from cli.cluster_access import Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from cli.confirmation import confirm
 from cli.lazy import program_name
 from cli.output import progress_width, wrap_text
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
-
+from kube.resources import METAL_HOSTS
 
 _MOST_SHOWN = 10
 
@@ -35,7 +32,6 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
       pomona host remove studio-1
       pomona host remove studio-1 --yes
     """
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
     from metal_agent.join.invitation import InvitationError, check_host_name  # noqa: PLC0415 - same
 
     try:
@@ -45,8 +41,7 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
     run_in_cluster(target, lambda cluster: _remove(cluster, name, yes=yes))
 
 
-async def _remove(cluster: "Cluster", name: str, *, yes: bool) -> None:
-    from kube.resources import METAL_HOSTS  # noqa: PLC0415 - not needed for --help
+async def _remove(cluster: Cluster, name: str, *, yes: bool) -> None:
     from metal_agent.join.removal import (  # noqa: PLC0415 - same
         TOKEN_CACHE_SECONDS,
         list_bound_processes,

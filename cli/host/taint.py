@@ -2,19 +2,19 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 import msgspec
 
 from cli.api_objects import Obj
+from cli.cluster_access import Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.completion import complete_hosts
 from crds.meta import CLI_FIELD_MANAGER
 from crds.metalhost import HostTaint
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
+from kube.errors import Conflict
+from kube.resources import METAL_HOSTS
 
 _CHANGE: Final = re.compile(r"(?P<key>[^=:]+?)(=(?P<value>[^=:]*))?(:(?P<effect>[A-Za-z]+))?(?P<removes>-)?")
 _EFFECTS: Final = ("NoSchedule", "NoExecute")
@@ -46,13 +46,9 @@ def command(name: str, changes: tuple[str, ...], *, target: ClusterOptions) -> N
       pomona host taint studio-1 dedicated=research:NoSchedule
       pomona host taint studio-1 dedicated-
     """
-    from cli.cluster_access import read_object, run_in_cluster  # noqa: PLC0415 - not for --help
-    from kube.errors import Conflict  # noqa: PLC0415 - same
-    from kube.resources import METAL_HOSTS  # noqa: PLC0415 - same
-
     wanted = [parse_change(change) for change in changes]
 
-    async def edit(cluster: "Cluster") -> list[Obj]:
+    async def edit(cluster: Cluster) -> list[Obj]:
         for tries in range(_TRIES):
             host = await read_object(cluster.client, METAL_HOSTS, name)
             before = host.get("spec", {}).get("taints") or []

@@ -1,7 +1,6 @@
 """`pomona queue`: the services that wait for accelerators or hosts, by pool and in their order."""
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -9,10 +8,8 @@ from click.core import ParameterSource
 from cli.api_objects import Obj
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.lazy import LazyGroup
-from cli.output import OutputFormat, TableColumn, age_text, duration_text, output_option, print_objects
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
+from cli.output import TableColumn, age_text, duration_text, output_option, print_objects
+from cli.service.list import NAMESPACE, list_services
 
 SUBCOMMANDS = {"explain": ("show for each node and host why a service waits, and what would help", "cli.queue.explain")}
 
@@ -22,7 +19,7 @@ SUBCOMMANDS = {"explain": ("show for each node and host why a service waits, and
 @output_option
 @namespaced_cluster_options
 @click.pass_context
-def command(ctx: click.Context, *, target: ClusterOptions, is_everywhere: bool, output_format: OutputFormat) -> None:
+def command(ctx: click.Context, *, target: ClusterOptions, is_everywhere: bool, output_format: str) -> None:
     """List the services that wait for accelerators or hosts: by pool, in the order in which they get their turn.
 
     A place such as 3/12 counts the replicas of all namespaces that wait in the pool. The list is that of status.queue,
@@ -37,18 +34,11 @@ def command(ctx: click.Context, *, target: ClusterOptions, is_everywhere: bool, 
     if ctx.invoked_subcommand is not None:
         refuse_options_before(ctx)
         return
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-    from kube.resources import INFERENCE_SERVICES  # noqa: PLC0415 - same
-
-    async def read(cluster: "Cluster") -> tuple[str, list[Obj]]:
-        namespace = None if is_everywhere else cluster.namespace
-        return cluster.namespace, (await cluster.client.list(INFERENCE_SERVICES, namespace)).items
-
-    namespace, services = run_in_cluster(target, read)
-    columns = [TableColumn("NAMESPACE", lambda it: str(it["metadata"]["namespace"]), is_name=True), *COLUMNS]
-    place = "the cluster" if is_everywhere else f"namespace {namespace}"
+    services, place = list_services(target, is_everywhere=is_everywhere)
     empty = f"no service of {place} waits for an accelerator or a host"
-    print_objects(sort_waiting(services), columns if is_everywhere else COLUMNS, output_format, empty=empty)
+    print_objects(
+        sort_waiting(services), [NAMESPACE, *COLUMNS] if is_everywhere else COLUMNS, output_format, empty=empty
+    )
 
 
 def refuse_options_before(ctx: click.Context) -> None:

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Final, get_args
 
 import click
 
+from cli.cluster_access import Cluster
 from cli.options import DURATION, gather_options
 from crds.meta import CONTROLLER_NAMESPACE, DefaultSchedulingMode
+from devices.vendors import Vendors
+from kube.errors import ApiError, Forbidden, NotFound
+from kube.resources import CONFIG_MAPS, DEPLOYMENTS
 
 if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
     from controller.placement.cluster_copy import QueueSettings
-    from devices.vendors import Vendors
 
 DEPLOYMENT: Final = "pomona-controller"
 VENDORS_MAP: Final = "pomona-vendors"
@@ -44,14 +46,12 @@ controller_options: Final = gather_options(
 """Adds `--min-run` and `--scheduling-mode` to a command, which gets them as `stated`."""
 
 
-async def read_settings(cluster: "Cluster", stated: StatedSettings) -> "tuple[QueueSettings, str]":
+async def read_settings(cluster: Cluster, stated: StatedSettings) -> "tuple[QueueSettings, str]":
     """Return the options of the controller, and a line about what is assumed if its Deployment cannot be read.
 
     Raises ApiError, Unreachable.
     """
     from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - not needed for --help
-    from kube.errors import Forbidden, NotFound  # noqa: PLC0415 - same
-    from kube.resources import DEPLOYMENTS  # noqa: PLC0415 - same
 
     default = QueueSettings()
     try:
@@ -70,7 +70,7 @@ async def read_settings(cluster: "Cluster", stated: StatedSettings) -> "tuple[Qu
     return merge_settings(arguments, vendors, stated), ""
 
 
-async def _read_vendors(cluster: "Cluster") -> "Vendors":
+async def _read_vendors(cluster: Cluster) -> Vendors:
     """Return the accelerators of the controller's file.
 
     Raises:
@@ -78,8 +78,6 @@ async def _read_vendors(cluster: "Cluster") -> "Vendors":
         Unreachable: the API server does not answer.
     """
     from devices.vendor_file import VendorFileError, parse_vendors  # noqa: PLC0415 - not needed for --help
-    from kube.errors import ApiError  # noqa: PLC0415 - same
-    from kube.resources import CONFIG_MAPS  # noqa: PLC0415 - same
     from runtimes.registry import list_pod_engines  # noqa: PLC0415 - same
 
     try:
@@ -92,7 +90,7 @@ async def _read_vendors(cluster: "Cluster") -> "Vendors":
         ) from error
 
 
-def merge_settings(arguments: Sequence[str], vendors: "Vendors", stated: StatedSettings) -> "QueueSettings":
+def merge_settings(arguments: Sequence[str], vendors: Vendors, stated: StatedSettings) -> "QueueSettings":
     """Return the options of a controller with these arguments, if the user does not state others."""
     from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - not needed for --help
     from controller.pod_settings import PodSettings  # noqa: PLC0415 - same

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cli.api_objects import Obj
+from cli.cluster_access import Cluster, read_object, run_in_cluster
+from cli.cluster_errors import describe_api_error
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
-from cli.output import TableFormat, facts_option, print_facts, progress_width, render_table, terminal_width, wrap_text
+from cli.output import DATA_FORMATS, facts_option, print_facts, progress_width, render_table, terminal_width, wrap_text
 from cli.queue.controller_settings import StatedSettings, controller_options
+from kube.resources import INFERENCE_SERVICES, object_key
 
 if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
     from controller.placement.remedies import WaitExplanation
     from controller.placement.units import Unit
 
@@ -24,7 +26,7 @@ _TITLES: Final = ("CELL", "REASON", "WHY NOT", "WHAT WOULD HELP")
 @facts_option("table", "wide")
 @controller_options
 @namespaced_cluster_options
-def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output_format: TableFormat) -> None:
+def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output_format: str) -> None:
     """Show for each node and host why it does not run SERVICE, and what would help; the nearest remedy comes first.
 
     The cluster is read, and the queue decided as the controller decides it. Nothing is changed. That takes rights to
@@ -38,14 +40,9 @@ def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output
       pomona queue explain chat
       pomona queue explain chat -n team -o json
     """
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-
-    async def read(cluster: "Cluster") -> "tuple[Obj, Unit | None, WaitExplanation | None, list[str]]":
-        return await explain_service(cluster, name, stated)
-
-    service, unit, explanation, missing = run_in_cluster(target, read)
-    if output_format in {"json", "yaml"}:
-        print_facts(build_facts(service, unit, explanation, missing), "json" if output_format == "json" else "yaml")
+    service, unit, explanation, missing = run_in_cluster(target, lambda cluster: explain_service(cluster, name, stated))
+    if output_format in DATA_FORMATS:
+        print_facts(build_facts(service, unit, explanation, missing), output_format)
     else:
         is_wide = output_format == "wide"
         print("\n".join(render_explanation(service, unit, explanation, missing, target, is_wide=is_wide)))
@@ -53,7 +50,7 @@ def command(name: str, *, target: ClusterOptions, stated: StatedSettings, output
 
 
 async def explain_service(
-    cluster: "Cluster", name: str, stated: StatedSettings
+    cluster: Cluster, name: str, stated: StatedSettings
 ) -> "tuple[Obj, Unit | None, WaitExplanation | None, list[str]]":
     """Return a service, its first unit that waits, why that waits, and the rights that the user lacks.
 
@@ -62,23 +59,16 @@ async def explain_service(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
-    from cli.cluster_errors import describe_api_error  # noqa: PLC0415 - same
     from cli.queue.planning import copy_cluster, read_clock  # noqa: PLC0415 - same
     from controller.placement.cluster_copy import RightsMissing  # noqa: PLC0415 - same
     from controller.placement.remedies import explain_unit  # noqa: PLC0415 - same
-    from kube.resources import INFERENCE_SERVICES, object_key  # noqa: PLC0415 - same
 
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
     try:
         copied = await copy_cluster(cluster, stated)
     except RightsMissing as missing:
-        return (
-            service,
-            None,
-            None,
-            [describe_api_error(refusal, cluster.credentials.server) for refusal in missing.refusals],
-        )
+        server = cluster.credentials.server
+        return service, None, None, [describe_api_error(refusal, server) for refusal in missing.refusals]
     now, key = read_clock(), object_key(service)
     units = copied.list_units(now)
     waiting = [unit for unit in units if unit.service == key and unit.state == "waiting"]

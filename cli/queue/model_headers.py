@@ -2,25 +2,29 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import msgspec
 
 from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from cli.api_objects import Obj
-
-if TYPE_CHECKING:
-    from console.density_models import KnownModel
-    from controller.placement.cluster_copy import ClusterCopy
-    from controller.services.planned_models import ModelHeaders
-    from crds.model import ModelFacts
+from cli.inspect import inspect_source
+from console.density_models import KnownModel
+from controller.placement.cluster_copy import ClusterCopy
+from controller.services.planned_models import ModelHeaders, is_header_missing
+from crds.model import ModelFacts
+from crds.weights_header import GGUF
+from fitness.catalog_entries import load_catalog
+from kube.resources import ObjectKey, object_key
 
 _SECONDS: Final = 60.0
 """Time for all headers of a plan."""
 
 
 async def read_headers(
-    copied: "ClusterCopy", manifests: Sequence[Obj], networks: Networks
-) -> "tuple[ModelHeaders, list[str]]":
+    copied: ClusterCopy, manifests: Sequence[Obj], networks: Networks
+) -> tuple[ModelHeaders, list[str]]:
     """Return what the headers of Models say, and a line for each that cannot be read.
 
     Args:
@@ -28,13 +32,6 @@ async def read_headers(
         manifests: the manifests, each with its namespace.
         networks: private networks that sources may lead to.
     """
-    import msgspec  # noqa: PLC0415 - not needed for --help
-
-    from cli.inspect import inspect_source  # noqa: PLC0415 - same
-    from controller.services.planned_models import is_header_missing  # noqa: PLC0415 - same
-    from crds.model import ModelFacts  # noqa: PLC0415 - same
-    from kube.resources import ObjectKey, object_key  # noqa: PLC0415 - same
-
     headers, problems = dict[ObjectKey, ModelFacts](), list[str]()
     ends = asyncio.get_running_loop().time() + _SECONDS
     for manifest in (entry for entry in manifests if entry["kind"] == "Model" and is_header_missing(copied, entry)):
@@ -62,12 +59,8 @@ async def read_headers(
     return headers, problems
 
 
-def find_catalog_header(source: str) -> "ModelFacts | None":
+def find_catalog_header(source: str) -> ModelFacts | None:
     """Return what the catalog says about the header of a source; None: it does not know it."""
-    from crds.model import ModelFacts  # noqa: PLC0415 - not needed for --help
-    from crds.weights_header import GGUF  # noqa: PLC0415 - same
-    from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - same
-
     for entry in load_catalog().values():
         for listed in entry.sources:
             layout = entry.find_layout(listed) if listed.source == source else None
@@ -83,16 +76,13 @@ def find_catalog_header(source: str) -> "ModelFacts | None":
     return None
 
 
-def build_header(model: "KnownModel", accelerator: str | None) -> "ModelFacts | None":
+def build_header(model: KnownModel, accelerator: str | None) -> ModelFacts | None:
     """Return what the header of a model would say; None: its layout is not known on any accelerator.
 
     Args:
         model: the model.
         accelerator: the accelerator whose engine loads it; None: any.
     """
-    from crds.model import ModelFacts  # noqa: PLC0415 - not needed for --help
-    from crds.weights_header import GGUF  # noqa: PLC0415 - same
-
     exact = model.workloads.get(accelerator or "")
     workloads = [exact] if exact is not None else list(model.workloads.values())
     chosen = next((workload for workload in workloads if workload.layout is not None), None)

@@ -1,26 +1,19 @@
 """`pomona plan add`: which replicas a further node or host would start."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 import yaml
 
 from cli.api_objects import Obj
+from cli.cluster_access import Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions, cluster_options
 from cli.options import EXISTING_FILE
-from cli.output import TableFormat, facts_option
+from cli.output import facts_option
 from cli.queue.controller_settings import StatedSettings, controller_options
-from cli.queue.plan import print_plan
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
-    from cli.queue.fate_table import PlannedChange
-    from controller.placement.cluster_copy import ClusterCopy
-    from controller.placement.forecast import QueueForecast
-    from controller.placement.planner import PlanRules, Round
-    from controller.placement.units import Cell
-    from devices.vendors import Vendors
+from crds.quantity import quantity_bytes
+from devices.vendors import Vendors
 
 _NAME: Final = "new"
 _METAL: Final = "metal"
@@ -61,7 +54,7 @@ def command(
     memory: str | None,
     labels: tuple[str, ...],
     path: Path | None,
-    output_format: TableFormat,
+    output_format: str,
 ) -> None:
     """Show which replicas of the queue would start if a node or host were added.
 
@@ -74,17 +67,16 @@ def command(
       pomona plan add --accelerator metal --memory 96Gi
       kubectl get node gpu-3 -o yaml > node.yaml && pomona plan add -f node.yaml
     """
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-
     stated_options = any((accelerator, devices, memory, labels))
     if path is None and (accelerator is None or memory is None):
         raise click.UsageError("nothing to add: give --accelerator and --memory, and --devices of a node, or --file")
     if path is not None and stated_options:
         raise click.UsageError("--file takes no options of a node: write them into the file")
 
-    async def read(cluster: "Cluster") -> "tuple[list[PlannedChange], QueueForecast, list[str]]":
-        from cli.queue.planning import copy_cluster, copy_for_plan  # noqa: PLC0415 - not needed for --help
+    from cli.queue.plan_output import QueuePlan, print_plan  # noqa: PLC0415 - not needed for --help
+    from cli.queue.planning import copy_cluster, copy_for_plan, plan_addition  # noqa: PLC0415 - same
 
+    async def plan(cluster: Cluster) -> QueuePlan:
         copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
         if path is not None:
             added = load_machine(path)
@@ -92,61 +84,15 @@ def command(
             added = build_machine(accelerator or "", devices, memory or "", labels, copied.settings.pods.vendors)
         return plan_addition(copied, added)
 
-    changes, after, notes = run_in_cluster(target, read)
-    print_plan(changes, after, output_format, {}, notes, empty="no replica would start on it")
+    print_plan(run_in_cluster(target, plan), output_format, {}, empty="no replica would start on it")
 
 
-def plan_addition(copied: "ClusterCopy", added: Obj) -> "tuple[list[PlannedChange], QueueForecast, list[str]]":
-    """Return what would change if a Node or MetalHost were added, and if nothing does, why services still wait.
-
-    Raises:
-        click.ClickException: it has no accelerator.
-    """
-    from cli.queue.fate_table import list_changes  # noqa: PLC0415 - not needed for --help
-    from cli.queue.planning import read_clock  # noqa: PLC0415 - same
-    from controller.placement.forecast import forecast  # noqa: PLC0415 - same
-    from controller.placement.planner import plan  # noqa: PLC0415 - same
-    from kube.resources import METAL_HOSTS, NODES  # noqa: PLC0415 - same
-
-    now = read_clock()
-    units, cells = copied.list_units(now), copied.list_cells()
-    before = forecast(cells, units, copied.rules, now.timestamp())
-    resource = NODES if added["kind"] == "Node" else METAL_HOSTS
-    while copied.store.get(resource, added["metadata"]["name"]) is not None:
-        added["metadata"]["name"] += f"-{_NAME}"
-    copied.store.put(resource, added)
-    more = copied.list_cells()
-    if len(more) == len(cells):
-        raise click.ClickException("the node has no device of a known accelerator: state its allocatable resources")
-    units = copied.list_units(now)
-    after = forecast(more, units, copied.rules, now.timestamp())
-    changes = list_changes(before, after, (), copied.list_speeds)
-    if changes:
-        return changes, after, []
-    cell_ids = {cell.id for cell in cells}
-    (cell,) = (candidate for candidate in more if candidate.id not in cell_ids)
-    return changes, after, list_refusals(cell, plan(more, units, copied.rules, now.timestamp()), copied.rules)
-
-
-def list_refusals(cell: "Cell", made: "Round", rules: "PlanRules") -> list[str]:
-    """Return for each of the first services that wait after a round why it is not on a cell, and what would help."""
-    from controller.placement.explanation import explain  # noqa: PLC0415 - not needed for --help
-
-    first = {unit.service: unit for unit in reversed(made.queue)}
-    shown = sorted(first.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
-    explanations = [(unit.service, explain(unit, [cell], made, rules)[0]) for unit in shown]
-    return [f"{service}: {explanation.message}: {explanation.remedy}" for service, explanation in explanations]
-
-
-def build_machine(
-    accelerator: str, devices: int | None, memory: str, labels: tuple[str, ...], vendors: "Vendors"
-) -> Obj:
+def build_machine(accelerator: str, devices: int | None, memory: str, labels: tuple[str, ...], vendors: Vendors) -> Obj:
     """Return the Node or MetalHost of the options.
 
     Raises:
         click.UsageError: they contradict each other, or there is no such accelerator.
     """
-    from crds.quantity import quantity_bytes  # noqa: PLC0415 - not needed for --help
     from runtimes.registry import RUNTIMES  # noqa: PLC0415 - same
 
     try:

@@ -1,43 +1,47 @@
-"""The copy of the cluster by which `pomona queue explain` and `pomona plan` answer."""
+"""What `pomona queue explain`, `pomona plan` and `pomona simulate` compute, by a copy of the cluster."""
 
 import sys
 from collections.abc import Awaitable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Final
 
 import click
 
+from artifacts.repositories.address_policy import Networks
 from cli.api_objects import Obj
+from cli.cluster_access import Cluster
+from cli.cluster_errors import describe_api_error
 from cli.queue.controller_settings import StatedSettings, read_settings
+from cli.queue.model_headers import read_headers
+from cli.queue.plan_output import QueuePlan, explain_services, list_changes
+from controller.placement.cluster_copy import (
+    ClusterCopy,
+    QueueReading,
+    QueueSettings,
+    RightsMissing,
+    copy_reading,
+    open_queue_view,
+)
+from controller.placement.explanation import explain
+from controller.placement.forecast import drain_cell, forecast
+from controller.placement.planner import PlanRules, Round, plan
+from controller.placement.units import Cell
+from controller.services.planned_models import ModelHeaders
+from controller.services.planned_services import plan_services
+from kube.client import Client
+from kube.resources import METAL_HOSTS, NODES
 
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
-    from cli.queue.fate_table import PlannedChange
-    from controller.placement.cluster_copy import ClusterCopy, QueueReading, QueueSettings
-    from controller.placement.forecast import QueueForecast
-    from controller.services.planned_models import ModelHeaders
-    from controller.services.planned_services import PlannedService
-    from kube.client import Client
+_MOST_EXPLAINED: Final = 3
+"""Most services of which a plan says why they would not start."""
 
 
-class ManifestPlan(NamedTuple):
-    """The effect of manifests on the queue."""
-
-    services: "list[PlannedService]"
-    changes: "list[PlannedChange]"
-    before: "QueueForecast"
-    after: "QueueForecast"
-
-
-async def read_queue(cluster: "Cluster", settings: "QueueSettings") -> "QueueReading":
+async def read_queue(cluster: Cluster, settings: QueueSettings) -> QueueReading:
     """Read all by which the queue is decided, as far as the user may. Raises ApiError, Unreachable."""
-    from controller.placement.cluster_copy import QueueReading, open_queue_view  # noqa: PLC0415 - not needed for --help
-
     view = open_queue_view(settings.pods.vendors)
     return QueueReading(view, await view.read_once(cluster.client), settings)
 
 
-async def copy_cluster(cluster: "Cluster", stated: StatedSettings) -> "ClusterCopy":
+async def copy_cluster(cluster: Cluster, stated: StatedSettings) -> ClusterCopy:
     """Return a copy of the cluster with the options of its controller.
 
     Raises:
@@ -45,8 +49,6 @@ async def copy_cluster(cluster: "Cluster", stated: StatedSettings) -> "ClusterCo
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from controller.placement.cluster_copy import copy_reading  # noqa: PLC0415 - not needed for --help
-
     settings, note = await read_settings(cluster, stated)
     copied = await copy_reading(cluster.client, await read_queue(cluster, settings))
     if note:
@@ -54,29 +56,55 @@ async def copy_cluster(cluster: "Cluster", stated: StatedSettings) -> "ClusterCo
     return copied
 
 
-async def copy_for_plan(cluster: "Cluster", copying: "Awaitable[ClusterCopy]") -> "ClusterCopy":
-    """Return a copy of the cluster, without which there is no plan.
+async def copy_for_plan(cluster: Cluster, copying: Awaitable[ClusterCopy]) -> ClusterCopy:
+    """Return a copy of the cluster, without which there is no plan; speeds that may not be read are named.
 
     Raises:
         click.ClickException: the user may not read the whole cluster; the message names the rights.
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from cli.cluster_errors import describe_api_error  # noqa: PLC0415 - not needed for --help
-    from controller.placement.cluster_copy import RightsMissing  # noqa: PLC0415 - same
-
+    server = cluster.credentials.server
     try:
         copied = await copying
     except RightsMissing as missing:
-        reasons = [describe_api_error(refused, cluster.credentials.server) for refused in missing.refusals]
+        reasons = [describe_api_error(refused, server) for refused in missing.refusals]
         raise click.ClickException("a plan needs the whole cluster: " + "\n".join(reasons)) from missing
-    report_unread_speeds(cluster, copied)
+    for refused in copied.unread_speeds:
+        reason = describe_api_error(refused, server)
+        print(f"speeds are known in part, since you may not read all that they follow from: {reason}", file=sys.stderr)
     return copied
 
 
+async def plan_files(
+    cluster: Cluster, manifests: Sequence[Obj], stated: StatedSettings, networks: Networks
+) -> QueuePlan:
+    """Return the effect of manifests on the queue.
+
+    Args:
+        cluster: the cluster.
+        manifests: the manifests.
+        stated: options of the controller.
+        networks: private networks that the sources of new Models may lead to.
+
+    Raises:
+        click.ClickException: the user may not read the whole cluster.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
+    copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
+    placed = [
+        {**manifest, "metadata": {"namespace": cluster.namespace, **manifest["metadata"]}} for manifest in manifests
+    ]
+    headers, problems = await read_headers(copied, placed, networks)
+    for line in problems:
+        click.echo(line, err=True)
+    return await plan_manifests(cluster.client, copied, placed, headers)
+
+
 async def plan_manifests(
-    client: "Client", copied: "ClusterCopy", manifests: Sequence[Obj], headers: "ModelHeaders"
-) -> ManifestPlan:
+    client: Client, copied: ClusterCopy, manifests: Sequence[Obj], headers: ModelHeaders
+) -> QueuePlan:
     """Return what would become of the services of manifests, and of all other units.
 
     Args:
@@ -89,10 +117,6 @@ async def plan_manifests(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from cli.queue.fate_table import list_changes  # noqa: PLC0415 - not needed for --help
-    from controller.placement.forecast import forecast  # noqa: PLC0415 - same
-    from controller.services.planned_services import plan_services  # noqa: PLC0415 - same
-
     now = read_clock()
     units = copied.list_units(now)
     before = forecast(copied.list_cells(), units, copied.rules, now.timestamp())
@@ -102,16 +126,76 @@ async def plan_manifests(
     after = forecast(copied.list_cells(), changed, copied.rules, now.timestamp())
     uids, keys = {unit.uid for unit in units}, {service.key for service in services}
     concerned = [unit.uid for unit in changed if unit.service in keys and unit.uid not in uids]
-    return ManifestPlan(services, list_changes(before, after, concerned, copied.list_speeds), before, after)
+    changes = list_changes(before, after, concerned, copied.list_speeds)
+    return QueuePlan(changes, after, explain_services(services), services)
 
 
-def report_unread_speeds(cluster: "Cluster", copied: "ClusterCopy") -> None:
-    """Say on standard error which facts about speeds the user may not read."""
-    from cli.cluster_errors import describe_api_error  # noqa: PLC0415 - not needed for --help
+def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
+    """Return what would change if a Node or MetalHost were added, and if nothing does, why services still wait.
 
-    for speed in copied.unread_speeds:
-        reason = describe_api_error(speed, cluster.credentials.server)
-        print(f"speeds are known in part, since you may not read all that they follow from: {reason}", file=sys.stderr)
+    Raises:
+        click.ClickException: it has no accelerator.
+    """
+    now = read_clock()
+    units, cells = copied.list_units(now), copied.list_cells()
+    before = forecast(cells, units, copied.rules, now.timestamp())
+    resource, metadata = NODES if added["kind"] == "Node" else METAL_HOSTS, added["metadata"]
+    while copied.store.get(resource, metadata["name"]) is not None:
+        metadata["name"] += "-new"
+    copied.store.put(resource, added)
+    more = copied.list_cells()
+    if len(more) == len(cells):
+        raise click.ClickException("the node has no device of a known accelerator: state its allocatable resources")
+    units = copied.list_units(now)
+    after = forecast(more, units, copied.rules, now.timestamp())
+    changes = list_changes(before, after, (), copied.list_speeds)
+    if changes:
+        return QueuePlan(changes, after)
+    cell_ids = {cell.id for cell in cells}
+    (cell,) = (candidate for candidate in more if candidate.id not in cell_ids)
+    made = plan(more, units, copied.rules, now.timestamp())
+    return QueuePlan(changes, after, list_refusals(cell, made, copied.rules))
+
+
+def list_refusals(cell: Cell, made: Round, rules: PlanRules) -> list[str]:
+    """Return for each of the first services that wait after a round why it is not on a cell, and what would help."""
+    first = {unit.service: unit for unit in reversed(made.queue)}
+    shown = sorted(first.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
+    explanations = [(unit.service, explain(unit, [cell], made, rules)[0]) for unit in shown]
+    return [f"{service}: {explanation.message}: {explanation.remedy}" for service, explanation in explanations]
+
+
+async def plan_drain(cluster: Cluster, name: str, stated: StatedSettings) -> tuple[str, QueuePlan]:
+    """Return the `Cell.id` of a host or node, and what would become of its replicas if it were drained.
+
+    Raises:
+        click.ClickException: there is no such cell, or the user may not read the whole cluster.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
+    """
+    copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
+    now, cells = read_clock(), copied.list_cells()
+    drained = find_cell(name, cells)
+    units = copied.list_units(now)
+    before = forecast(cells, units, copied.rules, now.timestamp())
+    after = forecast(*drain_cell(cells, units, drained), copied.rules, now.timestamp())
+    concerned = [unit.uid for unit in units if drained in unit.cells and unit.state == "running"]
+    return drained, QueuePlan(list_changes(before, after, concerned, copied.list_speeds), after)
+
+
+def find_cell(name: str, cells: Sequence[Cell]) -> str:
+    """Return the `Cell.id` that a user means.
+
+    Raises:
+        click.ClickException: there is none, or a host and a node have this name.
+    """
+    ids = [cell.id for cell in cells if name in {cell.id, cell.name}]
+    if len(ids) == 1:
+        return ids[0]
+    if ids:
+        raise click.ClickException(f"{name} is the name of a host and of a node: write {' or '.join(sorted(ids))}")
+    there = ", ".join(sorted(cell.id for cell in cells)[:8]) or "none"
+    raise click.ClickException(f"{name} is neither a host nor a node with an accelerator: there is {there}")
 
 
 def read_clock() -> datetime:

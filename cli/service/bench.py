@@ -6,24 +6,28 @@ import json
 import signal
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
 import click
+import msgspec
 
 from artifacts.errors import PERMANENT_EXIT, RETRYABLE_EXIT
 from cli import outcome
+from cli.cluster_access import INTERRUPTED_EXIT, Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
-from cli.options import DURATION, EXISTING_FILE, load_hosts_ca, result_option
+from cli.options import DURATION, EXISTING_FILE, gather_options, load_hosts_ca, result_option
 from cli.output import facts_option, print_facts
 from cli.stop_signals import run_until_signal
+from kube.resources import INFERENCE_SERVICES
+from kube.time import rfc3339
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from cli.cluster_access import Cluster
     from fitness.bench.measurement import BenchPlan
     from fitness.performance import MeasuredPerformance
 
@@ -50,7 +54,8 @@ class BenchTarget:
 
 
 @click.command("bench")
-@click.argument("target_name", metavar="SERVICE|URL", shell_complete=complete_services)
+@gather_options("wanted", BenchTarget)
+@click.argument("name", metavar="SERVICE|URL", shell_complete=complete_services)
 @click.option("--model", help="Name of the model at a URL. Default: the only one that the engine lists.")
 @click.option(
     "--token-file",
@@ -68,12 +73,13 @@ class BenchTarget:
 @click.option("--runs", type=click.IntRange(1, 100), default=5, show_default=True, help="Least number of runs.")
 @click.option(
     "--min-duration",
-    "min_duration",
+    "min_duration_seconds",
     type=DURATION,
+    default=0.0,
     help="Least time of the runs together, such as 30s. Default: none.",
 )
 @click.option(
-    "--max-duration", "max_duration", type=DURATION, default="10m", show_default=True, help="Begin no run after this."
+    "--max-duration", "most_seconds", type=DURATION, default="10m", show_default=True, help="Begin no run after this."
 )
 @click.option(
     "--prompt-tokens", type=click.IntRange(1, 100_000), default=128, show_default=True, help="Length of each prompt."
@@ -90,21 +96,13 @@ class BenchTarget:
 @result_option
 @namespaced_cluster_options
 def command(
-    target_name: str,
     *,
-    model: str | None,
-    token_file: Path | None,
-    hosts_ca: Path | None,
-    warmup: int,
-    runs: int,
-    min_duration: float | None,
-    max_duration: float,
-    prompt_tokens: int,
-    tokens: int,
-    parallel: int | None,
-    output_format: Literal["table", "json", "yaml"],
+    wanted: BenchTarget,
+    output_format: str,
     result: Path | None,
     target: ClusterOptions,
+    parallel: int | None,
+    **extent: Any,
 ) -> None:
     """Measure how fast SERVICE, or the engine at URL, generates tokens.
 
@@ -122,18 +120,8 @@ def command(
     """
     from fitness.bench.measurement import BenchPlan  # noqa: PLC0415 - not needed for --help
 
-    wanted = BenchTarget(name=target_name, model=model, token_file=token_file, hosts_ca=hosts_ca)
-    plan = BenchPlan(
-        warmup=warmup,
-        runs=runs,
-        min_duration_seconds=min_duration or 0.0,
-        prompt_tokens=prompt_tokens,
-        tokens=tokens,
-        parallel=parallel or 0,
-        most_seconds=max_duration,
-    )
-    measured = _measure_or_exit(target, wanted, plan, result)
-    facts = json.loads(encode_facts(measured))
+    measured = _measure_or_exit(target, wanted, BenchPlan(parallel=parallel or 0, **extent), result)
+    facts = msgspec.json.decode(msgspec.json.encode(measured))
     outcome.write_result("bench", facts, result)
     if output_format == "table":
         print(render_performance(measured))
@@ -145,7 +133,6 @@ def _measure_or_exit(
     target: ClusterOptions, wanted: BenchTarget, plan: "BenchPlan", result: Path | None
 ) -> "MeasuredPerformance":
     """Return the measurement; without one, print and write the error, and exit."""
-    from cli.cluster_access import INTERRUPTED_EXIT  # noqa: PLC0415 - not needed for --help
     from fitness.bench.streamed_completion import BenchError  # noqa: PLC0415 - same
     from standalone.ask import AskError  # noqa: PLC0415 - same
 
@@ -164,13 +151,6 @@ def _fail(reason: str, message: str, result: Path | None, *, is_final: bool) -> 
     outcome.write_result("bench", {"reason": reason, "message": message, "retryable": not is_final}, result)
     print(f"pomona bench: {message}", file=sys.stderr)
     sys.exit(PERMANENT_EXIT if is_final else RETRYABLE_EXIT)
-
-
-def encode_facts(measured: "MeasuredPerformance") -> bytes:
-    """Return a measurement as JSON, as the controller stores it."""
-    import msgspec  # noqa: PLC0415 - not needed for --help
-
-    return msgspec.json.encode(measured)
 
 
 def _measure_url(wanted: BenchTarget, plan: "BenchPlan") -> "MeasuredPerformance":
@@ -203,20 +183,15 @@ def _measure_url(wanted: BenchTarget, plan: "BenchPlan") -> "MeasuredPerformance
 
 def _measure_service(target: ClusterOptions, wanted: BenchTarget, plan: "BenchPlan") -> "MeasuredPerformance":
     """Measure a service of the cluster. Raises BenchError and AskError."""
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-
     for option, value in (("--model", wanted.model), ("--token-file", wanted.token_file)):
         if value is not None:
             raise click.UsageError(f"{option} is for a URL; {wanted.name} is a service, which states it itself")
     return run_in_cluster(target, functools.partial(_measure_in_cluster, wanted=wanted, plan=plan))
 
 
-async def _measure_in_cluster(cluster: "Cluster", *, wanted: BenchTarget, plan: "BenchPlan") -> "MeasuredPerformance":
-    import msgspec  # noqa: PLC0415 - not needed for --help
+async def _measure_in_cluster(cluster: Cluster, *, wanted: BenchTarget, plan: "BenchPlan") -> "MeasuredPerformance":
 
-    from cli.cluster_access import read_object  # noqa: PLC0415 - same
     from cli.service.service_address import open_service  # noqa: PLC0415 - same
-    from kube.resources import INFERENCE_SERVICES  # noqa: PLC0415 - same
 
     name = wanted.name
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
@@ -228,12 +203,8 @@ async def _measure_in_cluster(cluster: "Cluster", *, wanted: BenchTarget, plan: 
 
 
 async def _measure(session: "aiohttp.ClientSession", url: str, model: str, plan: "BenchPlan") -> "MeasuredPerformance":
-    from datetime import UTC, datetime  # noqa: PLC0415 - not needed for --help
-
-    import msgspec  # noqa: PLC0415 - same
 
     from fitness.bench.measurement import measure_endpoint, summarize  # noqa: PLC0415 - same
-    from kube.time import rfc3339  # noqa: PLC0415 - same
 
     result = await measure_endpoint(session, url, model, plan)
     if result.failed is not None:

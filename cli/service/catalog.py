@@ -1,14 +1,16 @@
 """`pomona catalog`: the models that `pomona deploy` knows by name, with what their memory is said to be."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import click
+import msgspec
 
 from cli.lazy import program_name
 from cli.output import TableColumn, facts_option, print_facts, progress_width, render_table, terminal_width, wrap_text
-
-if TYPE_CHECKING:
-    from fitness.catalog_entries import CatalogEntry
+from crds.serving import ServingOptions
+from devices.vendors import VENDORS
+from fitness.catalog_entries import CatalogEntry, load_catalog
+from fitness.memory import estimate_pod
 
 _NOTE = (
     "~4 BIT and BF16 are the sizes of the weights by third parties, unchecked; * assumes a lower quantization than 4 "
@@ -21,7 +23,7 @@ _NOTE = (
 
 @click.command("catalog")
 @facts_option("table")
-def command(*, output_format: Literal["table", "json", "yaml"]) -> None:
+def command(*, output_format: str) -> None:
     """List the models that `pomona deploy NAME` knows.
 
     \b
@@ -29,8 +31,6 @@ def command(*, output_format: Literal["table", "json", "yaml"]) -> None:
       pomona catalog
       pomona deploy qwen3-8b --accelerator metal
     """
-    from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help
-
     entries = load_catalog()
     if output_format != "table":
         print_facts({name: _describe(entry) for name, entry in entries.items()}, output_format)
@@ -47,20 +47,14 @@ def _format_size(gigabytes: float | None, *, is_low: bool = False) -> str:
     return f"{gigabytes:,.0f} GB{'*' if is_low else ''}" if gigabytes else "-"
 
 
-def _describe(entry: "CatalogEntry") -> dict[str, Any]:
+def _describe(entry: CatalogEntry) -> dict[str, Any]:
     """Return an entry for programs, with our own estimate."""
-    import msgspec  # noqa: PLC0415 - not needed for --help
-
     estimated = _estimate_bytes(entry)
     return {**msgspec.to_builtins(entry), **({"estimatedBytes": estimated} if estimated else {})}
 
 
-def _estimate_bytes(entry: "CatalogEntry") -> int | None:
+def _estimate_bytes(entry: CatalogEntry) -> int | None:
     """Return the memory of what is deployed on the default accelerator; None if it is not known."""
-    from crds.serving import ServingOptions  # noqa: PLC0415 - not needed for --help
-    from devices.vendors import VENDORS  # noqa: PLC0415 - same
-    from fitness.memory import estimate_pod  # noqa: PLC0415 - same
-
     workload = entry.find_workload(entry.accelerator)
     if workload is None:
         return None
@@ -73,7 +67,7 @@ def _estimate_bytes(entry: "CatalogEntry") -> int | None:
     return needed.container_bytes if needed.device_bytes_each is None else needed.device_bytes_each * devices
 
 
-def _format_estimate(entry: "CatalogEntry") -> str:
+def _format_estimate(entry: CatalogEntry) -> str:
     """Return the estimate in the unit of the figures beside it."""
     estimated = _estimate_bytes(entry)
     return f"{estimated / 10**9:,.1f} GB" if estimated else "-"

@@ -6,17 +6,15 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
+from cli.cluster_access import INTERRUPTED_EXIT, Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.options import EXISTING_FILE
 from cli.output import dim, show_raw
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
 
 _PROMPT: Final = "> "
 _LINE_BYTES: Final = 4096
@@ -46,7 +44,6 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
       pomona chat chat
       pomona chat chat < question.txt
     """
-    from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
     from standalone.ask import AskError  # noqa: PLC0415 - same
 
     try:
@@ -62,14 +59,14 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
         sys.exit(INTERRUPTED_EXIT)
 
 
-async def _check(cluster: "Cluster", *, name: str, url: str | None, hosts_ca: Path | None) -> None:
+async def _check(cluster: Cluster, *, name: str, url: str | None, hosts_ca: Path | None) -> None:
     from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
 
     async with open_service(cluster, name, url, hosts_ca):
         pass
 
 
-async def _chat(cluster: "Cluster", *, name: str, question: str | None, url: str | None, hosts_ca: Path | None) -> None:
+async def _chat(cluster: Cluster, *, name: str, question: str | None, url: str | None, hosts_ca: Path | None) -> None:
     from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
     from standalone.ask import ChatMessage, continue_chat  # noqa: PLC0415 - same
 

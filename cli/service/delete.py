@@ -2,18 +2,16 @@
 
 import functools
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from cli.api_objects import Obj, count_serving, has_condition
+from cli.cluster_access import Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.confirmation import confirm
 from cli.service.model_users import find_users
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
+from kube.resources import INFERENCE_SERVICES, MODELS
 
 
 @click.command("delete")
@@ -32,15 +30,10 @@ def command(name: str, *, target: ClusterOptions, with_model: bool, yes: bool) -
       pomona delete chat
       pomona delete chat --model --yes
     """
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-
     run_in_cluster(target, functools.partial(_delete, name=name, with_model=with_model, is_certain=yes))
 
 
-async def _delete(cluster: "Cluster", *, name: str, with_model: bool, is_certain: bool) -> None:
-    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
-    from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
-
+async def _delete(cluster: Cluster, *, name: str, with_model: bool, is_certain: bool) -> None:
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     if not is_certain and has_condition(service, "Ready"):

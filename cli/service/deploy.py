@@ -6,22 +6,23 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import Any, Final, get_args
 
 import click
 
 from cli.api_objects import Obj
+from cli.cluster_access import INTERRUPTED_EXIT, Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_catalog, complete_models
 from cli.lazy import program_name
 from cli.options import SIZE, choose_files, timeout_option
-from cli.output import DataFormat, print_manifests, progress_width, without_managed_fields, wrap_text
+from cli.output import print_manifests, progress_width, without_managed_fields, wrap_text
 from cli.service.model_users import find_users
+from cli.service.progress import ProgressPrinter, wait_until_serving
+from cli.service.verdict import Verdict
 from crds.meta import CLI_FIELD_MANAGER, Priority
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
-    from cli.service.verdict import Verdict
+from kube.errors import NotFound
+from kube.resources import INFERENCE_SERVICES, MODELS
 
 _STANDARD_INPUT: Final = Path("/dev/stdin")
 
@@ -76,7 +77,7 @@ def command(
     dry_run: bool,
     no_wait: bool,
     timeout: float | None,
-    output_format: DataFormat | None,
+    output_format: str | None,
     **options: Any,
 ) -> None:
     """Apply a Model and an InferenceService, and wait until it answers.
@@ -122,14 +123,12 @@ def _apply_and_wait(
     target: ClusterOptions,
     name: str | None,
     objects: Sequence[Obj],
-    output_format: DataFormat | None,
+    output_format: str | None,
     *,
     waits: bool,
     timeout: float | None,
 ) -> int:
     """Apply the objects, wait if wanted, and return the exit code."""
-    from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
-
     applied: list[Obj] = []
     show = functools.partial(print, file=sys.stderr if output_format else sys.stdout, flush=True)
     try:
@@ -167,11 +166,9 @@ def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> Clu
 
 
 async def _apply(
-    cluster: "Cluster", *, name: str | None, objects: Sequence[Obj], applied: list[Obj], show: Callable[[str], None]
+    cluster: Cluster, *, name: str | None, objects: Sequence[Obj], applied: list[Obj], show: Callable[[str], None]
 ) -> None:
     """Apply the objects; `applied` gets each as the API server returns it. `name` is the service; None: of files."""
-    from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - not needed for --help
-
     if name is not None:
         await _check_model(cluster, name, objects[0])
     for manifest in objects:
@@ -184,16 +181,12 @@ async def _apply(
         show(f"applied {manifest['kind']} {metadata['name']} in namespace {metadata['namespace']}")
 
 
-async def _check_model(cluster: "Cluster", name: str, first: Obj) -> None:
+async def _check_model(cluster: Cluster, name: str, first: Obj) -> None:
     """Check the Model of a service before anything is applied; `first` is the Model to apply, else the service.
 
     Raises:
         click.ClickException: the named Model does not exist, or other services use the Model with another source.
     """
-    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
-    from kube.errors import NotFound  # noqa: PLC0415 - same
-    from kube.resources import INFERENCE_SERVICES, MODELS  # noqa: PLC0415 - same
-
     namespace = first["metadata"].get("namespace") or cluster.namespace
     if first["kind"] != "Model":
         # Without its Model the service would wait for ever, which a misspelt name does not deserve.
@@ -214,11 +207,9 @@ async def _check_model(cluster: "Cluster", name: str, first: Obj) -> None:
 
 
 async def _wait(
-    cluster: "Cluster", *, services: Sequence[Obj], targets: Sequence[ClusterOptions], show: Callable[[str], None]
-) -> "list[Verdict]":
+    cluster: Cluster, *, services: Sequence[Obj], targets: Sequence[ClusterOptions], show: Callable[[str], None]
+) -> list[Verdict]:
     """Return the verdict on each service."""
-    from cli.service.progress import ProgressPrinter, wait_until_serving  # noqa: PLC0415 - not needed for --help
-
     waits = []
     for service, target in zip(services, targets, strict=True):
         printer = ProgressPrinter(
@@ -228,7 +219,7 @@ async def _wait(
     return await asyncio.gather(*waits)
 
 
-def _print_result(name: str, target: ClusterOptions, verdict: "Verdict", show: Callable[[str], None]) -> None:
+def _print_result(name: str, target: ClusterOptions, verdict: Verdict, show: Callable[[str], None]) -> None:
     program, options = program_name(), target.render()
     match verdict.state:
         case "serves":

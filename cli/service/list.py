@@ -1,23 +1,22 @@
 """`pomona list`: the services of a namespace, or of all."""
 
-from typing import TYPE_CHECKING
+from typing import Final
 
 import click
 
 from cli.api_objects import Obj, count_serving, find_condition, status_reader
+from cli.cluster_access import Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.lazy import program_name
-from cli.output import OutputFormat, TableColumn, age_text, output_option, print_objects
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
+from cli.output import TableColumn, age_text, output_option, print_objects
+from kube.resources import INFERENCE_SERVICES
 
 
 @click.command("list")
 @click.option("--all-namespaces", "-A", "is_everywhere", is_flag=True, help="List the services of all namespaces.")
 @output_option
 @namespaced_cluster_options
-def command(*, target: ClusterOptions, is_everywhere: bool, output_format: OutputFormat) -> None:
+def command(*, target: ClusterOptions, is_everywhere: bool, output_format: str) -> None:
     """List the services: what serves, and why something does not.
 
     \b
@@ -26,24 +25,27 @@ def command(*, target: ClusterOptions, is_everywhere: bool, output_format: Outpu
       pomona list -A -o wide
       pomona list -o json
     """
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-    from kube.resources import INFERENCE_SERVICES  # noqa: PLC0415 - same
-
-    async def read(cluster: "Cluster") -> tuple[str, list[Obj]]:
-        namespace = None if is_everywhere else cluster.namespace
-        return cluster.namespace, (await cluster.client.list(INFERENCE_SERVICES, namespace)).items
-
-    namespace, services = run_in_cluster(target, read)
-    columns = [TableColumn("NAMESPACE", lambda it: str(it["metadata"]["namespace"]), is_name=True), *COLUMNS]
-    place = "the cluster" if is_everywhere else f"namespace {namespace}"
+    services, place = list_services(target, is_everywhere=is_everywhere)
     empty = f"no service in {place}: see `{program_name()} deploy --help`"
-    print_objects(services, columns if is_everywhere else COLUMNS, output_format, empty=empty)
+    print_objects(services, [NAMESPACE, *COLUMNS] if is_everywhere else COLUMNS, output_format, empty=empty)
+
+
+def list_services(target: ClusterOptions, *, is_everywhere: bool) -> tuple[list[Obj], str]:
+    """Return the services of the namespace or of the whole cluster, and which of them that is in words."""
+
+    async def read(cluster: Cluster) -> tuple[list[Obj], str]:
+        namespace = None if is_everywhere else cluster.namespace
+        place = f"namespace {namespace}" if namespace else "the cluster"
+        return (await cluster.client.list(INFERENCE_SERVICES, namespace)).items, place
+
+    return run_in_cluster(target, read)
 
 
 def _ready_text(service: Obj) -> str:
     return f"{count_serving(service)}/{service['spec'].get('replicas', 1)}"
 
 
+NAMESPACE: Final = TableColumn("NAMESPACE", lambda it: str(it["metadata"]["namespace"]), is_name=True)
 COLUMNS = [
     TableColumn("NAME", lambda it: str(it["metadata"]["name"]), is_name=True),
     TableColumn("PHASE", lambda it: str(it.get("status", {}).get("phase", "Pending"))),

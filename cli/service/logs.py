@@ -5,19 +5,20 @@ import contextlib
 import functools
 import sys
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from cli.api_objects import Obj
+from cli.cluster_access import INTERRUPTED_EXIT, Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
 from cli.output import escape_controls, show_raw
-from crds.meta import DEFAULT_CONTAINER
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
+from cli.service.replicas import choose_replicas, may_be_on_hosts
+from crds.meta import DEFAULT_CONTAINER, LABEL_SERVICE
+from kube.errors import ApiError, Forbidden
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS
 
 _WITHOUT_LOG: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND})
 """Answers about a container that has not started, and about a pod that is gone."""
@@ -40,8 +41,6 @@ def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | N
       pomona logs chat
       pomona logs chat -f --replica 0 --tail 20
     """
-    from cli.cluster_access import INTERRUPTED_EXIT, run_in_cluster  # noqa: PLC0415 - not needed for --help
-
     work = functools.partial(_print_logs, name=name, follow=follow, replica=replica, tail_lines=tail_lines)
     try:
         run_in_cluster(target, work)
@@ -50,14 +49,8 @@ def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | N
 
 
 async def _print_logs(
-    cluster: "Cluster", *, name: str, follow: bool, replica: str | None, tail_lines: int | None
+    cluster: Cluster, *, name: str, follow: bool, replica: str | None, tail_lines: int | None
 ) -> None:
-    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
-    from cli.service.replicas import choose_replicas, may_be_on_hosts  # noqa: PLC0415 - same
-    from crds.meta import LABEL_SERVICE  # noqa: PLC0415 - same
-    from kube.errors import Forbidden  # noqa: PLC0415 - same
-    from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS  # noqa: PLC0415 - same
-
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     label = f"{LABEL_SERVICE}={name}"
@@ -84,7 +77,7 @@ async def _print_logs(
     await asyncio.gather(*streams)
 
 
-async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
+async def print_pod_log(cluster: Cluster, pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
     """Print the log of the engine in a pod, with `follow` until it ends; say on standard error that it has none.
 
     The prefix names the pod if there are others, whose logs go on also when the node of this one does not answer.
@@ -94,8 +87,6 @@ async def print_pod_log(cluster: "Cluster", pod: Obj, prefix: str, *, follow: bo
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from kube.errors import ApiError  # noqa: PLC0415 - not needed for --help
-
     name = pod["metadata"]["name"]
     # A pod that a user labelled may have no such annotation.
     annotations, containers = pod["metadata"].get("annotations", {}), pod["spec"]["containers"]

@@ -8,11 +8,13 @@ from typing import Final
 
 import click
 
+from artifacts.source import SourceError, parse
 from cli.api_objects import Obj
 from cli.lazy import program_name
 from crds import validation
 from crds.meta import API_VERSION
 from fitness.catalog_entries import CatalogEntry, CatalogError, choose_source, load_catalog
+from standalone.manifests import ManifestError, derive_name, find_duplicates, load_documents
 
 _SCHEME: Final = "://"
 _OPTION_OF_FIELD: Final[Mapping[validation.Path, str]] = {
@@ -99,8 +101,6 @@ def load_files(paths: Sequence[Path], namespace: str | None) -> tuple[list[Obj],
     Raises:
         DeployError: a document is invalid, or is of another namespace than --namespace.
     """
-    from standalone.manifests import ManifestError, find_duplicates, load_documents  # noqa: PLC0415 - slow to import
-
     try:
         ours, others = load_documents(paths)
     except ManifestError as error:
@@ -197,9 +197,6 @@ def _place_in_namespace(obj: Obj, namespace: str | None) -> Obj:
 
 def _name_model(source: str, stated: str | None) -> str:
     """Return the name of the Model of a source: the stated one, or as `pomona up` names it. Raises DeployError."""
-    from artifacts.source import SourceError, parse  # noqa: PLC0415 - slow to import
-    from standalone.manifests import derive_name  # noqa: PLC0415 - same
-
     try:
         parsed = parse(source)
     except SourceError as error:

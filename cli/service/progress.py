@@ -17,7 +17,6 @@ from kube.resources import INFERENCE_SERVICES
 if TYPE_CHECKING:
     from kube.client import Client
 
-
 PROGRESS_SECONDS: Final = 10.0
 """Interval between two lines with the same reason: progress of a download changes each second."""
 UNSEEN_SECONDS: Final = 15.0

@@ -1,29 +1,30 @@
 """`pomona status`: the verdict on a service, and the tree of what it waits for."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
 
 import click
 
 from cli.api_objects import Obj
+from cli.cluster_access import Cluster, read_object, run_in_cluster
+from cli.cluster_errors import describe_api_error
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
 from cli.output import facts_option, print_facts, terminal_width, without_managed_fields
 from cli.service.model_users import list_model_names
 from cli.service.replicas import may_be_on_hosts
-
-if TYPE_CHECKING:
-    from cli.cluster_access import Cluster
-    from cli.service.service_tree import ServiceObjects
-    from kube.resources import Resource
+from cli.service.service_tree import ServiceObjects, render_status
+from cli.service.verdict import judge_service
+from crds.meta import LABEL_SERVICE
+from kube.errors import Forbidden
+from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS, PODS, Resource
 
 
 @click.command("status")
 @click.argument("name", shell_complete=complete_services)
 @facts_option("tree")
 @namespaced_cluster_options
-def command(name: str, *, target: ClusterOptions, output_format: Literal["tree", "json", "yaml"]) -> None:
+def command(name: str, *, target: ClusterOptions, output_format: str) -> None:
     """Show whether the service NAME serves, what it waits for, and what to do next.
 
     Exit code: 0 it serves, 1 it does not.
@@ -33,14 +34,7 @@ def command(name: str, *, target: ClusterOptions, output_format: Literal["tree",
       pomona status chat
       pomona status chat -o yaml
     """
-    from cli.cluster_access import run_in_cluster  # noqa: PLC0415 - not needed for --help
-    from cli.service.service_tree import render_status  # noqa: PLC0415 - same
-    from cli.service.verdict import judge_service  # noqa: PLC0415 - same
-
-    async def read(cluster: "Cluster") -> "ServiceObjects":
-        return await read_service_objects(cluster, name)
-
-    objects = run_in_cluster(target, read)
+    objects = run_in_cluster(target, lambda cluster: read_service_objects(cluster, name))
     verdict = judge_service(objects.service, program_name(), target)
     if output_format == "tree":
         print("\n".join(render_status(objects, verdict, terminal_width())))
@@ -49,7 +43,7 @@ def command(name: str, *, target: ClusterOptions, output_format: Literal["tree",
     click.get_current_context().exit(0 if verdict.state in {"serves", "serves partly"} else 1)
 
 
-async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects":
+async def read_service_objects(cluster: Cluster, name: str) -> ServiceObjects:
     """Read a service with its Models, replicas and hosts; what the user may not read is left out and named.
 
     Raises:
@@ -57,17 +51,6 @@ async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    from cli.cluster_access import read_object  # noqa: PLC0415 - not needed for --help
-    from cli.service.service_tree import ServiceObjects  # noqa: PLC0415 - same
-    from crds.meta import LABEL_SERVICE  # noqa: PLC0415 - same
-    from kube.resources import (  # noqa: PLC0415 - same
-        INFERENCE_SERVICES,
-        METAL_HOSTS,
-        METAL_PROCESSES,
-        MODELS,
-        PODS,
-    )
-
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
     not_shown_lines: list[str] = []
     model_names = list_model_names(service)
@@ -89,7 +72,7 @@ async def read_service_objects(cluster: "Cluster", name: str) -> "ServiceObjects
 
 
 async def _find(
-    cluster: "Cluster", resource: "Resource", namespace: str | None, names: Iterable[str], not_shown_lines: list[str]
+    cluster: Cluster, resource: Resource, namespace: str | None, names: Iterable[str], not_shown_lines: list[str]
 ) -> dict[str, Obj]:
     """Return those objects with these names that exist: a service has few, of the thousands that may be there."""
     objects: dict[str, Obj] = {}
@@ -102,8 +85,8 @@ async def _find(
 
 
 async def _list(
-    cluster: "Cluster",
-    resource: "Resource",
+    cluster: Cluster,
+    resource: Resource,
     namespace: str | None,
     not_shown_lines: list[str],
     *,
@@ -111,9 +94,6 @@ async def _list(
     name: str = "",
 ) -> list[Obj]:
     """Return objects; if the user may not read them, return none, and add that to `not_shown_lines`."""
-    from cli.cluster_errors import describe_api_error  # noqa: PLC0415 - not needed for --help
-    from kube.errors import Forbidden  # noqa: PLC0415 - same
-
     fields = f"metadata.name={name}" if name else ""
     try:
         return (await cluster.client.list(resource, namespace, label_selector=label, field_selector=fields)).items

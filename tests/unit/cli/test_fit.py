@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from artifacts.errors import ArtifactError
 from cli.density.fit import command
 from console.density_answers import SimulateRequest
 from console.density_simulation import simulate_model
-from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot
+from console.density_snapshot import CONTEXT_LENGTH
 from console.fit_table import FitTable
 from crds.serving import ServingOptions
 from fitness.catalog_entries import load_catalog
@@ -30,10 +29,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     objects = [*gpu_node("g1"), model("plain"), model("coder", domains=["coding"])]
     snapshot = build_source(objects).take_snapshot()
 
-    def answer_by_cluster(_target: Any, _vendors: Any, answer: Callable[[DensitySnapshot, FitTable], Any]) -> Any:
-        return answer(snapshot, FitTable(CONTEXT_LENGTH))
-
-    monkeypatch.setattr("cli.density.reading.answer_by_cluster", answer_by_cluster)
+    monkeypatch.setattr("cli.density.reading.read_density", lambda *_: (snapshot, FitTable(CONTEXT_LENGTH)))
 
 
 @pytest.mark.usefixtures("cluster")
@@ -101,14 +97,11 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     table = FitTable(CONTEXT_LENGTH)
     snapshot = build_source(objects).take_snapshot()
 
-    def answer_by_cluster(_target: Any, _vendors: Any, answer: Callable[[DensitySnapshot, FitTable], Any]) -> Any:
-        return answer(snapshot, table)
-
     async def inspect_source(*_stated: Any, **_more: Any) -> Obj:
         raise ArtifactError("SourceUnreachable", "the hub does not answer")
 
-    monkeypatch.setattr("cli.density.reading.answer_by_cluster", answer_by_cluster)
-    monkeypatch.setattr("cli.inspect.inspect_source", inspect_source)
+    monkeypatch.setattr("cli.density.reading.read_density", lambda *_: (snapshot, table))
+    monkeypatch.setattr("cli.density.fit_report.inspect_source", inspect_source)
 
 
 def _ask(name: str, *stated: str) -> dict[str, Any]:

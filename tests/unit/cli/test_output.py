@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.output import (
-    DataFormat,
     TableColumn,
     age_text,
     dim,
@@ -149,7 +148,7 @@ def test_chip_of_a_hostile_host_is_shown_as_text() -> None:
 
 @pytest.mark.parametrize("output_format", ["json", "yaml"])
 def test_facts_of_a_hostile_host_move_no_cursor_and_stay_the_same(
-    capsys: pytest.CaptureFixture[str], output_format: DataFormat
+    capsys: pytest.CaptureFixture[str], output_format: str
 ) -> None:
     facts = {"chip": "M4\x1b]52;c;Y3Vy\x07\x7f\x9b1A\x85ü"}
     print_facts(facts, output_format)

@@ -14,9 +14,9 @@ from cli.main import main
 from cli.queue.command import COLUMNS, describe_start, sort_waiting
 from cli.queue.controller_settings import StatedSettings, list_values, merge_settings
 from cli.queue.explain import build_facts, render_explanation
-from cli.queue.fate_table import build_changes, describe_cause, list_changes, render_changes
-from cli.queue.plan_add import build_machine, list_refusals, load_machine, plan_addition
-from cli.queue.plan_drain import find_cell
+from cli.queue.plan_add import build_machine, load_machine
+from cli.queue.plan_output import build_changes, describe_cause, list_changes, render_changes
+from cli.queue.planning import find_cell, list_refusals, plan_addition
 from controller.placement.cluster_copy import ClusterCopy
 from controller.placement.forecast import QueueForecast, drain_cell, forecast
 from controller.placement.planner import PlanRules, plan
@@ -252,7 +252,7 @@ def test_cell_is_found_by_its_name_unless_host_and_node_share_it() -> None:
 
 def test_added_node_has_what_was_stated() -> None:
     copied = ClusterCopy()
-    changes, after, notes = plan_addition(copied, build_machine("nvidia", 8, "64Gi", ("zone=x",), VENDORS))
+    changes, after, notes, _ = plan_addition(copied, build_machine("nvidia", 8, "64Gi", ("zone=x",), VENDORS))
     assert (changes, notes) == ([], [])
     (cell,) = after.cells
     assert (cell.id, cell.pool, cell.total[GPU], cell.total["memory"]) == ("node/new", "nvidia", 8, 64 * 2**30)
@@ -274,7 +274,7 @@ def test_plan_says_why_the_first_services_would_not_start_on_a_machine() -> None
 
 
 def test_added_host_takes_processes_of_every_engine() -> None:
-    _, after, _ = plan_addition(ClusterCopy(), build_machine("metal", None, "96Gi", (), VENDORS))
+    after = plan_addition(ClusterCopy(), build_machine("metal", None, "96Gi", (), VENDORS)).after
     (cell,) = after.cells
     assert (cell.id, cell.free) == ("host/new", {"memory": 96 * 2**30})
     assert not process("p").requirement.refuse(cell)
@@ -288,7 +288,7 @@ def test_machine_of_a_file_is_empty_and_open(tmp_path: Path) -> None:
         "{key: node.kubernetes.io/unschedulable, effect: NoSchedule}, {key: gpu, value: x, effect: NoSchedule}]},"
         " status: {capacity: {nvidia.com/gpu: '4', memory: 8Gi, cpu: '4', pods: '9'}}}"
     )
-    _, after, _ = plan_addition(ClusterCopy(), load_machine(path))
+    after = plan_addition(ClusterCopy(), load_machine(path)).after
     (cell,) = after.cells
     assert (cell.closed, cell.free[GPU]) == ("", 4)
     assert cell.node is not None

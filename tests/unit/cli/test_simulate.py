@@ -16,7 +16,8 @@ from cli.density.queue_simulation import (
     print_queue,
 )
 from cli.queue.model_headers import build_header, read_headers
-from cli.queue.planning import ManifestPlan, plan_manifests
+from cli.queue.plan_output import QueuePlan
+from cli.queue.planning import plan_manifests
 from console.density_models import KnownModel, change_quantization
 from controller.placement.cluster_copy import ClusterCopy, QueueSettings
 from crds.meta import API_VERSION
@@ -65,7 +66,7 @@ def make_copy(*objects: tuple[Any, Obj]) -> ClusterCopy:
     return made
 
 
-def simulate(copied: ClusterCopy, wanted: WantedService, name: str = "team/tiny") -> ManifestPlan:
+def simulate(copied: ClusterCopy, wanted: WantedService, name: str = "team/tiny") -> QueuePlan:
     model = find_known(copied.store, name)
     if wanted.quantization is not None:
         changed = change_quantization(model, wanted.quantization)

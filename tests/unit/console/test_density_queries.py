@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli.density.fit import build_report
+from cli.density.fit_report import build_report
 from console import fit_table
 from console.density_answers import QueryAnswer, SimulateRequest
 from console.density_costs import list_costs

@@ -1,19 +1,16 @@
 """The page of the density API has its routes, metrics, prices and the commands' examples."""
 
 import re
-from collections.abc import Callable
 
 import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
 
-from cli.density import reading
 from cli.main import main
 from console.api_routes import ROUTES
 from console.density_metrics import build_process_registry, render_metrics
 from console.density_prices import DensityPrices
-from console.density_snapshot import DensitySnapshot
 from console.fit_table import FitTable
 from tests.controlplane.process import CHECKOUT
 from tests.support.density_worlds import GIB, build_source, gpu_node, host
@@ -45,10 +42,7 @@ def test_example_of_fit_is_what_the_command_prints(monkeypatch: pytest.MonkeyPat
     world = [*gpu_node("gpu-1"), *gpu_node("gpu-2", free=4 * GIB, product="NVIDIA H100 80GB HBM3"), host("studio-1")]
     snapshot = build_source(world).take_snapshot()
 
-    def answer_here(_target: object, _vendors: object, answer: Callable[[DensitySnapshot, FitTable], object]) -> object:
-        return answer(snapshot, FitTable(8192))
-
-    monkeypatch.setattr(reading, "answer_by_cluster", answer_here)
+    monkeypatch.setattr("cli.density.reading.read_density", lambda *_: (snapshot, FitTable(8192)))
     monkeypatch.setattr("cli.density.fit.progress_width", lambda: None)
     result = CliRunner().invoke(main, ["fit", "qwen3-8b", "--min-fit", "too_tight"])
     example = PAGE.partition("$ pomona fit qwen3-8b --min-fit too_tight\n")[2].partition("```")[0]

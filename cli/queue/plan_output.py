@@ -1,12 +1,21 @@
-"""The output of `pomona plan`: what would become of each unit, as a table or as facts for programs."""
+"""The output of `pomona plan`: what would become of each replica, as a table or as facts for programs."""
 
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from cli.api_objects import Obj
-from cli.output import duration_text, render_table
+from cli.output import (
+    DATA_FORMATS,
+    duration_text,
+    print_facts,
+    progress_width,
+    render_table,
+    terminal_width,
+    wrap_text,
+)
 from controller.placement.forecast import QueueForecast, UnitFate, Wait, explain_wait, first_uid, list_differences
 from controller.placement.units import Cell
+from controller.services.planned_services import PlannedService
 from crds.placement import ClassSpeed
 from devices.device_class import find_single_class
 from kube.resources import ObjectKey
@@ -14,16 +23,9 @@ from kube.resources import ObjectKey
 _TITLES: Final = ("SERVICE", "REPLICA", "PRIORITY", "POOL", "OUTCOME", "WHERE", "WHY")
 _NARROW: Final = (0, 4, 5, 6)
 """Columns of a table that fits the terminal."""
-INCOMPLETE: Final = "the plan was ended early: more would change after this"
-
 
 ListSpeeds = Callable[[ObjectKey], Sequence[ClassSpeed]]
 """Returns the speeds of a service by device class."""
-
-
-def list_no_speeds(_service: ObjectKey) -> Sequence[ClassSpeed]:
-    """Return that no speed is known."""
-    return ()
 
 
 class PlannedChange(NamedTuple):
@@ -54,8 +56,19 @@ class PlannedChange(NamedTuple):
                 return "ends"
 
 
+class QueuePlan(NamedTuple):
+    """The effect of a change on the queue."""
+
+    changes: Sequence[PlannedChange]
+    after: QueueForecast
+    notes: Sequence[str] = ()
+    """Further lines for people."""
+    services: Sequence[PlannedService] = ()
+    """The services of manifests."""
+
+
 def list_changes(
-    before: QueueForecast, after: QueueForecast, concerned: Sequence[str], list_speeds: ListSpeeds = list_no_speeds
+    before: QueueForecast, after: QueueForecast, concerned: Sequence[str], list_speeds: ListSpeeds = lambda _service: ()
 ) -> list[PlannedChange]:
     """Return the changes of some units, and of all others whose fate differs.
 
@@ -81,6 +94,32 @@ def _find_speed(speeds: Sequence[ClassSpeed], place: Cell | None) -> ClassSpeed 
         return None
     alike = (speed for speed in speeds if find_single_class(speed.device_class) == place.device_class)
     return next((speed for speed in alike if speed.tokens_per_second), None)
+
+
+def print_plan(
+    plan: QueuePlan, output_format: str, extra: Obj, *, empty: str = "no replica would start, move or end"
+) -> None:
+    """Print a plan.
+
+    Args:
+        plan: the plan.
+        output_format: table, wide, json or yaml.
+        extra: further facts, for programs.
+        empty: the line of a table without rows.
+    """
+    if output_format in DATA_FORMATS:
+        facts = {**extra, "replicas": build_changes(plan.changes), "isComplete": plan.after.is_complete}
+        print_facts(facts, output_format)
+        return
+    print_changes(plan, None if output_format == "wide" else progress_width(), empty)
+
+
+def print_changes(plan: QueuePlan, width: int | None, empty: str, further: Sequence[str] = ()) -> None:
+    """Print a plan as a table of `width` columns, with its notes and further lines below."""
+    print(render_changes(plan.changes, width) if plan.changes else empty)
+    incomplete = [] if plan.after.is_complete else ["the plan was ended early: more would change after this"]
+    for line in (*plan.notes, *further, *incomplete):
+        print("\n".join(wrap_text(line, terminal_width())))
 
 
 def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
@@ -148,6 +187,29 @@ def _describe_speed(speed: ClassSpeed) -> str:
 def build_changes(changes: Sequence[PlannedChange]) -> list[Obj]:
     """Return the facts for programs."""
     return [_build_change(change) for change in changes]
+
+
+def explain_services(services: Sequence[PlannedService]) -> list[str]:
+    """Return a line for each problem and each note of services."""
+    lines = list[str]()
+    for service in services:
+        if service.problem is not None:
+            lines.append(f"{service.key} gets no replica ({service.problem.reason}): {service.problem.message}")
+        lines += [f"{service.key}: {note}" for note in service.notes]
+    return lines
+
+
+def describe_services(services: Sequence[PlannedService]) -> list[Obj]:
+    """Return the problems and notes of services for programs."""
+    return [
+        {
+            "namespace": service.key.namespace,
+            "name": service.key.name,
+            "problem": {"reason": problem.reason, "message": problem.message} if (problem := service.problem) else None,
+            "notes": list(service.notes),
+        }
+        for service in services
+    ]
 
 
 def _build_change(change: PlannedChange) -> Obj:
