@@ -8,6 +8,7 @@ from typing import Final, get_args
 
 import click
 import uvloop
+from msgspec import structs
 
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Networks, networks_text
 from cli import log
@@ -18,6 +19,7 @@ from cli.options import (
     SOURCE_VARIABLES,
     Parsed,
     allow_private_sources,
+    gather_options,
     kubeconfig_option,
     load_hosts_ca,
     metric_prefix_option,
@@ -31,14 +33,12 @@ from controller.controller_options import ControllerOptions
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics
 from controller.placement.planner import MIN_RUN_SECONDS
-from controller.placement.replacement import ReplacementRules
 from controller.pod_settings import DEFAULT_IMAGE, PodSettings
 from controller.run import Controller
 from controller.services.pods.pod_monitor import parse_monitor_labels
 from controller.tenant_limits import CONTROL_PLANE_TAINTS, TenantLimits
 from crds.meta import LABEL_PATTERN, LONGEST_LABEL, LONGEST_NAME, NAME_PATTERN, DefaultSchedulingMode
 from devices.limits import raise_descriptor_limit
-from devices.vendors import Vendors
 from kube import credentials
 from kube.client import connect
 from kube.kubeconfig import CredentialsError
@@ -108,12 +108,14 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 @allow_private_sources
 @click.option(
     "--leader-elect/--no-leader-elect",
+    "elects",
     default=True,
     show_default=True,
     help="Compete for leadership. Turn it off only for a controller that runs alone: two of them would both write.",
 )
 @click.option(
     "--metrics-bind-address",
+    "metrics_address",
     default=":8080",
     show_default=True,
     type=_BIND_ADDRESS,
@@ -122,6 +124,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 @metric_prefix_option
 @click.option(
     "--health-probe-bind-address",
+    "health_address",
     default=":8081",
     show_default=True,
     type=_BIND_ADDRESS,
@@ -129,7 +132,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 )
 @click.option(
     "--preflight-bind-address",
-    "preflight_address",
+    "preflight",
     default="0",
     show_default=True,
     type=_BIND_ADDRESS,
@@ -202,6 +205,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 )
 @click.option(
     "--scheduling-mode",
+    "mode",
     type=click.Choice(get_args(DefaultSchedulingMode)),
     help="Mode of services whose pods request devices and that state no spec.scheduling.mode. Queue: they wait for the "
     "controller's queue, by priority. Native: Kubernetes' scheduler places them. Default: Queue, or Native with "
@@ -217,7 +221,6 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 )
 @click.option(
     "--benchmarks",
-    "has_benchmarks",
     is_flag=True,
     help="Measure the speed of models by Jobs on devices that are idle, at the lowest priority: they end when anything "
     "waits for such a device. Without effect with --namespace.",
@@ -230,33 +233,19 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 )
 @replacement_options
 @verbose_option
+@gather_options("limits", TenantLimits)
+@gather_options("pods", PodSettings)
+@gather_options("options", ControllerOptions)
 def command(
     kubeconfig: Path | None,
-    image: str,
-    hosts_ca: Path | None,
-    metrics_bind_address: BindAddress | None,
-    health_probe_bind_address: BindAddress | None,
     *,
-    preflight_address: BindAddress | None,
-    preflight_folder: Path,
-    metric_prefix: str,
-    namespaces: tuple[str, ...],
-    image_pull_secrets: tuple[str, ...],
-    leader_elect: bool,
+    options: ControllerOptions,
+    mode: DefaultSchedulingMode | None,
     allowed_networks: Networks,
-    image_prefixes: tuple[str, ...],
-    control_plane: bool,
-    system_taints: tuple[str, ...],
-    vendors: Vendors,
-    network_policies: bool,
-    monitoring_namespace: str,
-    monitor_labels: Mapping[str, str],
-    node_cache_bytes: int | None,
-    scheduling_mode: DefaultSchedulingMode | None,
-    min_run_seconds: float,
-    has_benchmarks: bool,
-    flexinfer_export: bool,
-    replacement: ReplacementRules,
+    hosts_ca: Path | None,
+    metrics_address: BindAddress | None,
+    health_address: BindAddress | None,
+    metric_prefix: str,
     verbose: bool,
 ) -> None:
     """Run the controller of Models and InferenceServices.
@@ -267,36 +256,30 @@ def command(
       pomona controller --kubeconfig controller.kubeconfig --image registry.example/pomona:dev
       pomona controller --namespace team-a --namespace team-b       (these namespaces only, without Macs)
     """
-    namespaces = tuple(dict.fromkeys(namespaces))
+    namespaces = tuple(dict.fromkeys(options.namespaces))
     if namespaces:
-        _refuse_cluster_options(scheduling_mode, preflight_address)
-    _prepare_process(verbose=verbose)
-    limits = TenantLimits(image_prefixes, control_plane, system_taints, hosts=not namespaces)
+        _refuse_cluster_options(mode, options.preflight)
+    log.configure(verbose=verbose)
+    gc.set_threshold(GC_THRESHOLD, 10, 10)
+    raise_descriptor_limit()  # each namespace has several watches
+    pods = structs.replace(
+        options.pods,
+        environment=_list_source_variables(allowed_networks),
+        limits=options.pods.limits._replace(hosts=not namespaces),
+        image_pull_secrets=tuple(dict.fromkeys(options.pods.image_pull_secrets)),
+        scheduling_mode=mode or ("Native" if namespaces else "Queue"),
+    )
+    trust = load_hosts_ca(hosts_ca) if hosts_ca else None
+    options = options._replace(pods=pods, trust=trust, namespaces=namespaces)
+    metrics, health = ControllerMetrics(metric_prefix), ControllerHealth()
     try:
-        pods = PodSettings(
-            *(image, _list_source_variables(allowed_networks), limits, vendors, network_policies),
-            *(monitoring_namespace, node_cache_bytes),
-            monitor_labels=monitor_labels,
-            image_pull_secrets=tuple(dict.fromkeys(image_pull_secrets)),
-            scheduling_mode=scheduling_mode or ("Native" if namespaces else "Queue"),
-        )
-        further = (min_run_seconds, has_benchmarks, flexinfer_export, replacement, preflight_address, preflight_folder)
-        trust = load_hosts_ca(hosts_ca) if hosts_ca else None
-        options = ControllerOptions(pods, trust, leader_elect, namespaces, *further)
-        metrics, health = ControllerMetrics(metric_prefix), ControllerHealth()
         with (
-            serve("--metrics-bind-address", metrics_bind_address, metrics_routes(metrics.render)),
-            serve("--health-probe-bind-address", health_probe_bind_address, health.routes),
+            serve("--metrics-bind-address", metrics_address, metrics_routes(metrics.render)),
+            serve("--health-probe-bind-address", health_address, health.routes),
         ):
             uvloop.run(serve_until_stopped(_run(kubeconfig, options, metrics, health)))
     except CredentialsError as error:
         raise click.ClickException(str(error)) from error
-
-
-def _prepare_process(*, verbose: bool) -> None:
-    log.configure(verbose=verbose)
-    gc.set_threshold(GC_THRESHOLD, 10, 10)
-    raise_descriptor_limit()  # each namespace has several watches
 
 
 def _refuse_cluster_options(

@@ -1,4 +1,4 @@
-"""What `pomona fit` reads of a source, and its output."""
+"""The output of `pomona fit`, and the reading of a source that it is asked about."""
 
 import asyncio
 from typing import Final

@@ -1,4 +1,4 @@
-"""What `pomona queue explain`, `pomona plan` and `pomona simulate` compute, by a copy of the cluster."""
+"""The plans of `pomona plan`, `pomona simulate` and `pomona queue explain`, by a copy of the cluster."""
 
 import sys
 from collections.abc import Awaitable, Sequence
