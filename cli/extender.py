@@ -13,7 +13,6 @@ from cli.vendor_option import vendors_option
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.run import DEFAULT_PORT, LOOPBACK, ExtenderOptions, run
 from extender.score import ScoreWeights
-from extender.speed_estimate import estimate_tokens_per_second
 from kube import credentials
 from kube.client import connect
 from kube.kubeconfig import CredentialsError
@@ -110,4 +109,4 @@ def command(kubeconfig: Path | None, *, options: ExtenderOptions, verbose: bool)
 
 async def _run(kubeconfig: Path | None, options: ExtenderOptions) -> None:
     async with connect(credentials.load(kubeconfig)) as client:
-        await run(client, options, estimate_tokens_per_second)
+        await run(client, options)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
 import structlog
 
@@ -19,32 +19,22 @@ from extender.wire import (
     encode_priorities,
     encode_priority,
 )
+from gateway.http.whole_answers import JSON, WholeAnswer
 
 log = structlog.get_logger()
 
-OK: Final = 200
-BAD_REQUEST: Final = 400
+_OK: Final = 200
+_BAD_REQUEST: Final = 400
 
-
-class BoardFinder(Protocol):
-    """The knowledge of models and nodes."""
-
-    def find_board(self, pod: PodFacts) -> ScoreBoard | None:
-        """Return the answers for the model of a pod; None: it is not known."""
-
-
-class SchedulerAnswer(NamedTuple):
-    """Status and body of an answer."""
-
-    status: int
-    body: bytes
+FindBoard = Callable[[PodFacts], ScoreBoard | None]
+"""Returns the score board of the model of a pod; None: the model is not known."""
 
 
 class Answers:
     """The verbs of the extender.
 
     Args:
-        boards: the knowledge of models and nodes.
+        find_board: finds the scores for a pod.
         weights: weights of the score.
         metrics: counts each request.
         clock: seconds for durations.
@@ -52,45 +42,47 @@ class Answers:
 
     def __init__(
         self,
-        boards: BoardFinder,
+        find_board: FindBoard,
         weights: ScoreWeights,
         metrics: ExtenderMetrics,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._boards = boards
+        self._find_board = find_board
         self._neutral = neutral_score(weights)
         self._metrics = metrics
         self._clock = clock
 
-    def answer(self, verb: Verb, body: bytes | bytearray) -> SchedulerAnswer:
+    def answer(self, verb: Verb, body: bytes | bytearray) -> WholeAnswer:
         """Answer a request whose body is there."""
         began = self._clock()
-        scheduler_answer, outcome = self._answer(verb, body)
+        answer, outcome = self._answer(verb, body)
         self._metrics.count_request(verb, outcome, self._clock() - began)
-        return scheduler_answer
+        return answer
 
-    def _answer(self, verb: Verb, body: bytes | bytearray) -> tuple[SchedulerAnswer, Outcome]:
+    def _answer(self, verb: Verb, body: bytes | bytearray) -> tuple[WholeAnswer, Outcome]:
         try:
             args = decode_args(body)
         except UndecodableArgsError as error:
             # A HostPriorityList has no place for an error.
             if verb == "filter":
-                return SchedulerAnswer(OK, encode_filter_error(f"pomona extender: {error}")), "refused"
-            return SchedulerAnswer(BAD_REQUEST, f"{error}\n".encode()), "refused"
+                return WholeAnswer(_OK, encode_filter_error(f"pomona extender: {error}"), JSON), "refused"
+            return WholeAnswer(_BAD_REQUEST, f"{error}\n".encode()), "refused"
         outcome: Outcome
         try:
-            board = self._boards.find_board(args.pod) if args.pod is not None else None
+            board = self._find_board(args.pod) if args.pod is not None else None
             outcome = "neutral" if board is None else "scored"
         except Exception:  # a defect must not keep pods from their nodes
             log.exception("answer_failed", verb=verb)
             board, outcome = None, "failed"
-        return SchedulerAnswer(OK, self._render(verb, args, board)), outcome
+        render = self._render_filter if verb == "filter" else self._render_priorities
+        return WholeAnswer(_OK, render(args, board), JSON), outcome
 
-    def _render(self, verb: Verb, args: ExtenderArgs, board: ScoreBoard | None) -> bytes:
-        if verb == "prioritize":
-            if board is None:
-                return encode_priorities(encode_priority(name, self._neutral) for name in args.names)
-            return encode_priorities(map(board.pieces.__getitem__, args.names))
+    def _render_priorities(self, args: ExtenderArgs, board: ScoreBoard | None) -> bytes:
+        if board is None:
+            return encode_priorities(encode_priority(name, self._neutral) for name in args.names)
+        return encode_priorities(map(board.pieces.__getitem__, args.names))
+
+    def _render_filter(self, args: ExtenderArgs, board: ScoreBoard | None) -> bytes:
         if board is None or not (board.failed or board.unresolvable):
             return encode_filter_result(args)
         failed = {name: board.failed[name] for name in args.names if name in board.failed}

@@ -13,6 +13,7 @@ import structlog
 from controller.placement.cluster_view import MEASUREMENTS, ClusterView
 from controller.reconcile.plan import decode_stored
 from crds.inferenceservice import InferenceService
+from crds.meta import LABEL_SERVICE
 from crds.model import Model
 from devices.vendors import Vendor, Vendors
 from extender.node_facts import read_node
@@ -20,12 +21,11 @@ from extender.speed_table import ScoreBoard, SpeedTable
 from extender.subject import (
     ServedModel,
     describe_subject,
-    find_service_name,
     find_stated_hash,
-    identify_model,
     read_demand,
 )
 from extender.wire import PodFacts
+from fitness.performance import hash_model
 from kube.client import Client, Obj
 from kube.resources import INFERENCE_SERVICES, MODELS, NODE_FITNESSES, NODES, Resource
 from kube.watch import Selection
@@ -84,7 +84,7 @@ class ExtenderFeed:
     def find_board(self, pod: PodFacts) -> ScoreBoard | None:
         """Return the answers for the model of a pod; None: it is not known."""
         demand = read_demand(pod, self.view.vendors)
-        if name := find_service_name(pod):
+        if name := pod.labels.get(LABEL_SERVICE):
             pair = self._find_served(pod.namespace, name)
             if pair is None:
                 return None
@@ -116,8 +116,10 @@ class ExtenderFeed:
         def decode() -> tuple[ServedModel, str] | None:
             for decoded in decode_stored(store, INFERENCE_SERVICES, [service], InferenceService):
                 for served in decode_stored(store, MODELS, [model], Model):
-                    model_hash = identify_model(served, decoded)
-                    return (ServedModel(served, decoded, decoded.status.runtime), model_hash) if model_hash else None
+                    runtime = decoded.status.runtime
+                    if not runtime:
+                        return None
+                    return ServedModel(served, decoded, runtime), hash_model(served, runtime, decoded.spec)
             return None
 
         return store.derive(INFERENCE_SERVICES, service, "served", decode, model)

@@ -14,9 +14,10 @@ from extender.extender_metrics import ExtenderMetrics
 from extender.feed import ExtenderFeed, open_view
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.score import ScoreWeights
-from extender.server import ExtenderServer, listen_to_scheduler
-from extender.speed_table import EstimateSpeed, SpeedTable
-from gateway.http.whole_answers import serve_answers
+from extender.server import list_reads, listen_to_scheduler
+from extender.speed_estimate import estimate_tokens_per_second
+from extender.speed_table import SpeedTable
+from gateway.http.whole_answers import AnswerServer, serve_answers
 from kube.client import Client
 
 log = structlog.get_logger()
@@ -43,18 +44,19 @@ class ExtenderOptions(NamedTuple):
     """Further address and port of health and metrics alone; None: none."""
 
 
-async def run(client: Client, options: ExtenderOptions, estimate_speed: EstimateSpeed) -> None:
+async def run(client: Client, options: ExtenderOptions) -> None:
     """Answer schedulers until cancelled; before the lists are in, every node passes. Raises OSError: no port."""
     raise_descriptor_limit()
     view = open_view(options.vendors, options.annotation_prefix)
-    table = SpeedTable(options.vendors, options.weights, estimate_speed, view.measured)
+    table = SpeedTable(options.vendors, options.weights, estimate_tokens_per_second, view.measured)
     feed = ExtenderFeed(table, view, options.annotation_prefix)
     metrics = ExtenderMetrics(table)
-    server = ExtenderServer(Answers(feed, options.weights, metrics), metrics, lambda: view.is_complete)
+    answers, reads = Answers(feed.find_board, options.weights, metrics), list_reads(metrics, lambda: view.is_complete)
     async with contextlib.AsyncExitStack() as listeners:
-        _, port = await listeners.enter_async_context(listen_to_scheduler(server, options.address, options.port))
+        listening = listen_to_scheduler(answers, reads, options.address, options.port)
+        _, port = await listeners.enter_async_context(listening)
         if options.metrics_address is not None:
-            await listeners.enter_async_context(serve_answers(server.build_reads(), *options.metrics_address))
+            await listeners.enter_async_context(serve_answers(AnswerServer(reads), *options.metrics_address))
         log.info("extender_listening", address=options.address, port=port)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(feed.run(client))

@@ -14,8 +14,6 @@ from extender.extender_metrics import CONTENT_TYPE, ExtenderMetrics, Verb
 from gateway.http.limits import ConnectionTimes, connection_caps
 from gateway.http.whole_answers import (
     CAPS,
-    JSON,
-    TEXT,
     AnswerServer,
     AskedQuestion,
     PacedRendering,
@@ -34,63 +32,50 @@ VERBS: Final[dict[str, Verb]] = {"/filter": "filter", "/prioritize": "prioritize
 """`/score` is the path of FlexInfer's scheduler."""
 _TIMES: Final = ConnectionTimes(idle_seconds=3600.0, request_seconds=60.0)
 """A scheduler keeps its connections for 90 seconds without a request; to close one earlier could fail a request."""
-_OK, _UNAVAILABLE = 200, 503
 
 
-class ExtenderServer:
-    """The routes of the extender.
+def list_reads(metrics: ExtenderMetrics, is_ready: Callable[[], bool]) -> dict[str, Route]:
+    """Return the routes of health and metrics.
 
     Args:
-        answers: the answers of the verbs.
         metrics: the metrics of this process.
-        is_ready: True once all lists are in.
+        is_ready: returns True once all lists are in.
     """
+    rendering = PacedRendering(metrics.render)
 
-    def __init__(self, answers: Answers, metrics: ExtenderMetrics, is_ready: Callable[[], bool]) -> None:
-        self.answers = answers
-        self._rendering = PacedRendering(metrics.render)
-        self._is_ready = is_ready
+    def answer_readyz(_: AskedQuestion) -> WholeAnswer:
+        if not is_ready():
+            return WholeAnswer(503, b"the lists of nodes and models are not complete yet\n")
+        return WholeAnswer(200, b"ok\n")
 
-    def build_reads(self) -> AnswerServer:
-        """Return the server of health and metrics, and nothing else."""
-        return AnswerServer(self._list_reads())
+    return {
+        "/healthz": Route(lambda _: WholeAnswer(200, b"ok\n")),
+        "/readyz": Route(answer_readyz),
+        "/metrics": Route(lambda _: WholeAnswer(200, rendering.read(), CONTENT_TYPE)),
+    }
 
-    def build(self, bodies: BodyLimits) -> AnswerServer:
-        """Return the server of the scheduler's port."""
-        verbs = {path: Route(self._make_answer(verb), "POST", bodies) for path, verb in VERBS.items()}
-        return AnswerServer({**self._list_reads(), **verbs})
 
-    def _list_reads(self) -> dict[str, Route]:
-        return {
-            "/healthz": Route(lambda _: WholeAnswer(_OK, b"ok\n")),
-            "/readyz": Route(self._answer_readyz),
-            "/metrics": Route(lambda _: WholeAnswer(_OK, self._rendering.read(), CONTENT_TYPE)),
-        }
+def list_verbs(answers: Answers, bodies: BodyLimits) -> dict[str, Route]:
+    """Return the routes of the scheduler's requests."""
 
-    def _answer_readyz(self, _: AskedQuestion) -> WholeAnswer:
-        if not self._is_ready():
-            return WholeAnswer(_UNAVAILABLE, b"the lists of nodes and models are not complete yet\n")
-        return WholeAnswer(_OK, b"ok\n")
+    def build_route(verb: Verb) -> Route:
+        return Route(lambda question: answers.answer(verb, question.body), "POST", bodies)
 
-    def _make_answer(self, verb: Verb) -> Callable[[AskedQuestion], WholeAnswer]:
-        def answer(question: AskedQuestion) -> WholeAnswer:
-            status, body = self.answers.answer(verb, question.body)
-            return WholeAnswer(status, body, JSON if status == _OK else TEXT)
-
-        return answer
+    return {path: build_route(verb) for path, verb in VERBS.items()}
 
 
 def listen_to_scheduler(
-    server: ExtenderServer, address: str, port: int
+    answers: Answers, reads: dict[str, Route], address: str, port: int
 ) -> AbstractAsyncContextManager[tuple[str, int]]:
     """Serve the port of the scheduler while the block runs; returns the address. Raises OSError.
 
     Args:
-        server: the routes.
+        answers: the answers of the verbs.
+        reads: the routes of health and metrics.
         address: an address of this machine; empty: all of them.
         port: the port; 0: a free one.
     """
-    if is_loopback(address):
-        caps = connection_caps(descriptor_limit())
-        return serve_answers(server.build(LOCAL_BODIES), address, port, caps=caps, times=_TIMES)
-    return serve_answers(server.build(FOREIGN_BODIES), address, port, caps=CAPS, times=_TIMES)
+    is_local = is_loopback(address)
+    server = AnswerServer(reads | list_verbs(answers, LOCAL_BODIES if is_local else FOREIGN_BODIES))
+    caps = connection_caps(descriptor_limit()) if is_local else CAPS
+    return serve_answers(server, address, port, caps=caps, times=_TIMES)

@@ -53,8 +53,6 @@ class ScorePieces(dict[str, bytes]):
 class ScoreScale(NamedTuple):
     """The values of all nodes to which one node is compared; a board holds as long as they are equal."""
 
-    measurements: int = 0
-    """Number of changes of measurements before."""
     fastest: float = 0.0
     """Tokens a second of the fastest hardware that fits."""
     dearest: float = 0.0
@@ -103,7 +101,6 @@ class SpeedTable:
         weights: weights of the score.
         estimate_speed: estimates what was not measured.
         measured: the measurements; `forget_speeds` is called after each change of them.
-        most_entries: nodes of all boards together.
     """
 
     def __init__(
@@ -112,13 +109,11 @@ class SpeedTable:
         weights: ScoreWeights,
         estimate_speed: EstimateSpeed,
         measured: PerformanceTable,
-        most_entries: int = MOST_ENTRIES,
     ) -> None:
         self._vendors = vendors
         self._weights = weights
         self._neutral = neutral_score(weights)
         self._estimate_speed = estimate_speed
-        self._most_entries = most_entries
         self.measured = measured
         self._facts: dict[str, ScoringFacts] = {}
         self._groups: dict[DeviceHardware, dict[ScoringFacts, dict[str, None]]] = {}
@@ -131,13 +126,11 @@ class SpeedTable:
         """The speeds of the subjects that have a board."""
         self._costs: Counter[float] = Counter()
         """Number of nodes by cost."""
-        self._measurements = 0
         self._revision = 0
         self._changed: dict[str, int] = {}
         """Revision of the last change of each node, the latest one last."""
         self._dropped = 0
         """Revision up to which changes of nodes are no longer known one by one."""
-        self._empty = ScoreBoard(self._neutral)
 
     @property
     def board_count(self) -> int:
@@ -172,7 +165,7 @@ class SpeedTable:
     def forget_speeds(self) -> None:
         """Forget what follows from the measurements: one of them has changed."""
         self._speeds.clear()
-        self._measurements += 1
+        self._boards.clear()
 
     def find_board(self, subject: ScoringSubject, served: ServedModel | None = None) -> ScoreBoard:
         """Return the answers for a subject, which hold until something changes.
@@ -182,12 +175,12 @@ class SpeedTable:
             served: its service and Model; None if it is not served by one.
         """
         board = self._boards.pop(subject, None)
-        if board is None or board.revision != self._revision or board.scale.measurements != self._measurements:
+        if board is None or board.revision != self._revision:
             measured = self.measured.list_classes(subject.model_hash, subject.namespace)
             if served is None and not measured:
                 # Anyone may ask for a hash that does not exist: nothing is kept for it.
                 self._speeds.pop(subject, None)
-                return self._empty
+                return ScoreBoard(self._neutral)
             board = self._renew_board(board, subject, self._find_speeds(subject, served, measured))
         self._boards[subject] = board
         self._drop_boards()
@@ -229,7 +222,7 @@ class SpeedTable:
             for hardware in self._groups
         }
         fastest = max((standing.speed for standing in standings.values() if standing.misfit is None), default=0.0)
-        scale = ScoreScale(self._measurements, fastest, max(self._costs, default=0.0))
+        scale = ScoreScale(fastest, max(self._costs, default=0.0))
         if board is None or board.scale != scale or board.revision < self._dropped:
             board = ScoreBoard(self._neutral, scale)
             for hardware, groups in self._groups.items():
@@ -292,7 +285,7 @@ class SpeedTable:
         return piece
 
     def _drop_boards(self) -> None:
-        most = min(MOST_BOARDS, max(_LEAST_BOARDS, self._most_entries // max(1, len(self._facts))))
+        most = min(MOST_BOARDS, max(_LEAST_BOARDS, MOST_ENTRIES // max(1, len(self._facts))))
         while len(self._boards) > most:
             oldest = next(iter(self._boards))
             del self._boards[oldest]

@@ -9,17 +9,14 @@ import re
 from typing import Final, NamedTuple
 
 from crds.inferenceservice import InferenceService
-from crds.meta import LABEL_ACCELERATOR, LABEL_SERVICE
+from crds.meta import LABEL_ACCELERATOR
 from crds.model import Model
 from devices.vendors import Vendors
 from extender.wire import PodFacts
-from fitness.performance import hash_model
 from fitness.performance_store import LABEL_MODEL_HASH
 
 _HASH: Final = re.compile(r"[0-9a-f]{8,64}")
 _MIG: Final = re.compile(r"nvidia\.com/mig-(?P<profile>[0-9a-z.]{1,32})")
-_PROCESSOR: Final = "cpu"
-_SEVERAL: Final = ","
 
 
 class ServedModel(NamedTuple):
@@ -63,11 +60,6 @@ class DeviceDemand(NamedTuple):
     partition: str = ""
 
 
-def find_service_name(pod: PodFacts) -> str:
-    """Return the name of the InferenceService of a pod; empty: none."""
-    return pod.labels.get(LABEL_SERVICE, "")
-
-
 def find_stated_hash(pod: PodFacts) -> str:
     """Return the model hash that a pod of others states; empty: none, or no hash."""
     stated = pod.labels.get(LABEL_MODEL_HASH, "")
@@ -84,11 +76,6 @@ def read_demand(pod: PodFacts, vendors: Vendors) -> DeviceDemand:
     return DeviceDemand()
 
 
-def identify_model(model: Model, service: InferenceService) -> str:
-    """Return the hash of the model as the service serves it; empty before the controller has chosen an engine."""
-    return hash_model(model, service.status.runtime, service.spec) if service.status.runtime else ""
-
-
 def describe_subject(
     model_hash: str, pod: PodFacts, demand: DeviceDemand, served: ServedModel | None = None
 ) -> ScoringSubject:
@@ -103,24 +90,17 @@ def describe_subject(
     subject = ScoringSubject(model_hash, pod.namespace, demand.accelerator, demand.number, demand.partition)
     if served is None:
         return subject
-    service = served.service
+    service, spec = served.service, served.service.spec
     # With several accelerators, the status is about the first of them.
-    is_only = _SEVERAL not in service.status.accelerator
+    is_only = "," not in service.status.accelerator
     stated = service.status.accelerator if is_only else ""
-    accelerator = demand.accelerator or pod.labels.get(LABEL_ACCELERATOR, "") or stated or _state_accelerator(served)
+    wanted = spec.hardware.accelerator or served.model.spec.hardware.accelerator or ""
+    accelerator = demand.accelerator or pod.labels.get(LABEL_ACCELERATOR, "") or stated or wanted
     applies = is_only and accelerator == (stated or accelerator) and not demand.partition
-    count = demand.number or (0 if accelerator == _PROCESSOR else _count_devices(service))
+    count = demand.number or (0 if accelerator == "cpu" else spec.hardware.count or spec.resources.gpu or 1)
     return subject._replace(
         accelerator=accelerator,
         device_count=count,
         need_bytes=service.status.device_memory_bytes if applies and count else None,
         is_served=True,
     )
-
-
-def _state_accelerator(served: ServedModel) -> str:
-    return served.service.spec.hardware.accelerator or served.model.spec.hardware.accelerator or ""
-
-
-def _count_devices(service: InferenceService) -> int:
-    return service.spec.hardware.count or service.spec.resources.gpu or 1

@@ -5,6 +5,7 @@ it decodes keys in any case, and so does this module. What it sends may be large
 and the rest is sent back as it came.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, NamedTuple
 
@@ -115,28 +116,19 @@ def _read_pod(fields: Mapping[str, msgspec.Raw]) -> PodFacts | None:
     if pod is None:
         return None
     spec = pod.spec or _PodSpec()
-    beside, before = _list_devices(spec.containers), _list_devices(spec.init_containers)
-    devices: dict[str, int] = {}
-    for counts in beside:
-        for resource, number in counts.items():
-            devices[resource] = devices.get(resource, 0) + number
-    for counts in before:
-        for resource, number in counts.items():
-            devices[resource] = max(devices.get(resource, 0), number)
+    devices = Counter[str]()
+    for container in spec.containers or ():
+        devices.update(_count_devices(container))
+    for container in spec.init_containers or ():
+        devices |= _count_devices(container)
     return PodFacts(pod.metadata.namespace, pod.metadata.labels or {}, devices)
 
 
-def _list_devices(containers: list[_Container] | None) -> list[dict[str, int]]:
-    """Return the extended resources of each container: those that have a domain and a whole number."""
-    return [
-        {
-            name: int(value)
-            for name, value in {**(container.resources.limits or {}), **(container.resources.requests or {})}.items()
-            if "/" in name and _is_count(value)
-        }
-        for container in containers or ()
-        if container.resources is not None
-    ]
+def _count_devices(container: _Container) -> Counter[str]:
+    """Return the extended resources of a container: those that have a domain and a whole number."""
+    resources = container.resources or _Resources()
+    stated = {**(resources.limits or {}), **(resources.requests or {})}
+    return Counter({name: int(value) for name, value in stated.items() if "/" in name and _is_count(value)})
 
 
 def _is_count(value: str | int) -> bool:
@@ -171,7 +163,10 @@ def _render_result(
 ) -> bytes:
     listed = b"null" if args.nodes is None else b'{"metadata":{},"items":%b}' % _encode(nodes)
     return b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":""}' % (
-        *(listed, names, failed, unresolvable),
+        listed,
+        names,
+        failed,
+        unresolvable,
     )
 
 

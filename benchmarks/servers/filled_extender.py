@@ -19,7 +19,7 @@ from extender.extender_metrics import ExtenderMetrics
 from extender.feed import ExtenderFeed, open_view
 from extender.run import keep_lists_out_of_collection
 from extender.score import ScoreWeights
-from extender.server import ExtenderServer, listen_to_scheduler
+from extender.server import list_reads, listen_to_scheduler
 from extender.speed_estimate import estimate_tokens_per_second
 from extender.speed_table import SpeedTable
 from fitness.performance import MeasuredPerformance, hash_model
@@ -76,10 +76,10 @@ async def main(nodes: int, services: int) -> None:
     feed = ExtenderFeed(table, view, PREFIX)
     fill(feed, nodes, services)
     metrics = ExtenderMetrics(table)
-    server = ExtenderServer(Answers(feed, ScoreWeights(), metrics), metrics, lambda: True)
+    answers = Answers(feed.find_board, ScoreWeights(), metrics)
     keep_lists_out_of_collection()
     version = 1
-    async with listen_to_scheduler(server, "127.0.0.1", 0) as (_, port):
+    async with listen_to_scheduler(answers, list_reads(metrics, lambda: True), "127.0.0.1", 0) as (_, port):
         print(port, flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             version += 1

@@ -71,13 +71,13 @@ def metrics(boards: Boards) -> ExtenderMetrics:
 
 @pytest.fixture
 def answers(boards: Boards, metrics: ExtenderMetrics) -> Answers:
-    return Answers(boards, ScoreWeights(), metrics)
+    return Answers(boards.find_board, ScoreWeights(), metrics)
 
 
 def ask(answers: Answers, verb: Verb, body: bytes) -> Any:
-    status, answer = answers.answer(verb, body)
-    assert status == 200
-    return json.loads(answer)
+    answer = answers.answer(verb, body)
+    assert answer.status == 200
+    return json.loads(answer.body)
 
 
 def counted(registry: CollectorRegistry, verb: str, outcome: str) -> float | None:
@@ -147,14 +147,14 @@ def test_request_that_cannot_be_decoded_is_an_error_in_words(answers: Answers, m
     answer = ask(answers, "filter", b'{"NodeNames": 7}')
     assert answer["Error"].startswith("pomona extender: the request is no ExtenderArgs: ")
     assert answer["NodeNames"] is None
-    status, text = answers.answer("prioritize", b'{"NodeNames": 7}')
-    assert (status, b"no ExtenderArgs" in text) == (400, True)
+    refused = answers.answer("prioritize", b'{"NodeNames": 7}')
+    assert (refused.status, b"no ExtenderArgs" in refused.body) == (400, True)
     assert [counted(metrics.registry, verb, "refused") for verb in VERBS] == [1, 1]
 
 
 def test_durations_are_counted_by_verb(boards: Boards, metrics: ExtenderMetrics) -> None:
     seconds = iter((1.0, 1.25))
-    Answers(boards, ScoreWeights(), metrics, lambda: next(seconds)).answer("filter", args_body(CHAT, []))
+    Answers(boards.find_board, ScoreWeights(), metrics, lambda: next(seconds)).answer("filter", args_body(CHAT, []))
     name = "pomona_extender_request_duration_seconds_sum"
     assert metrics.registry.get_sample_value(name, {"verb": "filter"}) == 0.25
     assert REGISTRY.get_sample_value(name, {"verb": "filter"}) is None

@@ -12,24 +12,15 @@ from devices.vendors import VENDORS
 from extender.answers import Answers
 from extender.extender_metrics import ExtenderMetrics
 from extender.score import ScoreWeights
-from extender.server import ExtenderServer
-from extender.speed_table import ScoreBoard, SpeedTable
-from extender.wire import PodFacts
+from extender.server import list_reads, list_verbs
+from extender.speed_table import SpeedTable
 from fitness.performance_store import PerformanceTable
-from gateway.http.whole_answers import serve_answers
+from gateway.http.whole_answers import AnswerServer, serve_answers
 from gateway.http.whole_body import BodyLimits
 from tests.support.eventually import eventually
 from tests.unit.extender.extender_objects import args_body
 
 LOOPBACK = "127.0.0.1"
-
-
-class Nothing:
-    """A knowledge of no model."""
-
-    def find_board(self, pod: PodFacts) -> ScoreBoard | None:
-        del pod
-        return None
 
 
 class Extender:
@@ -39,8 +30,9 @@ class Extender:
         table = SpeedTable(VENDORS, ScoreWeights(), lambda _served, _devices, _corrections: None, PerformanceTable())
         metrics = ExtenderMetrics(table)
         self.is_ready = True
-        self.server = ExtenderServer(Answers(Nothing(), ScoreWeights(), metrics), metrics, lambda: self.is_ready)
-        self.answers = self.server.build(BodyLimits(1_000_000, 1_050_000))
+        self.reads = list_reads(metrics, lambda: self.is_ready)
+        verbs = list_verbs(Answers(lambda _: None, ScoreWeights(), metrics), BodyLimits(1_000_000, 1_050_000))
+        self.answers = AnswerServer(self.reads | verbs)
         self.port = 0
         self.metrics_port = 0
 
@@ -53,7 +45,7 @@ async def extender() -> AsyncIterator[Extender]:
     extender = Extender()
     async with (
         serve_answers(extender.answers, LOOPBACK, 0) as (_, extender.port),
-        serve_answers(extender.server.build_reads(), LOOPBACK, 0) as (_, extender.metrics_port),
+        serve_answers(AnswerServer(extender.reads), LOOPBACK, 0) as (_, extender.metrics_port),
     ):
         yield extender
 

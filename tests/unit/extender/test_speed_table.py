@@ -29,8 +29,6 @@ from tests.unit.extender.extender_objects import (
     subject,
 )
 
-"""A served model; the estimate of these tests does not look at it."""
-
 
 class Estimates:
     """An estimate of 50 tokens a second for an H100, and of nothing else, that counts its calls."""
@@ -153,8 +151,9 @@ def test_hash_without_measurements_is_neutral_and_not_kept(table: SpeedTable) ->
     assert table.board_count == 0
 
 
-def test_least_recently_used_boards_are_dropped(estimates: Estimates) -> None:
-    table = SpeedTable(VENDORS, ScoreWeights(), estimates, PerformanceTable(), most_entries=20)
+def test_least_recently_used_boards_are_dropped(estimates: Estimates, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extender.speed_table.MOST_ENTRIES", 20)
+    table = SpeedTable(VENDORS, ScoreWeights(), estimates, PerformanceTable())
     table.set_node("h100", facts(H100_LABELS))
     table.set_node("l4", facts(L4_LABELS))
     first = table.find_board(subject(), SERVED)

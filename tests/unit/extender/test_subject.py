@@ -15,11 +15,9 @@ from extender.subject import (
     ServedModel,
     describe_subject,
     find_stated_hash,
-    identify_model,
     read_demand,
 )
 from extender.wire import PodFacts
-from fitness.performance import hash_model
 from fitness.performance_store import LABEL_MODEL_HASH
 from tests.support import api_objects
 from tests.unit.extender.extender_objects import GIB, HASH, pod
@@ -56,13 +54,6 @@ def test_label_that_is_no_hash_names_no_model(stated: str) -> None:
 )
 def test_devices_are_those_of_a_vendor(devices: dict[str, int], demand: DeviceDemand) -> None:
     assert read_demand(PodFacts("team", {}, devices), VENDORS) == demand
-
-
-def test_model_is_identified_as_the_service_serves_it() -> None:
-    model = served()
-    assert identify_model(model.model, model.service) == hash_model(model.model, "vllm", model.service.spec)
-    waiting = served({"runtime": ""})
-    assert identify_model(waiting.model, waiting.service) == ""
 
 
 def test_replica_of_a_service_has_the_devices_and_the_need_of_the_service() -> None:
