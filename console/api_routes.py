@@ -1,6 +1,6 @@
 """The routes of the density API: what each asks for, what it answers, and which right it takes."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from console.access_reviews import SEE_NODES, AccessDemand
@@ -31,6 +31,7 @@ from console.density_answers import (
 from console.density_costs import list_costs
 from console.density_prices import DensityPrices
 from console.density_queries import (
+    Page,
     describe_node,
     list_catalog,
     list_installed_models,
@@ -43,22 +44,12 @@ from console.density_simulation import ModelNotFound, simulate_model
 from console.density_snapshot import DensitySnapshot, Visibility
 from console.fit_table import FitTable
 from console.llmfit_answers import list_llmfit_models
+from devices.vendors import Vendors
 from fitness.llmfit_rows import describe_system
 
 
 class NothingFoundError(Exception):
     """Nothing exists that the path names; the message is for the client."""
-
-
-class AskedRequest(NamedTuple):
-    """The parts of a request by which it is answered."""
-
-    query: Mapping[str, str]
-    name: str = ""
-    """Last part of the path, where it names something."""
-    body: bytes = b""
-    visible: Visibility = frozenset()
-    """The scope that the caller may see."""
 
 
 class DensityContext(NamedTuple):
@@ -68,140 +59,123 @@ class DensityContext(NamedTuple):
     prices: DensityPrices
 
 
-Answer = Callable[[DensityContext, AskedRequest], Awaitable[Any]]
+class AskedRequest(NamedTuple):
+    """A request, and the cluster by which it is answered."""
+
+    snapshot: DensitySnapshot
+    table: FitTable
+    vendors: Vendors
+    prices: DensityPrices
+    visible: Visibility
+    """The scope that the caller may see."""
+    query: Mapping[str, str]
+    name: str
+    """Last part of the path, where it names something."""
+    body: bytes
+
+    @property
+    def page(self) -> Page:
+        """The page that is asked for. Raises BadRequestError."""
+        return read_page(self.query)
+
+    def check_node(self, name: str) -> str:
+        """Return the name of a node or host. Raises NothingFoundError."""
+        if name not in self.snapshot.machines:
+            raise NothingFoundError("no node and no host has this name: GET /api/v1/density/nodes lists them")
+        return name
 
 
 class ApiRoute(NamedTuple):
     """One route."""
 
-    method: str
     path: str
     summary: str
-    answer: Answer
+    answer: Callable[[AskedRequest], Any]
+    """Returns the answer. Raises BadRequestError, NothingFoundError and SimulationRefused."""
     answer_type: type | None
     """Struct of the answer; None: an object in llmfit's keys."""
-    parameters: tuple[ParameterSchema, ...] = ()
+    parameters: tuple[ParameterSchema, ...] = PAGE_PARAMETERS
+    method: str = "GET"
     demand: AccessDemand | None = SEE_NODES
     """The right that it takes; None: whoever has a valid token, who sees his own namespaces."""
     body_type: type | None = None
 
 
-async def _answer_nodes(context: DensityContext, asked: AskedRequest) -> NodesAnswer:
-    page, vendors = read_page(asked.query), context.service.view.vendors
-    return await context.service.compute(
-        lambda snapshot, table: list_nodes(snapshot, table, vendors, asked.visible, page)
-    )
+def _answer_nodes(asked: AskedRequest) -> NodesAnswer:
+    return list_nodes(asked.snapshot, asked.table, asked.vendors, asked.visible, asked.page)
 
 
-async def _answer_node(context: DensityContext, asked: AskedRequest) -> NodeDetailAnswer:
-    page, vendors, name = read_page(asked.query), context.service.view.vendors, check_text("name", asked.name)
-    answer = await context.service.compute(
-        lambda snapshot, table: describe_node(snapshot, table, vendors, asked.visible, name=name, page=page)
-    )
-    if answer is None:
-        raise NothingFoundError("no node and no host has this name: GET /api/v1/density/nodes lists them")
-    return answer
+def _answer_node(asked: AskedRequest) -> NodeDetailAnswer:
+    name = asked.check_node(check_text("name", asked.name))
+    return describe_node(asked.snapshot, asked.table, asked.vendors, asked.visible, name=name, page=asked.page)
 
 
-async def _answer_runtimes(context: DensityContext, asked: AskedRequest) -> RuntimesAnswer:
-    page, vendors = read_page(asked.query), context.service.view.vendors
-    return await context.service.compute(lambda snapshot, _: list_runtimes(snapshot, vendors, asked.visible, page))
+def _answer_runtimes(asked: AskedRequest) -> RuntimesAnswer:
+    return list_runtimes(asked.snapshot, asked.vendors, asked.visible, asked.page)
 
 
-async def _answer_installed(context: DensityContext, asked: AskedRequest) -> InstalledModelsAnswer:
-    page = read_page(asked.query)
-    return await context.service.compute(lambda snapshot, _: list_installed_models(snapshot, asked.visible, page))
+def _answer_installed(asked: AskedRequest) -> InstalledModelsAnswer:
+    return list_installed_models(asked.snapshot, asked.visible, asked.page)
 
 
-async def _answer_query(context: DensityContext, asked: AskedRequest) -> QueryAnswer:
-    page, query = read_page(asked.query), read_density_query(asked.query, read_text(asked.query, "model"))
-    return await context.service.compute(
-        lambda snapshot, table: query_nodes(snapshot, table, asked.visible, query, page)
-    )
+def _answer_query(asked: AskedRequest) -> QueryAnswer:
+    query = read_density_query(asked.query, read_text(asked.query, "model"))
+    return query_nodes(asked.snapshot, asked.table, asked.visible, query, asked.page)
 
 
-async def _answer_catalog(context: DensityContext, asked: AskedRequest) -> CatalogAnswer:
-    page = read_page(asked.query)
-    return await context.service.compute(lambda snapshot, table: list_catalog(snapshot, table, asked.visible, page))
+def _answer_catalog(asked: AskedRequest) -> CatalogAnswer:
+    return list_catalog(asked.snapshot, asked.table, asked.visible, asked.page)
 
 
-async def _answer_simulation(context: DensityContext, asked: AskedRequest) -> SimulateAnswer:
-    request = read_simulation(asked.body)
+def _answer_simulation(asked: AskedRequest) -> SimulateAnswer:
     try:
-        return await context.service.compute(
-            lambda snapshot, table: simulate_model(snapshot, table, asked.visible, request)
-        )
+        return simulate_model(asked.snapshot, asked.table, asked.visible, read_simulation(asked.body))
     except ModelNotFound as error:
         raise NothingFoundError(str(error)) from error
 
 
-async def _answer_cost(context: DensityContext, asked: AskedRequest) -> CostAnswer:
-    page = read_page(asked.query)
-    return await context.service.compute(lambda snapshot, _: list_costs(snapshot, context.prices, asked.visible, page))
+def _answer_cost(asked: AskedRequest) -> CostAnswer:
+    return list_costs(asked.snapshot, asked.prices, asked.visible, asked.page)
 
 
-async def _answer_models(context: DensityContext, asked: AskedRequest) -> dict[str, Any]:
-    page, node = read_page(asked.query), read_text(asked.query, "node", "")
-    text = read_text(asked.query, "search", "*") or "*"
-    query = read_density_query(asked.query, text)
-
-    def answer(snapshot: DensitySnapshot, table: FitTable) -> dict[str, Any]:
-        if node and node not in snapshot.machines:
-            raise NothingFoundError("no node and no host has this name: GET /api/v1/density/nodes lists them")
-        return list_llmfit_models(snapshot, table, asked.visible, query, page, node=node)
-
-    return await context.service.compute(answer)
+def _answer_models(asked: AskedRequest) -> dict[str, Any]:
+    node = read_text(asked.query, "node", "")
+    query = read_density_query(asked.query, read_text(asked.query, "search", "*") or "*")
+    if node:
+        asked.check_node(node)
+    return list_llmfit_models(asked.snapshot, asked.table, asked.visible, query, asked.page, node=node)
 
 
-async def _answer_system(context: DensityContext, asked: AskedRequest) -> dict[str, Any]:
-    node = read_text(asked.query, "node")
-    snapshot = context.service.take_snapshot()
-    if node not in snapshot.machines:
-        raise NothingFoundError("no node and no host has this name: GET /api/v1/density/nodes lists them")
-    return {"node": {"name": node, "os": "linux"}, "system": describe_system(snapshot.describe_machine(node))}
+def _answer_system(asked: AskedRequest) -> dict[str, Any]:
+    node = asked.check_node(read_text(asked.query, "node"))
+    return {"node": {"name": node, "os": "linux"}, "system": describe_system(asked.snapshot.describe_machine(node))}
 
 
 _DENSITY: Final = "/api/v1/density"
+_OF_NODE: Final = (NODE_PARAMETER._replace(is_required=True),)
+_OF_MODEL: Final = (MODEL_PARAMETER, *QUERY_PARAMETERS, *PAGE_PARAMETERS)
+_OF_SEARCH: Final = (SEARCH_PARAMETER, NODE_PARAMETER, *QUERY_PARAMETERS, *PAGE_PARAMETERS)
 ROUTES: Final = (
+    ApiRoute(f"{_DENSITY}/nodes", "All nodes and hosts, with their hardware", _answer_nodes, NodesAnswer),
     ApiRoute(
-        *("GET", f"{_DENSITY}/nodes", "All nodes and hosts, with their hardware", _answer_nodes, NodesAnswer),
-        PAGE_PARAMETERS,
+        f"{_DENSITY}/nodes/{{name}}", "One node or host, with the models that fit", _answer_node, NodeDetailAnswer
     ),
+    ApiRoute(f"{_DENSITY}/runtimes", "The engines of all nodes and hosts", _answer_runtimes, RuntimesAnswer),
     ApiRoute(
-        *("GET", f"{_DENSITY}/nodes/{{name}}", "One node or host, with the models that fit", _answer_node),
-        *(NodeDetailAnswer, PAGE_PARAMETERS),
+        f"{_DENSITY}/installed-models", "The models on all nodes and hosts", _answer_installed, InstalledModelsAnswer
     ),
+    ApiRoute(f"{_DENSITY}/query", "Nodes and hosts for a model, the best first", _answer_query, QueryAnswer, _OF_MODEL),
+    ApiRoute("/api/v1/catalog", "All models, and where each fits", _answer_catalog, CatalogAnswer),
     ApiRoute(
-        *("GET", f"{_DENSITY}/runtimes", "The engines of all nodes and hosts", _answer_runtimes, RuntimesAnswer),
-        PAGE_PARAMETERS,
-    ),
-    ApiRoute(
-        *("GET", f"{_DENSITY}/installed-models", "The models on all nodes and hosts", _answer_installed),
-        *(InstalledModelsAnswer, PAGE_PARAMETERS),
-    ),
-    ApiRoute(
-        *("GET", f"{_DENSITY}/query", "Nodes and hosts for a model, the best first", _answer_query, QueryAnswer),
-        (MODEL_PARAMETER, *QUERY_PARAMETERS, *PAGE_PARAMETERS),
-    ),
-    ApiRoute(
-        *("GET", "/api/v1/catalog", "All models, and where each fits", _answer_catalog, CatalogAnswer),
-        PAGE_PARAMETERS,
-    ),
-    ApiRoute(
-        *("POST", f"{_DENSITY}/simulate", "Each node before and after a model", _answer_simulation, SimulateAnswer),
+        f"{_DENSITY}/simulate",
+        "Each node before and after a model",
+        _answer_simulation,
+        SimulateAnswer,
+        (),
+        method="POST",
         body_type=SimulateRequest,
     ),
-    ApiRoute(
-        *("GET", f"{_DENSITY}/cost", "What services and namespaces take, and cost", _answer_cost, CostAnswer),
-        PAGE_PARAMETERS,
-        demand=None,
-    ),
-    ApiRoute(
-        *("GET", "/api/v1/models", "Models in the keys of llmfit", _answer_models, None),
-        (SEARCH_PARAMETER, NODE_PARAMETER, *QUERY_PARAMETERS, *PAGE_PARAMETERS),
-    ),
-    ApiRoute(
-        *("GET", "/api/v1/system", "The hardware of a node in the keys of llmfit", _answer_system, None),
-        (NODE_PARAMETER._replace(is_required=True),),
-    ),
+    ApiRoute(f"{_DENSITY}/cost", "What services and namespaces take, and cost", _answer_cost, CostAnswer, demand=None),
+    ApiRoute("/api/v1/models", "Models in the keys of llmfit", _answer_models, None, _OF_SEARCH),
+    ApiRoute("/api/v1/system", "The hardware of a node in the keys of llmfit", _answer_system, None, _OF_NODE),
 )

@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Final
 
 import msgspec
@@ -16,6 +16,8 @@ from console.api_requests import MOST_BODY_BYTES, BadRequestError, read_query, r
 from console.api_routes import ROUTES, ApiRoute, AskedRequest, DensityContext, NothingFoundError
 from console.density_answers import ErrorAnswer
 from console.density_simulation import SimulationRefused
+from console.density_snapshot import DensitySnapshot
+from console.fit_table import FitTable
 from console.openapi_document import build_document
 from gateway.http.headers import Field
 from gateway.http.limits import ConnectionCaps
@@ -98,31 +100,41 @@ def _build_answer(
         demand = route.demand
         if demand is not None and not await reviews.allows(caller, demand):
             return refuse(403, f"the user of the token may not {demand.verb} {demand.resource}")
-        namespaces = context.service.take_snapshot().namespaces
-        visible = await reviews.find_visible(caller, namespaces)
-        asked = AskedRequest(read_query(question), question.name, bytes(question.body), visible)
+        service = context.service
+        visible = await reviews.find_visible(caller, service.take_snapshot().namespaces)
+        query, name, body = read_query(question), question.name, bytes(question.body)
+
+        def compute(snapshot: DensitySnapshot, table: FitTable) -> object:
+            return route.answer(
+                AskedRequest(snapshot, table, service.view.vendors, context.prices, visible, query, name, body)
+            )
+
         # Answers are computed one at a time: whoever asks much waits for himself, and not others for him.
         async with turns.setdefault(caller.username, asyncio.Lock()):
-            return _respond(question, _encode(await route.answer(context, asked)))
+            return _respond(question, _encode(await service.compute(compute)))
 
     async def answer(question: AskedQuestion) -> WholeAnswer:
-        """Answer each failure as JSON; none names what was in the request but a checked text."""
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                return await answer_stranger(question)
-        except (BadRequestError, SimulationRefused) as error:
-            return refuse(400, str(error))
-        except NothingFoundError as error:
-            return refuse(404, str(error))
-        except ReviewFailedError as error:
-            return refuse(503, str(error))
-        except TimeoutError:
-            return refuse(503, "the answer took too long: try again")
-        except Exception:  # a defect ends no connection, and its words are for the log
-            log.exception("answer_failed", method=question.method)
-            return refuse(500, "the server has failed: its log has the cause")
+        return await _report_failures(question, answer_stranger(question))
 
     return answer
+
+
+async def _report_failures(question: AskedQuestion, answer: Awaitable[WholeAnswer]) -> WholeAnswer:
+    """Return an answer, or its failure as JSON; none names what was in the request but a checked text."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            return await answer
+    except (BadRequestError, SimulationRefused) as error:
+        return refuse(400, str(error))
+    except NothingFoundError as error:
+        return refuse(404, str(error))
+    except ReviewFailedError as error:
+        return refuse(503, str(error))
+    except TimeoutError:
+        return refuse(503, "the answer took too long: try again")
+    except Exception:  # a defect ends no connection, and its words are for the log
+        log.exception("answer_failed", method=question.method)
+        return refuse(500, "the server has failed: its log has the cause")
 
 
 def _respond(question: AskedQuestion, body: bytes) -> WholeAnswer:

@@ -1,7 +1,6 @@
 """The prices by which costs are computed: electricity, and the watts and hire of devices."""
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
@@ -28,11 +27,6 @@ class DensityPrices(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     per_hour: dict[DeviceName, Price] = {}
     """Hire of one device for an hour."""
 
-    @property
-    def is_stated(self) -> bool:
-        """True if any price is known."""
-        return self.per_kwh is not None or bool(self.per_hour)
-
 
 class DeviceCost(NamedTuple):
     """The cost of one device; None is unknown."""
@@ -50,9 +44,9 @@ def find_device_cost(prices: DensityPrices, device_class: str, vendor: str) -> D
         vendor: its vendor.
     """
     single = name_priced_device(device_class)
-    watts = _find(prices.watts, single, vendor)
-    hire = _find(prices.per_hour, single, vendor)
-    if not prices.is_stated or (prices.per_kwh is None and hire is None):
+    watts = prices.watts.get(single, prices.watts.get(vendor))
+    hire = prices.per_hour.get(single, prices.per_hour.get(vendor))
+    if prices.per_kwh is None and hire is None:
         return DeviceCost(watts, None)
     if prices.per_kwh is not None and watts is None:
         # The hire of a device in a cloud includes its electricity.
@@ -72,7 +66,3 @@ def price_million_tokens(per_hour: float | None, tokens_per_second: float | None
         return None
     price = per_hour / (tokens_per_second * _SECONDS_OF_HOUR) * _MILLION
     return price if math.isfinite(price) else None
-
-
-def _find(stated: Mapping[str, float], device_class: str, vendor: str) -> float | None:
-    return stated.get(device_class, stated.get(vendor))

@@ -4,7 +4,7 @@ import bisect
 import heapq
 import itertools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from console.density_answers import (
@@ -102,11 +102,9 @@ def count_fitting(snapshot: DensitySnapshot, table: FitTable, profile: MachinePr
 
 def describe_node(
     snapshot: DensitySnapshot, table: FitTable, vendors: Vendors, visible: Visibility, *, name: str, page: Page
-) -> NodeDetailAnswer | None:
-    """Return one node or host with the models that fit there, the best first; None: there is none of this name."""
-    machine = snapshot.machines.get(name)
-    if machine is None:
-        return None
+) -> NodeDetailAnswer:
+    """Return one node or host with the models that fit there, the best first."""
+    machine = snapshot.machines[name]
     flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
     ranked = table.rank_models(snapshot.models, profile) if profile is not None else []
     worst = RANKS["too_tight"]
@@ -156,31 +154,20 @@ def list_engines(snapshot: DensitySnapshot, name: str, vendors: Vendors, visible
 
 def list_installed(snapshot: DensitySnapshot, name: str, visible: Visibility) -> list[InstalledModel]:
     """Return the models that run on a cell, and those whose weights are on its disk."""
-    installed = {
-        (running_model.namespace, running_model.model_name, running_model.runtime)
-        for running_model in _list_running(snapshot, name)
-        if visible is None or running_model.namespace in visible
-    }
-    served = {(namespace, model) for namespace, model, _ in installed}
-    for model in snapshot.stored_on.get(name, ()):
-        key = model.metadata.namespace, model.metadata.name
-        is_seen = visible is None or key[0] in visible
-        if is_seen and key not in served:
-            installed.add((*key, ""))
-    return [InstalledModel(name=entry[1], namespace=entry[0], runtime=entry[2]) for entry in sorted(installed)]
-
-
-class _RunningModel(NamedTuple):
-    namespace: str
-    model_name: str
-    runtime: str
-
-
-def _list_running(snapshot: DensitySnapshot, name: str) -> Iterator[_RunningModel]:
+    installed = set[tuple[str, str, str]]()
     for replica in snapshot.replicas_on.get(name, ()):
         service = snapshot.service_of.get((replica.namespace, replica.service))
-        if service is not None:
-            yield _RunningModel(replica.namespace, service.spec.model_ref, service.status.runtime)
+        if service is not None and (visible is None or replica.namespace in visible):
+            installed.add((replica.namespace, service.spec.model_ref, service.status.runtime))
+    served = {(namespace, model) for namespace, model, _ in installed}
+    for model in snapshot.stored_on.get(name, ()):
+        namespace, model_name = model.metadata.namespace, model.metadata.name
+        if (visible is None or namespace in visible) and (namespace, model_name) not in served:
+            installed.add((namespace, model_name, ""))
+    return [
+        InstalledModel(name=model_name, namespace=namespace, runtime=runtime)
+        for namespace, model_name, runtime in sorted(installed)
+    ]
 
 
 def list_runtimes(snapshot: DensitySnapshot, vendors: Vendors, visible: Visibility, page: Page) -> RuntimesAnswer:
@@ -213,10 +200,10 @@ def query_nodes(
         ranked = _rank_matches(snapshot, table, profile, flags, matches)
         count = bisect.bisect_left(ranked, worst + 1, key=operator.attrgetter("level"))
         total += count * len(profile.names)
-        streams.append(_number_fits(itertools.islice(ranked, count), ordinal))
+        streams.append(zip(ranked[:count], itertools.repeat(ordinal), strict=False))
     nodes = list[RankedNode]()
     skipped, wanted = 0, page.offset + page.limit
-    for *_, ordinal, ranked_fit in heapq.merge(*streams):
+    for ranked_fit, ordinal in heapq.merge(*streams):
         profile = snapshot.profiles[ordinal]
         first, skipped = skipped, skipped + len(profile.names)
         if skipped > page.offset:
@@ -255,11 +242,6 @@ def _rank_matches(
     """
     ranked = table.rank_models(snapshot.models, profile)
     return ranked if len(matches) == len(flags) else [fit for fit in ranked if flags[fit.position]]
-
-
-def _number_fits(ranked: Iterable[RankedFit], ordinal: int) -> Iterator[tuple[int, float, str, int, RankedFit]]:
-    """Yield fits with what sorts them among those of other profiles."""
-    return ((fit.level, fit.slowness, fit.name, ordinal, fit) for fit in ranked)
 
 
 def flag_matches(snapshot: DensitySnapshot, visible: Visibility, query: DensityQuery) -> bytearray:

@@ -51,33 +51,30 @@ def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> Kno
     """
     flags, folded = snapshot.flag_models(visible), text.casefold()
     seen = [model for index, model in enumerate(snapshot.models) if flags[index]]
-    exact = [
-        known_model for known_model in seen if folded in {known_model.full_name.casefold(), known_model.name.casefold()}
-    ]
-    matches = exact or [known_model for known_model in seen if folded not in {"*", ""} and known_model.matches(folded)]
+    exact = [model for model in seen if folded in {model.full_name.casefold(), model.name.casefold()}]
+    matches = exact or [model for model in seen if folded not in {"*", ""} and model.matches(folded)]
     if len(matches) == 1:
         return matches[0]
     quoted = repr(text[:_MOST_QUOTED])
     if not matches:
-        near = get_close_matches(folded[:_MOST_QUOTED], [known_model.full_name for known_model in seen], n=1)
+        near = get_close_matches(folded[:_MOST_QUOTED], [model.full_name for model in seen], n=1)
         raise ModelNotFound(f"no model has {quoted} in its name" + (f": did you mean {near[0]}?" if near else ""))
-    names = sorted(known_model.full_name for known_model in matches)
+    names = sorted(model.full_name for model in matches)
     more = ", ..." if len(names) > _MOST_NAMED else ""
     raise SimulationRefused(f"model {quoted} may be {', '.join(names[:_MOST_NAMED])}{more}: name one of them")
 
 
 def find_asked_model(snapshot: DensitySnapshot, visible: Visibility, request: SimulateRequest) -> KnownModel:
-    """Return the model of a request, in its quantization.
+    """Return the model of a checked request, in its quantization.
 
     Raises:
         ModelNotFound: there is no such model.
-        SimulationRefused: a value is impossible.
+        SimulationRefused: several are meant, or it has no other quantizations.
     """
-    asked = check_request(request)
-    model = find_model(snapshot, visible, asked.model)
-    if asked.quantization is None:
+    model = find_model(snapshot, visible, request.model)
+    if request.quantization is None:
         return model
-    changed = change_quantization(model, asked.quantization)
+    changed = change_quantization(model, request.quantization)
     if changed is None:
         raise SimulationRefused(
             f"quantization is of GGUF files, and {model.full_name} is none or states no number of parameters"
@@ -95,7 +92,7 @@ def simulate_model(
         SimulationRefused: a value is impossible.
     """
     asked = check_request(request)
-    model = find_asked_model(snapshot, visible, request)
+    model = find_asked_model(snapshot, visible, asked)
     if asked.context is not None and asked.context != table.options.context_length:
         table = table.with_context(asked.context)
     changes = []

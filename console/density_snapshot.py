@@ -2,7 +2,10 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
+
+import msgspec
 
 from console.density_models import KnownModel, build_known_model, list_catalog_models
 from controller.placement.cluster_view import ClusterView
@@ -21,7 +24,9 @@ from devices.vendors import Vendors
 from fitness.machine_facts import MachineFacts, describe_host_machine, describe_node_machine
 from fitness.serving_devices import ServingDevices
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, NODES, PODS
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, NODES, PODS, Resource
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 CONTEXT_LENGTH: Final = 8192
 """Context of the fits of all models, as by llmfit."""
@@ -50,44 +55,19 @@ class MachineProfile(NamedTuple):
     """In the order of the alphabet."""
 
 
-def group_machines(machines: Mapping[str, ViewedMachine]) -> tuple[MachineProfile, ...]:
-    """Return the nodes and hosts on which something may be placed, those that are alike together."""
-    names_of: dict[tuple[str, tuple[ServingDevices, ...]], list[str]] = {}
-    for name in sorted(machines):
-        machine = machines[name]
-        if machine.bases and not machine.exclusion:
-            names_of.setdefault((machine.accelerator, machine.replicas), []).append(name)
-    return tuple(MachineProfile(*key, tuple(names)) for key, names in names_of.items())
-
-
+@dataclass(frozen=True, eq=False)
 class DensitySnapshot:
-    """The cluster at one moment.
+    """The cluster at one moment."""
 
-    Args:
-        machines: nodes and hosts by name.
-        models: all that may be asked about.
-        services: the services.
-        placed: their replicas.
-        stored: the Models of the cluster, for the weights on disks of nodes.
-    """
-
-    def __init__(
-        self,
-        machines: Mapping[str, ViewedMachine],
-        models: tuple[KnownModel, ...],
-        services: Sequence[InferenceService] = (),
-        placed: Sequence[PlacedReplica] = (),
-        stored: Sequence[Model] = (),
-    ) -> None:
-        self.machines = machines
-        self.models = models
-        self.services = services
-        self.placed = placed
-        self.stored = stored
-
-    def with_models(self, models: tuple[KnownModel, ...]) -> "DensitySnapshot":
-        """Return the same nodes, hosts, services and replicas with other models to ask about."""
-        return DensitySnapshot(self.machines, models, self.services, self.placed, self.stored)
+    machines: Mapping[str, ViewedMachine]
+    """Nodes and hosts by name."""
+    models: tuple[KnownModel, ...]
+    """All that may be asked about."""
+    services: Sequence[InferenceService] = ()
+    placed: Sequence[PlacedReplica] = ()
+    """The replicas of the services."""
+    stored: Sequence[Model] = ()
+    """The Models of the cluster, for the weights on disks of nodes."""
 
     def describe_machine(self, name: str) -> MachineFacts:
         """Return the hardware of a node or host."""
@@ -101,8 +81,15 @@ class DensitySnapshot:
 
     @functools.cached_property
     def profiles(self) -> tuple[MachineProfile, ...]:
-        """Cells on which something may be placed, those that are alike together."""
-        return group_machines(self.machines)
+        """Nodes and hosts on which something may be placed, those that are alike together."""
+        names_of: dict[tuple[str, tuple[ServingDevices, ...]], list[str]] = {}
+        for name in self.names:
+            machine = self.machines[name]
+            if machine.bases and not machine.exclusion:
+                names_of.setdefault((machine.accelerator, machine.replicas), []).append(name)
+        return tuple(
+            MachineProfile(accelerator, replicas, tuple(names)) for (accelerator, replicas), names in names_of.items()
+        )
 
     @functools.cached_property
     def profile_of(self) -> Mapping[str, MachineProfile]:
@@ -175,18 +162,18 @@ class SnapshotSource:
     def _build_snapshot(self) -> DensitySnapshot:
         store = self.view.store
 
-        def list_services() -> tuple[InferenceService, ...]:
-            return tuple(decode_stored(store, INFERENCE_SERVICES, store.list(INFERENCE_SERVICES), InferenceService))
+        def decode_all(resource: Resource, kind: type[T]) -> tuple[T, ...]:
+            return tuple(decode_stored(store, resource, store.list(resource), kind))
 
-        def list_stored() -> tuple[Model, ...]:
-            return tuple(decode_stored(store, MODELS, store.list(MODELS), Model))
-
+        services = store.summarize(
+            (INFERENCE_SERVICES,), "services", lambda: decode_all(INFERENCE_SERVICES, InferenceService)
+        )
         return DensitySnapshot(
             self.view.list_machines(),
             store.summarize((MODELS,), "known models", self._list_models),
-            store.summarize((INFERENCE_SERVICES,), "services", list_services),
+            services,
             tuple(self._list_placed()),
-            store.summarize((MODELS,), "stored models", list_stored),
+            store.summarize((MODELS,), "stored models", lambda: decode_all(MODELS, Model)),
         )
 
     def _list_models(self) -> tuple[KnownModel, ...]:

@@ -150,9 +150,7 @@ class FitTable:
     def clear(self) -> None:
         """Forget all: too much is kept."""
         self._idle.clear()
-        self._places.clear()
-        self._ranked.clear()
-        self._needs.clear()
+        self.forget_corrected()
         self._count = 0
 
     def with_context(self, context_length: int) -> "FitTable":
@@ -192,9 +190,9 @@ class FitTable:
                     settled.append(rows[_PERFECT if free >= perfect else _GOOD])
                     continue
                 left.append(position)
-                found = rows[_MARGINAL if free >= least else _TOO_TIGHT]
-                if position not in best or found[0] < best[position][0]:
-                    best[position] = found
+                fit = rows[_MARGINAL if free >= least else _TOO_TIGHT]
+                if position not in best or fit[0] < best[position][0]:
+                    best[position] = fit
             waiting = left
         levels: tuple[list[RankedFit], ...] = ([], [], [], [])
         for fit in (*settled, *(best[position] for position in waiting if position in best)):
@@ -268,7 +266,9 @@ class FitTable:
         """Return the fit on idle devices; the memory that a user states counts where the devices have no own."""
         idle = self._find_idle(model, workload, devices)
         if idle.fit is not None and idle.fit.speed is not None and idle.fit.speed.method == "roofline":
-            correction = self._correct(model).find(devices.vendor, devices.device_class, workload.runtime)
+            # Whoever may see a model may see the measurements of its namespace.
+            corrections = ScopedCorrections(self._measured.corrections, model.namespace)
+            correction = corrections.find(devices.vendor, devices.device_class, workload.runtime)
             idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, correction)))
         if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
             return _IdleFit(
@@ -288,13 +288,6 @@ class FitTable:
             return fit
         if workload.stated_bytes and devices.vendor in _STATED_COUNTS:
             return assess_stated(workload, workload.stated_bytes, devices)
-        return self._refuse(model, workload, idle, devices)
-
-    def _refuse(self, model: KnownModel, workload: Workload, idle: _IdleFit, devices: ServingDevices) -> Fit | None:
-        """Return the fit of a model that has no room in what is free; None: its need, or what is free, is unknown."""
-        free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
-        if idle.fit is None or free is None:
-            return None
         needed = max(idle.fit.needed_bytes, idle.least_bytes)
         return idle.fit._replace(
             level="too_tight",
@@ -312,25 +305,15 @@ class FitTable:
         if idle_fit is None:
             options = self._options[model.mode]
             fit = assess_fit(workload, options, emptied, active_share=model.active_share)
-            if fit is not None:
-                fit = self._with_measured(model, workload.runtime, devices, fit)
+            model_hash = model.hashes.get(workload.runtime)
+            if fit is not None and model_hash is not None and fit.level != "too_tight":
+                record = self._measured.find(model_hash, devices.device_class, model.namespace)
+                fit = fit if record is None else fit._replace(speed=report_measured(record, fit.run_mode))
             own = 0 if devices.vendor in _STATED_COUNTS else devices.memory_bytes or 0
             least = least_free_bytes(workload, options, own) if own else 0
             idle_fit = fits[model.key] = _IdleFit(fit, least)
             self._count += 1
         return idle_fit
-
-    def _correct(self, model: KnownModel) -> ScopedCorrections:
-        """Return the corrections of a model: whoever may see it may see the measurements of its namespace."""
-        return ScopedCorrections(self._measured.corrections, model.namespace)
-
-    def _with_measured(self, model: KnownModel, runtime: str, devices: ServingDevices, fit: Fit) -> Fit:
-        """Return a fit with the measured speed, if there is one."""
-        model_hash = model.hashes.get(runtime)
-        if model_hash is None or fit.level == "too_tight":
-            return fit
-        record = self._measured.find(model_hash, devices.device_class, model.namespace)
-        return fit if record is None else fit._replace(speed=report_measured(record, fit.run_mode))
 
 
 def _list_rows(model: KnownModel, position: int, slowness: float) -> tuple[RankedFit, ...]:

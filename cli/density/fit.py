@@ -1,5 +1,6 @@
 """`pomona fit`: which nodes and hosts run a model, and how fast."""
 
+import dataclasses
 from typing import Final
 
 import click
@@ -68,7 +69,7 @@ def command(
     query = read_density_query({"min_fit": min_fit, "use_case": use_case or ""}, "*" if asked else model)
     snapshot, table = read_density(target, vendors)
     if asked is not None:
-        snapshot = snapshot.with_models((asked,))
+        snapshot = dataclasses.replace(snapshot, models=(asked,))
     if not any(flag_matches(snapshot, None, query)):
         raise click.ClickException(fit_report.explain_unknown(model))
     if is_json:

@@ -65,9 +65,9 @@ def command(
     from console.density_answers import SimulateRequest  # noqa: PLC0415 - same
     from console.density_simulation import ModelNotFound, SimulationRefused, check_request  # noqa: PLC0415 - same
 
-    request = SimulateRequest(model=model, quantization=quantization, context=context_length, memory_gb=memory_gb)
+    asked = SimulateRequest(model=model, quantization=quantization, context=context_length, memory_gb=memory_gb)
     try:
-        check_request(request)
+        request = check_request(asked)
         answer, queue = run_in_cluster(
             target, lambda cluster: simulate_service(cluster, vendors, request, WantedService(**wanted), stated)
         )

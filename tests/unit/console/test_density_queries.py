@@ -1,5 +1,6 @@
 """The density API's answers: ranked by level then speed, nothing lost, stale and taken places left out."""
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -429,7 +430,8 @@ def test_models_on_disks_are_looked_at_once_and_not_for_each_node() -> None:
     tiny["status"]["copies"] = [{"node": node, "name": "w", "claim": "uid", "path": "tiny"} for node in ("n3", "n7")]
     objects = [entry for number in range(20) for entry in gpu_node(f"n{number}")]
     snapshot = build_source([*objects, (resource, tiny)]).take_snapshot()
-    snapshot.stored = stored = CountedModels(snapshot.stored)
+    stored = CountedModels(snapshot.stored)
+    snapshot = dataclasses.replace(snapshot, stored=stored)
     answer = list_nodes(snapshot, table(), VENDORS, None, Page())
     assert [node.node_name for node in answer.nodes if node.installed_models] == ["n3", "n7"]
     assert stored.looks == 1
