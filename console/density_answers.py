@@ -13,6 +13,14 @@ class DensityAnswer(Struct, frozen=True, rename="camel", kw_only=True):
     """An answer, or a part of one."""
 
 
+class PagedAnswer(DensityAnswer, frozen=True):
+    """A page of an answer."""
+
+    total: int
+    next_offset: int | None
+    """Offset of the next page; null: this is the last one."""
+
+
 class EngineEntry(DensityAnswer, frozen=True):
     """An engine of a node or host."""
 
@@ -30,7 +38,7 @@ class InstalledModel(DensityAnswer, frozen=True):
     """Engine that runs it; empty: only the weights are there."""
 
 
-class NodeEntry(DensityAnswer, frozen=True):
+class DescribedNode(DensityAnswer, frozen=True):
     """A node or host."""
 
     node_name: str
@@ -41,19 +49,20 @@ class NodeEntry(DensityAnswer, frozen=True):
     unavailable: str
     """Why nothing is placed there; empty: it may be."""
     system: MachineFacts
-    model_fit_count: int
-    """Models that fit there now."""
     runtimes: list[EngineEntry]
     installed_models: list[InstalledModel]
 
 
-class NodesAnswer(DensityAnswer, frozen=True):
+class NodeEntry(DescribedNode, frozen=True):
+    """A node or host, and how many models fit there now."""
+
+    model_fit_count: int
+
+
+class NodesAnswer(PagedAnswer, frozen=True):
     """Answer of /density/nodes."""
 
     nodes: list[NodeEntry]
-    total: int
-    next_offset: int | None
-    """Offset of the next page; null: this is the last one."""
 
 
 class ModelFit(DensityAnswer, frozen=True):
@@ -84,20 +93,12 @@ class ModelFit(DensityAnswer, frozen=True):
     category: str
 
 
-class NodeDetailAnswer(DensityAnswer, frozen=True):
+class NodeDetailAnswer(DescribedNode, frozen=True):
     """Answer of /density/nodes/{name}."""
 
-    node_name: str
-    kind: Literal["node", "host"]
-    last_seen: str | None
-    stale: bool
-    unavailable: str
-    system: MachineFacts
     model_fits: list[ModelFit]
     total: int
     next_offset: int | None
-    runtimes: list[EngineEntry]
-    installed_models: list[InstalledModel]
 
 
 class NodeRuntimes(DensityAnswer, frozen=True):
@@ -107,12 +108,10 @@ class NodeRuntimes(DensityAnswer, frozen=True):
     runtimes: list[EngineEntry]
 
 
-class RuntimesAnswer(DensityAnswer, frozen=True):
+class RuntimesAnswer(PagedAnswer, frozen=True):
     """Answer of /density/runtimes."""
 
     nodes: list[NodeRuntimes]
-    total: int
-    next_offset: int | None
 
 
 class NodeModels(DensityAnswer, frozen=True):
@@ -122,12 +121,10 @@ class NodeModels(DensityAnswer, frozen=True):
     models: list[InstalledModel]
 
 
-class InstalledModelsAnswer(DensityAnswer, frozen=True):
+class InstalledModelsAnswer(PagedAnswer, frozen=True):
     """Answer of /density/installed-models."""
 
     nodes: list[NodeModels]
-    total: int
-    next_offset: int | None
 
 
 class RankedNode(DensityAnswer, frozen=True):
@@ -146,15 +143,13 @@ class ExcludedNode(DensityAnswer, frozen=True):
     reason: str
 
 
-class QueryAnswer(DensityAnswer, frozen=True):
+class QueryAnswer(PagedAnswer, frozen=True):
     """Answer of /density/query: the best level first, and there the fastest."""
 
     query: str
     min_fit: FitLevel
     use_case: str | None
     ranked_nodes: list[RankedNode]
-    total: int
-    next_offset: int | None
     excluded_nodes: list[ExcludedNode]
 
 
@@ -182,12 +177,10 @@ class CatalogModel(DensityAnswer, frozen=True):
     """The best of them, at most 20."""
 
 
-class CatalogAnswer(DensityAnswer, frozen=True):
+class CatalogAnswer(PagedAnswer, frozen=True):
     """Answer of /catalog."""
 
     models: list[CatalogModel]
-    total: int
-    next_offset: int | None
 
 
 class SimulateRequest(DensityAnswer, frozen=True, forbid_unknown_fields=True):
@@ -287,14 +280,12 @@ class NamespaceCost(DensityAnswer, frozen=True):
     """At the speed above, for the cost above."""
 
 
-class CostAnswer(DensityAnswer, frozen=True):
+class CostAnswer(PagedAnswer, frozen=True):
     """Answer of /density/cost."""
 
     currency: str
     models: list[ModelCost]
     namespaces: list[NamespaceCost]
-    total: int
-    next_offset: int | None
 
 
 class ErrorAnswer(DensityAnswer, frozen=True):

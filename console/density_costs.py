@@ -8,9 +8,8 @@ from console.density_prices import DensityPrices, find_device_cost, name_priced_
 from console.density_queries import Page
 from console.density_snapshot import DensitySnapshot, PlacedReplica, Visibility
 from console.fit_table import compute_score
-from controller.placement.machines import ViewedMachine
 from crds.inferenceservice import InferenceService
-from crds.placement import ClassSpeed, FitLevel
+from crds.placement import FitLevel
 from crds.size import GIB
 from fitness.serving_devices import ServingDevices
 
@@ -26,6 +25,21 @@ class _ServiceSpeed(NamedTuple):
     tokens_per_second: float | None
     source: SpeedOrigin | None
     level: FitLevel | None
+
+
+class _MachineShare(NamedTuple):
+    """What a replica has of its machine; None is unknown."""
+
+    memory_bytes: float | None
+    """Bytes that it needs, of its devices if it has some."""
+    base: ServingDevices | None = None
+    """Its devices as if nothing else ran there."""
+    utilization: float | None = None
+    """Percentage of the memory of its devices that it needs."""
+    watts: float | None = None
+    per_hour: float | None = None
+    unknown: Sequence[str] = ()
+    """Facts that are not known."""
 
 
 def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibility, page: Page) -> CostAnswer:
@@ -45,18 +59,20 @@ def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibi
 
 
 def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service: InferenceService) -> ModelCost:
-    key = service.metadata.namespace, service.metadata.name
-    replicas = snapshot.replicas_of.get(key, ())
-    bases = [_find_base(snapshot.machines.get(replica.cell), replica) for replica in replicas]
-    parts = [_find_part(snapshot, replica) for replica in replicas]
-    costs = [_cost_replica(prices, base, part) for base, part in zip(bases, parts, strict=True)]
-    watts, per_hour = _sum_known(cost[0] for cost in costs), _sum_known(cost[1] for cost in costs)
-    speed = _find_speed(service, bases)
+    replicas = snapshot.replicas_of.get((service.metadata.namespace, service.metadata.name), ())
+    shares = [_describe_share(snapshot, prices, service, replica) for replica in replicas]
+    watts, per_hour = _sum_known(share.watts for share in shares), _sum_known(share.per_hour for share in shares)
+    speed = _find_speed(service, {share.base.device_class for share in shares if share.base is not None})
     divided = len(replicas) if speed.source != "live" else 1
-    memory = _sum_known(_find_memory(service, replica) for replica in replicas)
+    memory = _sum_known(share.memory_bytes for share in shares)
+    utilizations = [share.utilization for share in shares if share.utilization is not None]
     nodes = sorted({replica.cell for replica in replicas})
-    share = per_hour / divided if per_hour is not None and divided else None
-    million = price_million_tokens(share, speed.tokens_per_second)
+    hourly = per_hour / divided if per_hour is not None and divided else None
+    unknown = {fact for share in shares for fact in share.unknown}
+    if replicas and memory is None:
+        unknown.add("memory of a replica")
+    if replicas and speed.tokens_per_second is None:
+        unknown.add("tokens per second")
     return ModelCost(
         name=service.metadata.name,
         namespace=service.metadata.namespace,
@@ -65,76 +81,52 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
         phase=service.status.phase,
         replicas=len(replicas),
         gpu=sum(replica.devices for replica in replicas),
-        memory_required_gb=None if memory is None else round(memory / GIB, 2),
-        utilization_pct=_find_utilization(service, bases, replicas),
+        memory_required_gb=_round(None if memory is None else memory / GIB, 2),
+        utilization_pct=round(max(utilizations), 1) if utilizations else None,
         fitness_score=None if speed.level is None else compute_score(speed.level, speed.tokens_per_second),
         tokens_per_second=speed.tokens_per_second,
         speed_source=speed.source,
         watts=watts if replicas else 0.0,
-        cost_per_hour=(None if per_hour is None else round(per_hour, 6)) if replicas else 0.0,
-        cost_per_million_tokens=None if million is None else round(million, 6),
-        unknown=_list_unknown(prices, bases, parts, memory, speed.tokens_per_second),
+        cost_per_hour=_round(per_hour, 6) if replicas else 0.0,
+        cost_per_million_tokens=_round(price_million_tokens(hourly, speed.tokens_per_second), 6),
+        unknown=sorted(unknown)[:MOST_UNKNOWN],
     )
 
 
-def _list_unknown(
-    prices: DensityPrices,
-    bases: Sequence[ServingDevices | None],
-    parts: Sequence[float | None],
-    memory: float | None,
-    tokens_per_second: float | None,
-) -> list[str]:
-    """Return what is not known of a service that has replicas."""
-    unknown = set[str]()
-    for base, part in zip(bases, parts, strict=True):
-        if base is None:
-            unknown.add("hardware of a node or host")
-            continue
-        if part is None:
-            unknown.add("number of pods that share a device")
-        device = name_priced_device(base.device_class)
-        cost = find_device_cost(prices, base.device_class, base.vendor)
-        if cost.watts is None:
-            unknown.add(f"watts of {device}")
-        if cost.per_hour is None and (prices.per_kwh is None or cost.watts is not None):
-            unknown.add(f"perKwh, or perHour of {device}")
-    if bases and memory is None:
-        unknown.add("memory of a replica")
-    if bases and tokens_per_second is None:
-        unknown.add("tokens per second")
-    return sorted(unknown)[:MOST_UNKNOWN]
-
-
-def _find_part(snapshot: DensitySnapshot, replica: PlacedReplica) -> float | None:
-    """Return the devices that a replica has to itself, or its part of one that others share; None: unknown."""
-    machine = snapshot.machines.get(replica.cell)
-    if machine is None:
-        return None
-    if replica.devices:
-        return None if machine.device_share is None else replica.devices * machine.device_share
-    # A host, or the processor of a node, is one device for all replicas that are there.
-    return 1 / max(1, sum(not placed_replica.devices for placed_replica in snapshot.replicas_on.get(replica.cell, ())))
-
-
-def _find_base(machine: ViewedMachine | None, replica: PlacedReplica) -> ServingDevices | None:
-    """Return the devices of a replica as if nothing else ran there; None: unknown."""
+def _describe_share(
+    snapshot: DensitySnapshot, prices: DensityPrices, service: InferenceService, replica: PlacedReplica
+) -> _MachineShare:
+    """Return what a replica has of its machine."""
+    device_bytes, memory_bytes = service.status.device_memory_bytes, replica.memory_bytes
+    if replica.devices and device_bytes is not None:
+        memory_bytes = device_bytes * replica.devices
+    machine, count = snapshot.machines.get(replica.cell), max(1, replica.devices)
     if machine is None or not machine.bases:
-        return None
-    count = max(1, replica.devices)
-    return next((base for base in machine.bases if base.device_count == count), machine.bases[0])
-
-
-def _cost_replica(
-    prices: DensityPrices, base: ServingDevices | None, part: float | None
-) -> tuple[float | None, float | None]:
-    """Return the watts of a replica, and its cost for an hour; None: unknown."""
-    if base is None or part is None:
-        return None, None
-    cost = find_device_cost(prices, base.device_class, base.vendor)
-    return (
-        None if cost.watts is None else cost.watts * part,
-        None if cost.per_hour is None else cost.per_hour * part,
+        return _MachineShare(memory_bytes, unknown=["hardware of a node or host"])
+    base = next((base for base in machine.bases if base.device_count == count), machine.bases[0])
+    utilization = None
+    if base.memory_bytes and memory_bytes is not None:
+        utilization = 100 * memory_bytes / (base.memory_bytes * count)
+    if not replica.devices:
+        # A host, or the processor of a node, is one device for all replicas that are there.
+        there = snapshot.replicas_on.get(replica.cell, ())
+        part: float | None = 1 / max(1, sum(not neighbour.devices for neighbour in there))
+    else:
+        part = None if machine.device_share is None else replica.devices * machine.device_share
+    cost, device, unknown = (
+        find_device_cost(prices, base.device_class, base.vendor),
+        name_priced_device(base.device_class),
+        [],
     )
+    if part is None:
+        unknown.append("number of pods that share a device")
+    if cost.watts is None:
+        unknown.append(f"watts of {device}")
+    if cost.per_hour is None and (prices.per_kwh is None or cost.watts is not None):
+        unknown.append(f"perKwh, or perHour of {device}")
+    watts = None if part is None or cost.watts is None else cost.watts * part
+    per_hour = None if part is None or cost.per_hour is None else cost.per_hour * part
+    return _MachineShare(memory_bytes, base, utilization, watts, per_hour, unknown)
 
 
 def _sum_known(values: Iterable[float | None]) -> float | None:
@@ -150,41 +142,29 @@ def _sum_all(values: Iterable[float | None]) -> float | None:
     return _sum_known(numbers) if numbers else 0.0
 
 
-def _find_memory(service: InferenceService, replica: PlacedReplica) -> float | None:
-    device_bytes = service.status.device_memory_bytes
-    return device_bytes * replica.devices if replica.devices and device_bytes is not None else replica.memory_bytes
+def _round(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
-def _find_utilization(
-    service: InferenceService, bases: Sequence[ServingDevices | None], replicas: Sequence[PlacedReplica]
-) -> float | None:
-    shares = [
-        100 * needed / (base.memory_bytes * max(1, replica.devices))
-        for base, replica in zip(bases, replicas, strict=True)
-        if base is not None and base.memory_bytes and (needed := _find_memory(service, replica)) is not None
-    ]
-    return round(max(shares), 1) if shares else None
+def _find_speed(service: InferenceService, classes: set[str]) -> _ServiceSpeed:
+    """Return the speed of all replicas as it is now, else that of one as it was measured, else as it is estimated.
 
-
-def _find_speed(service: InferenceService, bases: Sequence[ServingDevices | None]) -> _ServiceSpeed:
-    """Return the speed of all replicas as it is now, else that of one as it was measured, else as it is estimated."""
+    Args:
+        service: the service.
+        classes: device classes on which replicas are; the slowest one counts.
+    """
     status = service.status
-    stated = _find_stated(status.speeds, bases)
+    # Speeds are listed from the fastest.
+    stated = next((speed for speed in reversed(status.speeds) if speed.device_class in classes), None)
     level = stated.fit if stated else None
     if live := _read_rate(status.tokens_per_second):
         return _ServiceSpeed(live, "live", level)
     if status.performance is not None and (measured := _read_rate(status.performance.tokens_per_second)):
         return _ServiceSpeed(measured, "measured", level)
     estimated = _read_rate(stated.tokens_per_second or "") if stated else None
-    if estimated is None:
+    if stated is None or estimated is None:
         return _ServiceSpeed(None, None, level)
-    return _ServiceSpeed(estimated, "measured" if stated and stated.source == "Measured" else "estimated", level)
-
-
-def _find_stated(speeds: Sequence[ClassSpeed], bases: Sequence[ServingDevices | None]) -> ClassSpeed | None:
-    """Return the slowest entry of the classes on which replicas are; they are listed from the fastest."""
-    classes = {base.device_class for base in bases if base is not None}
-    return next((speed for speed in reversed(speeds) if speed.device_class in classes), None)
+    return _ServiceSpeed(estimated, "measured" if stated.source == "Measured" else "estimated", level)
 
 
 def _read_rate(text: str) -> float | None:
@@ -203,18 +183,16 @@ def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCos
     placed = [member for member in members if member.replicas]
     per_hour = _sum_all(member.cost_per_hour for member in members)
     tokens = _sum_known(_count_tokens(cost) for cost in placed)
-    million = price_million_tokens(per_hour, tokens)
-    memory = _sum_all(cost.memory_required_gb for cost in placed)
     return NamespaceCost(
         namespace=namespace,
         model_count=len(members),
         total_gpu=sum(member.gpu for member in members),
-        total_memory_gb=None if memory is None else round(memory, 2),
+        total_memory_gb=_round(_sum_all(cost.memory_required_gb for cost in placed), 2),
         watts=_sum_all(member.watts for member in members),
-        cost_per_hour=None if per_hour is None else round(per_hour, 6),
+        cost_per_hour=_round(per_hour, 6),
         known_cost_per_hour=round(sum(member.cost_per_hour or 0.0 for member in members), 6),
         tokens_per_second=tokens,
-        cost_per_million_tokens=None if million is None else round(million, 6),
+        cost_per_million_tokens=_round(price_million_tokens(per_hour, tokens), 6),
     )
 
 

@@ -136,7 +136,7 @@ def list_catalog_models(accelerators: tuple[str, ...]) -> tuple[KnownModel, ...]
 
 def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str, ...]) -> KnownModel:
     source = entry.sources[0]
-    workloads = {each: entry.find_workload(each) for each in accelerators}
+    workloads = {accelerator: entry.find_workload(accelerator) for accelerator in accelerators}
     return KnownModel(
         name=name,
         namespace="",

@@ -106,9 +106,13 @@ def describe_node(
     """Return one node or host with the models that fit there, the best first."""
     machine = snapshot.machines[name]
     flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
-    ranked = table.rank_models(snapshot.models, profile) if profile is not None else []
-    worst = RANKS["too_tight"]
-    fitting = [fit for fit in ranked if fit.level < worst and flags[fit.position]]
+    fitting, model_fits = list[RankedFit](), list[ModelFit]()
+    if profile is not None:
+        ranked, worst = table.rank_models(snapshot.models, profile), RANKS["too_tight"]
+        fitting = [fit for fit in ranked if fit.level < worst and flags[fit.position]]
+        models = (snapshot.models[fit.position] for fit in page.cut(fitting))
+        places = ((model, table.find_place(model, profile)) for model in models)
+        model_fits = [describe_fit(model, place) for model, place in places if place is not None]
     return NodeDetailAnswer(
         node_name=name,
         kind=machine.cell.kind,
@@ -116,22 +120,12 @@ def describe_node(
         stale=machine.is_stale,
         unavailable=machine.exclusion,
         system=snapshot.describe_machine(name),
-        model_fits=_describe_fits(snapshot, table, profile, page.cut(fitting)),
+        model_fits=model_fits,
         total=len(fitting),
         next_offset=page.find_next(len(fitting)),
         runtimes=list_engines(snapshot, name, vendors, visible),
         installed_models=list_installed(snapshot, name, visible),
     )
-
-
-def _describe_fits(
-    snapshot: DensitySnapshot, table: FitTable, profile: MachineProfile | None, ranked: Sequence[RankedFit]
-) -> list[ModelFit]:
-    if profile is None:
-        return []
-    models = (snapshot.models[fit.position] for fit in ranked)
-    places = ((model, table.find_place(model, profile)) for model in models)
-    return [describe_fit(model, place) for model, place in places if place is not None]
 
 
 def list_engines(snapshot: DensitySnapshot, name: str, vendors: Vendors, visible: Visibility) -> list[EngineEntry]:
@@ -320,5 +314,5 @@ def describe_fit(model: KnownModel, place: PlaceFit) -> ModelFit:
         memory_available_gb=round(fit.available_bytes / GIB, 2),
         utilization_pct=round(100 * fit.utilization, 1) if fit.available_bytes else None,
         shortfall=fit.shortfall,
-        category=next((each for each in _CATEGORIES if each in model.use_cases), "general"),
+        category=next((use_case for use_case in _CATEGORIES if use_case in model.use_cases), "general"),
     )
