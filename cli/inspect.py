@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import click
 import msgspec
@@ -10,15 +10,31 @@ import msgspec
 from artifacts.repositories.address_policy import Networks
 from artifacts.source import Source, parse
 from cli import outcome
-from cli.options import allow_private_sources, choose_files, file_root_option, result_option
+from cli.options import allow_private_sources, choose_files, file_root_option, gather_options, result_option
 from cli.options import mirrors as mirrors_option
-from cli.output import facts_option, print_facts
+from cli.output import dim, facts_option, print_facts, terminal_width, wrap_text
 from crds.serving import ServingOptions
 from crds.size import size_text
 from crds.weights_header import Layout
 
+_LABEL_WIDTH: Final = 14
+
+
+class InspectedSource(NamedTuple):
+    """A source, and how its headers are read."""
+
+    source: str
+    files: tuple[str, ...] = ()
+    allowed_networks: Networks = ()
+    sha256: str | None = None
+    file_root: Path | None = None
+    is_mounted: bool = False
+    """It is an image that nodes mount."""
+    mirrors: tuple[str, ...] = ()
+
 
 @click.command("inspect")
+@gather_options("wanted", InspectedSource)
 @click.argument("source")
 @choose_files
 @click.option(
@@ -37,18 +53,7 @@ from crds.weights_header import Layout
 @mirrors_option
 @facts_option("text")
 @result_option
-def command(
-    source: str,
-    *,
-    files: tuple[str, ...],
-    sha256: str | None,
-    is_mounted: bool,
-    file_root: Path | None,
-    allowed_networks: Networks,
-    mirrors: tuple[str, ...],
-    output_format: str,
-    result: Path | None,
-) -> None:
+def command(*, wanted: InspectedSource, output_format: str, result: Path | None) -> None:
     """Print architecture, quantization, context, and the memory that serving takes, from the header of SOURCE.
 
     SOURCE is hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf or file:///PATH/FILE.gguf, or a folder of
@@ -69,48 +74,34 @@ def command(
       pomona inspect hf://unsloth/Qwen3-8B-GGUF --files '*Q4_K_M*.gguf'
       pomona inspect file://$PWD/model.gguf --file-root . -o json
     """
-    inspecting = inspect_source(
-        source,
-        files,
-        sha256,
-        file_root=file_root,
-        allowed_networks=allowed_networks,
-        is_mounted=is_mounted,
-        mirrors=mirrors,
-    )
-    facts = outcome.run("inspect", inspecting, result)
+    facts = outcome.run("inspect", inspect_source(wanted), result)
     outcome.write_result("inspect", facts, result)
     if output_format != "text":
         print_facts(facts, output_format)
-    elif sys.stdout.isatty():
-        _show_table(facts)
-    else:
-        for name, value in _rows(facts):
+        return
+    for name, value in _rows(facts):
+        if sys.stdout.isatty():
+            first, *rest = wrap_text(value, terminal_width(), " " * _LABEL_WIDTH) or [""]
+            print("\n".join([dim(f"{name:{_LABEL_WIDTH}}") + first.lstrip(), *rest]))
+        else:
             print(f"{name}: {value}")
 
 
-async def inspect_source(
-    text: str,
-    files: tuple[str, ...],
-    sha256: str | None,
-    *,
-    file_root: Path | None,
-    allowed_networks: Networks,
-    is_mounted: bool,
-    mirrors: tuple[str, ...],
-) -> dict[str, Any]:
+async def inspect_source(wanted: InspectedSource) -> dict[str, Any]:
     """Return the facts in the headers of a source, as a Job's result has them. Raises ArtifactError."""
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.inspect import inspect_with_mirrors  # noqa: PLC0415
     from artifacts.repositories.repository import SourceAccess  # noqa: PLC0415
     from artifacts.retry import Patience  # noqa: PLC0415
 
-    source = parse(text, files)
+    source = parse(wanted.source, wanted.files)
 
     def access(server: Source, patience: Patience) -> SourceAccess:
-        return outcome.build_source_access(server, source, file_root, allowed_networks, patience)
+        return outcome.build_source_access(server, source, wanted.file_root, wanted.allowed_networks, patience)
 
-    inspection = await inspect_with_mirrors(source, mirrors, access, sha256=sha256, is_mounted=is_mounted)
+    inspection = await inspect_with_mirrors(
+        source, wanted.mirrors, access, sha256=wanted.sha256, is_mounted=wanted.is_mounted
+    )
     return {
         "file": inspection.file,
         "sizeBytes": inspection.size_bytes,
@@ -160,15 +151,3 @@ def _memory(layout: dict[str, Any] | None, runtime: str) -> str:
     if needed is None:
         return "not known: set spec.memoryBytes of its Model"
     return f"{size_text(needed.total_bytes)} with {options.context_length:,} tokens of context: {needed.text()}"
-
-
-def _show_table(facts: dict[str, Any]) -> None:
-    from rich.console import Console  # noqa: PLC0415  only a terminal pays for it
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name, value in _rows(facts):
-        # Text, not str: a file must not bring markup of its own to the terminal.
-        table.add_row(Text(name, style="dim"), Text(value))
-    Console().print(table)

@@ -9,7 +9,7 @@ import msgspec
 from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from cli.api_objects import Obj
-from cli.inspect import inspect_source
+from cli.inspect import InspectedSource, inspect_source
 from cli.queue.model_headers import find_catalog_header
 from console.density_answers import RankedNode
 from console.density_models import KnownModel, build_known_model
@@ -47,11 +47,8 @@ def read_source(source: str, files: tuple[str, ...], vendors: Vendors, networks:
     Raises:
         click.ClickException: the header cannot be read, or does not say what the model takes.
     """
-    reading = inspect_source(
-        source, files, None, file_root=None, allowed_networks=networks, is_mounted=False, mirrors=()
-    )
     try:
-        facts = asyncio.run(reading)
+        facts = asyncio.run(inspect_source(InspectedSource(source, files, networks)))
     except ArtifactError as error:
         listed = find_catalog_header(source)
         if listed is None:
@@ -113,7 +110,19 @@ def build_report(snapshot: DensitySnapshot, table: FitTable, query: DensityQuery
             }
         )
         if top:
-            ranked.append(_rank_node(name, answer["total_models"], top[0]))
+            best = top[0]
+            ranked.append(
+                {
+                    "node": name,
+                    "matched_count": answer["total_models"],
+                    "best_fit": best["fit_level"],
+                    "best_score": best["score"],
+                    "best_model": best["name"],
+                    "best_runtime": best["runtime_label"],
+                    "best_quant": best["best_quant"],
+                    "estimated_tps": best["estimated_tps"],
+                }
+            )
     ranked.sort(key=lambda row: (-row["best_score"], row["node"]))
     return {
         "requested_model": query.text,
@@ -122,17 +131,4 @@ def build_report(snapshot: DensitySnapshot, table: FitTable, query: DensityQuery
         "node_count": len(snapshot.names),
         "ranked_nodes": ranked[:limit],
         "node_results": results,
-    }
-
-
-def _rank_node(name: str, matched: int, best: Obj) -> Obj:
-    return {
-        "node": name,
-        "matched_count": matched,
-        "best_fit": best["fit_level"],
-        "best_score": best["score"],
-        "best_model": best["name"],
-        "best_runtime": best["runtime_label"],
-        "best_quant": best["best_quant"],
-        "estimated_tps": best["estimated_tps"],
     }

@@ -9,12 +9,12 @@ import msgspec
 from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from cli.api_objects import Obj
-from cli.inspect import inspect_source
+from cli.inspect import InspectedSource, inspect_source
 from console.density_models import KnownModel
 from controller.placement.cluster_copy import ClusterCopy
 from controller.services.planned_models import ModelHeaders, is_header_missing
 from crds.model import ModelFacts
-from crds.weights_header import GGUF
+from crds.weights_header import GGUF, Layout
 from fitness.catalog_entries import load_catalog
 from kube.resources import ObjectKey, object_key
 
@@ -38,15 +38,8 @@ async def read_headers(
         key, spec = object_key(manifest), manifest["spec"]
         try:
             async with asyncio.timeout_at(ends):
-                facts = await inspect_source(
-                    spec["source"],
-                    tuple(spec.get("files") or ()),
-                    spec.get("sha256"),
-                    file_root=None,
-                    allowed_networks=networks,
-                    is_mounted=False,
-                    mirrors=(),
-                )
+                files = tuple(spec.get("files") or ())
+                facts = await inspect_source(InspectedSource(spec["source"], files, networks, spec.get("sha256")))
             headers[key] = msgspec.convert(facts, ModelFacts)
         except (ArtifactError, TimeoutError, msgspec.ValidationError) as error:
             why = f"all headers together took more than {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error
@@ -65,14 +58,7 @@ def find_catalog_header(source: str) -> ModelFacts | None:
         for listed in entry.sources:
             layout = entry.find_layout(listed) if listed.source == source else None
             if layout is not None:
-                share = entry.active_share
-                return ModelFacts(
-                    layout=layout,
-                    size_bytes=layout.tensor_bytes,
-                    gguf=GGUF(quantization=listed.weights_quantization),
-                    total_parameters=entry.parameter_count,
-                    active_parameters=round(entry.parameter_count * share) if share else None,
-                )
+                return _state_facts(layout, listed.weights_quantization, entry.parameter_count, entry.active_share)
     return None
 
 
@@ -88,12 +74,14 @@ def build_header(model: KnownModel, accelerator: str | None) -> ModelFacts | Non
     chosen = next((workload for workload in workloads if workload.layout is not None), None)
     if chosen is None or chosen.layout is None:
         return None
-    layout = chosen.layout
-    share = model.active_share
+    return _state_facts(chosen.layout, chosen.quantization or model.quantization, model.parameters, model.active_share)
+
+
+def _state_facts(layout: Layout, quantization: str, parameters: int | None, active_share: float | None) -> ModelFacts:
     return ModelFacts(
         layout=layout,
         size_bytes=layout.tensor_bytes,
-        gguf=GGUF(quantization=chosen.quantization or model.quantization),
-        total_parameters=model.parameters,
-        active_parameters=round(model.parameters * share) if model.parameters and share else None,
+        gguf=GGUF(quantization=quantization),
+        total_parameters=parameters,
+        active_parameters=round(parameters * active_share) if parameters and active_share else None,
     )

@@ -5,12 +5,11 @@ import sys
 
 import click
 
-from cli.api_objects import Obj, count_serving, has_condition
+from cli.api_objects import Obj, count_serving, find_users, has_condition
 from cli.cluster_access import Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.confirmation import confirm
-from cli.service.model_users import find_users
 from kube.resources import INFERENCE_SERVICES, MODELS
 
 

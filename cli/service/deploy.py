@@ -10,14 +10,13 @@ from typing import Any, Final, get_args
 
 import click
 
-from cli.api_objects import Obj
+from cli.api_objects import Obj, find_users
 from cli.cluster_access import INTERRUPTED_EXIT, Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_catalog, complete_models
 from cli.lazy import program_name
 from cli.options import SIZE, choose_files, timeout_option
 from cli.output import print_manifests, progress_width, without_managed_fields, wrap_text
-from cli.service.model_users import find_users
 from cli.service.progress import ProgressPrinter, wait_until_serving
 from cli.service.verdict import Verdict
 from crds.meta import CLI_FIELD_MANAGER, Priority

@@ -4,18 +4,18 @@ import asyncio
 import contextlib
 import functools
 import sys
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Final
 
 import click
 
-from cli.api_objects import Obj
+from cli.api_objects import Obj, may_be_on_hosts
 from cli.cluster_access import INTERRUPTED_EXIT, Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
 from cli.output import escape_controls, show_raw
-from cli.service.replicas import choose_replicas, may_be_on_hosts
 from crds.meta import DEFAULT_CONTAINER, LABEL_SERVICE
 from kube.errors import ApiError, Forbidden
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, PODS
@@ -75,6 +75,28 @@ async def _print_logs(
         else:
             print_process_log(instance, prefix, tail_lines)
     await asyncio.gather(*streams)
+
+
+def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> list[Obj]:
+    """Return the wanted replica, or all.
+
+    Args:
+        name: the service.
+        replicas: its pods and MetalProcesses.
+        wanted: number or name of one; None: all.
+
+    Raises:
+        click.ClickException: there is none such.
+    """
+    if wanted is None:
+        return list(replicas)
+    matching = [
+        replica for number, replica in enumerate(replicas) if wanted in {str(number), replica["metadata"]["name"]}
+    ]
+    if not matching:
+        there = ", ".join(f"{number} ({replica['metadata']['name']})" for number, replica in enumerate(replicas))
+        raise click.ClickException(f"{name} has no replica {wanted}: choose {there}")
+    return matching
 
 
 async def print_pod_log(cluster: Cluster, pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:

@@ -4,15 +4,13 @@ from collections.abc import Iterable
 
 import click
 
-from cli.api_objects import Obj
+from cli.api_objects import Obj, list_model_names, may_be_on_hosts
 from cli.cluster_access import Cluster, read_object, run_in_cluster
 from cli.cluster_errors import describe_api_error
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
 from cli.lazy import program_name
 from cli.output import facts_option, print_facts, terminal_width, without_managed_fields
-from cli.service.model_users import list_model_names
-from cli.service.replicas import may_be_on_hosts
 from cli.service.service_tree import ServiceObjects, render_status
 from cli.service.verdict import judge_service
 from crds.meta import LABEL_SERVICE

@@ -3,9 +3,8 @@
 from typing import Final, Literal, NamedTuple
 
 from artifacts.errors import REASONS
-from cli.api_objects import Obj, find_condition
+from cli.api_objects import Obj, find_condition, list_model_names
 from cli.cluster_options import ClusterOptions
-from cli.service.model_users import list_model_names
 from crds.meta import CONTROLLER_NAMESPACE
 
 State = Literal["serves", "serves partly", "on its way", "waits", "cannot serve", "suspended", "not seen"]

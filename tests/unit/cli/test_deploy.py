@@ -11,9 +11,9 @@ import yaml
 from click.testing import CliRunner
 
 from cli.main import main
+from cli.service.logs import choose_replicas
 from cli.service.manifests import DeployError, ServiceOptions, build_objects, load_files
 from cli.service.progress import PROGRESS_SECONDS, ProgressPrinter
-from cli.service.replicas import choose_replicas
 from cli.service.verdict import Verdict
 from crds.meta import API_VERSION
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from cli.api_objects import may_be_on_hosts
 from cli.cluster_options import ClusterOptions
-from cli.service.replicas import may_be_on_hosts
 from cli.service.service_tree import ServiceObjects, describe_host_state, render_status
 from cli.service.verdict import judge_service
 from crds.meta import QUEUE_GATE
