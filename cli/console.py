@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import EXISTING_FILE, LISTEN_ADDRESS, kubeconfig_option, verbose_option
+from cli.options import EXISTING_FILE, LISTEN_ADDRESS, kubeconfig_option, vendors_option, verbose_option
 from cli.stop_signals import serve_until_stopped
-from cli.vendor_option import vendors_option
 from devices.vendors import Vendors
 from kube.kubeconfig import CredentialsError
 

@@ -24,11 +24,11 @@ from cli.options import (
     load_hosts_ca,
     metric_prefix_option,
     name_type,
+    read_vendors,
     verbose_option,
 )
 from cli.replacement_options import replacement_options
 from cli.stop_signals import serve_until_stopped
-from cli.vendor_option import read_vendors
 from controller.controller_options import ControllerOptions
 from controller.http_endpoints import BindAddress, ControllerHealth, metrics_routes, parse_bind_address, serve
 from controller.metrics import ControllerMetrics

@@ -7,9 +7,8 @@ import click
 import uvloop
 
 from cli import log
-from cli.options import LISTEN_ADDRESS, gather_options, kubeconfig_option, prefix_type, verbose_option
+from cli.options import LISTEN_ADDRESS, gather_options, kubeconfig_option, prefix_type, vendors_option, verbose_option
 from cli.stop_signals import serve_until_stopped
-from cli.vendor_option import vendors_option
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.run import DEFAULT_PORT, LOOPBACK, ExtenderOptions, run
 from extender.score import ScoreWeights

@@ -17,6 +17,7 @@ import click
 from artifacts.repositories.address_policy import NETWORKS_VARIABLE, Network, parse_network
 from crds.meta import LONGEST_NAME, METRIC_PREFIX, NAME_PATTERN
 from crds.quantity import parse_quantity
+from devices.vendors import VENDORS, Vendors
 
 T = TypeVar("T")
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -254,3 +255,22 @@ mirrors = click.option(
     "verified: by --sha256, or by the digest that it and an oci:// SOURCE have. It gets no token.",
 )
 """Option of the commands that read a source."""
+
+
+def read_vendors(_context: click.Context, parameter: click.Parameter, path: Path | None) -> Vendors:
+    """Return the table of vendors with what the file changes. Raises click.BadParameter: it cannot be read."""
+    from devices.vendor_file import VendorFileError, parse_vendors  # noqa: PLC0415 - not needed for --help
+    from runtimes.registry import list_pod_engines  # noqa: PLC0415 - same
+
+    try:
+        return parse_vendors(path.read_text(), list_pod_engines()) if path else VENDORS
+    except (VendorFileError, OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"{path}: {error}", param=parameter) from error
+
+
+vendors_option = click.option(
+    "--vendors",
+    callback=read_vendors,
+    type=EXISTING_FILE,
+    help="YAML file of accelerators, that of the controller.",
+)

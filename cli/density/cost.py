@@ -7,9 +7,8 @@ import click
 import msgspec
 
 from cli.cluster_options import ClusterOptions, cluster_options
-from cli.options import EXISTING_FILE
+from cli.options import EXISTING_FILE, vendors_option
 from cli.output import DATA_FORMATS, facts_option, print_facts, progress_width, render_table
-from cli.vendor_option import vendors_option
 from devices.vendors import Vendors
 
 if TYPE_CHECKING:

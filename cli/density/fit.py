@@ -7,9 +7,8 @@ import click
 
 from artifacts.repositories.address_policy import Networks
 from cli.cluster_options import ClusterOptions, cluster_options
-from cli.options import allow_private_sources, choose_files
+from cli.options import allow_private_sources, choose_files, vendors_option
 from cli.output import print_facts, progress_width, render_table
-from cli.vendor_option import vendors_option
 from devices.vendors import Vendors
 
 _LEVELS: Final = ("perfect", "good", "marginal", "too_tight")

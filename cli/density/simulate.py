@@ -7,9 +7,9 @@ import msgspec
 
 from cli.cluster_access import run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
+from cli.options import vendors_option
 from cli.output import DATA_FORMATS, facts_option, print_facts, progress_width, render_table
 from cli.queue.controller_settings import StatedSettings, controller_options
-from cli.vendor_option import vendors_option
 from crds.meta import Priority
 from crds.rate import format_rate
 from devices.vendors import Vendors

@@ -1,7 +1,6 @@
 """`pomona plan`: what the queue would do if manifests were applied, a machine were drained, or one were added."""
 
 from pathlib import Path
-from typing import Final
 
 import click
 
@@ -18,7 +17,6 @@ SUBCOMMANDS = {
     "drain": ("show where the replicas of a host or node would go", "cli.queue.plan_drain"),
     "add": ("show which replicas a further node or host would start", "cli.queue.plan_add"),
 }
-_STANDARD_INPUT: Final = Path("/dev/stdin")
 
 
 @click.group("plan", cls=LazyGroup, subcommands=SUBCOMMANDS, invoke_without_command=True)
@@ -73,10 +71,7 @@ def command(
     from cli.queue.planning import plan_files  # noqa: PLC0415 - same
     from cli.service.manifests import load_files  # noqa: PLC0415 - same
 
-    files = [_STANDARD_INPUT if str(path) == "-" else path for path in paths]
-    manifests, skipped = load_files(files, target.namespace)
-    for line in skipped:
-        click.echo(line, err=True)
+    manifests = load_files(paths, target.namespace)
 
     plan = run_in_cluster(target, lambda cluster: plan_files(cluster, manifests, stated, allowed_networks))
     print_plan(plan, output_format, {"services": describe_services(plan.services)})

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 import click
 
@@ -22,8 +22,6 @@ from cli.service.verdict import Verdict
 from crds.meta import CLI_FIELD_MANAGER, Priority
 from kube.errors import NotFound
 from kube.resources import INFERENCE_SERVICES, MODELS
-
-_STANDARD_INPUT: Final = Path("/dev/stdin")
 
 
 @click.command("deploy")
@@ -104,10 +102,7 @@ def command(
     if paths:
         if name or any(value not in (None, ()) for value in options.values()):
             raise click.UsageError("--file takes neither NAME nor options of a service: write them into the file")
-        files = [_STANDARD_INPUT if str(path) == "-" else path for path in paths]
-        objects, skipped = load_files(files, target.namespace)
-        for line in skipped:
-            print(line, file=sys.stderr)
+        objects = load_files(paths, target.namespace)
     elif name:
         objects = build_objects(ServiceOptions(name=name, **options), target.namespace)
     else:

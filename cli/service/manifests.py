@@ -1,5 +1,6 @@
 """The Model and the InferenceService that `pomona deploy` applies: from options, from the catalog, or from files."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,7 +14,7 @@ from cli.api_objects import Obj
 from cli.lazy import program_name
 from crds import validation
 from crds.meta import API_VERSION
-from fitness.catalog_entries import CatalogEntry, CatalogError, choose_source, load_catalog
+from fitness.catalog_entries import CatalogError, choose_source, load_catalog
 from standalone.manifests import ManifestError, derive_name, find_duplicates, load_documents
 
 _SCHEME: Final = "://"
@@ -77,7 +78,13 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
             f"--model {options.model}: neither a source, such as hf://ORG/REPO/FILE.gguf, nor the name of a Model"
         )
     else:
-        unusable = [name for name, value in _list_model_options(options) if value]
+        of_source = {
+            "--model-name": options.model_name,
+            "--files": options.files,
+            "--source-secret": options.source_secret,
+            "--memory": options.memory_bytes,
+        }
+        unusable = [name for name, value in of_source.items() if value]
         if unusable:
             raise DeployError(
                 f"{', '.join(unusable)} belong to a source, and --model {options.model} is the name of a Model: leave "
@@ -95,14 +102,14 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
     return placed
 
 
-def load_files(paths: Sequence[Path], namespace: str | None) -> tuple[list[Obj], list[str]]:
-    """Return the objects of files to apply, Models first, and a line for each document that is none of ours.
+def load_files(paths: Sequence[Path], namespace: str | None) -> list[Obj]:
+    """Return the objects of files to apply, Models first; documents of others are named on standard error.
 
     Raises:
         DeployError: a document is invalid, or is of another namespace than --namespace.
     """
     try:
-        ours, others = load_documents(paths)
+        ours, others = load_documents([Path("/dev/stdin") if str(path) == "-" else path for path in paths])
     except ManifestError as error:
         raise DeployError(str(error)) from error
     problems = list(find_duplicates(ours, is_one_machine=False))
@@ -116,11 +123,10 @@ def load_files(paths: Sequence[Path], namespace: str | None) -> tuple[list[Obj],
     if problems:
         raise DeployError("\n".join(problems))
     objects = [_place_in_namespace(our.manifest, namespace) for our in ours]
-    skipped = [
-        other.describe("ignored: `pomona deploy` applies Models and InferenceServices; use kubectl apply")
-        for other in others
-    ]
-    return sorted(objects, key=lambda manifest: manifest["kind"] != "Model"), skipped
+    for other in others:
+        line = other.describe("ignored: `pomona deploy` applies Models and InferenceServices; use kubectl apply")
+        print(line, file=sys.stderr)
+    return sorted(objects, key=lambda manifest: manifest["kind"] != "Model")
 
 
 def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
@@ -145,13 +151,10 @@ def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
     service = _build_service(options, model["metadata"]["name"])
     if entry.mode != "chat":
         service["spec"]["mode"] = entry.mode
-    service["spec"]["hardware"] = _merge_hardware(entry, accelerator, service["spec"].get("hardware", {}))
-    return [model, service]
-
-
-def _merge_hardware(entry: CatalogEntry, accelerator: str, stated: Obj) -> Obj:
     of_entry = entry.hardware if accelerator == entry.accelerator else {}
-    return {"accelerator": accelerator, **of_entry, **stated}
+    stated = service["spec"].get("hardware", {})
+    service["spec"]["hardware"] = {"accelerator": accelerator, **of_entry, **stated}
+    return [model, service]
 
 
 def _build_model(options: ServiceOptions, source: str) -> Obj:
@@ -202,12 +205,3 @@ def _name_model(source: str, stated: str | None) -> str:
     except SourceError as error:
         raise DeployError(f"--model: {error.message}") from error
     return stated or derive_name(parsed)
-
-
-def _list_model_options(options: ServiceOptions) -> list[tuple[str, object]]:
-    return [
-        ("--model-name", options.model_name),
-        ("--files", options.files),
-        ("--source-secret", options.source_secret),
-        ("--memory", options.memory_bytes),
-    ]

@@ -13,10 +13,10 @@ from cli.cluster_options import ClusterOptions
 from cli.main import main
 from cli.queue.command import COLUMNS, describe_start, sort_waiting
 from cli.queue.controller_settings import StatedSettings, list_values, merge_settings
-from cli.queue.explain import build_facts, render_explanation
 from cli.queue.plan_add import build_machine, load_machine
 from cli.queue.plan_output import build_changes, describe_cause, list_changes, render_changes
 from cli.queue.planning import find_cell, list_refusals, plan_addition
+from cli.queue.wait_explanation import ExplainedService, build_facts, render_explanation
 from controller.placement.cluster_copy import ClusterCopy
 from controller.placement.forecast import QueueForecast, drain_cell, forecast
 from controller.placement.planner import PlanRules, plan
@@ -118,9 +118,8 @@ def explain_new(cells: list[Cell], units: list[Unit]) -> tuple[Unit, WaitExplana
 def test_explanation_has_the_best_remedy_before_the_table() -> None:
     closed = node("closed", closed="Cordoned", closed_message="node closed is cordoned: kubectl uncordon closed")
     unit, explanation = explain_new([node("full"), closed], [runs("r", 8, "full", priority="high")])
-    lines = render_explanation(
-        waiting_service("chat", message="a wait"), unit, explanation, [], NO_TARGET, is_wide=True
-    )
+    explained = ExplainedService(waiting_service("chat", message="a wait"), unit, explanation)
+    lines = render_explanation(explained, NO_TARGET, is_wide=True)
     assert lines[0] == "chat waits, 1/9 in pool nvidia (Quota): a wait"
     assert " ".join(lines[1:]).startswith(
         "best remedy, for node/closed: open the node (node closed is cordoned: kubectl uncordon closed)"
@@ -128,7 +127,7 @@ def test_explanation_has_the_best_remedy_before_the_table() -> None:
     table = lines[-1].splitlines()
     assert table[0].split("  ")[0] == "CELL"
     assert [line.split()[:2] for line in table[1:]] == [["node/closed", "Cordoned"], ["node/full", "Insufficient"]]
-    facts = build_facts(waiting_service("chat"), unit, explanation, [])
+    facts = build_facts(explained)
     assert facts["bestRemedy"] == {"cell": "node/closed", "remedy": "open the node"}
     assert facts["cells"][1] == {
         "cell": "node/full",
@@ -141,26 +140,26 @@ def test_explanation_has_the_best_remedy_before_the_table() -> None:
 
 def test_explanation_without_rights_has_the_status_and_the_rights() -> None:
     service = waiting_service("chat", message="a wait")
-    lines = render_explanation(service, None, None, ["u may not list nodes"], NO_TARGET)
+    lines = render_explanation(ExplainedService(service, missing=["u may not list nodes"]), NO_TARGET)
     assert lines == ["chat waits, 1/9 in pool nvidia (Quota): a wait", "not shown: u may not list nodes"]
 
 
 def test_service_that_waits_for_kueue_is_explained_by_its_status() -> None:
     service = waiting_service("chat", "kueue/models", message="waiting in LocalQueue models of Kueue")
     del service["status"]["queue"]["reason"]
-    lines = render_explanation(service, None, None, [], NO_TARGET)
+    lines = render_explanation(ExplainedService(service), NO_TARGET)
     assert lines == ["chat waits, 1/9 in pool kueue/models: waiting in LocalQueue models of Kueue"]
 
 
 def test_service_that_does_not_wait_is_said_to() -> None:
     ready: Obj = {"metadata": {"name": "chat", "namespace": "team"}, "status": {"phase": "Ready"}}
-    (line,) = render_explanation(ready, None, None, [], ClusterOptions(namespace="team"))
+    (line,) = render_explanation(ExplainedService(ready), ClusterOptions(namespace="team"))
     assert line == "chat does not wait in the queue: its phase is Ready; see `pomona status chat -n team`"
 
 
 def test_service_that_the_next_round_admits_is_said_to() -> None:
     unit, explanation = explain_new([node("a")], [])
-    (line,) = render_explanation(waiting_service("chat"), unit, explanation, [], NO_TARGET)
+    (line,) = render_explanation(ExplainedService(waiting_service("chat"), unit, explanation), NO_TARGET)
     assert line == "chat waits no longer: the next round gives pod team/new node/a"
 
 
