@@ -119,7 +119,15 @@ def command(
     """
     log_libraries()
     preparation = _plan_preparation(options, source, context_length, allowed_networks) if source else None
-    _run(options, preparation, termination_log)
+    try:
+        uvloop.run(run_pod_proxy(options, preparation))
+    except PodProxyError as error:
+        if termination_log:
+            try:
+                termination_log.write_bytes(str(error).encode()[:_MESSAGE_BYTES])
+            except OSError as failure:
+                log.warning("termination_log_not_written", error=str(failure))
+        raise click.ClickException(str(error)) from error
 
 
 def _plan_preparation(
@@ -130,15 +138,6 @@ def _plan_preparation(
         raise click.UsageError("--source needs an --engine that gets its model, --engine-model and --context-length")
     model = PodModel(options.engine_port, options.model, source, context_length, allowed_networks)
     return functools.partial(_prepare, pod.prepare, model)
-
-
-def _run(options: PodProxyOptions, preparation: Prepare | None, termination_log: Path | None) -> None:
-    try:
-        uvloop.run(run_pod_proxy(options, preparation))
-    except PodProxyError as error:
-        if termination_log:
-            _write_message(termination_log, str(error))
-        raise click.ClickException(str(error)) from error
 
 
 async def _prepare(prepare: Callable[..., Awaitable[None]], model: PodModel) -> None:
@@ -159,10 +158,3 @@ class _ProgressLog:
         if now - self._logged_at >= _PROGRESS_SECONDS or done_bytes == total_bytes:
             self._logged_at = now
             log.info("model_progress", bytes=done_bytes, total_bytes=total_bytes)
-
-
-def _write_message(path: Path, message: str) -> None:
-    try:
-        path.write_bytes(message.encode()[:_MESSAGE_BYTES])
-    except OSError as error:
-        log.warning("termination_log_not_written", error=str(error))

@@ -28,7 +28,7 @@ class _ServiceSpeed(NamedTuple):
 
 
 class _MachineShare(NamedTuple):
-    """What a replica has of its machine; None is unknown."""
+    """The part of its machine that a replica has; None is unknown."""
 
     memory_bytes: float | None
     """Bytes that it needs, of its devices if it has some."""

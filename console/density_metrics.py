@@ -41,10 +41,27 @@ class DensityCollector(Collector):
             name: GaugeMetricFamily(f"pomona_density_node_{name}", text, labels=("node",))
             for name, text in _NODE_GAUGES.items()
         }
-        for node, facts in self._list_facts().items():
-            for name, value in facts.items():
+        flags = snapshot.flag_models(None)
+        fits = dict[str, tuple[float, int]]()
+        for profile in snapshot.profiles:
+            ranked = self._table.rank_models(snapshot.models, profile)
+            score = compute_score(FIT_LEVELS[ranked[0].level], -ranked[0].slowness) if ranked else 0.0
+            summary = score, count_fitting(snapshot, self._table, profile, flags)
+            fits.update(dict.fromkeys(profile.names, summary))
+        for name in snapshot.names:
+            shown, (score, count) = snapshot.describe_machine(name), fits.get(name, (0.0, 0))
+            facts = {
+                "score": score,
+                "stale": float(snapshot.machines[name].is_stale),
+                "ram_total_gb": shown.total_ram_gb,
+                "ram_available_gb": shown.available_ram_gb,
+                "gpu_vram_gb": shown.gpu_vram_gb,
+                "gpu_count": float(shown.gpu_count),
+                "model_count": float(count),
+            }
+            for gauge, value in facts.items():
                 if value is not None:
-                    families[name].add_metric((node,), value)
+                    families[gauge].add_metric((name,), value)
         yield from families.values()
         stale = sum(machine.is_stale for machine in snapshot.machines.values())
         yield GaugeMetricFamily(
@@ -53,31 +70,6 @@ class DensityCollector(Collector):
         yield GaugeMetricFamily(
             "pomona_density_cluster_nodes_stale", "Nodes and hosts whose facts are stale.", value=stale
         )
-
-    def _list_facts(self) -> dict[str, dict[str, float | None]]:
-        snapshot, table = self._snapshot, self._table
-        flags = snapshot.flag_models(None)
-        fits = dict[str, tuple[float, int]]()
-        for profile in snapshot.profiles:
-            ranked = table.rank_models(snapshot.models, profile)
-            score = compute_score(FIT_LEVELS[ranked[0].level], -ranked[0].slowness) if ranked else 0.0
-            summary = score, count_fitting(snapshot, table, profile, flags)
-            fits.update(dict.fromkeys(profile.names, summary))
-        facts = {}
-        for name in snapshot.names:
-            machine = snapshot.machines[name]
-            shown = snapshot.describe_machine(name)
-            score, count = fits.get(name, (0.0, 0))
-            facts[name] = {
-                "score": score,
-                "stale": float(machine.is_stale),
-                "ram_total_gb": shown.total_ram_gb,
-                "ram_available_gb": shown.available_ram_gb,
-                "gpu_vram_gb": shown.gpu_vram_gb,
-                "gpu_count": float(shown.gpu_count),
-                "model_count": float(count),
-            }
-        return facts
 
 
 def build_process_registry() -> CollectorRegistry:

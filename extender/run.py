@@ -15,8 +15,8 @@ from extender.feed import ExtenderFeed, open_view
 from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.score import ScoreWeights
 from extender.server import list_reads, listen_to_scheduler
-from extender.speed_estimate import estimate_tokens_per_second
 from extender.speed_table import SpeedTable
+from extender.subject import estimate_tokens_per_second
 from gateway.http.whole_answers import AnswerServer, serve_answers
 from kube.client import Client
 

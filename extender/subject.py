@@ -13,7 +13,10 @@ from crds.meta import LABEL_ACCELERATOR
 from crds.model import Model
 from devices.vendors import Vendors
 from extender.wire import PodFacts
+from fitness.corrections import CorrectionSource
 from fitness.performance_store import LABEL_MODEL_HASH
+from fitness.serving_devices import ServingDevices
+from fitness.speed import estimate_speed, find_active_share
 
 _HASH: Final = re.compile(r"[0-9a-f]{8,64}")
 _MIG: Final = re.compile(r"nvidia\.com/mig-(?P<profile>[0-9a-z.]{1,32})")
@@ -104,3 +107,22 @@ def describe_subject(
         need_bytes=service.status.device_memory_bytes if applies and count else None,
         is_served=True,
     )
+
+
+def estimate_tokens_per_second(
+    served: ServedModel, devices: ServingDevices, corrections: CorrectionSource
+) -> float | None:
+    """Return the expected tokens a second of one stream; None: layout or bandwidth are not known.
+
+    Args:
+        served: the model, and its service.
+        devices: devices of one replica.
+        corrections: what measurements of other models say, as far as they count in its namespace.
+    """
+    status = served.model.status
+    if status.layout is None:
+        return None
+    share = find_active_share(served.model)
+    options = served.service.spec
+    estimate = estimate_speed(status.layout, options, served.runtime, devices, corrections, active_share=share)
+    return estimate.generation.expected if estimate is not None else None

@@ -20,8 +20,8 @@ from extender.feed import ExtenderFeed, open_view
 from extender.run import keep_lists_out_of_collection
 from extender.score import ScoreWeights
 from extender.server import list_reads, listen_to_scheduler
-from extender.speed_estimate import estimate_tokens_per_second
 from extender.speed_table import SpeedTable
+from extender.subject import estimate_tokens_per_second
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import build_config_map, encode_record
 from kube.client import Obj

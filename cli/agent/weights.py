@@ -10,13 +10,12 @@ import click
 from artifacts.source import without_secrets
 from artifacts.weights_store import StoredWeights, WeightsStore
 from cli.options import default_state_folder
-from cli.output import facts_option, print_facts, render_table
+from cli.output import duration_text, facts_option, print_facts, render_table
 from crds.size import size_text
 from metal_agent.weights import HostWeights
 
 _SHOWN_DIGITS = 12
 _TITLES = ("DIGEST", "SIZE", "LAST USED", "IN USE", "SOURCE")
-_UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 
 @click.command("weights")
@@ -44,7 +43,8 @@ def command(state_dir: Path | None, *, removed: tuple[str, ...], output_format: 
     try:
         store = HostWeights(folder, None).store
         if removed:
-            _remove_all(store, removed)
+            for text in removed:
+                _remove(store, text)
             return
         stored = store.stored()
     except OSError as error:
@@ -56,12 +56,6 @@ def command(state_dir: Path | None, *, removed: tuple[str, ...], output_format: 
         print(render_table(_TITLES, [_format_row(entry) for entry in stored], None, set()))
     else:
         click.echo(f"no weights in {folder}", err=True)
-
-
-def _remove_all(store: WeightsStore, removed: tuple[str, ...]) -> None:
-    stored = store.stored()
-    for text in removed:
-        _remove(store, _find_weights(stored, text))
 
 
 def _describe(weights: StoredWeights) -> dict[str, Any]:
@@ -80,35 +74,24 @@ def _format_row(weights: StoredWeights) -> tuple[str, ...]:
     return (
         manifest.digest[:_SHOWN_DIGITS],
         size_text(manifest.size_bytes),
-        _format_age(time.time() - weights.used_at),
+        f"{duration_text(time.time() - weights.used_at)} ago",
         "yes" if weights.in_use else "no",
         without_secrets(manifest.source),
     )
 
 
-def _find_weights(stored: list[StoredWeights], text: str) -> StoredWeights:
+def _remove(store: WeightsStore, text: str) -> None:
+    """Delete the weights whose digest begins so. Raises click.ClickException."""
     if not text:
         raise click.BadParameter("--remove '' names no weights: give the first digits of a digest")
-    matching = [weights for weights in stored if weights.manifest.digest.startswith(text.lower())]
+    matching = [weights.manifest for weights in store.stored() if weights.manifest.digest.startswith(text.lower())]
     if len(matching) != 1:
         problem = "no weights have" if not matching else f"{len(matching)} weights have"
         raise click.ClickException(f"{problem} a digest that begins with {text!r}: see `pomona agent weights`")
-    return matching[0]
-
-
-def _remove(store: WeightsStore, stored: StoredWeights) -> None:
-    manifest = stored.manifest
+    (manifest,) = matching
     if not store.remove(manifest.digest):
         raise click.ClickException(
             f"{manifest.digest[:_SHOWN_DIGITS]} ({without_secrets(manifest.source)}) is in use: delete the "
             "InferenceService that serves it first"
         )
     click.echo(f"deleted {manifest.digest[:_SHOWN_DIGITS]}, {size_text(manifest.size_bytes)}")
-
-
-def _format_age(seconds: float) -> str:
-    for unit, length in _UNITS:
-        if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"

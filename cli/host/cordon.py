@@ -1,7 +1,6 @@
 """`pomona host cordon`, `uncordon` and `drain`: take a host out of service, as kubectl does with a node."""
 
 import contextlib
-import functools
 import sys
 
 import click
@@ -66,7 +65,7 @@ def drain(name: str, *, target: ClusterOptions, no_wait: bool, timeout: float | 
     if no_wait:
         return
     try:
-        run_in_cluster(target, functools.partial(wait_until_drained, host=host), timeout=timeout)
+        run_in_cluster(target, lambda cluster: wait_until_drained(cluster, host), timeout=timeout)
     except TimeoutError as error:
         raise click.ClickException(f"{name} is not drained yet, and goes on draining") from error
     except KeyboardInterrupt:

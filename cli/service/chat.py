@@ -1,7 +1,6 @@
 """`pomona chat`: ask a service of the cluster, in a pod or on a host, from anywhere."""
 
 import asyncio
-import functools
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -49,9 +48,9 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
     try:
         if question is None:
             # A service that cannot be asked is reported before somebody types a question.
-            run_in_cluster(target, functools.partial(_check, name=name, url=url, hosts_ca=hosts_ca))
+            run_in_cluster(target, lambda cluster: _check(cluster, name, url, hosts_ca))
             question = None if sys.stdin.isatty() else _read_standard_input()
-        run_in_cluster(target, functools.partial(_chat, name=name, question=question, url=url, hosts_ca=hosts_ca))
+        run_in_cluster(target, lambda cluster: _chat(cluster, name, question, url, hosts_ca))
     except AskError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
@@ -59,14 +58,14 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
         sys.exit(INTERRUPTED_EXIT)
 
 
-async def _check(cluster: Cluster, *, name: str, url: str | None, hosts_ca: Path | None) -> None:
+async def _check(cluster: Cluster, name: str, url: str | None, hosts_ca: Path | None) -> None:
     from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
 
     async with open_service(cluster, name, url, hosts_ca):
         pass
 
 
-async def _chat(cluster: Cluster, *, name: str, question: str | None, url: str | None, hosts_ca: Path | None) -> None:
+async def _chat(cluster: Cluster, name: str, question: str | None, url: str | None, hosts_ca: Path | None) -> None:
     from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
     from standalone.ask import ChatMessage, continue_chat  # noqa: PLC0415 - same
 

@@ -1,11 +1,10 @@
 """`pomona delete`: delete a service, and its Model if nothing else uses it."""
 
-import functools
 import sys
 
 import click
 
-from cli.api_objects import Obj, count_serving, find_users, has_condition
+from cli.api_objects import count_serving, find_users, has_condition
 from cli.cluster_access import Cluster, read_object, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
@@ -29,14 +28,16 @@ def command(name: str, *, target: ClusterOptions, with_model: bool, yes: bool) -
       pomona delete chat
       pomona delete chat --model --yes
     """
-    run_in_cluster(target, functools.partial(_delete, name=name, with_model=with_model, is_certain=yes))
+    run_in_cluster(target, lambda cluster: _delete(cluster, name, with_model=with_model, is_certain=yes))
 
 
-async def _delete(cluster: Cluster, *, name: str, with_model: bool, is_certain: bool) -> None:
+async def _delete(cluster: Cluster, name: str, *, with_model: bool, is_certain: bool) -> None:
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     if not is_certain and has_condition(service, "Ready"):
-        _ask(name, namespace, service)
+        replicas = count_serving(service)
+        count = "1 replica" if replicas == 1 else f"{replicas} replicas"
+        confirm(f"{name} in namespace {namespace} serves now, with {count}", "Delete it?")
     await client.delete(INFERENCE_SERVICES, name, namespace, uid=service["metadata"]["uid"])
     print(f"deleted InferenceService {name} in namespace {namespace}")
     if not with_model:
@@ -49,10 +50,3 @@ async def _delete(cluster: Cluster, *, name: str, with_model: bool, is_certain: 
     stored = await read_object(client, MODELS, model, namespace)
     await client.delete(MODELS, model, namespace, uid=stored["metadata"]["uid"])
     print(f"deleted Model {model} in namespace {namespace}")
-
-
-def _ask(name: str, namespace: str, service: Obj) -> None:
-    """Ask whether a service that serves is to be deleted. Raises as `confirm`."""
-    replicas = count_serving(service)
-    count = "1 replica" if replicas == 1 else f"{replicas} replicas"
-    confirm(f"{name} in namespace {namespace} serves now, with {count}", "Delete it?")

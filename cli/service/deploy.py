@@ -125,26 +125,30 @@ def _apply_and_wait(
     """Apply the objects, wait if wanted, and return the exit code."""
     applied: list[Obj] = []
     show = functools.partial(print, file=sys.stderr if output_format else sys.stdout, flush=True)
+
+    def list_services() -> list[tuple[Obj, ClusterOptions]]:
+        """Return the services that are applied, each with the options that reach it."""
+        services = [manifest for manifest in applied if manifest["kind"] == "InferenceService"]
+        return [(service, _locate(target, service, objects)) for service in services]
+
     try:
-        run_in_cluster(target, functools.partial(_apply, name=name, objects=objects, applied=applied, show=show))
+        run_in_cluster(target, lambda cluster: _apply(cluster, name, objects, applied, show))
         if output_format:
             cleaned = [without_managed_fields(manifest) for manifest in applied]
             print_manifests(cleaned[0] if len(cleaned) == 1 else cleaned, output_format)
-        services = [manifest for manifest in applied if manifest["kind"] == "InferenceService"]
-        targets = [_locate(target, each, objects) for each in services]
+        services = list_services()
         if not waits or not services:
             return 0
-        wait = functools.partial(_wait, services=services, targets=targets, show=show)
-        verdicts = run_in_cluster(target, wait, timeout=timeout)
+        verdicts = run_in_cluster(target, lambda cluster: _wait(cluster, services, show), timeout=timeout)
     except (KeyboardInterrupt, TimeoutError) as error:
         has_timed_out = isinstance(error, TimeoutError)
-        services = [manifest for manifest in applied if manifest["kind"] == "InferenceService"]
-        if names := [each["metadata"]["name"] for each in services]:
-            command = f"{program_name()} status {names[0]}{_locate(target, services[0], objects).render()}"
+        names = [service["metadata"]["name"] for service, _ in list_services()]
+        if names:
+            command = f"{program_name()} status {names[0]}{list_services()[0][1].render()}"
             line_end = "" if has_timed_out else "\n"  # the terminal has shown ^C
             show(f"{line_end}{', '.join(names)} goes on deploying: `{command}` shows how far it is")
         return 1 if has_timed_out else INTERRUPTED_EXIT
-    for service, where, verdict in zip(services, targets, verdicts, strict=True):
+    for (service, where), verdict in zip(services, verdicts, strict=True):
         _print_result(service["metadata"]["name"], where, verdict, show)
     return 1 if any(verdict.state == "cannot serve" for verdict in verdicts) else 0
 
@@ -160,7 +164,7 @@ def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> Clu
 
 
 async def _apply(
-    cluster: Cluster, *, name: str | None, objects: Sequence[Obj], applied: list[Obj], show: Callable[[str], None]
+    cluster: Cluster, name: str | None, objects: Sequence[Obj], applied: list[Obj], show: Callable[[str], None]
 ) -> None:
     """Apply the objects; `applied` gets each as the API server returns it. `name` is the service; None: of files."""
     if name is not None:
@@ -201,14 +205,13 @@ async def _check_model(cluster: Cluster, name: str, first: Obj) -> None:
 
 
 async def _wait(
-    cluster: Cluster, *, services: Sequence[Obj], targets: Sequence[ClusterOptions], show: Callable[[str], None]
+    cluster: Cluster, services: Sequence[tuple[Obj, ClusterOptions]], show: Callable[[str], None]
 ) -> list[Verdict]:
     """Return the verdict on each service."""
     waits = []
-    for service, target in zip(services, targets, strict=True):
-        printer = ProgressPrinter(
-            f"{service['metadata']['name']}: " if len(services) > 1 else "", show, progress_width()
-        )
+    for service, target in services:
+        prefix = f"{service['metadata']['name']}: " if len(services) > 1 else ""
+        printer = ProgressPrinter(prefix, show, progress_width())
         waits.append(wait_until_serving(cluster.client, service, target, printer))
     return await asyncio.gather(*waits)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import functools
 import sys
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -41,15 +40,16 @@ def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | N
       pomona logs chat
       pomona logs chat -f --replica 0 --tail 20
     """
-    work = functools.partial(_print_logs, name=name, follow=follow, replica=replica, tail_lines=tail_lines)
     try:
-        run_in_cluster(target, work)
+        run_in_cluster(
+            target, lambda cluster: _print_logs(cluster, name, replica, follow=follow, tail_lines=tail_lines)
+        )
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_EXIT)
 
 
 async def _print_logs(
-    cluster: Cluster, *, name: str, follow: bool, replica: str | None, tail_lines: int | None
+    cluster: Cluster, name: str, replica: str | None, *, follow: bool, tail_lines: int | None
 ) -> None:
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)

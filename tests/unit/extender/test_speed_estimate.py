@@ -6,8 +6,8 @@ import pytest
 from crds.model import Model
 from devices.vendors import VENDORS
 from extender.score import ScoreWeights
-from extender.speed_estimate import estimate_tokens_per_second
 from extender.speed_table import SpeedTable
+from extender.subject import estimate_tokens_per_second
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import PerformanceTable, RecordKey, build_config_map, encode_record
 from tests.support.api_objects import model
