@@ -8,9 +8,8 @@ Obj = dict[str, Any]
 
 def find_condition(obj: Obj, kind: str) -> Obj:
     """Return a condition of an object; empty if it has none of this type."""
-    return next(
-        (condition for condition in obj.get("status", {}).get("conditions", []) if condition["type"] == kind), {}
-    )
+    conditions = obj.get("status", {}).get("conditions", [])
+    return next((condition for condition in conditions if condition["type"] == kind), {})
 
 
 def has_condition(obj: Obj, kind: str) -> bool:

@@ -30,11 +30,7 @@ class ClusterOptions:
         Args:
             namespace: the namespace of the command, instead of the one that was given.
         """
-        given = (
-            ("-n", namespace or self.namespace),
-            ("--context", self.context),
-            ("--kubeconfig", self.kubeconfig),
-        )
+        given = (("-n", namespace or self.namespace), ("--context", self.context), ("--kubeconfig", self.kubeconfig))
         return "".join(f" {option} {shlex.quote(str(value))}" for option, value in given if value)
 
 

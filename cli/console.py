@@ -40,11 +40,7 @@ def command() -> None:
     show_default=True,
     help="Address of /healthz, /readyz and /metrics, which ask for no token.",
 )
-@click.option(
-    "--tls-certificate",
-    type=EXISTING_FILE,
-    help="Certificate of the API, in PEM form; it is read again each minute.",
-)
+@click.option("--tls-certificate", type=EXISTING_FILE, help="Certificate of the API, in PEM form, read each minute.")
 @click.option("--tls-key", type=EXISTING_FILE, help="Key of the certificate.")
 @click.option(
     "--prices",

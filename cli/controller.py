@@ -48,13 +48,11 @@ GC_THRESHOLD: Final = 10_000
 """New objects after which garbage is collected: at Python's default of 700 that takes a tenth of a burst's time."""
 
 
-def _read_monitor_labels(
-    _context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
-) -> Mapping[str, str]:
+def _read_monitor_labels(_context: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Mapping[str, str]:
     try:
         return parse_monitor_labels(texts)
     except ValueError as error:
-        raise click.BadParameter(str(error), param=parameter) from error
+        raise click.BadParameter(str(error), param=param) from error
 
 
 def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
@@ -282,14 +280,12 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-def _refuse_cluster_options(
-    scheduling_mode: DefaultSchedulingMode | None, preflight_address: BindAddress | None
-) -> None:
+def _refuse_cluster_options(mode: DefaultSchedulingMode | None, preflight: BindAddress | None) -> None:
     """Refuse what a controller of some namespaces cannot do. Raises click.BadParameter."""
-    if scheduling_mode == "Queue":
+    if mode == "Queue":
         message = "Queue needs the whole cluster: leave it out, or leave --namespace out"
         raise click.BadParameter(message, param_hint="'--scheduling-mode'")
-    if preflight_address is not None:
+    if preflight is not None:
         message = "the preflight webhook needs the whole cluster: leave it out, or leave --namespace out"
         raise click.BadParameter(message, param_hint="'--preflight-bind-address'")
 

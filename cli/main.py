@@ -39,10 +39,7 @@ SECTIONS = {
         "console": ("answer over HTTP what fits where, how fast, and at what cost", "cli.console"),
         "extender": ("score nodes for a kube-scheduler by the speed of models", "cli.extender"),
         "llama-server": ("run llama.cpp's server out of the wheel of `pomona[llama]`", "cli.llama_server"),
-        "node-agent": (
-            "report the hardware of a node of the cluster; the chart's DaemonSet starts it",
-            "cli.node_agent",
-        ),
+        "node-agent": ("report the hardware of a node; the chart's DaemonSet starts it", "cli.node_agent"),
         "pod-proxy": ("run the data plane of a pod; the controller starts it", "cli.pod_proxy"),
         "proxy": ("run the data plane of a host; its agent starts it", "cli.proxy"),
     },

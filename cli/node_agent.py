@@ -59,21 +59,15 @@ _FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
     show_default=True,
     help="Port of /metrics and /healthz, on all addresses; 0 turns them off.",
 )
-@click.option(
-    "--port", "rest_port", type=_PORT, default=8787, show_default=True, help="Port of the REST API; 0 turns it off."
-)
+@click.option("--port", "rest_port", type=_PORT, default=8787, show_default=True, help="Port of the REST API; 0: none.")
 @click.option(
     "--api-key-file",
     type=EXISTING_FILE,
     help="File with the key that the REST API asks for, as a bearer token. Default: no key, and the REST API is served "
     "on loopback only.",
 )
-@click.option(
-    "--proc-root", type=_FOLDER, default="/proc", show_default=True, help="Folder at which the /proc of the node is."
-)
-@click.option(
-    "--sys-root", type=_FOLDER, default="/sys", show_default=True, help="Folder at which the /sys of the node is."
-)
+@click.option("--proc-root", type=_FOLDER, default="/proc", show_default=True, help="Folder of the node's /proc.")
+@click.option("--sys-root", type=_FOLDER, default="/sys", show_default=True, help="Folder of the node's /sys.")
 @click.option(
     "--disk-root",
     type=_FOLDER,

@@ -179,6 +179,24 @@ result_option: Final = click.option(
 file_root_option: Final = click.option(
     "--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder."
 )
+state_folder_option: Final = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
+)
+hosts_ca_option: Final = click.option(
+    "--hosts-ca",
+    type=EXISTING_FILE,
+    help="CA of the certificates of hosts and engines, in PEM form. Default: those that the system trusts.",
+)
+manifests_option: Final = click.option(
+    "--file",
+    "-f",
+    "paths",
+    multiple=True,
+    type=click.Path(exists=True, allow_dash=True, path_type=Path),
+    help="Manifest, folder of manifests, or - for standard input. Repeatable.",
+)
 timeout_option: Final = click.option(
     "--timeout", type=DURATION, help="Longest wait, such as 10m, after which the exit code is 1. Default: no limit."
 )
@@ -237,9 +255,7 @@ metric_prefix_option: Final = click.option(
     "--metric-prefix",
     default=METRIC_PREFIX,
     show_default=True,
-    type=name_type(
-        r"[a-z][a-z0-9_]*", 63, "cannot begin the name of a metric: give one such as pomona, of a-z, 0-9 and _"
-    ),
+    type=name_type(r"[a-z][a-z0-9_]*", 63, "cannot begin a metric's name: give one such as pomona, of a-z, 0-9 and _"),
     metavar="TEXT",
     help="Beginning of the names of metrics that FlexInfer has, too, such as flexinfer: docs/metrics.md lists them.",
 )

@@ -150,9 +150,7 @@ def name_of(obj: Obj) -> str:
     return f"{kind}.{group}/{obj['metadata']['name']}" if group else f"{kind}/{obj['metadata']['name']}"
 
 
-def render_table(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, names: frozenset[int] | set[int]
-) -> str:
+def render_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, names: set[int]) -> str:
     """Return a table of at most `width` columns; the cells of the widest columns are cut, those in `names` last.
 
     Args:
@@ -171,7 +169,7 @@ def render_table(
     )
 
 
-def _shrink(widths: list[int], width: int, names: frozenset[int] | set[int]) -> None:
+def _shrink(widths: list[int], width: int, names: set[int]) -> None:
     """Make the widest columns narrower until all fit, or nothing can be cut any more."""
     for group in (set(range(len(widths))) - names, names):
         while sum(widths) > width:

@@ -64,9 +64,7 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
     type=_URL_PATH,
     help="Path that the engine answers between two steps of its work: without an answer, it hangs. Default: none.",
 )
-@click.option(
-    "--engine", metavar="RUNTIME", help="The engine, by which its errors and metrics are understood. Default: unknown."
-)
+@click.option("--engine", metavar="RUNTIME", help="The engine: how to read its errors and metrics. Default: unknown.")
 @click.option("--engine-model", "model", metavar="NAME", help="The engine's name for the model. Default: any name.")
 @click.option("--concurrency", type=click.IntRange(1), help="Requests that the engine works on at once. Default: all.")
 @click.option(
@@ -97,9 +95,7 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
 )
 @click.option("--context-length", type=click.IntRange(1), help="With --source: tokens of context of a request.")
 @allow_private_sources
-@click.option(
-    "--termination-log", type=click.Path(path_type=Path), help="File for the message of a failure, for Kubernetes."
-)
+@click.option("--termination-log", type=click.Path(path_type=Path), help="File for the message of a failure.")
 def command(
     *,
     options: PodProxyOptions,
@@ -130,13 +126,11 @@ def command(
         raise click.ClickException(str(error)) from error
 
 
-def _plan_preparation(
-    options: PodProxyOptions, source: str, context_length: int | None, allowed_networks: Networks
-) -> Prepare:
+def _plan_preparation(options: PodProxyOptions, source: str, context_length: int | None, networks: Networks) -> Prepare:
     pod = find_runtime(options.engine).pod
     if not (pod and pod.prepare and options.model and context_length):
         raise click.UsageError("--source needs an --engine that gets its model, --engine-model and --context-length")
-    model = PodModel(options.engine_port, options.model, source, context_length, allowed_networks)
+    model = PodModel(options.engine_port, options.model, source, context_length, networks)
     return functools.partial(_prepare, pod.prepare, model)
 
 

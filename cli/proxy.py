@@ -12,9 +12,7 @@ from gateway.proxy import control, control_socket
 
 @click.command("proxy")
 @click.option("--socket", required=True, type=click.Path(path_type=Path), help="Unix socket of the control API.")
-@click.option(
-    "--drain-seconds", default=30.0, show_default=True, help="Seconds that running requests have to end after SIGTERM."
-)
+@click.option("--drain-seconds", default=30.0, show_default=True, help="Seconds for running requests after SIGTERM.")
 @click.option(
     "--take-over",
     is_flag=True,

@@ -16,7 +16,7 @@ from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import Networks
 from artifacts.source import SourceError
 from cli import log, outcome
-from cli.options import SIZE, STATE_FOLDER_TEXT, allow_private_sources, default_state_folder
+from cli.options import SIZE, allow_private_sources, default_state_folder, state_folder_option
 from cli.output import escape_controls, show_raw
 from devices import host
 from metal_agent.memory.ledger import Ledger, budget_bytes
@@ -39,11 +39,7 @@ PORT: Final = 8080
     help="Serve this source without a manifest: hf://, http(s):// or a path. Repeatable.",
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port on 127.0.0.1.")
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
-)
+@state_folder_option
 @allow_private_sources
 @click.option("--memory-budget", type=SIZE, help="Maximum memory for all models together, such as 12GiB.")
 @click.option("--ask", "question", help="Send this question to the first service, print the answer, and stop.")

@@ -43,18 +43,15 @@ QUERY_PARAMETERS: Final = (
     ParameterSchema("min_fit", "Least level.", {"type": "string", "enum": list(FIT_LEVELS), "default": "marginal"}),
     ParameterSchema("use_case", "Only models for it. Absent: all.", {"type": "string", "enum": list(USE_CASES)}),
 )
+_TEXT: Final = {"type": "string", "maxLength": LONGEST_TEXT}
 MODEL_PARAMETER: Final = ParameterSchema(
     "model",
     "Part of the name, title or source of a model in any case, or * for all.",
-    {"type": "string", "minLength": 1, "maxLength": LONGEST_TEXT},
+    {**_TEXT, "minLength": 1},
     is_required=True,
 )
-SEARCH_PARAMETER: Final = ParameterSchema(
-    "search", "Part of a name. Absent: all models.", {"type": "string", "maxLength": LONGEST_TEXT}
-)
-NODE_PARAMETER: Final = ParameterSchema(
-    "node", "Name of a node or host.", {"type": "string", "maxLength": LONGEST_TEXT}
-)
+SEARCH_PARAMETER: Final = ParameterSchema("search", "Part of a name. Absent: all models.", _TEXT)
+NODE_PARAMETER: Final = ParameterSchema("node", "Name of a node or host.", _TEXT)
 
 
 class BadRequestError(ValueError):

@@ -157,9 +157,7 @@ _OF_MODEL: Final = (MODEL_PARAMETER, *QUERY_PARAMETERS, *PAGE_PARAMETERS)
 _OF_SEARCH: Final = (SEARCH_PARAMETER, NODE_PARAMETER, *QUERY_PARAMETERS, *PAGE_PARAMETERS)
 ROUTES: Final = (
     ApiRoute(f"{_DENSITY}/nodes", "All nodes and hosts, with their hardware", _answer_nodes, NodesAnswer),
-    ApiRoute(
-        f"{_DENSITY}/nodes/{{name}}", "One node or host, with the models that fit", _answer_node, NodeDetailAnswer
-    ),
+    ApiRoute(f"{_DENSITY}/nodes/{{name}}", "One node or host, and the models that fit", _answer_node, NodeDetailAnswer),
     ApiRoute(f"{_DENSITY}/runtimes", "The engines of all nodes and hosts", _answer_runtimes, RuntimesAnswer),
     ApiRoute(
         f"{_DENSITY}/installed-models", "The models on all nodes and hosts", _answer_installed, InstalledModelsAnswer

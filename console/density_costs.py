@@ -113,11 +113,8 @@ def _describe_share(
         part: float | None = 1 / max(1, sum(not neighbour.devices for neighbour in there))
     else:
         part = None if machine.device_share is None else replica.devices * machine.device_share
-    cost, device, unknown = (
-        find_device_cost(prices, base.device_class, base.vendor),
-        name_priced_device(base.device_class),
-        [],
-    )
+    cost = find_device_cost(prices, base.device_class, base.vendor)
+    device, unknown = name_priced_device(base.device_class), list[str]()
     if part is None:
         unknown.append("number of pods that share a device")
     if cost.watts is None:

@@ -65,11 +65,9 @@ class DensityCollector(Collector):
         yield from families.values()
         stale = sum(machine.is_stale for machine in snapshot.machines.values())
         yield GaugeMetricFamily(
-            "pomona_density_cluster_nodes_total", "Nodes and hosts that are known.", value=len(snapshot.machines)
+            "pomona_density_cluster_nodes_total", "Known nodes and hosts.", value=len(snapshot.machines)
         )
-        yield GaugeMetricFamily(
-            "pomona_density_cluster_nodes_stale", "Nodes and hosts whose facts are stale.", value=stale
-        )
+        yield GaugeMetricFamily("pomona_density_cluster_nodes_stale", "Stale nodes and hosts.", value=stale)
 
 
 def build_process_registry() -> CollectorRegistry:

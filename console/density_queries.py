@@ -259,11 +259,9 @@ def list_excluded(snapshot: DensitySnapshot) -> list[ExcludedNode]:
 
 def list_catalog(snapshot: DensitySnapshot, table: FitTable, visible: Visibility, page: Page) -> CatalogAnswer:
     """Return all models in the order of the alphabet, and where each fits."""
-    flags = snapshot.flag_models(visible)
-    shown = sorted(
-        (model for index, model in enumerate(snapshot.models) if flags[index]), key=lambda model: model.full_name
-    )
-    models = [_describe_catalog_model(snapshot, table, known_model) for known_model in page.cut(shown)]
+    seen = itertools.compress(snapshot.models, snapshot.flag_models(visible))
+    shown = sorted(seen, key=lambda model: model.full_name)
+    models = [_describe_catalog_model(snapshot, table, model) for model in page.cut(shown)]
     return CatalogAnswer(models=models, total=len(shown), next_offset=page.find_next(len(shown)))
 
 

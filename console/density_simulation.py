@@ -1,5 +1,6 @@
 """The effect of placing a model: each node and host before and after it."""
 
+import itertools
 from difflib import get_close_matches
 from typing import Final
 
@@ -49,8 +50,7 @@ def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> Kno
         ModelNotFound: there is none.
         SimulationRefused: several have it.
     """
-    flags, folded = snapshot.flag_models(visible), text.casefold()
-    seen = [model for index, model in enumerate(snapshot.models) if flags[index]]
+    seen, folded = list(itertools.compress(snapshot.models, snapshot.flag_models(visible))), text.casefold()
     exact = [model for model in seen if folded in {model.full_name.casefold(), model.name.casefold()}]
     matches = exact or [model for model in seen if folded not in {"*", ""} and model.matches(folded)]
     if len(matches) == 1:
@@ -76,9 +76,7 @@ def find_asked_model(snapshot: DensitySnapshot, visible: Visibility, request: Si
         return model
     changed = change_quantization(model, request.quantization)
     if changed is None:
-        raise SimulationRefused(
-            f"quantization is of GGUF files, and {model.full_name} is none or states no number of parameters"
-        )
+        raise SimulationRefused(f"quantization is of GGUF files, and {model.full_name} is none or states no parameters")
     return changed
 
 
@@ -97,7 +95,7 @@ def simulate_model(
         table = table.with_context(asked.context)
     changes = []
     for profile in snapshot.profiles:
-        place = _place_model(table, model, profile, asked.memory_gb)
+        place = _place(table, model, profile, asked.memory_gb)
         if place is not None:
             changes += [_describe_change(name, snapshot.machines[name], place) for name in profile.names]
     changes.sort(key=lambda node: (RANKS[node.fit_level], -(node.estimated_tps or 0.0), node.node_name))
@@ -112,9 +110,7 @@ def simulate_model(
     )
 
 
-def _place_model(
-    table: FitTable, model: KnownModel, profile: MachineProfile, memory_gb: float | None
-) -> PlaceFit | None:
+def _place(table: FitTable, model: KnownModel, profile: MachineProfile, memory_gb: float | None) -> PlaceFit | None:
     place = table.find_place(model, profile)
     if memory_gb is None:
         return place

@@ -271,9 +271,8 @@ class FitTable:
             correction = corrections.find(devices.vendor, devices.device_class, workload.runtime)
             idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, correction)))
         if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
-            return _IdleFit(
-                assess_stated(workload, workload.stated_bytes, _empty(devices), idle.fit.speed if idle.fit else None)
-            )
+            speed = idle.fit.speed if idle.fit else None
+            return _IdleFit(assess_stated(workload, workload.stated_bytes, _empty(devices), speed))
         return idle
 
     def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> Fit | None:

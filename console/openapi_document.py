@@ -65,10 +65,7 @@ def _describe_route(route: ApiRoute, schemas: Mapping[type, Any]) -> dict[str, A
             "200": {"description": "The answer.", "content": {"application/json": {"schema": answer}}},
             **({"304": {"description": "It is that of If-None-Match."}} if route.method == "GET" else {}),
             **{
-                status: {
-                    "description": text,
-                    "content": {"application/json": {"schema": schemas[ErrorAnswer]}},
-                }
+                status: {"description": text, "content": {"application/json": {"schema": schemas[ErrorAnswer]}}}
                 for status, text in _FAILURES.items()
             },
         },

@@ -18,12 +18,7 @@ from crds.model import Model
 from devices.vendors import Vendor, Vendors
 from extender.node_facts import read_node
 from extender.speed_table import ScoreBoard, SpeedTable
-from extender.subject import (
-    ServedModel,
-    describe_subject,
-    find_stated_hash,
-    read_demand,
-)
+from extender.subject import ServedModel, describe_subject, find_stated_hash, read_demand
 from extender.wire import PodFacts
 from fitness.performance import hash_model
 from kube.client import Client, Obj

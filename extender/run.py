@@ -16,7 +16,7 @@ from extender.node_facts import DEFAULT_ANNOTATION_PREFIX
 from extender.score import ScoreWeights
 from extender.server import list_reads, listen_to_scheduler
 from extender.speed_table import SpeedTable
-from extender.subject import estimate_tokens_per_second
+from extender.subject import estimate_served_speed
 from gateway.http.whole_answers import AnswerServer, serve_answers
 from kube.client import Client
 
@@ -48,7 +48,7 @@ async def run(client: Client, options: ExtenderOptions) -> None:
     """Answer schedulers until cancelled; before the lists are in, every node passes. Raises OSError: no port."""
     raise_descriptor_limit()
     view = open_view(options.vendors, options.annotation_prefix)
-    table = SpeedTable(options.vendors, options.weights, estimate_tokens_per_second, view.measured)
+    table = SpeedTable(options.vendors, options.weights, estimate_served_speed, view.measured)
     feed = ExtenderFeed(table, view, options.annotation_prefix)
     metrics = ExtenderMetrics(table)
     answers, reads = Answers(feed.find_board, options.weights, metrics), list_reads(metrics, lambda: view.is_complete)

@@ -109,9 +109,7 @@ def describe_subject(
     )
 
 
-def estimate_tokens_per_second(
-    served: ServedModel, devices: ServingDevices, corrections: CorrectionSource
-) -> float | None:
+def estimate_served_speed(served: ServedModel, devices: ServingDevices, corrections: CorrectionSource) -> float | None:
     """Return the expected tokens a second of one stream; None: layout or bandwidth are not known.
 
     Args:

@@ -21,7 +21,7 @@ from extender.run import keep_lists_out_of_collection
 from extender.score import ScoreWeights
 from extender.server import list_reads, listen_to_scheduler
 from extender.speed_table import SpeedTable
-from extender.subject import estimate_tokens_per_second
+from extender.subject import estimate_served_speed
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import build_config_map, encode_record
 from kube.client import Obj
@@ -72,7 +72,7 @@ def put_node(feed: ExtenderFeed, number: int, version: int) -> None:
 async def main(nodes: int, services: int) -> None:
     """Serve until standard input ends."""
     view = open_view(VENDORS, PREFIX)
-    table = SpeedTable(VENDORS, ScoreWeights(), estimate_tokens_per_second, view.measured)
+    table = SpeedTable(VENDORS, ScoreWeights(), estimate_served_speed, view.measured)
     feed = ExtenderFeed(table, view, PREFIX)
     fill(feed, nodes, services)
     metrics = ExtenderMetrics(table)

@@ -13,10 +13,10 @@ from cli.options import (
     LISTEN_ADDRESS,
     PORT_RANGE,
     SIZE,
-    STATE_FOLDER_TEXT,
     allow_private_sources,
     default_state_folder,
     metric_prefix_option,
+    state_folder_option,
 )
 from crds.meta import METRIC_PREFIX
 from gateway.proxy.config import Tls
@@ -28,20 +28,14 @@ if TYPE_CHECKING:
     from metal_agent.cluster.host_identity import HostIdentity
 
 _OPTIONS: Final = (
-    click.option(
-        "--name", help="Name of the MetalHost of this machine. Default: the one that `pomona agent join` joined as."
-    ),
+    click.option("--name", help="Name of the MetalHost of this machine. Default: that of `pomona agent join`."),
     click.option(
         "--kubeconfig",
         type=click.Path(path_type=Path),
         help="Kubeconfig with the credentials of this host. Default: what `pomona agent join` wrote, else as for "
         "kubectl.",
     ),
-    click.option(
-        "--state-dir",
-        type=click.Path(path_type=Path),
-        help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
-    ),
+    state_folder_option,
     click.option(
         "--address",
         help="Address at which the cluster reaches this host. Default: the address on the route to the API server.",

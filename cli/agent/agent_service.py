@@ -185,9 +185,8 @@ def await_agent(
             alive_at = now
         elif now - alive_at >= _END_SECONDS:
             ended = read_last_exit(folder)
-            raise click.ClickException(
-                f"the agent ended{f': {ended.message}' if ended else ', see `pomona agent logs`'}"
-            )
+            reason = f": {ended.message}" if ended else ", see `pomona agent logs`"
+            raise click.ClickException(f"the agent ended{reason}")
         if now - started >= seconds:
             reason = "is not ready" if is_new else "does not answer"
             because = f" ({escape_controls(status.connection.message)})" if status and status.connection.message else ""

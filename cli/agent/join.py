@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from cli import log
-from cli.options import STATE_FOLDER_TEXT, default_state_folder
+from cli.options import default_state_folder, state_folder_option
 from cli.output import escape_controls
 from launchd.service_definition import PROGRAM, STATE_OPTION
 from metal_agent.cluster.host_identity import FILE_NAME
@@ -20,9 +20,7 @@ _MOST_CHARACTERS = 1 << 20
 
 @click.command("join")
 @click.argument("code")
-@click.option(
-    "--state-dir", type=click.Path(path_type=Path), help=f"State folder of the agent. Default: {STATE_FOLDER_TEXT}."
-)
+@state_folder_option
 def command(code: str, *, state_dir: Path | None) -> None:
     """Join a cluster as a host, with a CODE that `pomona host join` printed; with `-` it is read from standard input.
 

@@ -33,9 +33,7 @@ owner_policy_options: Final = gather_options(
         metavar="[PERCENT]",
         help="Pause on battery, or only with less than PERCENT of charge.",
     ),
-    click.option(
-        "--pause-when-hot", "when_hot", is_flag=True, help="Pause while this machine slows itself down for its heat."
-    ),
+    click.option("--pause-when-hot", "when_hot", is_flag=True, help="Pause while heat slows this machine down."),
     click.option("--pause-critical", "pauses_critical", is_flag=True, help="Pause services of priority critical too."),
     click.option(
         "--keep-awake/--no-keep-awake",

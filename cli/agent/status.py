@@ -83,9 +83,7 @@ def format_report(report: AgentReport, width: int) -> str:
         ]
     else:
         lines.append(("agent", "does not answer: see `pomona agent logs`"))
-    text = "\n".join(
-        line for label, value in lines for line in _format_line(f"{label}:" if label else "", value, width)
-    )
+    text = "\n".join(line for label, value in lines for line in _format_line(label, value, width))
     return f"{text}\n\n{_format_processes(report.agent, width)}" if report.agent and report.agent.processes else text
 
 
@@ -101,7 +99,8 @@ def _describe_token(identity: IdentityStatus) -> str:
 
 
 def _format_line(label: str, value: str, width: int) -> list[str]:
-    return wrap_text(value, width, " " * _LABEL_WIDTH, first=f"{label:{_LABEL_WIDTH}}") or [label]
+    head = f"{label}:" if label else ""
+    return wrap_text(value, width, " " * _LABEL_WIDTH, first=f"{head:{_LABEL_WIDTH}}") or [head]
 
 
 def _format_processes(agent: AgentStatus, width: int) -> str:

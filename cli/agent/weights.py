@@ -9,7 +9,7 @@ import click
 
 from artifacts.source import without_secrets
 from artifacts.weights_store import StoredWeights, WeightsStore
-from cli.options import default_state_folder
+from cli.options import default_state_folder, state_folder_option
 from cli.output import duration_text, facts_option, print_facts, render_table
 from crds.size import size_text
 from metal_agent.weights import HostWeights
@@ -19,7 +19,7 @@ _TITLES = ("DIGEST", "SIZE", "LAST USED", "IN USE", "SOURCE")
 
 
 @click.command("weights")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="State folder of the agent.")
+@state_folder_option
 @click.option(
     "--remove",
     "removed",

@@ -36,9 +36,8 @@ def command(ctx: click.Context, *, target: ClusterOptions, is_everywhere: bool, 
         return
     services, place = list_services(target, is_everywhere=is_everywhere)
     empty = f"no service of {place} waits for an accelerator or a host"
-    print_objects(
-        sort_waiting(services), [NAMESPACE, *COLUMNS] if is_everywhere else COLUMNS, output_format, empty=empty
-    )
+    columns = [NAMESPACE, *COLUMNS] if is_everywhere else COLUMNS
+    print_objects(sort_waiting(services), columns, output_format, empty=empty)
 
 
 def refuse_options_before(ctx: click.Context) -> None:

@@ -1,7 +1,6 @@
 """The headers of Models that no cluster has inspected yet, read for a plan with the credentials of the user."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -22,9 +21,7 @@ _SECONDS: Final = 60.0
 """Time for all headers of a plan."""
 
 
-async def read_headers(
-    copied: ClusterCopy, manifests: Sequence[Obj], networks: Networks
-) -> tuple[ModelHeaders, list[str]]:
+async def read_headers(copied: ClusterCopy, manifests: list[Obj], networks: Networks) -> tuple[ModelHeaders, list[str]]:
     """Return what the headers of Models say, and a line for each that cannot be read.
 
     Args:

@@ -8,7 +8,7 @@ from artifacts.repositories.address_policy import Networks
 from cli.cluster_access import run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.lazy import LazyGroup
-from cli.options import allow_private_sources
+from cli.options import allow_private_sources, manifests_option
 from cli.output import facts_option
 from cli.queue.command import refuse_options_before
 from cli.queue.controller_settings import StatedSettings, controller_options
@@ -20,14 +20,7 @@ SUBCOMMANDS = {
 
 
 @click.group("plan", cls=LazyGroup, subcommands=SUBCOMMANDS, invoke_without_command=True)
-@click.option(
-    "--file",
-    "-f",
-    "paths",
-    multiple=True,
-    type=click.Path(exists=True, allow_dash=True, path_type=Path),
-    help="Manifest, folder of manifests, or - for standard input. Repeatable.",
-)
+@manifests_option
 @allow_private_sources
 @facts_option("table", "wide")
 @controller_options

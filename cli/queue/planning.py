@@ -76,9 +76,7 @@ async def copy_for_plan(cluster: Cluster, copying: Awaitable[ClusterCopy]) -> Cl
     return copied
 
 
-async def plan_files(
-    cluster: Cluster, manifests: Sequence[Obj], stated: StatedSettings, networks: Networks
-) -> QueuePlan:
+async def plan_files(cluster: Cluster, manifests: list[Obj], stated: StatedSettings, networks: Networks) -> QueuePlan:
     """Return the effect of manifests on the queue.
 
     Args:
@@ -93,18 +91,14 @@ async def plan_files(
         Unreachable: the API server does not answer.
     """
     copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
-    placed = [
-        {**manifest, "metadata": {"namespace": cluster.namespace, **manifest["metadata"]}} for manifest in manifests
-    ]
+    placed = [{**obj, "metadata": {"namespace": cluster.namespace, **obj["metadata"]}} for obj in manifests]
     headers, problems = await read_headers(copied, placed, networks)
     for line in problems:
         click.echo(line, err=True)
     return await plan_manifests(cluster.client, copied, placed, headers)
 
 
-async def plan_manifests(
-    client: Client, copied: ClusterCopy, manifests: Sequence[Obj], headers: ModelHeaders
-) -> QueuePlan:
+async def plan_manifests(client: Client, copied: ClusterCopy, manifests: list[Obj], headers: ModelHeaders) -> QueuePlan:
     """Return what would become of the services of manifests, and of all other units.
 
     Args:

@@ -10,7 +10,7 @@ import msgspec
 from cli import outcome
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
-from cli.options import DURATION, EXISTING_FILE, gather_options, result_option
+from cli.options import DURATION, EXISTING_FILE, gather_options, hosts_ca_option, result_option
 from cli.output import facts_option, print_facts
 
 
@@ -40,14 +40,8 @@ class BenchTarget:
     type=EXISTING_FILE,
     help="File with the bearer token for a URL. The token of a service is read from its Secret.",
 )
-@click.option(
-    "--hosts-ca",
-    type=EXISTING_FILE,
-    help="CA of the certificate of the engine, in PEM form. Default: those that the system trusts.",
-)
-@click.option(
-    "--warmup", type=click.IntRange(0, 100), default=2, show_default=True, help="Runs before those that count."
-)
+@hosts_ca_option
+@click.option("--warmup", type=click.IntRange(0, 100), default=2, show_default=True, help="Runs that do not count.")
 @click.option("--runs", type=click.IntRange(1, 100), default=5, show_default=True, help="Least number of runs.")
 @click.option(
     "--min-duration",
@@ -59,12 +53,8 @@ class BenchTarget:
 @click.option(
     "--max-duration", "most_seconds", type=DURATION, default="10m", show_default=True, help="Begin no run after this."
 )
-@click.option(
-    "--prompt-tokens", type=click.IntRange(1, 100_000), default=128, show_default=True, help="Length of each prompt."
-)
-@click.option(
-    "--tokens", type=click.IntRange(8, 4096), default=128, show_default=True, help="Tokens that each run generates."
-)
+@click.option("--prompt-tokens", type=click.IntRange(1, 100_000), default=128, show_default=True, help="Prompt length.")
+@click.option("--tokens", type=click.IntRange(8, 4096), default=128, show_default=True, help="Tokens of each answer.")
 @click.option(
     "--parallel",
     type=click.IntRange(1, 64),

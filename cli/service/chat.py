@@ -12,7 +12,7 @@ import click
 from cli.cluster_access import INTERRUPTED_EXIT, Cluster, run_in_cluster
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_services
-from cli.options import EXISTING_FILE
+from cli.options import hosts_ca_option
 from cli.output import dim, show_raw
 
 _PROMPT: Final = "> "
@@ -24,11 +24,7 @@ _LINE_BYTES: Final = 4096
 @click.argument("name", shell_complete=complete_services)
 @click.argument("question", required=False)
 @click.option("--url", help="Address of the service, such as http://127.0.0.1:8080, instead of one of its replicas.")
-@click.option(
-    "--hosts-ca",
-    type=EXISTING_FILE,
-    help="CA of the certificates of hosts, in PEM form. Default: those that the system trusts.",
-)
+@hosts_ca_option
 @namespaced_cluster_options
 def command(name: str, question: str | None, *, target: ClusterOptions, url: str | None, hosts_ca: Path | None) -> None:
     """Ask the service NAME one QUESTION, or have a conversation.

@@ -15,7 +15,7 @@ from cli.cluster_access import INTERRUPTED_EXIT, Cluster, read_object, run_in_cl
 from cli.cluster_options import ClusterOptions, namespaced_cluster_options
 from cli.completion import complete_catalog, complete_models
 from cli.lazy import program_name
-from cli.options import SIZE, choose_files, timeout_option
+from cli.options import SIZE, choose_files, manifests_option, timeout_option
 from cli.output import print_manifests, progress_width, without_managed_fields, wrap_text
 from cli.service.progress import ProgressPrinter, wait_until_serving
 from cli.service.verdict import Verdict
@@ -53,14 +53,7 @@ from kube.resources import INFERENCE_SERVICES, MODELS
     type=click.Choice(get_args(Priority)),
     help="Services of a higher priority go first when hosts are scarce. Default: normal.",
 )
-@click.option(
-    "--file",
-    "-f",
-    "paths",
-    multiple=True,
-    type=click.Path(exists=True, allow_dash=True, path_type=Path),
-    help="Manifest, folder of manifests, or - for standard input, instead of NAME and its options. Repeatable.",
-)
+@manifests_option
 @click.option("--dry-run", is_flag=True, help="Print the objects that would be applied, without any cluster.")
 @click.option("--no-wait", is_flag=True, help="Return when the objects are applied.")
 @timeout_option

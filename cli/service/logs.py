@@ -27,9 +27,9 @@ _WITHOUT_LOG: Final = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.NOT_FOUND})
 @click.argument("name", shell_complete=complete_services)
 @click.option("--follow", "-f", is_flag=True, help="Go on printing what engines in pods log, until Ctrl-C.")
 @click.option("--replica", help="Number or name of one replica. Default: all.")
-@click.option("--tail", "tail_lines", type=click.IntRange(min=0), help="Last lines only, so many of each replica.")
+@click.option("--tail", "tail", type=click.IntRange(min=0), help="Last lines only, so many of each replica.")
 @namespaced_cluster_options
-def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | None, tail_lines: int | None) -> None:
+def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | None, tail: int | None) -> None:
     """Print the logs of the engines of the service NAME.
 
     Of an engine on a host, the cluster has the last lines before its last exit only; the command names the one that
@@ -41,16 +41,12 @@ def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | N
       pomona logs chat -f --replica 0 --tail 20
     """
     try:
-        run_in_cluster(
-            target, lambda cluster: _print_logs(cluster, name, replica, follow=follow, tail_lines=tail_lines)
-        )
+        run_in_cluster(target, lambda cluster: _print_logs(cluster, name, replica, follow=follow, tail=tail))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_EXIT)
 
 
-async def _print_logs(
-    cluster: Cluster, name: str, replica: str | None, *, follow: bool, tail_lines: int | None
-) -> None:
+async def _print_logs(cluster: Cluster, name: str, replica: str | None, *, follow: bool, tail: int | None) -> None:
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     label = f"{LABEL_SERVICE}={name}"
@@ -71,9 +67,9 @@ async def _print_logs(
     for instance in chosen:
         prefix = f"[{instance['metadata']['name']}] " if has_prefix else ""
         if instance["kind"] == "Pod":
-            streams.append(print_pod_log(cluster, instance, prefix, follow=follow, tail_lines=tail_lines))
+            streams.append(print_pod_log(cluster, instance, prefix, follow=follow, tail=tail))
         else:
-            print_process_log(instance, prefix, tail_lines)
+            print_process_log(instance, prefix, tail)
     await asyncio.gather(*streams)
 
 
@@ -99,7 +95,7 @@ def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> l
     return matching
 
 
-async def print_pod_log(cluster: Cluster, pod: Obj, prefix: str, *, follow: bool, tail_lines: int | None) -> None:
+async def print_pod_log(cluster: Cluster, pod: Obj, prefix: str, *, follow: bool, tail: int | None) -> None:
     """Print the log of the engine in a pod, with `follow` until it ends; say on standard error that it has none.
 
     The prefix names the pod if there are others, whose logs go on also when the node of this one does not answer.
@@ -116,7 +112,7 @@ async def print_pod_log(cluster: Cluster, pod: Obj, prefix: str, *, follow: bool
     if not pod["spec"].get("nodeName"):
         print(f"{prefix}{name} is on no node yet, and has no log", file=sys.stderr)
         return
-    lines = cluster.client.stream_log(name, cluster.namespace, container, follow=follow, tail_lines=tail_lines)
+    lines = cluster.client.stream_log(name, cluster.namespace, container, follow=follow, tail_lines=tail)
     try:
         # A reader that is gone, such as `head`, ends the command while the log is still open.
         async with contextlib.aclosing(lines):
@@ -129,7 +125,7 @@ async def print_pod_log(cluster: Cluster, pod: Obj, prefix: str, *, follow: bool
         print(f"{prefix}{escape_controls(error.message)}", file=sys.stderr)  # the other replicas have logs
 
 
-def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None:
+def print_process_log(process: Obj, prefix: str, tail: int | None) -> None:
     """Print what the cluster knows of the log of an engine on a host, and where all of it is."""
     metadata, status, spec = process["metadata"], process.get("status", {}), process["spec"]
     host = spec.get("hostName")
@@ -137,7 +133,7 @@ def print_process_log(process: Obj, prefix: str, tail_lines: int | None) -> None
         print(f"{prefix}{metadata['name']} is on no host yet, and has no log", file=sys.stderr)
         return
     lines = status.get("lastExit", {}).get("log", "").splitlines()
-    for line in lines if tail_lines is None else lines[len(lines) - tail_lines :] if tail_lines else []:
+    for line in lines if tail is None else lines[len(lines) - tail :] if tail else []:
         print(prefix + show_raw(line))
     what = "the lines above are from before its last exit" if lines else "the engine has not exited so far"
     command = f"pomona agent logs --engine {metadata['name']}"  # kubectl is not on that host

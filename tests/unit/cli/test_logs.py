@@ -72,7 +72,7 @@ def test_log_is_closed_as_soon_as_its_reader_is_gone(monkeypatch: pytest.MonkeyP
     async def main() -> None:
         monkeypatch.setattr(sys, "stdout", _ClosedPipe())
         with pytest.raises(BrokenPipeError):
-            await print_pod_log(cluster, POD, "", follow=True, tail_lines=None)
+            await print_pod_log(cluster, POD, "", follow=True, tail=None)
         assert not client.is_open, "the end of the event loop would close it with a traceback"
 
     asyncio.run(main())
@@ -80,14 +80,14 @@ def test_log_is_closed_as_soon_as_its_reader_is_gone(monkeypatch: pytest.MonkeyP
 
 async def test_log_of_a_pod_is_that_of_its_engine_and_not_of_the_proxy(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = Cluster(cast("Client", _EndedLogs()), cast("Credentials", None), "default", ClusterOptions())
-    await print_pod_log(cluster, POD, "", follow=False, tail_lines=None)
+    await print_pod_log(cluster, POD, "", follow=False, tail=None)
     assert capsys.readouterr().out == "said by engine\n"
 
 
 async def test_dead_node_of_one_replica_does_not_cut_the_logs_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     client = cast("Client", _DeadNode())
     cluster = Cluster(client, cast("Credentials", None), "default", ClusterOptions())
-    await print_pod_log(cluster, POD, "[chat-1] ", follow=True, tail_lines=None)
+    await print_pod_log(cluster, POD, "[chat-1] ", follow=True, tail=None)
     assert capsys.readouterr().err == '[chat-1] Get "https://node-1:10250": dial tcp\\x9b\n'
     with pytest.raises(ApiError):
-        await print_pod_log(cluster, POD, "", follow=True, tail_lines=None)
+        await print_pod_log(cluster, POD, "", follow=True, tail=None)

@@ -7,7 +7,7 @@ from crds.model import Model
 from devices.vendors import VENDORS
 from extender.score import ScoreWeights
 from extender.speed_table import SpeedTable
-from extender.subject import estimate_tokens_per_second
+from extender.subject import estimate_served_speed
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import PerformanceTable, RecordKey, build_config_map, encode_record
 from tests.support.api_objects import model
@@ -18,7 +18,7 @@ from tests.unit.extender.extender_objects import H100_LABELS, L4_LABELS, SERVED,
     ("namespace", "is_slower"), [("", True), ("pomona-system", True), ("team", True), ("other", False)]
 )
 def test_correction_counts_in_its_own_namespace(namespace: str, is_slower: bool) -> None:
-    table = SpeedTable(VENDORS, ScoreWeights(), estimate_tokens_per_second, PerformanceTable())
+    table = SpeedTable(VENDORS, ScoreWeights(), estimate_served_speed, PerformanceTable())
     table.set_node("l4", facts(L4_LABELS))
     table.set_node("h100", facts(H100_LABELS))
     asked = subject()._replace(namespace="team")
@@ -41,7 +41,7 @@ def test_model_whose_active_share_is_stated_later_is_estimated_anew() -> None:
     layout = model()["status"]["layout"] | {"expertOutputs": 8}
     unknown = model(status={"layout": layout})
     stated = model(status={"layout": layout}, totalParameters=1000, activeParameters=100)
-    table = SpeedTable(VENDORS, ScoreWeights(), estimate_tokens_per_second, PerformanceTable())
+    table = SpeedTable(VENDORS, ScoreWeights(), estimate_served_speed, PerformanceTable())
     table.set_node("l4", facts(L4_LABELS))
     table.set_node("h100", facts(H100_LABELS))
     are_alike = []
