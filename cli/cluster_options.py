@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from cli.completion import complete_namespaces
-from cli.options import gather_options
+from cli.options import PATH, gather_options
 
 DEFAULT_NAMESPACE: Final = "default"
 
@@ -35,11 +35,7 @@ class ClusterOptions:
 
 
 _OPTIONS: Final = (
-    click.option(
-        "--kubeconfig",
-        type=click.Path(path_type=Path),
-        help="Kubeconfig with the cluster and the user. Default: as for kubectl.",
-    ),
+    click.option("--kubeconfig", type=PATH, help="Kubeconfig with the cluster and the user. Default: as for kubectl."),
     click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: the current one."),
 )
 _NAMESPACE: Final = click.option(

@@ -15,6 +15,7 @@ from cli import log
 from cli.options import (
     DURATION,
     EXISTING_FILE,
+    PATH,
     SIZE,
     SOURCE_VARIABLES,
     Parsed,
@@ -100,7 +101,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
 )
 @click.option(
     "--hosts-ca",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File of certificate authorities, in PEM form, for hosts that serve https. Default: the system's authorities.",
 )
 @allow_private_sources
@@ -143,7 +144,7 @@ def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
     "preflight_folder",
     default="/etc/pomona/preflight",
     show_default=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder with tls.crt and tls.key of the preflight webhook, and `path`, the last segment of its path.",
 )
 @click.option(

@@ -12,7 +12,7 @@ import click
 
 from artifacts.repositories.address_policy import Networks
 from cli import outcome
-from cli.options import allow_private_sources, choose_files, file_root_option, gather_options, result_option
+from cli.options import PATH, allow_private_sources, choose_files, file_root_option, gather_options, result_option
 from cli.options import mirrors as mirrors_option
 from cli.output import facts_option, print_facts
 from crds.size import size_text
@@ -40,7 +40,7 @@ class WantedFiles(NamedTuple):
 @click.option(
     "--to",
     "folder",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Folder for the files. Required, except for a file:// source, which is verified where it is.",
 )
 @choose_files

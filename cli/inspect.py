@@ -40,7 +40,7 @@ class InspectedSource(NamedTuple):
 @click.option(
     "--sha256",
     type=outcome.DIGEST,
-    help="Expected SHA-256. It is compared with the SHA-256 that the hub states, if any.",
+    help="Expected SHA-256, compared with that of the hub, if it states one.",
 )
 @click.option(
     "--image-volume",

@@ -161,6 +161,7 @@ PORT_RANGE: Final = Parsed("FIRST-LAST", parse_port_range)
 LISTEN_ADDRESS: Final = Parsed("ADDRESS:PORT", parse_listen_address)
 SIZE: Final = Parsed("SIZE", parse_size)
 DURATION: Final = Parsed("TIME", parse_duration)
+PATH: Final = click.Path(path_type=Path)
 EXISTING_FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 kubeconfig_option: Final = click.option(
@@ -171,17 +172,13 @@ kubeconfig_option: Final = click.option(
 verbose_option: Final = click.option("--verbose", is_flag=True, help="Also log debug events.")
 """Options of the programs that others start."""
 
-result_option: Final = click.option(
-    "--result", type=click.Path(path_type=Path), help="Also write the result or the error to this file, as JSON."
-)
+result_option: Final = click.option("--result", type=PATH, help="Also write result or error to this file, as JSON.")
 """Option of the commands that run in Jobs."""
 
-file_root_option: Final = click.option(
-    "--file-root", type=click.Path(path_type=Path), help="Allow file:// sources in this folder."
-)
+file_root_option: Final = click.option("--file-root", type=PATH, help="Allow file:// sources in this folder.")
 state_folder_option: Final = click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
 )
 hosts_ca_option: Final = click.option(

@@ -11,7 +11,7 @@ import click
 import uvloop
 
 from artifacts.repositories.address_policy import Networks
-from cli.options import Parsed, allow_private_sources, gather_options
+from cli.options import PATH, Parsed, allow_private_sources, gather_options
 from gateway.event_log import log, log_libraries
 from gateway.proxy.pod import HANG_SECONDS, PodProxyError, PodProxyOptions, Prepare, run_pod_proxy
 from runtimes.daemon import DaemonError
@@ -54,7 +54,7 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
 @click.option(
     "--token-file",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File with the bearer token that clients need. It is read again when it changes.",
 )
 @click.option("--engine-port", required=True, type=_port, help="Port of the engine on 127.0.0.1.")
@@ -95,7 +95,7 @@ _URL_PATH: Final = Parsed("PATH", _check_path)
 )
 @click.option("--context-length", type=click.IntRange(1), help="With --source: tokens of context of a request.")
 @allow_private_sources
-@click.option("--termination-log", type=click.Path(path_type=Path), help="File for the message of a failure.")
+@click.option("--termination-log", type=PATH, help="File for the message of a failure.")
 def command(
     *,
     options: PodProxyOptions,

@@ -5,18 +5,19 @@ from pathlib import Path
 import click
 import uvloop
 
+from cli.options import PATH
 from gateway.event_log import log_libraries
 from gateway.http.named_socket import SocketError
 from gateway.proxy import control, control_socket
 
 
 @click.command("proxy")
-@click.option("--socket", required=True, type=click.Path(path_type=Path), help="Unix socket of the control API.")
+@click.option("--socket", required=True, type=PATH, help="Unix socket of the control API.")
 @click.option("--drain-seconds", default=30.0, show_default=True, help="Seconds for running requests after SIGTERM.")
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Take the listeners over from the proxy on this socket, which ends with its last request.",
+    help="Take the listeners over from the proxy on this socket, which then ends.",
 )
 def command(socket: Path, drain_seconds: float, *, take_over: bool) -> None:
     """Forward requests to engines until SIGTERM.

@@ -159,9 +159,7 @@ ROUTES: Final = (
     ApiRoute(f"{_DENSITY}/nodes", "All nodes and hosts, with their hardware", _answer_nodes, NodesAnswer),
     ApiRoute(f"{_DENSITY}/nodes/{{name}}", "One node or host, and the models that fit", _answer_node, NodeDetailAnswer),
     ApiRoute(f"{_DENSITY}/runtimes", "The engines of all nodes and hosts", _answer_runtimes, RuntimesAnswer),
-    ApiRoute(
-        f"{_DENSITY}/installed-models", "The models on all nodes and hosts", _answer_installed, InstalledModelsAnswer
-    ),
+    ApiRoute(f"{_DENSITY}/installed-models", "The models on nodes and hosts", _answer_installed, InstalledModelsAnswer),
     ApiRoute(f"{_DENSITY}/query", "Nodes and hosts for a model, the best first", _answer_query, QueryAnswer, _OF_MODEL),
     ApiRoute("/api/v1/catalog", "All models, and where each fits", _answer_catalog, CatalogAnswer),
     ApiRoute(

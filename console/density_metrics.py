@@ -64,10 +64,9 @@ class DensityCollector(Collector):
                     families[gauge].add_metric((name,), value)
         yield from families.values()
         stale = sum(machine.is_stale for machine in snapshot.machines.values())
-        yield GaugeMetricFamily(
-            "pomona_density_cluster_nodes_total", "Known nodes and hosts.", value=len(snapshot.machines)
-        )
-        yield GaugeMetricFamily("pomona_density_cluster_nodes_stale", "Stale nodes and hosts.", value=stale)
+        totals = {"total": ("Nodes and hosts.", len(snapshot.machines)), "stale": ("Stale nodes and hosts.", stale)}
+        for name, (text, value) in totals.items():
+            yield GaugeMetricFamily(f"pomona_density_cluster_nodes_{name}", text, value=value)
 
 
 def build_process_registry() -> CollectorRegistry:

@@ -11,6 +11,7 @@ from artifacts.repositories.address_policy import Networks
 from cli.agent.owner_policy import owner_policy_options, render_owner_policy
 from cli.options import (
     LISTEN_ADDRESS,
+    PATH,
     PORT_RANGE,
     SIZE,
     allow_private_sources,
@@ -31,7 +32,7 @@ _OPTIONS: Final = (
     click.option("--name", help="Name of the MetalHost of this machine. Default: that of `pomona agent join`."),
     click.option(
         "--kubeconfig",
-        type=click.Path(path_type=Path),
+        type=PATH,
         help="Kubeconfig with the credentials of this host. Default: what `pomona agent join` wrote, else as for "
         "kubectl.",
     ),
@@ -41,22 +42,14 @@ _OPTIONS: Final = (
         help="Address at which the cluster reaches this host. Default: the address on the route to the API server.",
     ),
     click.option("--port-range", type=PORT_RANGE, default="18000-18999", show_default=True, help="Ports for services."),
-    click.option(
-        "--file-root",
-        type=click.Path(path_type=Path),
-        help="Folder for file:// sources. Without this option, file:// sources are refused.",
-    ),
+    click.option("--file-root", type=PATH, help="Folder for file:// sources. Default: file:// sources are refused."),
     allow_private_sources,
     click.option(
         "--tls-certificate",
-        type=click.Path(path_type=Path),
+        type=PATH,
         help="Serve https with this certificate and its chain, in PEM form. A renewed certificate is reloaded.",
     ),
-    click.option(
-        "--tls-key",
-        type=click.Path(path_type=Path),
-        help="Private key of the certificate, in PEM form, without a password.",
-    ),
+    click.option("--tls-key", type=PATH, help="Private key of the certificate, in PEM form, without a password."),
     click.option("--memory-budget", type=SIZE, help="Maximum memory for all models together, such as 12GiB."),
     click.option(
         "--metrics-address",

@@ -16,7 +16,7 @@ import click
 import psutil
 from msgspec import structs
 
-from cli.options import STATE_FOLDER_TEXT, default_state_folder
+from cli.options import PATH, STATE_FOLDER_TEXT, default_state_folder
 from cli.output import escape_controls
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from launchd.launchctl import system_launchd, user_launchd
@@ -40,7 +40,7 @@ _STOP_SECONDS: Final = 3600.0 + 180.0
 
 state_option = click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help=f"State folder of the agent. Default: that of the installed agent, else {STATE_FOLDER_TEXT}.",
 )
 

@@ -9,6 +9,7 @@ import click
 
 from cli import log
 from cli.agent.agent_service import ServiceManagers, find_agent, find_managers, state_option
+from cli.options import PATH
 from cli.output import facts_option, print_facts, terminal_width, wrap_text
 from kube import credentials
 from kube.kubeconfig import CredentialsError
@@ -22,11 +23,7 @@ _INDENT = 10
 
 @click.command("doctor")
 @click.option("--name", help="Name of the MetalHost of this machine. Default: that of the agent.")
-@click.option(
-    "--kubeconfig",
-    type=click.Path(path_type=Path),
-    help="Kubeconfig with the credentials of this host. Default: those of the agent.",
-)
+@click.option("--kubeconfig", type=PATH, help="Kubeconfig of this host. Default: that of the agent.")
 @click.option(
     "--deep",
     is_flag=True,
