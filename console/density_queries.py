@@ -187,11 +187,13 @@ def query_nodes(
 ) -> QueryAnswer:
     """Return the nodes and hosts on which the models that match fit, the best level first, and there the fastest."""
     flags = flag_matches(snapshot, visible, query)
-    matches = [position for position, flag in enumerate(flags) if flag]
+    all_match = all(flags)
     worst = RANKS[query.min_fit]
     total, streams = 0, []
     for ordinal, profile in enumerate(snapshot.profiles):
-        ranked = _rank_matches(snapshot, table, profile, flags, matches)
+        ranked = table.rank_models(snapshot.models, profile)
+        if not all_match:
+            ranked = [fit for fit in ranked if flags[fit.position]]
         count = bisect.bisect_left(ranked, worst + 1, key=operator.attrgetter("level"))
         total += count * len(profile.names)
         streams.append(zip(ranked[:count], itertools.repeat(ordinal), strict=False))
@@ -220,22 +222,6 @@ def query_nodes(
         next_offset=page.find_next(total),
         excluded_nodes=list_excluded(snapshot),
     )
-
-
-def _rank_matches(
-    snapshot: DensitySnapshot, table: FitTable, profile: MachineProfile, flags: bytearray, matches: Sequence[int]
-) -> list[RankedFit]:
-    """Return the models that match on a profile, the best first.
-
-    Args:
-        snapshot: the cluster.
-        table: the fits.
-        profile: the nodes and hosts.
-        flags: a flag for each model: 1 if it matches.
-        matches: positions of those that match.
-    """
-    ranked = table.rank_models(snapshot.models, profile)
-    return ranked if len(matches) == len(flags) else [fit for fit in ranked if flags[fit.position]]
 
 
 def flag_matches(snapshot: DensitySnapshot, visible: Visibility, query: DensityQuery) -> bytearray:

@@ -50,14 +50,16 @@ async def run(client: Client, options: ConsoleOptions) -> None:
     service = DensityService(view)
     context = DensityContext(service, options.prices)
     async with contextlib.AsyncExitStack() as servers, asyncio.TaskGroup() as tasks:
-        tls = _load_certificate(options.tls) if options.tls is not None else None
+        tls = None
+        if options.tls is not None:
+            tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            tls.load_cert_chain(options.tls.certificate, options.tls.key)
+            tasks.create_task(_renew_certificate(tls, options.tls))
         api = build_api(context, AccessReviews(client))
         _, port = await servers.enter_async_context(serve_answers(api, *options.address, context=tls, caps=CAPS))
         if options.metrics_address is not None:
             await servers.enter_async_context(serve_answers(build_health(service), *options.metrics_address))
         log.info("density_api_listening", address=options.address[0], port=port)
-        if tls is not None and options.tls is not None:
-            tasks.create_task(_renew_certificate(tls, options.tls))
         tasks.create_task(service.prepare())
         await view.follow(client)
 
@@ -82,13 +84,6 @@ def build_health(service: DensityService) -> AnswerServer:
             "/readyz": Route(answer_readyz),
         }
     )
-
-
-def _load_certificate(files: TlsFiles) -> ssl.SSLContext:
-    """Return a context with the certificate. Raises OSError."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(files.certificate, files.key)
-    return context
 
 
 async def _renew_certificate(tls: ssl.SSLContext, files: TlsFiles) -> None:

@@ -139,13 +139,11 @@ def prepare_machine(obj: Obj) -> Obj:
     spec = obj.get("spec") or {}
     if obj["kind"] == "Node":
         status["allocatable"] = status.get("allocatable") or status.get("capacity") or {}
-        spec = {"taints": [taint for taint in spec.get("taints") or () if not _is_passing(taint)]}
+        # Taints that Kubernetes sets itself pass.
+        taints = [taint for taint in spec.get("taints") or () if not taint["key"].startswith("node.kubernetes.io/")]
+        spec = {"taints": taints}
     else:
         status["processes"] = []
         status["availableBytes"] = status.get("budgetBytes") or status.get("availableBytes") or 0
         spec = {name: value for name, value in spec.items() if name not in {"unschedulable", "drain"}}
     return {"kind": obj["kind"], "metadata": metadata, "spec": spec, "status": status}
-
-
-def _is_passing(taint: Obj) -> bool:
-    return str(taint.get("key", "")).startswith("node.kubernetes.io/")

@@ -41,15 +41,11 @@ def list_services(target: ClusterOptions, *, is_everywhere: bool) -> tuple[list[
     return run_in_cluster(target, read)
 
 
-def _ready_text(service: Obj) -> str:
-    return f"{count_serving(service)}/{service['spec'].get('replicas', 1)}"
-
-
 NAMESPACE: Final = TableColumn("NAMESPACE", lambda it: str(it["metadata"]["namespace"]), is_name=True)
 COLUMNS = [
     TableColumn("NAME", lambda it: str(it["metadata"]["name"]), is_name=True),
     TableColumn("PHASE", lambda it: str(it.get("status", {}).get("phase", "Pending"))),
-    TableColumn("READY", _ready_text),
+    TableColumn("READY", lambda it: f"{count_serving(it)}/{it['spec'].get('replicas', 1)}"),
     TableColumn("MODEL", lambda it: str(it["spec"]["modelRef"])),
     TableColumn("ON", status_reader("accelerator")),
     TableColumn("ENGINE", status_reader("runtime"), is_wide=True),

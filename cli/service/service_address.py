@@ -55,7 +55,8 @@ async def open_service(
         return
     label = f"{LABEL_SERVICE}={name}"
     pods = (await cluster.client.list(PODS, cluster.namespace, label_selector=label)).items
-    if ready := next((candidate for candidate in pods if _serves(candidate)), None):
+    serving = (pod for pod in pods if has_condition(pod, "Ready") and not pod["metadata"].get("deletionTimestamp"))
+    if ready := next(serving, None):
         pod = ready["metadata"]["name"]
         async with (
             forward_port(cluster.credentials, cluster.namespace, pod, SERVICE_PORT) as path,
@@ -90,10 +91,6 @@ async def _read_token(cluster: Cluster, name: str) -> str:
             "it within ten minutes"
         )
     return token
-
-
-def _serves(pod: Obj) -> bool:
-    return has_condition(pod, "Ready") and not pod["metadata"].get("deletionTimestamp")
 
 
 def list_host_urls(slices: Iterable[Obj]) -> Iterator[str]:

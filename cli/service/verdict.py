@@ -11,38 +11,14 @@ State = Literal["serves", "serves partly", "on its way", "waits", "cannot serve"
 DONE: Final = frozenset({"serves", "suspended"})
 """States after which `pomona deploy` has nothing to wait for."""
 
-_PASSING: Final = frozenset(
-    {
-        *(
-            "ModelNotReady",
-            "Downloading",
-            "Fetching",
-            "Starting",
-            "Loading",
-            "Progressing",
-            "Probing",
-            "MeasuringSpeed",
-            "Binding",
-        ),
-        *("NoEndpoints", "ForeignEndpoints", "NotAnswering", "Restarting"),
-    }
-)
+_LOADING: Final = frozenset({"ModelNotReady", "Downloading", "Fetching", "Starting", "Loading", "Progressing"})
+_CHECKING: Final = frozenset({"Probing", "MeasuringSpeed", "Binding", "Restarting"})
+_UNANSWERED: Final = frozenset({"NoEndpoints", "ForeignEndpoints", "NotAnswering"})
+_PASSING: Final = _LOADING | _CHECKING | _UNANSWERED
 """Reasons of normal progress, which end by themselves."""
 _BEFORE_REPLICAS: Final = frozenset({"ModelNotReady", "Downloading", "Binding", "MeasuringSpeed"})
-_REFUSALS: Final = frozenset(
-    {
-        *(
-            "InvalidSpec",
-            "ModelFailed",
-            "MemoryUnderstated",
-            "MemoryUnknown",
-            "DeviceTooSmall",
-            "NoImage",
-            "NoDeviceClaims",
-        ),
-        "PriorityClassMissing",
-    }
-)
+_MISFITS: Final = frozenset({"MemoryUnderstated", "MemoryUnknown", "DeviceTooSmall"})
+_REFUSALS: Final = _MISFITS | {"InvalidSpec", "ModelFailed", "NoImage", "NoDeviceClaims", "PriorityClassMissing"}
 """Reasons that only an edit ends, also of a service whose earlier spec still serves."""
 _ENDED_ENGINES: Final = frozenset({"EngineExited", "CrashLoopBackOff"})
 """Reasons that the log of an engine explains."""
@@ -93,7 +69,10 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
     if phase == "Failed" or reason in _REFUSALS:
         step = edit
         if reason == "ModelFailed" or reason in REASONS:
-            step = f"edit the Model: kubectl edit mdl {_find_failed_model(service, message)}{options}"
+            # The message is about the service's own Model, or about that of a companion.
+            names = list_model_names(service)
+            model = next((model for model in names if message.startswith(f"Model {model}: ")), names[0])
+            step = f"edit the Model: kubectl edit mdl {model}{options}"
         elif reason in _ENDED_ENGINES:
             step = f"see its log: {program} logs {name}{options}"
         return Verdict("cannot serve", message, reason, step + still)
@@ -109,9 +88,3 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
         step = f"see what would help: {program} queue explain {name}{options}"
         return Verdict("waits", message, reason, step)
     return Verdict("waits", message, reason, "wait, or provide what is missing: it goes on by itself then")
-
-
-def _find_failed_model(service: Obj, message: str) -> str:
-    """Return the Model that the message is about: the service's own, or that of a companion."""
-    names = list_model_names(service)
-    return next((name for name in names if message.startswith(f"Model {name}: ")), names[0])
