@@ -49,19 +49,21 @@ async def run(client: Client, options: ConsoleOptions) -> None:
     view = ClusterView(options.vendors)
     service = DensityService(view)
     context = DensityContext(service, options.prices)
-    async with contextlib.AsyncExitStack() as servers, asyncio.TaskGroup() as tasks:
+    async with contextlib.AsyncExitStack() as servers:
         tls = None
         if options.tls is not None:
             tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             tls.load_cert_chain(options.tls.certificate, options.tls.key)
-            tasks.create_task(_renew_certificate(tls, options.tls))
         api = build_api(context, AccessReviews(client))
         _, port = await servers.enter_async_context(serve_answers(api, *options.address, context=tls, caps=CAPS))
         if options.metrics_address is not None:
             await servers.enter_async_context(serve_answers(build_health(service), *options.metrics_address))
         log.info("density_api_listening", address=options.address[0], port=port)
-        tasks.create_task(service.prepare())
-        await view.follow(client)
+        async with asyncio.TaskGroup() as tasks:
+            if tls is not None and options.tls is not None:
+                tasks.create_task(_renew_certificate(tls, options.tls))
+            tasks.create_task(service.prepare())
+            await view.follow(client)
 
 
 def build_health(service: DensityService) -> AnswerServer:

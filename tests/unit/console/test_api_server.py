@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote
 
 import aiohttp
@@ -22,10 +22,10 @@ from console.api_server import build_api
 from console.density_prices import DensityPrices
 from console.density_service import DensityService
 from console.openapi_document import build_document
-from console.run import build_health
+from console.run import ConsoleOptions, build_health, run
 from controller.placement.cluster_view import ClusterView
 from gateway.http.whole_answers import serve_answers
-from kube.client import Obj
+from kube.client import Client, Obj
 from kube.errors import ApiError, Unreachable
 from kube.resources import TOKEN_REVIEWS, Resource
 from tests.support.density_worlds import GIB, GPU, Clock, build_view, cpu_node, gpu_node, host, model, pod, service
@@ -110,6 +110,12 @@ PATHS = {
 async def ask_route(api: Api, route: Any, token: str | None = ADMIN) -> tuple[int, Any, Any]:
     body = {"data": b'{"model": "team/tiny", "context": 4096}'} if route.method == "POST" else {}
     return await api.ask(PATHS.get(route.path, route.path), token, route.method, **body)
+
+
+async def test_address_that_cannot_be_served_is_an_os_error() -> None:
+    for options in (ConsoleOptions(("203.0.113.7", 8090)), ConsoleOptions(("127.0.0.1", 0), ("203.0.113.7", 8090))):
+        with pytest.raises(OSError, match="assign"):
+            await run(cast("Client", Reviewer()), options)
 
 
 async def test_every_route_answers_as_the_document_says() -> None:
