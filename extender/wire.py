@@ -5,7 +5,6 @@ it decodes keys in any case, and so does this module. What it sends may be large
 and the rest is sent back as it came.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final, NamedTuple
 
@@ -116,19 +115,21 @@ def _read_pod(fields: Mapping[str, msgspec.Raw]) -> PodFacts | None:
     if pod is None:
         return None
     spec = pod.spec or _PodSpec()
-    devices = Counter[str]()
+    devices: dict[str, int] = {}
     for container in spec.containers or ():
-        devices.update(_count_devices(container))
+        for resource, count in _count_devices(container).items():
+            devices[resource] = devices.get(resource, 0) + count
     for container in spec.init_containers or ():
-        devices |= _count_devices(container)
+        for resource, count in _count_devices(container).items():
+            devices[resource] = max(devices.get(resource, 0), count)
     return PodFacts(pod.metadata.namespace, pod.metadata.labels or {}, devices)
 
 
-def _count_devices(container: _Container) -> Counter[str]:
+def _count_devices(container: _Container) -> dict[str, int]:
     """Return the extended resources of a container: those that have a domain and a whole number."""
     resources = container.resources or _Resources()
     stated = {**(resources.limits or {}), **(resources.requests or {})}
-    return Counter({name: int(value) for name, value in stated.items() if "/" in name and _is_count(value)})
+    return {name: int(value) for name, value in stated.items() if "/" in name and _is_count(value)}
 
 
 def _is_count(value: str | int) -> bool:
