@@ -196,7 +196,7 @@ def query_nodes(
             ranked = [fit for fit in ranked if flags[fit.position]]
         count = bisect.bisect_left(ranked, worst + 1, key=operator.attrgetter("level"))
         total += count * len(profile.names)
-        streams.append(zip(ranked[:count], itertools.repeat(ordinal), strict=False))
+        streams.append(zip(itertools.islice(ranked, count), itertools.repeat(ordinal), strict=False))
     nodes = list[RankedNode]()
     skipped, wanted = 0, page.offset + page.limit
     for ranked_fit, ordinal in heapq.merge(*streams):
