@@ -2,9 +2,10 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 SYSTEM_LOGS: Final = Path("/Library/Logs/Pomona") if sys.platform == "darwin" else Path("/var/log/pomona")
 """Folder of root for the output of a service of the system: root opens the file, and a user could plant a link."""
@@ -25,8 +26,7 @@ RESTART_SECONDS: Final = 10
 """The least time between two starts."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceDefinition:
+class ServiceDefinition(msgspec.Struct, frozen=True):
     """One agent as a service. It has no secret: every user can read the file.
 
     Args:
@@ -41,7 +41,7 @@ class ServiceDefinition:
     user: str | None
     home: Path
     output: Path
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = {}
 
     @property
     def environment(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Collection
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
@@ -32,11 +33,11 @@ from kube.store import Store
 from kube.time import rfc3339
 from kube.watch import Selection, reflect
 from metal_agent import assignments
-from metal_agent.agent_lifetime import AgentLifetime, EverythingStopped
+from metal_agent.change_counter import ChangeCounter
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import follow_address
 from metal_agent.cluster.api_connection import ApiConnection, describe_connection, describe_identity
-from metal_agent.cluster.events import HoldAction, HoldEvents
+from metal_agent.cluster.events import HoldEvents
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
 from metal_agent.cluster.host_lease import keep_host_lease
 from metal_agent.cluster.host_tokens import HostTokens
@@ -48,6 +49,7 @@ from metal_agent.exit_codes import forget_exit
 from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import Host, HostCallbacks
 from metal_agent.memory.ledger import Ledger, budget_bytes
+from metal_agent.memory.pressure_policy import HoldAction
 from metal_agent.metrics_listener import serve_metrics
 from metal_agent.native import engine_command
 from metal_agent.options import AgentOptions, StartError
@@ -85,6 +87,10 @@ _EVENTS: Final[WorkKey] = ("events",)
 log = structlog.get_logger()
 
 
+class EverythingStopped(Exception):  # noqa: N818 - no error
+    """Exception that cancels the loops of the agent's task group: everything was stopped on request."""
+
+
 class Agent:
     """One host's agent."""
 
@@ -118,7 +124,12 @@ class Agent:
         """Monotonic time, in seconds, until which the cluster may claim engines that `pomona up` left running here."""
         self._doubted = False
         """True if contact with the API was lost after the last check that engines answer."""
-        self._lifetime = AgentLifetime()
+        self._started = datetime.now(UTC)
+        self._stopping = asyncio.Event()
+        """Set when everything is to be drained and stopped."""
+        self._recovered = asyncio.Event()
+        """Set once the engines that an earlier agent left running are adopted."""
+        self._changes = ChangeCounter()
         self._exposed = ClusterExposure(
             client=client,
             host=options.name,
@@ -169,7 +180,7 @@ class Agent:
         """
         address, budget_bytes = self._exposed.address, self._ledger.budget_bytes
         log.info("agent_started", host=self._name, address=address, budget_bytes=budget_bytes)
-        with serve_control(self._options.folder, self._describe, self._lifetime.stop):
+        with serve_control(self._options.folder, self._describe, self._stopping):
             forget_exit(self._options.folder)
             await self._run_loops()
 
@@ -178,7 +189,7 @@ class Agent:
         selector = f"metadata.name={self._name}"
         async with asyncio.TaskGroup() as group:
             await self._recover(group)
-            self._lifetime.recovered.set()
+            self._recovered.set()
             awake = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
             loops = self._host.start_loops(group, awake, has_benchmarks=self._options.benchmarks)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
@@ -200,7 +211,7 @@ class Agent:
                 group.create_task(serve_metrics(self._options.metrics_place, self._metrics_text))
             beginning = group.create_task(self._await_api())
             try:
-                await self._lifetime.stop.wait()
+                await self._stopping.wait()
             except asyncio.CancelledError:
                 await self._withdraw_at_shutdown()
                 raise
@@ -213,7 +224,7 @@ class Agent:
         log.info("agent_stopping", processes=len(self._runners))
         self._queue.add(_REPORT)
         served = set(self._exposed.services())
-        await self._host.stop_processes(self._lifetime.changes)
+        await self._host.stop_processes(self._changes)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_REPORT_SECONDS):
                 # Each of them alone: one that is refused must not keep the others from being written.
@@ -240,14 +251,14 @@ class Agent:
             host=self._name,
             version=BUILD,
             pid=os.getpid(),
-            started_at=rfc3339(self._lifetime.started),
+            started_at=rfc3339(self._started),
             address=self._exposed.address,
             server=self.connection.server,
             connection=describe_connection(self.connection),
             identity=describe_identity(self.connection),
             holds=self._host.gate.list_holds(),
-            ready=self._lifetime.recovered.is_set() and (self._renewed_once.is_set() or self.connection.is_away),
-            stopping=self._lifetime.stop.is_set(),
+            ready=self._recovered.is_set() and (self._renewed_once.is_set() or self.connection.is_away),
+            stopping=self._stopping.is_set(),
             budget_bytes=self._ledger.budget_bytes,
             available_bytes=self._ledger.available_bytes,
             processes=describe_processes(self._runners.values()),
@@ -314,7 +325,7 @@ class Agent:
 
     def _process_changed(self, runner: Runner) -> None:
         assignment = runner.assignment
-        self._lifetime.changes.note()
+        self._changes.note()
         self._queue.add(("process", assignment.uid))
         if runner.state.phase == "Fetching" and runner.progress:
             # Only the download advanced: no route, report or slice changes.
@@ -331,9 +342,8 @@ class Agent:
         self._hold_events.add(step, note)
         for key in (_REPORT, _EVENTS):
             self._queue.add(key)
-        uid = getattr(step, "uid", None)
-        for process_uid in (uid,) if uid else tuple(self._runners):
-            self._queue.add(("process", process_uid))
+        for uid in (step.uid,) if step.uid else tuple(self._runners):
+            self._queue.add(("process", uid))
 
     async def _publish(self, service: ObjectKey) -> float | None:
         """Write the slice of a service; return the seconds until the next try if the controller has not granted it."""
@@ -383,7 +393,7 @@ class Agent:
 
     def _assign(self) -> float | None:
         """Run the assignments of the API once the list is complete; return the seconds until the next call, if any."""
-        if not (self._synced.is_set() and self._renewed_once.is_set()) or self._lifetime.stop.is_set():
+        if not (self._synced.is_set() and self._renewed_once.is_set()) or self._stopping.is_set():
             return None
         processes = self._store.list(METAL_PROCESSES)
         now = time.monotonic()
@@ -461,7 +471,7 @@ class Agent:
             weights=weights,
             reachability_port=self._listener.port,
         )
-        if self._lifetime.stop.is_set():
+        if self._stopping.is_set():
             # The controller must not bind the successors of what is stopped to this very host.
             wanted = structs.replace(wanted, available_bytes=0, available=size_text(0))
         conditions = [self._host.watchdog.pressure_condition(), self._host.pauses.paused_condition()]

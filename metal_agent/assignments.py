@@ -5,7 +5,6 @@ and the agent must not fail because of it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,8 +26,7 @@ UPGRADE: Final = "update Pomona on this host, and run `pomona agent restart`"
 """The way out of a process of a newer release."""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True):
     """One MetalProcess that is bound to this host, or its equivalent without a cluster."""
 
     uid: str

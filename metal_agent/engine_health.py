@@ -5,8 +5,9 @@ The health pages of engines lie: after a Metal out-of-memory error llama.cpp ans
 engine is suspect; but a client's request can make a sound engine fail, so only the agent's own request decides.
 """
 
-from dataclasses import dataclass
 from typing import Final, Literal
+
+import msgspec
 
 from runtimes.probe import ProbeResult
 
@@ -30,8 +31,7 @@ _WAITING: Final = frozenset({"Loading", "TimedOut", "Unreachable"})
 """Results of a probe that a sound engine may give for a while; the exit of a process is noticed elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Suspicion:
+class Suspicion(msgspec.Struct, frozen=True):
     """The proxy's reason to suspect an engine; `message` has counts and statuses, never content."""
 
     reason: SuspicionReason

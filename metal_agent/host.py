@@ -6,11 +6,11 @@ tokens, and the reaction to changes.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 import aiohttp
+import msgspec
 
 from artifacts.repositories.address_policy import Networks
 from devices import pressure
@@ -21,12 +21,11 @@ from metal_agent.benchmarks.measurements import Measurements
 from metal_agent.change_counter import ChangeCounter
 from metal_agent.daemons import Daemons
 from metal_agent.holds.hold_gate import HoldGate
-from metal_agent.holds.pause_policy import PauseAction
 from metal_agent.holds.pause_watchdog import PauseInputs, PauseWatchdog
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.monitor import MemoryMonitor
 from metal_agent.memory.peaks import Peaks
-from metal_agent.memory.pressure_policy import PressureAction
+from metal_agent.memory.pressure_policy import HoldAction
 from metal_agent.memory.pressure_watchdog import PressureWatchdog, WatchdogInputs
 from metal_agent.native.engine_keys import EngineKeys
 from metal_agent.supervise.backend_reports import follow_backend_health
@@ -55,15 +54,14 @@ class HostExposure(Exposure, Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class HostCallbacks:
+class HostCallbacks(msgspec.Struct, frozen=True):
     """Called on changes of a host; each returns at once."""
 
     process_changed: Callable[[Runner], None]
     """After each change of a process's state or progress."""
     memory_changed: Callable[[], None]
     """After each measurement that changed the memory that can still be reserved."""
-    hold_handled: Callable[[PressureAction | PauseAction, str], None]
+    hold_handled: Callable[[HoldAction, str], None]
     """After each step against memory pressure, and of a pause by the owner, with a message for the user."""
 
 

@@ -5,8 +5,10 @@ tested without a process: two engines at once, Ready before the first token, a s
 tight restart loop.
 """
 
-from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from crds.metalprocess import LastExit
 from kube.backoff import EXACT, backoff_seconds
@@ -64,43 +66,40 @@ EVICTION_SECONDS: Final = (1.0, 4.0, 3.0)
 """Withdrawal, drain and grace of an eviction: the host runs out of memory, and the engine is gone in ten seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckAdmission:
+class ProcessAction(msgspec.Struct, frozen=True):
+    """An action of the runner for one process."""
+
+
+class CheckAdmission(ProcessAction, frozen=True):
     """Check that the host can run the process, and reserve its memory. Outcome: Admitted, Refused or Failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(ProcessAction, frozen=True):
     """Fetch and verify the weights. Outcome: Fetched, Refused or Failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spawn:
+class Spawn(ProcessAction, frozen=True):
     """Start the engine. Outcome, before any other event is handled: Spawned, LoadSlotBusy or Failed.
 
     Spawned is followed by Exited when the engine ends.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitLoadSlot:
+class AwaitLoadSlot(ProcessAction, frozen=True):
     """Wait for the load slot of this host, by priority. Outcome: LoadSlotGranted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeEngine:
+class ProbeEngine(ProcessAction, frozen=True):
     """Request a token until the engine generates one. Outcome: Answered, or Failed after the time-out."""
 
     timeout_seconds: float = START_TIMEOUT_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class WatchLiveness:
+class WatchLiveness(ProcessAction, frozen=True):
     """Check at intervals that the engine still answers. Outcome: Hung when it certainly does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckSuspect:
+class CheckSuspect(ProcessAction, frozen=True):
     """Request a token from the suspect engine. Outcome: Trusted, or Hung."""
 
     suspicion: Suspicion
@@ -108,30 +107,26 @@ class CheckSuspect:
     """Time to wait before."""
 
 
-@dataclass(frozen=True, slots=True)
-class BackOff:
+class BackOff(ProcessAction, frozen=True):
     """Wait. Outcome: BackoffElapsed."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(ProcessAction, frozen=True):
     """Make the endpoint not ready, so that no new request is routed here."""
 
     timeout_seconds: float = WITHDRAW_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(ProcessAction, frozen=True):
     """Wait, for a bounded time, until running requests have ended."""
 
     timeout_seconds: float | None = None
     """The longest wait; None: the time that the service gives its answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(ProcessAction, frozen=True):
     """Stop the engine: SIGTERM to its group, a grace, SIGKILL; or have its daemon unload it. Outcome: Exited."""
 
     grace_seconds: float = GRACE_SECONDS
@@ -139,23 +134,7 @@ class End:
     """True if a model in a daemon is unloaded although it serves another process too: the model is sick."""
 
 
-ProcessAction = (
-    CheckAdmission
-    | Fetch
-    | Spawn
-    | AwaitLoadSlot
-    | ProbeEngine
-    | WatchLiveness
-    | CheckSuspect
-    | BackOff
-    | Withdraw
-    | Drain
-    | End
-)
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessState:
+class ProcessState(msgspec.Struct, frozen=True):
     """The state of one process; `exists` is true as long as its engine may exist, times are of a monotonic clock."""
 
     phase: Phase = "Pending"

@@ -4,12 +4,11 @@ Only the first request imports this module: an agent whose metrics nobody reads 
 """
 
 import asyncio
-from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, NamedTuple, get_args
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, get_args
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client import Enum as EnumMetric
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,15 +18,17 @@ from devices.pressure import PressureLevel
 from metal_agent.holds.hold_gate import HOLD_SOURCES, HoldGate
 from metal_agent.lifecycle import Phase
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.pressure_policy import ACTION_LABELS
+from metal_agent.memory.pressure_policy import PRESSURE_STEPS
 from metal_agent.memory.pressure_watchdog import PressureWatchdog
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.service_rates import ServiceRates
 
 _UNKNOWN: Final = "unknown"
+_ENGINE_LABELS: Final = ("namespace", "service", "process", "node")
+_Labels = tuple[str, ...]
 
 
-class AgentMetrics:
+class AgentMetrics(Collector):
     """The metrics of one agent, read at each request.
 
     Args:
@@ -51,129 +52,90 @@ class AgentMetrics:
         host: str,
         prefix: str = METRIC_PREFIX,
     ) -> None:
-        self._registry = registry = CollectorRegistry()
-        self._host = host
-        self._rates = rates
-        self._tokens = Gauge(
-            f"{prefix}_tokens_per_second",
-            "Tokens that engines of this host generate per second, the mean of a minute.",
-            ["namespace", "model", "backend", "node"],
-            registry=registry,
-        )
-        self._runners = runners
-        self._watchdog = watchdog
-        self._gate = gate
-        self._level = EnumMetric(
-            "pomona_agent_memory_pressure",
-            "Memory pressure level that the operating system reports.",
-            states=[*get_args(PressureLevel), _UNKNOWN],
-            registry=registry,
-        )
-        self._holds = Gauge(
-            "pomona_agent_hold", "1 while this source lets no engine start.", ["source"], registry=registry
-        )
-        self._usage = _UsageCollector()
-        registry.register(_StepCollector(watchdog))
-        registry.register(self._usage)
-        self._phases = Gauge("pomona_agent_processes", "Processes on this host.", ["phase"], registry=registry)
-
-        def gauge(name: str, text: str, value: Callable[[], float]) -> None:
-            Gauge(f"pomona_agent_{name}", text, registry=registry).set_function(value)
-
-        gauge(
-            "under_pressure",
-            "1 while no engine is started for lack of memory.",
-            lambda: watchdog.state.is_under_pressure,
-        )
-        gauge("evicted_processes", "Processes that wait for memory again.", lambda: len(watchdog.state.evicted))
-        gauge("memory_budget_bytes", "Memory that models may use in all.", lambda: ledger.budget_bytes)
-        gauge("memory_reserved_bytes", "Memory that is reserved for processes.", lambda: sum(ledger.reserved.values()))
-        gauge("memory_others_bytes", "Memory of the budget that other programs use.", lambda: ledger.others_bytes)
+        self._ledger, self._runners, self._watchdog = ledger, runners, watchdog
+        self._gate, self._rates = gate, rates
+        self._host, self._prefix = host, prefix
+        self._memory: dict[_Labels, float | None] = {}
+        """Memory of each engine, in bytes; None: unknown."""
+        self._processor: dict[_Labels, float | None] = {}
+        """Processor time of each engine, in seconds; None: unknown."""
 
     async def render(self) -> bytes:
         """Return all metrics in Prometheus' text format, with what each engine takes now."""
-        engines = {
-            (service.namespace, service.name, runner.assignment.name, self._host): runner.state.pid
+        engines: dict[_Labels, int] = {
+            (*service, runner.assignment.name, self._host): runner.state.pid
             for runner in self._runners.values()
             if runner.state.pid is not None and (service := runner.assignment.service) is not None
         }
         # The system is asked about each process of an engine, which takes a moment.
-        self._usage.usage = await asyncio.to_thread(_read_usage, engines)
+        await asyncio.to_thread(self._measure_engines, engines)
         return self.text()
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format; those of engines as they were read last."""
-        self._level.state(self._watchdog.level or _UNKNOWN)
-        holding = {hold.source for hold in self._gate.list_holds()}
-        for source in HOLD_SOURCES:
-            self._holds.labels(source).set(source in holding)
-        phases = Tally(runner.state.phase for runner in self._runners.values())
-        for phase in get_args(Phase):
-            self._phases.labels(phase).set(phases[phase])
-        self._show_tokens()
-        return generate_latest(self._registry)
+        return generate_latest(self)
 
-    def _show_tokens(self) -> None:
-        """Set the tokens per second of each model: services may share one."""
-        self._tokens.clear()
+    def collect(self) -> Iterable[Metric]:
+        """Return the families of all metrics; an engine that has ended takes its series with it."""
+        ledger, pressure = self._ledger, self._watchdog.state
+        level = self._watchdog.level or _UNKNOWN
+        holding = {hold.source for hold in self._gate.list_holds()}
+        phases = Counter(runner.state.phase for runner in self._runners.values())
+        levels = [((name,), name == level) for name in (*get_args(PressureLevel), _UNKNOWN)]
+        level_name = "pomona_agent_memory_pressure"
+        yield _gauge(level_name, "Memory pressure level that the operating system reports.", levels, level_name)
+        sources = [((source,), source in holding) for source in HOLD_SOURCES]
+        yield _gauge("pomona_agent_hold", "1 while this source lets no engine start.", sources, "source")
+        counts = [((phase,), phases[phase]) for phase in get_args(Phase)]
+        yield _gauge("pomona_agent_processes", "Processes on this host.", counts, "phase")
+        for name, text, value in (
+            ("under_pressure", "1 while no engine is started for lack of memory.", pressure.is_under_pressure),
+            ("evicted_processes", "Processes that wait for memory again.", len(pressure.evicted)),
+            ("memory_budget_bytes", "Memory that models may use in all.", ledger.budget_bytes),
+            ("memory_reserved_bytes", "Memory that is reserved for processes.", sum(ledger.reserved.values())),
+            ("memory_others_bytes", "Memory of the budget that other programs use.", ledger.others_bytes),
+        ):
+            yield _gauge(f"pomona_agent_{name}", text, [((), value)])
+        text = "Tokens that engines of this host generate per second, the mean of a minute."
+        labels = ("namespace", "model", "backend", "node")
+        yield _gauge(f"{self._prefix}_tokens_per_second", text, self._sum_tokens().items(), *labels)
+        text = "Memory that an engine takes from its host."
+        yield _gauge("pomona_agent_process_memory_bytes", text, self._memory.items(), *_ENGINE_LABELS)
+        yield from self._collect_counters()
+
+    def _collect_counters(self) -> Iterator[Metric]:
+        text = "Processor time of an engine since its start."
+        processor = CounterMetricFamily("pomona_agent_process_cpu_seconds", text, labels=_ENGINE_LABELS)
+        for labels, seconds in self._processor.items():
+            if seconds is not None:
+                processor.add_metric(labels, seconds)
+        yield processor
+        text = f"Steps taken against memory pressure: {', '.join(PRESSURE_STEPS)}."
+        steps = CounterMetricFamily("pomona_agent_pressure_steps", text, labels=["step"])
+        for kind in PRESSURE_STEPS:
+            steps.add_metric([kind], self._watchdog.taken[kind])
+        yield steps
+
+    def _sum_tokens(self) -> dict[_Labels, float]:
+        """Return the tokens per second of each model: services may share one."""
         now = asyncio.get_running_loop().time()
+        tokens = defaultdict[_Labels, float](float)
         specs = {runner.assignment.service: runner.assignment.spec for runner in self._runners.values()}
         for service, spec in specs.items():
             rate = self._rates.find_rate(str(service), now) if service is not None else None
             if service is not None and spec is not None and rate is not None:
-                series = self._tokens.labels(service.namespace, spec.model_name, spec.runtime, self._host)
-                series.inc(rate.tokens_per_second)
+                tokens[service.namespace, spec.model_name, spec.runtime, self._host] += rate.tokens_per_second
+        return tokens
+
+    def _measure_engines(self, engines: Mapping[_Labels, int]) -> None:
+        self._memory = {labels: footprint_bytes(pid) for labels, pid in engines.items()}
+        self._processor = {labels: cpu_seconds(pid) for labels, pid in engines.items()}
 
 
-class _EngineUsage(NamedTuple):
-    """The memory and the processor time of an engine; None: unknown."""
-
-    memory_bytes: int | None
-    cpu_seconds: float | None
-
-
-_Labels = tuple[str, str, str, str]
-
-
-def _read_usage(engines: Mapping[_Labels, int]) -> dict[_Labels, _EngineUsage]:
-    return {labels: _EngineUsage(footprint_bytes(pid), cpu_seconds(pid)) for labels, pid in engines.items()}
-
-
-class _UsageCollector(Collector):
-    """Series of the engines that run: one that has ended takes its series with it."""
-
-    def __init__(self) -> None:
-        self.usage: Mapping[_Labels, _EngineUsage] = {}
-
-    def collect(self) -> Iterator[Metric]:
-        names = ("namespace", "service", "process", "node")
-        memory = GaugeMetricFamily(
-            "pomona_agent_process_memory_bytes", "Memory that an engine takes from its host.", labels=names
-        )
-        processor = CounterMetricFamily(
-            "pomona_agent_process_cpu_seconds", "Processor time of an engine since its start.", labels=names
-        )
-        for labels, usage in self.usage.items():
-            if usage.memory_bytes is not None:
-                memory.add_metric(labels, usage.memory_bytes)
-            if usage.cpu_seconds is not None:
-                processor.add_metric(labels, usage.cpu_seconds)
-        yield memory
-        yield processor
-
-
-class _StepCollector(Collector):
-    """Counters of the steps that a watchdog has taken."""
-
-    def __init__(self, watchdog: PressureWatchdog) -> None:
-        self._watchdog = watchdog
-
-    def collect(self) -> Iterator[Metric]:
-        steps = CounterMetricFamily(
-            "pomona_agent_pressure_steps",
-            "Steps taken against memory pressure: hold, displace, cancel, evict, hasten, release, return.",
-            labels=["step"],
-        )
-        for action, label in ACTION_LABELS.items():
-            steps.add_metric([label], self._watchdog.taken[action])
-        yield steps
+def _gauge(name: str, text: str, values: Iterable[tuple[_Labels, float | None]], *labels: str) -> Metric:
+    """Return a gauge with a series for each value that is known, by the values of its labels."""
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for label_values, value in values:
+        if value is not None:
+            family.add_metric(label_values, value)
+    return family

@@ -1,7 +1,8 @@
 """The options of an agent, and the error for an agent that cannot start with them."""
 
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from artifacts.repositories.address_policy import Networks
 from crds.meta import METRIC_PREFIX
@@ -17,8 +18,7 @@ class OptionsError(StartError):
     """The agent can never start with its options, or with this state folder: a service manager does not try again."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
+class AgentOptions(msgspec.Struct, frozen=True):
     """The owner's options. `address` and `memory_budget_bytes` are determined by the agent if they are None."""
 
     name: str

@@ -1,18 +1,20 @@
 """The events of one native process, to which `metal_agent.lifecycle` answers with the next state and its actions."""
 
-from dataclasses import dataclass
+import msgspec
 
 from crds.metalprocess import LastExit
 from metal_agent.engine_health import Suspicion
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class ProcessEvent(msgspec.Struct, frozen=True):
+    """An event of one process."""
+
+
+class Admitted(ProcessEvent, frozen=True):
     """The host can run the process, and its memory is reserved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(ProcessEvent, frozen=True):
     """This host cannot run the process with this spec."""
 
     reason: str
@@ -21,13 +23,11 @@ class Refused:
     """Memory that was needed and not free: the process is checked again once so much is free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(ProcessEvent, frozen=True):
     """Verified weights are on the host."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(ProcessEvent, frozen=True):
     """An action failed. A permanent failure is retried too, but rarely: the source may be repaired."""
 
     reason: str
@@ -37,54 +37,45 @@ class Failed:
     """The pause that the server of the weights asks for; 0 if it asks for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryFreed:
+class MemoryFreed(ProcessEvent, frozen=True):
     """The host has as much memory free as the process needed at its refusal."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSlotBusy:
+class LoadSlotBusy(ProcessEvent, frozen=True):
     """Another engine of this host is loading, so this one was not started."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadSlotGranted:
+class LoadSlotGranted(ProcessEvent, frozen=True):
     """This process has the load slot: its engine may load."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spawned:
+class Spawned(ProcessEvent, frozen=True):
     """The engine was started; `pid` if it has a process of its own."""
 
     pid: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(ProcessEvent, frozen=True):
     """The engine generated a token."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartProblem:
+class StartProblem(ProcessEvent, frozen=True):
     """The starting engine answers, but not with a token; it is asked again."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Suspected:
+class Suspected(ProcessEvent, frozen=True):
     """The proxy sees signs that the Ready engine is sick."""
 
     suspicion: Suspicion
 
 
-@dataclass(frozen=True, slots=True)
-class Trusted:
+class Trusted(ProcessEvent, frozen=True):
     """The suspect engine has answered the agent, or the proxy sees that it works again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hung:
+class Hung(ProcessEvent, frozen=True):
     """The engine was Ready, and now neither answers nor uses the processor, or answers with errors only."""
 
     message: str
@@ -93,8 +84,7 @@ class Hung:
     """True if it answers, so that requests in progress may end well."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(ProcessEvent, frozen=True):
     """The engine is gone: its process ended, or its daemon unloaded the model."""
 
     last: LastExit
@@ -105,33 +95,28 @@ class Exited:
     """False if the weights are gone too, and have to be fetched again."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndOverdue:
+class EndOverdue(ProcessEvent, frozen=True):
     """The engine that is being ended has not ended in time: a process that ignores SIGKILL, or a daemon."""
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class BackoffElapsed:
+class BackoffElapsed(ProcessEvent, frozen=True):
     """The back-off is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(ProcessEvent, frozen=True):
     """The MetalProcess is no longer assigned to this host."""
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(ProcessEvent, frozen=True):
     """The host starts no engine now: the process waits for Released. A running engine goes on."""
 
     reason: str
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Evicted:
+class Evicted(ProcessEvent, frozen=True):
     """The host needs the memory: the engine is drained, stopped, and not started again before Released."""
 
     reason: str
@@ -140,30 +125,5 @@ class Evicted:
     """True: running requests get seconds to end. False: they get as long as those of a process that is removed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(ProcessEvent, frozen=True):
     """The host allows the engine to be started again."""
-
-
-ProcessEvent = (
-    Admitted
-    | Refused
-    | MemoryFreed
-    | Fetched
-    | LoadSlotBusy
-    | LoadSlotGranted
-    | Failed
-    | Spawned
-    | StartProblem
-    | Answered
-    | Suspected
-    | Trusted
-    | Hung
-    | Exited
-    | EndOverdue
-    | BackoffElapsed
-    | Removed
-    | Held
-    | Evicted
-    | Released
-)

@@ -8,8 +8,7 @@ import structlog
 from devices import host, limits
 from kube.credentials import Credentials
 from kube.resources import METAL_PROCESSES
-from metal_agent.agent import Agent
-from metal_agent.agent_lifetime import EverythingStopped
+from metal_agent.agent import Agent, EverythingStopped
 from metal_agent.cluster.address import find_address
 from metal_agent.cluster.api_connection import ApiConnection, connect_observed
 from metal_agent.memory.ledger import Ledger, budget_bytes

@@ -8,10 +8,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
+import msgspec
 import structlog
 from msgspec import structs
 
@@ -45,8 +45,7 @@ class GaveWay(Exception):  # noqa: N818 - no error: the measurement is made late
     """A measurement has given way; the message says to what."""
 
 
-@dataclass(frozen=True, slots=True)
-class BenchmarkInputs:
+class BenchmarkInputs(msgspec.Struct, frozen=True):
     """The facts about a host, and its reaction to a measurement."""
 
     loads: LoadQueue

@@ -8,10 +8,10 @@ list still assigns to this host. Making an endpoint not ready is always allowed.
 import asyncio
 import ipaddress
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
+import msgspec
 import structlog
 
 from crds.meta import (
@@ -42,8 +42,7 @@ _GAP_SECONDS: Final = 25.0
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True):
     """One moment, in seconds of both clocks."""
 
     monotonic: float
@@ -54,8 +53,7 @@ class Clocks:
         return max(self.monotonic - earlier.monotonic, abs(self.wall - earlier.wall))
 
 
-@dataclass(slots=True)
-class Freshness:
+class Freshness(msgspec.Struct):
     """The condition for a ready endpoint: the Lease is fresh, and the assignments were listed after the last gap.
 
     Both clocks count: a Mac's monotonic clock stands still in sleep, and a wall clock can be set.
@@ -80,8 +78,7 @@ class Freshness:
         return self.confirmed and self.renewed_at is not None and now.since(self.renewed_at) < LEASE_SECONDS
 
 
-@dataclass(frozen=True, slots=True)
-class SliceMember:
+class SliceMember(msgspec.Struct, frozen=True):
     """One process of a service on this host, as its endpoint is built from it."""
 
     uid: str

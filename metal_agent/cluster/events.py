@@ -8,28 +8,19 @@ from kube.client import Client, Obj
 from kube.errors import NotFound
 from kube.events import EventRecorder, EventType
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
-from metal_agent.holds.pause_policy import Pause, PauseAction, Resume
-from metal_agent.memory.pressure_policy import (
-    CancelDisplacement,
-    Displace,
-    Evict,
-    Hold,
-    PressureAction,
-    Release,
-    Return,
-)
+from metal_agent.memory.pressure_policy import ActionKind, HoldAction
 from metal_agent.supervise.runner import Runner
 
-HoldAction = PressureAction | PauseAction
-_REASONS: Final[dict[type[HoldAction], tuple[EventType, str, str]]] = {
-    Hold: ("Warning", "MemoryPressure", "RelievePressure"),
-    Release: ("Normal", "MemoryPressureOver", "RelievePressure"),
-    Return: ("Normal", "Returning", "RelievePressure"),
-    Pause: ("Normal", "Paused", "PauseHost"),
-    Resume: ("Normal", "Resumed", "PauseHost"),
-    Displace: ("Warning", "Displacing", "Displace"),
-    CancelDisplacement: ("Normal", "Staying", "Displace"),
-    Evict: ("Warning", "Evicted", "Displace"),
+_REASONS: Final[dict[ActionKind, tuple[EventType, str, str]]] = {
+    "hold": ("Warning", "MemoryPressure", "RelievePressure"),
+    "release": ("Normal", "MemoryPressureOver", "RelievePressure"),
+    "return": ("Normal", "Returning", "RelievePressure"),
+    "pause": ("Normal", "Paused", "PauseHost"),
+    "resume": ("Normal", "Resumed", "PauseHost"),
+    "displace": ("Warning", "Displacing", "Displace"),
+    "cancel": ("Normal", "Staying", "Displace"),
+    "evict": ("Warning", "Evicted", "Displace"),
+    "hasten": ("Warning", "Evicted", "RelievePressure"),
 }
 """Type, reason and action of the Event of each step."""
 
@@ -53,7 +44,7 @@ class HoldEvents:
         while self._unsent:
             oldest = self._unsent[0]
             step, note = oldest
-            kind, reason, action = _REASONS[type(step)]
+            kind, reason, action = _REASONS[step.kind]
             about = await self._find_object(step)
             if self._unsent and self._unsent[0] is oldest:  # a full queue may have dropped it meanwhile
                 self._unsent.popleft()
@@ -61,11 +52,10 @@ class HoldEvents:
                 await self._recorder.event(about, kind, reason, note, action)
 
     async def _find_object(self, step: HoldAction) -> Obj | None:
-        uid = getattr(step, "uid", None)
-        runner = self._runners.get(uid) if uid else None
+        runner = self._runners.get(step.uid)
         try:
             if runner:
                 return await self._client.get(METAL_PROCESSES, runner.assignment.name, runner.assignment.namespace)
-            return None if uid else await self._client.get(METAL_HOSTS, self._host)
+            return None if step.uid else await self._client.get(METAL_HOSTS, self._host)
         except NotFound:
             return None

@@ -6,10 +6,12 @@ a hold nor ends it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
 
 from devices.power import Power
 from devices.thermal import ThermalLevel
@@ -37,8 +39,7 @@ END_SECONDS: Final[dict[OwnerSource, float]] = {"schedule": 0.0, "activity": 0.0
 Signal = Literal["hold", "free", "between"]
 
 
-@dataclass(frozen=True, slots=True)
-class OwnerPolicy:
+class OwnerPolicy(msgspec.Struct, frozen=True):
     """The owner's options; by default nothing pauses the host."""
 
     quiet_hours: tuple[QuietHours, ...] = ()
@@ -126,8 +127,7 @@ def _read_power(power: Power, limit_percent: int) -> Signal | None:
     return "free" if power.battery_percent >= limit_percent + _MARGIN_PERCENT else "between"
 
 
-@dataclass(frozen=True, slots=True)
-class SourceState:
+class SourceState(msgspec.Struct, frozen=True):
     """The state of one source: whether it holds, and for how long it has said the opposite."""
 
     holds: bool = False

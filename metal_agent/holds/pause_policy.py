@@ -7,36 +7,18 @@ When no source holds any more, all return.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 
-from metal_agent.memory.pressure_policy import (
-    DISPLACEMENT_SECONDS,
-    CancelDisplacement,
-    Displace,
-    Evict,
-    EvictionCandidate,
-)
+import msgspec
+from msgspec.structs import replace
+
+from metal_agent.memory.pressure_policy import DISPLACEMENT_SECONDS, EvictionCandidate, HoldAction
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """Start no engine until Resume, and displace what runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Start engines again, also those that were evicted."""
-
-
-PauseAction = Pause | Resume | Displace | CancelDisplacement | Evict
-
-
-@dataclass(frozen=True, slots=True)
-class PauseState:
+class PauseState(msgspec.Struct, frozen=True):
     """Decisions so far."""
 
     is_paused: bool = False
-    displacing: dict[str, float] = field(default_factory=dict)
+    displacing: dict[str, float] = {}
     """Seconds for which each process has been displaced, by uid."""
     evicted: frozenset[str] = frozenset()
     """Uids of processes that were stopped, and start again after the pause."""
@@ -49,7 +31,7 @@ def step_pause(
     *,
     is_held: bool,
     pauses_critical: bool = False,
-) -> tuple[PauseState, tuple[PauseAction, ...]]:
+) -> tuple[PauseState, tuple[HoldAction, ...]]:
     """Decide the actions that follow from one sample.
 
     Args:
@@ -62,27 +44,22 @@ def step_pause(
     if not is_held:
         if not state.is_paused:
             return state, ()
-        return PauseState(), (*(CancelDisplacement(uid) for uid in sorted(state.displacing)), Resume())
-    actions: list[PauseAction] = [] if state.is_paused else [Pause()]
-    running = [
-        candidate
-        for candidate in candidates
-        if candidate.is_running and (pauses_critical or not candidate.is_protected)
-    ]
+        return PauseState(), (*(HoldAction("cancel", uid) for uid in sorted(state.displacing)), HoldAction("resume"))
+    actions: list[HoldAction] = [] if state.is_paused else [HoldAction("pause")]
     displacing: dict[str, float] = {}
     evicted = set(state.evicted)
-    for candidate in running:
-        so_far = state.displacing.get(candidate.uid)
-        # An engine that loads answers no request; one that was evicted already was about to end when its agent ended.
-        if (
-            candidate.uid in evicted
-            or candidate.stage == "loading"
-            or (so_far or 0.0) + seconds >= DISPLACEMENT_SECONDS
-        ):
-            evicted.add(candidate.uid)
-            actions.append(Evict(candidate.uid))
+    for candidate in candidates:
+        uid = candidate.uid
+        if not candidate.is_running or (candidate.is_protected and not pauses_critical):
             continue
-        displacing[candidate.uid] = 0.0 if so_far is None else so_far + seconds
+        so_far = state.displacing.get(uid)
+        is_overdue = (so_far or 0.0) + seconds >= DISPLACEMENT_SECONDS
+        # An engine that loads answers no request; one that was evicted already was about to end when its agent ended.
+        if uid in evicted or candidate.stage == "loading" or is_overdue:
+            evicted.add(uid)
+            actions.append(HoldAction("evict", uid))
+            continue
+        displacing[uid] = 0.0 if so_far is None else so_far + seconds
         if so_far is None:
-            actions.append(Displace(candidate.uid))
+            actions.append(HoldAction("displace", uid))
     return replace(state, is_paused=True, displacing=displacing, evicted=frozenset(evicted)), tuple(actions)

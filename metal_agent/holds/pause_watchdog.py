@@ -7,7 +7,6 @@ agent. A source that the owner has turned off meanwhile holds nothing any more.
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -25,8 +24,8 @@ from kube.time import rfc3339
 from metal_agent.holds import owner_policy, pause_policy
 from metal_agent.holds.hold_gate import HoldableProcess, HoldGate, HostHold
 from metal_agent.holds.owner_policy import NO_POLICY, REASONS, OwnerPolicy, OwnerSample, OwnerSource, SourceState
-from metal_agent.holds.pause_policy import Pause, PauseAction, PauseState, Resume
-from metal_agent.memory.pressure_policy import CancelDisplacement, Displace, Evict
+from metal_agent.holds.pause_policy import PauseState
+from metal_agent.memory.pressure_policy import ActionKind, HoldAction
 from metal_agent.memory.pressure_watchdog import describe_candidate, save_record
 from metal_agent.periodic import run_periodically
 from metal_agent.process_events import Evicted, Held
@@ -34,12 +33,12 @@ from metal_agent.process_events import Evicted, Held
 _HELD: Final = "no engine is started before the pause ends"
 _EVICTED: Final = "the engine was stopped, and is started again after the pause"
 _DISPLACED: Final = "the process serves on until its replacement on another host answers"
-_NOTES: Final[dict[type[PauseAction], str]] = {
-    Pause: "no engine is started, and services move to other hosts where they fit",
-    Resume: "the owner does not need this host any more: engines are started again",
-    Displace: _DISPLACED,
-    CancelDisplacement: "the process stays on this host: its owner does not need the host any more",
-    Evict: _EVICTED,
+_NOTES: Final[dict[ActionKind, str]] = {
+    "pause": "no engine is started, and services move to other hosts where they fit",
+    "resume": "the owner does not need this host any more: engines are started again",
+    "displace": _DISPLACED,
+    "cancel": "the process stays on this host: its owner does not need the host any more",
+    "evict": _EVICTED,
 }
 
 log = structlog.get_logger()
@@ -64,8 +63,7 @@ def read_owner_sample(sources: tuple[OwnerSource, ...]) -> OwnerSample:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PauseInputs:
+class PauseInputs(msgspec.Struct, frozen=True):
     """The owner's policy, and what it depends on."""
 
     policy: OwnerPolicy = NO_POLICY
@@ -91,7 +89,7 @@ class PauseWatchdog:
         runners: Mapping[str, HoldableProcess],
         gate: HoldGate,
         inputs: PauseInputs,
-        on_action: Callable[[PauseAction, str], None],
+        on_action: Callable[[HoldAction, str], None],
     ) -> None:
         self._path = path
         self._runners = runners
@@ -204,9 +202,9 @@ class PauseWatchdog:
             if after.holds != before.holds:
                 log.info("owner_hold_changed", source=source, holds=after.holds, why=self._policy.describe(source))
 
-    def _perform(self, action: PauseAction) -> None:
-        if isinstance(action, Evict):
+    def _perform(self, action: HoldAction) -> None:
+        if action.kind == "evict":
             self._gate.evict(action.uid, Evicted(HOST_PAUSED, self._explain(_EVICTED), is_urgent=False))
-        log.info("pause_action", action=type(action).__name__, uid=getattr(action, "uid", None))
-        note = _NOTES[type(action)]
+        log.info("pause_action", action=action.kind, uid=action.uid)
+        note = _NOTES[action.kind]
         self._on_action(action, self._explain(note) if self._since else note)

@@ -5,9 +5,10 @@ that a clock shows twice counts twice, and one that it skips does not exist.
 """
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from zoneinfo import ZoneInfo
@@ -18,8 +19,7 @@ _FORM: Final = re.compile(r"(\S+)\s+([0-9]{2}):([0-9]{2})-([0-9]{2}):([0-9]{2})\
 _LAST_MINUTE: Final = 24 * 60
 
 
-@dataclass(frozen=True, slots=True)
-class QuietHours:
+class QuietHours(msgspec.Struct, frozen=True):
     """The same hours on some days of each week."""
 
     text: str

@@ -6,8 +6,9 @@ less is left for the next process, and the pressure watchdog relieves the host.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 from crds.size import size_text
 from devices.facts import HostFacts
@@ -42,12 +43,11 @@ def budget_bytes(facts: HostFacts, owner_bytes: int | None) -> int | None:
     return min(limits) if facts.model_memory_bytes is not None and limits else None
 
 
-@dataclass(slots=True)
-class Ledger:
+class Ledger(msgspec.Struct):
     """Reservations against a budget in bytes, by uid."""
 
     budget_bytes: int
-    reserved: dict[str, int] = field(default_factory=dict)
+    reserved: dict[str, int] = {}
     others_bytes: int = 0
     """Use of other programs beyond the share that the budget leaves them."""
     memory_bytes: int | None = None

@@ -11,8 +11,10 @@ changes nothing.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from crds.meta import PRIORITY_RANK, Priority
 from devices.pressure import PressureLevel
@@ -51,8 +53,7 @@ RETURN_SECONDS: Final = 60.0
 MemoryStage = Literal["absent", "loading", "serving", "draining", "ending"]
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionCandidate:
+class EvictionCandidate(msgspec.Struct, frozen=True):
     """A process of this host at the time of a sample."""
 
     uid: str
@@ -76,73 +77,28 @@ class EvictionCandidate:
         """True if it goes last, and only under critical pressure."""
         return self.has_protection or self.priority == "critical"
 
-    @property
-    def displacement_order(self) -> tuple[bool, int, float, int]:
-        """Sort key: the greatest is displaced first. An engine that loads answers no request, so it counts as idle."""
-        idle = math.inf if self.stage == "loading" else self.idle_seconds or 0.0
-        return not self.is_protected, PRIORITY_RANK[self.priority], idle, self.memory_bytes
+
+ActionKind = Literal["hold", "displace", "cancel", "evict", "hasten", "release", "return", "pause", "resume"]
+"""The kind of a step that a hold takes. Those against memory pressure are values of the label `step` of the metric
+pomona_agent_pressure_steps_total; these names are API.
+
+hold: start no engine until `release`. displace: request a replacement of the process on another host; it continues to
+serve meanwhile. cancel: the process is no longer displaced, and stays. evict: stop the engine of the process, drained
+first, and hold it until `return`. hasten: stop the engine of the process now, which drains since it is removed or
+moves. release: start engines again, except those of evicted processes. return: start the engine of the evicted process
+again. pause: start no engine until `resume`, and displace what runs. resume: start engines again, also evicted ones.
+"""
+PRESSURE_STEPS: Final[tuple[ActionKind, ...]] = ("hold", "displace", "cancel", "evict", "hasten", "release", "return")
 
 
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """Start no engine until Release."""
+class HoldAction(msgspec.Struct, frozen=True):
+    """One step of a hold; `uid` is the process, or empty if the step is about the whole host."""
+
+    kind: ActionKind
+    uid: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Displace:
-    """Request a replacement of this process on another host; it continues to serve meanwhile."""
-
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class CancelDisplacement:
-    """Withdraw Displace: the process stays."""
-
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class Evict:
-    """Stop this process's engine, drained first, and hold it until Return."""
-
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class Hasten:
-    """Stop this process's engine now, which drains since it is removed or moves."""
-
-    uid: str
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Allow engines to be started again, except those of evicted processes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Return:
-    """Allow this process, which was evicted, to start again."""
-
-    uid: str
-
-
-PressureAction = Hold | Displace | CancelDisplacement | Evict | Hasten | Release | Return
-ACTION_LABELS: Final[dict[type[PressureAction], str]] = {
-    Hold: "hold",
-    Displace: "displace",
-    CancelDisplacement: "cancel",
-    Evict: "evict",
-    Hasten: "hasten",
-    Release: "release",
-    Return: "return",
-}
-"""Value of the label `step` of the metric pomona_agent_pressure_steps_total; these names are API."""
-
-
-@dataclass(frozen=True, slots=True)
-class PressureState:
+class PressureState(msgspec.Struct, frozen=True):
     """Samples and decisions so far. Seconds count sampled time only; None: the last sample had another level."""
 
     is_under_pressure: bool = False
@@ -177,7 +133,7 @@ class PressureState:
         return self.critical_seconds is not None and self.critical_seconds >= CRITICAL_SECONDS
 
 
-PressureStep = tuple[PressureState, tuple[PressureAction, ...]]
+PressureStep = tuple[PressureState, tuple[HoldAction, ...]]
 
 
 def step(
@@ -222,6 +178,16 @@ def _advance_clocks(
     )
 
 
+def _displacement_key(candidate: EvictionCandidate) -> tuple[bool, int, float, int, str]:
+    """Return the sort key of a candidate, the greatest of which is displaced first.
+
+    An engine that loads answers no request, so it counts as idle.
+    """
+    idle = math.inf if candidate.stage == "loading" else candidate.idle_seconds or 0.0
+    rank = PRIORITY_RANK[candidate.priority]
+    return not candidate.is_protected, rank, idle, candidate.memory_bytes, candidate.uid
+
+
 def _is_due(state: PressureState) -> bool:
     return state.is_critical or (state.warn_seconds is not None and state.warn_seconds >= WARN_SECONDS)
 
@@ -229,37 +195,30 @@ def _is_due(state: PressureState) -> bool:
 def _begin_pressure(state: PressureState) -> PressureStep:
     relapse = min(state.since_over_seconds, state.since_return_seconds) < RELAPSE_SECONDS
     calm = min(MAX_CALM_SECONDS, 2 * state.needed_calm_seconds) if relapse else CALM_SECONDS
-    return replace(state, is_under_pressure=True, needed_calm_seconds=calm), (Hold(),)
+    return replace(state, is_under_pressure=True, needed_calm_seconds=calm), (HoldAction("hold"),)
 
 
 def _end_pressure(state: PressureState) -> PressureStep:
-    actions: tuple[PressureAction, ...] = (
-        (CancelDisplacement(state.displacing), Release()) if state.displacing else (Release(),)
-    )
-    return replace(
-        state, is_under_pressure=False, displacing=None, passed_over=frozenset(), since_over_seconds=0.0
-    ), actions
+    canceled = (HoldAction("cancel", state.displacing),) if state.displacing else ()
+    over = replace(state, is_under_pressure=False, displacing=None, passed_over=frozenset(), since_over_seconds=0.0)
+    return over, (*canceled, HoldAction("release"))
 
 
 def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
     """Decide the next action against the pressure, if it is time for one."""
-    running = {
-        eviction_candidate.uid: eviction_candidate for eviction_candidate in candidates if eviction_candidate.is_running
-    }
+    running = {candidate.uid: candidate for candidate in candidates if candidate.is_running}
     if state.displacing is not None and state.displacing not in running:
         # The process runs elsewhere now, or ended by itself.
         state = replace(state, displacing=None)
     unfinished = next((uid for uid in state.evicted if uid in running), None)
     if unfinished is not None:
         # An earlier agent recorded this eviction, and ended before it evicted the process.
-        return state, (Evict(unfinished),)
+        return state, (HoldAction("evict", unfinished),)
     draining = [candidate for candidate in candidates if candidate.stage == "draining"]
-    is_stopping = state.ending_seconds <= ENDING_SECONDS and any(
-        candidate.stage == "ending" for candidate in candidates
-    )
-    if state.is_critical and draining and not is_stopping:
+    is_ending = any(candidate.stage == "ending" for candidate in candidates)
+    if state.is_critical and draining and not (is_ending and state.ending_seconds <= ENDING_SECONDS):
         # It is about to end anyway, so its loss matters less than that of any other.
-        return state, (Hasten(max(draining, key=lambda candidate: (candidate.displacement_order, candidate.uid)).uid),)
+        return state, (HoldAction("hasten", max(draining, key=_displacement_key).uid),)
     if state.normal_seconds is not None or state.since_ending_seconds < SETTLE_SECONDS:
         return state, ()
     if state.displacing is not None:
@@ -272,14 +231,11 @@ def _follow_up_displacement(state: PressureState, candidate: EvictionCandidate) 
 
     Below critical, give up when no host took it in `DISPLACEMENT_SECONDS`; otherwise wait.
     """
-    if state.is_critical and (
-        candidate.stage == "loading" or state.displacing_seconds >= CRITICAL_DISPLACEMENT_SECONDS
-    ):
-        return replace(state, displacing=None, evicted=(*state.evicted, candidate.uid)), (Evict(candidate.uid),)
-    if state.critical_seconds is None and state.displacing_seconds >= DISPLACEMENT_SECONDS:
-        return replace(state, displacing=None, passed_over=state.passed_over | {candidate.uid}), (
-            CancelDisplacement(candidate.uid),
-        )
+    uid, seconds = candidate.uid, state.displacing_seconds
+    if state.is_critical and (candidate.stage == "loading" or seconds >= CRITICAL_DISPLACEMENT_SECONDS):
+        return replace(state, displacing=None, evicted=(*state.evicted, uid)), (HoldAction("evict", uid),)
+    if state.critical_seconds is None and seconds >= DISPLACEMENT_SECONDS:
+        return replace(state, displacing=None, passed_over=state.passed_over | {uid}), (HoldAction("cancel", uid),)
     return state, ()
 
 
@@ -288,15 +244,14 @@ def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandi
     if state.is_critical:
         eligible = running
     elif state.warn_seconds is not None and state.warn_seconds >= DISPLACE_AFTER_SECONDS:
-        eligible = [
-            candidate for candidate in running if not candidate.is_protected and candidate.uid not in state.passed_over
-        ]
+        unprotected = [candidate for candidate in running if not candidate.is_protected]
+        eligible = [candidate for candidate in unprotected if candidate.uid not in state.passed_over]
     else:
         return state, ()
-    chosen = max(eligible, key=lambda candidate: (candidate.displacement_order, candidate.uid), default=None)
+    chosen = max(eligible, key=_displacement_key, default=None)
     if chosen is None:
         return state, ()
-    return replace(state, displacing=chosen.uid, displacing_seconds=0.0), (Displace(chosen.uid),)
+    return replace(state, displacing=chosen.uid, displacing_seconds=0.0), (HoldAction("displace", chosen.uid),)
 
 
 def _return_evicted(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
@@ -308,4 +263,4 @@ def _return_evicted(state: PressureState, candidates: Sequence[EvictionCandidate
     if back is None or not settled or is_busy:
         return state, ()
     evicted = tuple(uid for uid in state.evicted if uid != back)
-    return replace(state, evicted=evicted, since_return_seconds=0.0), (Return(back),)
+    return replace(state, evicted=evicted, since_return_seconds=0.0), (HoldAction("return", back),)

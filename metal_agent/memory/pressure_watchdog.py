@@ -9,13 +9,13 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 import structlog
+from msgspec.structs import replace
 
 from artifacts import durable
 from crds.meta import MEMORY_PRESSURE
@@ -27,32 +27,20 @@ from metal_agent import process_events as events
 from metal_agent.holds.hold_gate import HoldableProcess, HoldGate, HostHold
 from metal_agent.memory import pressure_policy
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.pressure_policy import (
-    CancelDisplacement,
-    Displace,
-    Evict,
-    EvictionCandidate,
-    Hasten,
-    Hold,
-    MemoryStage,
-    PressureAction,
-    PressureState,
-    Release,
-    Return,
-)
+from metal_agent.memory.pressure_policy import ActionKind, EvictionCandidate, HoldAction, MemoryStage, PressureState
 from metal_agent.periodic import run_periodically
 
 _HOLD: Final = "this host is short of memory: no engine is started here until the pressure is over"
 _EVICTED: Final = "this host is short of memory: the engine was stopped, and is started again when the pressure is over"
 _DISPLACED: Final = "this host is short of memory: the process serves on until its replacement on another host answers"
-_MESSAGES: Final[dict[type[PressureAction], str]] = {
-    Hold: _HOLD,
-    Displace: _DISPLACED,
-    CancelDisplacement: "the process stays on this host: the pressure is over, or no other host has room for it",
-    Evict: _EVICTED,
-    Hasten: "this host is short of memory: the engine, which drains, is stopped now",
-    Release: "this host has memory again: held processes are started, evicted ones return one after the other",
-    Return: "this host has memory again: the evicted process is started",
+_MESSAGES: Final[dict[ActionKind, str]] = {
+    "hold": _HOLD,
+    "displace": _DISPLACED,
+    "cancel": "the process stays on this host: the pressure is over, or no other host has room for it",
+    "evict": _EVICTED,
+    "hasten": "this host is short of memory: the engine, which drains, is stopped now",
+    "release": "this host has memory again: held processes are started, evicted ones return one after the other",
+    "return": "this host has memory again: the evicted process is started",
 }
 
 log = structlog.get_logger()
@@ -84,8 +72,7 @@ class PressureRecord(msgspec.Struct, frozen=True):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WatchdogInputs:
+class WatchdogInputs(msgspec.Struct, frozen=True):
     """Readings of a watchdog: memory level, idle times and reservations."""
 
     read: Callable[[], PressureReading]
@@ -114,7 +101,7 @@ class PressureWatchdog:
         runners: Mapping[str, HoldableProcess],
         gate: HoldGate,
         inputs: WatchdogInputs,
-        on_action: Callable[[PressureAction, str], None],
+        on_action: Callable[[HoldAction, str], None],
     ) -> None:
         self._path = path
         self._runners = runners
@@ -125,7 +112,7 @@ class PressureWatchdog:
         self.state = self._written.state
         self.level: PressureLevel | None = None
         """The level of the last sample; None if the system reports none."""
-        self.taken: Counter[type[PressureAction]] = Counter()
+        self.taken: Counter[ActionKind] = Counter()
         """The number of actions of each kind that this agent has performed."""
         self._has_level = False
         self._is_first = True
@@ -205,19 +192,15 @@ class PressureWatchdog:
             idle_seconds = now - runner.state.ready_since
         return describe_candidate(runner, self._inputs.ledger.reserved.get(uid, 0), idle_seconds)
 
-    def _perform(self, action: PressureAction) -> None:
-        match action:
-            case Hold():
-                self._since = datetime.now(UTC)
-            case Evict(uid) | Hasten(uid):
-                self._gate.evict(uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
-            case Displace() | CancelDisplacement() | Release() | Return():
-                pass  # the gate sends the holds that have changed
-        self.taken[type(action)] += 1
-        log.warning(
-            "pressure_action", action=type(action).__name__, uid=getattr(action, "uid", None), pressure=self.level
-        )
-        self._on_action(action, _MESSAGES[type(action)])
+    def _perform(self, action: HoldAction) -> None:
+        """Perform one step; the gate sends the holds that have changed."""
+        if action.kind == "hold":
+            self._since = datetime.now(UTC)
+        elif action.kind in {"evict", "hasten"}:
+            self._gate.evict(action.uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
+        self.taken[action.kind] += 1
+        log.warning("pressure_action", action=action.kind, uid=action.uid, pressure=self.level)
+        self._on_action(action, _MESSAGES[action.kind])
 
 
 async def save_record(path: Path, wanted: Record, written: Record) -> Record:

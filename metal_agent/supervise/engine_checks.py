@@ -6,11 +6,11 @@ The decisions are in `liveness` and `engine_health`; this module asks, waits and
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
 
 import aiohttp
+import msgspec
 import structlog
 
 from crds.serving import Mode
@@ -30,8 +30,7 @@ _LAST_PAUSE_SECONDS: Final = 0.2
 """The longest pause between two probes of a starting engine, which bounds the delay of Ready."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProbedEngine:
+class ProbedEngine(msgspec.Struct, frozen=True):
     """An engine as the agent asks it."""
 
     session: aiohttp.ClientSession

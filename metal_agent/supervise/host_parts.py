@@ -1,11 +1,12 @@
 """The parts of a host that all its runners share: where requests come from, memory, weights, keys and records."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
+import msgspec
+from msgspec import field
 
 from metal_agent.assignments import Assignment
 from metal_agent.benchmarks.measurements import Measurements
@@ -42,8 +43,7 @@ async def _do_nothing() -> None:
     """Do nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerContext:
+class RunnerContext(msgspec.Struct, frozen=True):
     """The parts of the host that all its runners share."""
 
     folder: Path

@@ -7,8 +7,9 @@ conversation.
 """
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from devices import processes
 
@@ -20,16 +21,14 @@ ANSWER_SECONDS: Final = 20.0
 HUNG_CHECKS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class LivenessAnswer:
+class LivenessAnswer(msgspec.Struct, frozen=True):
     """The outcome of a probe; `silent` if the engine did not answer in time."""
 
     problem: str = ""
     silent: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LivenessCheck:
+class LivenessCheck(msgspec.Struct, frozen=True):
     """One check of an engine.
 
     Attributes:

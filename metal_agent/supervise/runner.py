@@ -1,7 +1,6 @@
 """The runner of one process: it performs the actions that `lifecycle.step` returns, and feeds back their outcome."""
 
 import asyncio
-import dataclasses
 import time
 from datetime import UTC, datetime
 from functools import partial
@@ -112,7 +111,7 @@ class Runner:
         before = self.assignment.spec
         if before is None or with_edits(before, spec) == before:
             return
-        self.assignment = dataclasses.replace(self.assignment, spec=with_edits(before, spec))
+        self.assignment = structs.replace(self.assignment, spec=with_edits(before, spec))
         if self.record:
             self._set_record(structs.replace(self.record, spec=with_edits(self.record.spec, spec)))
         self._host.changed(self)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 import structlog
 from msgspec import structs
@@ -225,7 +224,7 @@ class Supervisor:
                 return
             seconds = restart_backoff_seconds(crashes)
             message = f"internal error of the agent: {problem}; next try in {seconds:.0f} s"
-            runner.state = replace(runner.state, reason="InternalError", message=message)
+            runner.state = structs.replace(runner.state, reason="InternalError", message=message)
             self._host.changed(runner)
             await asyncio.sleep(seconds)
 

@@ -10,9 +10,9 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import structlog
 
 from crds.meta import PreviousToken
@@ -31,8 +31,7 @@ _NOT_SERVED: Final = frozenset({"Rejected", "Stopped"})
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class ServicePort:
+class ServicePort(msgspec.Struct, frozen=True):
     """The port of one service on this host, and the token that its clients send."""
 
     port: int

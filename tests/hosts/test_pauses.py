@@ -7,9 +7,8 @@ import pytest
 
 from metal_agent.holds import owner_policy, pause_policy
 from metal_agent.holds.owner_policy import OwnerPolicy, OwnerSample
-from metal_agent.holds.pause_policy import Pause, Resume
 from metal_agent.memory import pressure_policy
-from metal_agent.memory.pressure_policy import Displace, Evict
+from metal_agent.memory.pressure_policy import HoldAction
 from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, engines, phase, ready
 
@@ -44,7 +43,7 @@ async def test_pause_stops_what_found_no_other_place_and_brings_it_back(
     watched.supervisor.assign([assignment("low", priority="low"), assignment("top", priority="critical")])
     pids = {uid: await ready(watched, uid) for uid in ("low", "top")}
     watched.sample = ACTIVE
-    await eventually(lambda: watched.steps == [Pause(), Displace("low")])
+    await eventually(lambda: watched.steps == [HoldAction("pause"), HoldAction("displace", "low")])
     target = watched.gate.displacement_condition(watched.runners["low"])
     assert target
     assert (target["type"], target["reason"]) == ("DisruptionTarget", "HostPaused")
@@ -61,11 +60,11 @@ async def test_pause_stops_what_found_no_other_place_and_brings_it_back(
     await phase(watched, "Pending", "HostPaused")
 
     watched.sample = replace_idle(None)
-    await eventually(lambda: watched.steps[2:] == [Evict("low")])
+    await eventually(lambda: watched.steps[2:] == [HoldAction("evict", "low")])
     watched.sample = AWAY
     await ready(watched, "low")
     await ready(watched)
-    assert watched.steps[3:] == [Resume()]
+    assert watched.steps[3:] == [HoldAction("resume")]
     assert psutil.pid_exists(pids["top"])
 
 

@@ -4,13 +4,13 @@ import asyncio
 import json
 import os
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from crds.meta import PRIORITY_RANK
 from crds.metalprocess import Artifact, MetalProcessStatus

@@ -4,14 +4,7 @@ import psutil
 import pytest
 
 from metal_agent.memory import pressure_policy
-from metal_agent.memory.pressure_policy import (
-    Displace,
-    Evict,
-    Hold,
-    PressureAction,
-    Release,
-    Return,
-)
+from metal_agent.memory.pressure_policy import HoldAction
 from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, engines, phase, ready
 
@@ -25,8 +18,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pressure_policy, f"{name}_SECONDS", seconds / 100)
 
 
-def evicted(machine: Machine) -> list[PressureAction]:
-    return [step for step in machine.steps if isinstance(step, Evict)]
+def evicted(machine: Machine) -> list[HoldAction]:
+    return [step for step in machine.steps if step.kind == "evict"]
 
 
 async def test_critical_pressure_evicts_one_at_a_time_and_calm_returns_them(
@@ -41,7 +34,13 @@ async def test_critical_pressure_evicts_one_at_a_time_and_calm_returns_them(
     assert machine.exposure.calls[:2] == [("withdraw", True), ("drain", True)], "before its engine was ended"
     await phase(machine, "Pending", "MemoryPressure", "top")
     assert engines(machine) == []
-    assert machine.steps == [Hold(), Displace("low"), Evict("low"), Displace("top"), Evict("top")]
+    assert machine.steps == [
+        HoldAction("hold"),
+        HoldAction("displace", "low"),
+        HoldAction("evict", "low"),
+        HoldAction("displace", "top"),
+        HoldAction("evict", "top"),
+    ]
     assert machine.ledger.reserved.keys() == {"low", "top"}, "their places are kept"
     target = machine.gate.displacement_condition(machine.runners["low"])
     assert target
@@ -51,7 +50,7 @@ async def test_critical_pressure_evicts_one_at_a_time_and_calm_returns_them(
     machine.level = "normal"
     assert await ready(machine, "low") not in pids.values()
     await ready(machine, "top")
-    assert machine.steps[5:] == [Release(), Return("top"), Return("low")]
+    assert machine.steps[5:] == [HoldAction("release"), HoldAction("return", "top"), HoldAction("return", "low")]
     assert machine.watchdog.pressure_condition()["status"] == "False"
     assert machine.gate.displacement_condition(machine.runners["low"]) is None
 
@@ -66,7 +65,7 @@ async def test_longest_idle_process_is_displaced_first(
         await ready(machine, uid)
     machine.idle = {"busy": 0.0, "idle": 900.0, "unasked": None}
     machine.level = "critical"
-    await eventually(lambda: machine.steps[1:2] == [Displace("idle")])
+    await eventually(lambda: machine.steps[1:2] == [HoldAction("displace", "idle")])
     machine.level = None
     await eventually(lambda: machine.watchdog.level is None)
     monkeypatch.setattr(pressure_policy, "CRITICAL_DISPLACEMENT_SECONDS", 0.0)
@@ -90,4 +89,4 @@ async def test_evicted_process_stays_evicted_under_the_next_agent_and_returns(
     assert machine.watchdog.state.evicted == ("u1",)
     machine.level = "normal"
     await ready(machine)
-    assert machine.steps == [Release(), Return("u1")]
+    assert machine.steps == [HoldAction("release"), HoldAction("return", "u1")]

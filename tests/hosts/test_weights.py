@@ -1,8 +1,9 @@
 """Weights of a real engine: fetched by content, and pinned by the engine itself while its agent is dead."""
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from controller.models.served import Companion, Served
 from controller.services.metal_processes import desired_spec

@@ -15,11 +15,10 @@ from devices.pressure import PressureLevel, PressureReading
 from metal_agent.assignments import Assignment
 from metal_agent.daemons import Daemons
 from metal_agent.holds.owner_policy import OwnerPolicy, OwnerSample
-from metal_agent.holds.pause_policy import PauseAction
 from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import Host, HostCallbacks
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.pressure_policy import PressureAction
+from metal_agent.memory.pressure_policy import HoldAction
 from metal_agent.native.process import identify_process, kill_strays
 from metal_agent.supervise.runner import Runner
 from runtimes.daemon import Daemon
@@ -96,7 +95,7 @@ class Machine:
     async def start(self) -> None:
         self.runners: dict[str, Runner] = {}
         self.changes: list[tuple[str, str]] = []
-        self.steps: list[PressureAction | PauseAction] = []
+        self.steps: list[HoldAction] = []
 
         self.exposure = RecordingExposure(self.runners, lambda: self.idle)
         self.ledger.reserved.clear()

@@ -111,7 +111,7 @@ async def test_list_of_before_another_gap_confirms_no_assignment(
 
 async def test_agent_is_ready_once_it_has_recovered_and_the_lease_is_renewed_or_the_api_away(agent: Agent) -> None:
     assert not agent._describe().ready
-    agent._lifetime.recovered.set()
+    agent._recovered.set()
     assert not agent._describe().ready, "no call is answered yet"
     agent.connection.note_failure(Unreachable("connection refused"))
     assert agent._describe().ready, "it serves what it knows"

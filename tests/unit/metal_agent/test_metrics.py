@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
 from metal_agent import metrics_listener
 from metal_agent.holds.hold_gate import HOLD_SOURCES
-from metal_agent.memory.pressure_policy import Evict
 from metal_agent.metrics import AgentMetrics
 from metal_agent.traffic.service_rates import ServiceRates
 from tests.controlplane.process import CHECKOUT
@@ -47,7 +46,7 @@ async def test_metrics_are_read_at_each_request(machine: Machine, assignment: Ma
     machine.supervisor.assign([assignment(runtime="quantum")])
     await phase(machine, "Rejected", "Unsupported")
     machine.ledger.take_over("other", GIB)
-    machine.watchdog.taken[Evict] += 1
+    machine.watchdog.taken["evict"] += 1
     after = values(told.text())
     assert after["pomona_agent_processes Rejected"] == 1
     assert after["pomona_agent_processes Ready"] == 0

@@ -18,10 +18,9 @@ from metal_agent.assignments import Assignment
 from metal_agent.holds import owner_policy, pause_watchdog
 from metal_agent.holds.hold_gate import HoldGate, HostHold
 from metal_agent.holds.owner_policy import OwnerPolicy, OwnerSample
-from metal_agent.holds.pause_policy import Pause, PauseAction, Resume
 from metal_agent.holds.pause_watchdog import PauseInputs, PauseRecord, PauseWatchdog, read_owner_sample
 from metal_agent.lifecycle import ProcessState
-from metal_agent.memory.pressure_policy import DISPLACEMENT_SECONDS, CancelDisplacement, Evict
+from metal_agent.memory.pressure_policy import DISPLACEMENT_SECONDS, HoldAction
 from metal_agent.process_events import Evicted, ProcessEvent
 from tests.support import api_objects
 from tests.support.api_objects import as_process
@@ -59,7 +58,7 @@ class Pauses:
     clock = 0.0
 
     def __init__(self, folder: Path, policy: OwnerPolicy, *processes: Process) -> None:
-        self.done: list[PauseAction] = []
+        self.done: list[HoldAction] = []
         self.sample = UNKNOWN
         self.runners: dict[str, Any] = {process.assignment.uid: process for process in processes}
         inputs = PauseInputs(policy, lambda _sources: self.sample)
@@ -68,7 +67,7 @@ class Pauses:
             folder / "holds.json", self.runners, self.gate, inputs, lambda action, _note: self.done.append(action)
         )
 
-    async def see(self, sample: OwnerSample) -> list[PauseAction]:
+    async def see(self, sample: OwnerSample) -> list[HoldAction]:
         self.sample = sample
         before = len(self.done)
         await self.watchdog.sample()
@@ -87,21 +86,21 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_pause_outlives_an_agent_also_while_its_source_is_unknown(tmp_path: Path) -> None:
     policy = OwnerPolicy(idle_minutes=10)
     first = Pauses(tmp_path, policy)
-    assert await first.see(ACTIVE) == [Pause()]
+    assert await first.see(ACTIVE) == [HoldAction("pause")]
     assert first.watchdog.hold_for("a")
     next_one = Pauses(tmp_path, policy)
     assert next_one.watchdog.hold_for("a"), "before its first sample"
     assert await next_one.see(UNKNOWN) == []
     (hold,) = next_one.watchdog.list_holds()
     assert hold == HostHold("activity", policy.describe("activity"), "2026-11-23T12:00:00Z")
-    assert await next_one.see(AWAY) == [Resume()]
+    assert await next_one.see(AWAY) == [HoldAction("resume")]
     assert (next_one.watchdog.hold_for("a"), next_one.watchdog.list_holds()) == (None, [])
 
 
 async def test_source_that_the_owner_turned_off_holds_nothing_any_more(tmp_path: Path) -> None:
     await Pauses(tmp_path, OwnerPolicy(idle_minutes=10)).see(ACTIVE)
     without = Pauses(tmp_path, OwnerPolicy())
-    assert await without.see(UNKNOWN) == [Resume()]
+    assert await without.see(UNKNOWN) == [HoldAction("resume")]
     assert durable.read(tmp_path / "holds.json", PauseRecord) == PauseRecord()
 
 
@@ -109,10 +108,10 @@ async def test_agent_whose_owner_turned_everything_off_ends_the_pause_of_the_age
     await Pauses(tmp_path, OwnerPolicy(idle_minutes=10)).see(ACTIVE)
     without = Pauses(tmp_path, OwnerPolicy())
     async with running(asyncio.wait_for(without.watchdog.run(), LIMIT_SECONDS)):
-        await eventually(lambda: without.done == [Resume()])
+        await eventually(lambda: without.done == [HoldAction("resume")])
 
 
-async def pass_time(pauses: Pauses, seconds: float) -> list[PauseAction]:
+async def pass_time(pauses: Pauses, seconds: float) -> list[HoldAction]:
     """Take samples of an owner who works at the machine until so much time has passed."""
     done, end = [], Pauses.clock + seconds
     while Pauses.clock < end:
@@ -136,7 +135,7 @@ async def test_agent_that_dies_between_record_and_eviction_leaves_it_to_the_next
             await pass_time(first, 1)
     next_one = Pauses(tmp_path, policy, serving)
     assert "the engine was stopped" in str(next_one.watchdog.hold_for("a")), "before its first sample"
-    assert await next_one.see(UNKNOWN) == [Evict("a")]
+    assert await next_one.see(UNKNOWN) == [HoldAction("evict", "a")]
     (event,) = (evicted for evicted in serving.events if isinstance(evicted, Evicted))
     assert not event.is_urgent, "running requests have as long as those of a process that is removed"
     assert serving.state.evicting
@@ -150,7 +149,7 @@ async def test_displacement_goes_on_under_the_next_agent(tmp_path: Path) -> None
     assert target is not None, "before its first sample"
     assert "serves on until its replacement" in target.message
     assert await next_one.see(UNKNOWN) == []
-    assert await next_one.see(AWAY) == [CancelDisplacement("a"), Resume()]
+    assert await next_one.see(AWAY) == [HoldAction("cancel", "a"), HoldAction("resume")]
     assert next_one.watchdog.displacement_of(serving) is None
 
 
@@ -159,7 +158,7 @@ async def test_sleep_of_the_machine_does_not_use_up_the_time_of_a_displacement(t
     await pauses.see(ACTIVE)
     Pauses.clock += 10 * DISPLACEMENT_SECONDS
     assert await pauses.see(ACTIVE) == []
-    assert await pass_time(pauses, DISPLACEMENT_SECONDS) == [Evict("a")]
+    assert await pass_time(pauses, DISPLACEMENT_SECONDS) == [HoldAction("evict", "a")]
 
 
 async def test_pause_holds_what_has_no_engine_and_spares_what_is_critical(tmp_path: Path) -> None:
@@ -190,7 +189,7 @@ async def test_stopped_process_that_is_assigned_no_more_is_forgotten(tmp_path: P
 
 async def test_record_of_a_later_version_with_a_source_of_its_own_is_read(tmp_path: Path) -> None:
     (tmp_path / "holds.json").write_text('{"sources": {"full-moon": "2026-11-23T12:00:00Z"}, "more": 1}')
-    assert await Pauses(tmp_path, OwnerPolicy(idle_minutes=10)).see(UNKNOWN) == [Resume()]
+    assert await Pauses(tmp_path, OwnerPolicy(idle_minutes=10)).see(UNKNOWN) == [HoldAction("resume")]
 
 
 async def test_first_of_several_sources_is_the_reason_and_all_are_named(tmp_path: Path) -> None:
@@ -204,7 +203,7 @@ async def test_first_of_several_sources_is_the_reason_and_all_are_named(tmp_path
     assert condition["message"] == "it runs on battery and somebody works at it, until there is no input for 10 minutes"
     assert await pauses.see(OwnerSample(NOON, 0.0, Power("ac", 80))) == []
     assert pauses.watchdog.hold_for("a"), "the end of one frees nothing that another holds"
-    assert await pauses.see(OwnerSample(NOON, 3600.0, Power("ac", 80))) == [Resume()]
+    assert await pauses.see(OwnerSample(NOON, 3600.0, Power("ac", 80))) == [HoldAction("resume")]
 
 
 def test_sample_of_a_mac_has_only_what_the_owner_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.lifecycle import ProcessState
 from metal_agent.memory import pressure_policy
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.pressure_policy import Evict, Hold, PressureAction
+from metal_agent.memory.pressure_policy import HoldAction
 from metal_agent.memory.pressure_watchdog import PressureRecord, PressureWatchdog, WatchdogInputs
 
 
@@ -32,7 +32,7 @@ async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothi
     )
     runners: dict[str, Any] = {"u1": loading}
     inputs = WatchdogInputs(lambda: PressureReading("critical"), no_idle_times, Ledger(1, {"u1": 1}))
-    actions: list[PressureAction] = []
+    actions: list[HoldAction] = []
     watchdog = PressureWatchdog(
         tmp_path / "p.json", runners, HoldGate(runners), inputs, lambda action, _: actions.append(action)
     )
@@ -44,7 +44,7 @@ async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothi
         written(path, record)
 
     monkeypatch.setattr(durable, "write", remove_and_write)
-    while Evict("u1") not in actions:
+    while HoldAction("evict", "u1") not in actions:
         await watchdog.sample()
     assert runners == {}
 
@@ -55,10 +55,10 @@ async def test_full_disk_does_not_prevent_an_action(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(durable, "write", fail)
     monkeypatch.setattr(pressure_policy, "CRITICAL_SECONDS", 0.0)
-    actions: list[PressureAction] = []
+    actions: list[HoldAction] = []
     inputs = WatchdogInputs(lambda: PressureReading("critical"), no_idle_times, Ledger(1, {}))
     watchdog = PressureWatchdog(tmp_path / "p.json", {}, HoldGate({}), inputs, lambda action, _: actions.append(action))
-    while Hold() not in actions:
+    while HoldAction("hold") not in actions:
         await watchdog.sample()
 
 
