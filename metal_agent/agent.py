@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import aiohttp
 import structlog
@@ -46,7 +46,6 @@ from metal_agent.cluster.reachability import ReachabilityListener
 from metal_agent.control.agent_control import serve_control
 from metal_agent.control.agent_status import AgentStatus, describe_processes
 from metal_agent.exit_codes import forget_exit
-from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import Host, HostCallbacks
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.memory.pressure_policy import HoldAction
@@ -57,9 +56,6 @@ from metal_agent.state_folder import identify_agent
 from metal_agent.supervise import handover, keep_awake
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
-
-if TYPE_CHECKING:
-    from metal_agent.metrics import AgentMetrics
 
 PATIENCE_SECONDS: Final = 10.0
 """Time that a starting agent waits for the API before it serves the last known assignments."""
@@ -147,13 +143,13 @@ class Agent:
             ledger=ledger,
             runners=self._runners,
             exposure=self._exposed,
-            callbacks=self._list_callbacks(),
+            callbacks=HostCallbacks(self._process_changed, self._enqueue_report, self._hold_handled),
             session=session,
             secret=self._tokens.read,
             file_root=options.file_root,
             allowed_networks=options.allowed_networks,
             proxy=self._proxy,
-            pause_inputs=PauseInputs(options.owner_policy),
+            owner_policy=options.owner_policy,
         )
         self._host.daemons.subscribe(lambda _runtime: self._enqueue_report())
         self._add_reporters(EventRecorder(client, "pomona.dev/metal-agent", options.name))
@@ -161,17 +157,16 @@ class Agent:
     def _add_reporters(self, recorder: EventRecorder) -> None:
         """Add the parts that report, by Events and statuses."""
         client, name = self._client, self._name
-        self._metrics: AgentMetrics | None = None
-        """Made for the first reader."""
         self._hold_events = HoldEvents(client, recorder, name, self._runners)
         self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)
-        self._exposed.traffic.on_change = lambda uid: self._queue.add(("process", uid))
+        self._exposed.traffic.on_change = lambda uid: self._enqueue(("process", uid))
 
-    def _list_callbacks(self) -> HostCallbacks:
-        return HostCallbacks(self._process_changed, self._enqueue_report, self._hold_handled)
+    def _enqueue(self, *keys: WorkKey) -> None:
+        for key in keys:
+            self._queue.add(key)
 
     def _enqueue_report(self) -> None:
-        self._queue.add(_REPORT)
+        self._enqueue(_REPORT)
 
     async def run(self) -> None:
         """Adopt running engines and the proxy, then follow the API until cancelled.
@@ -186,23 +181,18 @@ class Agent:
 
     async def _run_loops(self) -> None:
         self._store.subscribe(self._object_changed)
-        selector = f"metadata.name={self._name}"
+        secret = Selection(SECRETS, HOSTS_NAMESPACE, field_selector=f"metadata.name={self._name}")
+        assigned = Selection(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
         async with asyncio.TaskGroup() as group:
             await self._recover(group)
             self._recovered.set()
             awake = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
             loops = self._host.start_loops(group, awake, has_benchmarks=self._options.benchmarks)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
-            group.create_task(
-                reflect(self._client, self._store, Selection(SECRETS, HOSTS_NAMESPACE, field_selector=selector))
-            )
-            assigned = f"spec.hostName={self._name}"
-            group.create_task(
-                reflect(self._client, self._store, Selection(METAL_PROCESSES, field_selector=assigned), self._synced)
-            )
-            group.create_task(
-                follow_address(self._options, self.connection.server, self._exposed.address, self._address_changed)
-            )
+            group.create_task(reflect(self._client, self._store, secret))
+            group.create_task(reflect(self._client, self._store, assigned, self._synced))
+            address, server = self._exposed.address, self.connection.server
+            group.create_task(follow_address(self._options, server, address, self._address_changed))
             group.create_task(self._listener.run())
             group.create_task(keep_host_lease(self._client, self._name, self._identity, self._lease_renewed))
             if self.connection.host_identity:
@@ -222,7 +212,7 @@ class Agent:
     async def _stop_everything(self, loops: Collection[asyncio.Task[None]]) -> None:
         """Withdraw, drain and stop every process, report that, and end the proxy; the API server may be away."""
         log.info("agent_stopping", processes=len(self._runners))
-        self._queue.add(_REPORT)
+        self._enqueue(_REPORT)
         served = set(self._exposed.services())
         await self._host.stop_processes(self._changes)
         with contextlib.suppress(TimeoutError):
@@ -284,8 +274,7 @@ class Agent:
             self._host.supervisor.add(assignments.read_assignment(obj) for obj in self._known.processes)
             await self._synced.wait()
         await self._renewed_once.wait()
-        for key in (_ASSIGN, _REPORT, _SLICES, _EVENTS):
-            self._queue.add(key)
+        self._enqueue(_ASSIGN, _REPORT, _SLICES, _EVENTS)
 
     def _object_changed(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         """Enqueue the work that a change in the store requires.
@@ -293,19 +282,19 @@ class Agent:
         A change of status alone requires none: this agent wrote it.
         """
         if resource == SECRETS:
-            self._queue.add(_PROXY)
+            self._enqueue(_PROXY)
         if old is None or new is None or _desired_state(old) != _desired_state(new):
-            self._queue.add(_ASSIGN)
+            self._enqueue(_ASSIGN)
         if resource == METAL_PROCESSES and new and (old is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
             # A process of the last known assignments runs before its object is known, and could not be reported.
-            self._queue.add(("process", new["metadata"]["uid"]))
+            self._enqueue(("process", new["metadata"]["uid"]))
 
     def _lease_renewed(self) -> None:
         self._renewed_once.set()
         had_contact = self._exposed.freshness.renewed_at is not None
         if self._exposed.freshness.note_renewal(clocks()):
             self._doubted = self._doubted or had_contact
-            self._queue.add(_REGAIN)
+            self._enqueue(_REGAIN)
 
     async def _address_changed(self, address: str) -> None:
         """Withdraw the old address at once, and serve at the new one once the proxy listens there."""
@@ -313,12 +302,11 @@ class Agent:
         self._listener.move(address)
         await self._client.reconnect()
         self._publish_all()
-        for key in (_PROXY, _REPORT):
-            self._queue.add(key)
+        self._enqueue(_PROXY, _REPORT)
 
     def _proxy_changed(self) -> None:
         if self._proxy.answers:
-            self._queue.add(_PROXY)
+            self._enqueue(_PROXY)
         else:
             self._exposed.accepted = frozenset()
             self._publish_all()
@@ -326,24 +314,20 @@ class Agent:
     def _process_changed(self, runner: Runner) -> None:
         assignment = runner.assignment
         self._changes.note()
-        self._queue.add(("process", assignment.uid))
+        self._enqueue(("process", assignment.uid))
         if runner.state.phase == "Fetching" and runner.progress:
             # Only the download advanced: no route, report or slice changes.
             return
-        self._queue.add(_PROXY)
-        self._queue.add(_REPORT)
+        self._enqueue(_PROXY, _REPORT)
         if assignment.service and not assignment.is_standalone:
-            self._queue.add(("slice", *assignment.service))
+            self._enqueue(("slice", *assignment.service))
         if runner.state.phase == "Stopped":
-            self._queue.add(_ASSIGN)
+            self._enqueue(_ASSIGN)
 
     def _hold_handled(self, step: HoldAction, note: str) -> None:
         """Enqueue the reports and the Event of a step by memory pressure or by a pause of the owner."""
         self._hold_events.add(step, note)
-        for key in (_REPORT, _EVENTS):
-            self._queue.add(key)
-        for uid in (step.uid,) if step.uid else tuple(self._runners):
-            self._queue.add(("process", uid))
+        self._enqueue(_REPORT, _EVENTS, *(("process", uid) for uid in ((step.uid,) if step.uid else self._runners)))
 
     async def _publish(self, service: ObjectKey) -> float | None:
         """Write the slice of a service; return the seconds until the next try if the controller has not granted it."""
@@ -356,15 +340,13 @@ class Agent:
             raise
         finally:
             if self._exposed.problem(service) != before:
-                for runner in self._exposed.services().get(service, []):
-                    self._queue.add(("process", runner.assignment.uid))
+                runners = self._exposed.services().get(service, [])
+                self._enqueue(*(("process", runner.assignment.uid) for runner in runners))
         return None
 
     def _publish_all(self) -> None:
-        for service in self._exposed.services():
-            self._queue.add(("slice", *service))
-        for uid in self._runners:
-            self._queue.add(("process", uid))
+        self._enqueue(*(("slice", *service) for service in self._exposed.services()))
+        self._enqueue(*(("process", uid) for uid in self._runners))
 
     async def _reconcile(self, key: WorkKey) -> float | None:
         match key:
@@ -386,8 +368,7 @@ class Agent:
             case ("events",):
                 await self._hold_events.send()
             case ("slices",):
-                for service in await self._exposed.endpoints.find_outdated():
-                    self._queue.add(("slice", *service))
+                self._enqueue(*(("slice", *service) for service in await self._exposed.endpoints.find_outdated()))
                 return _REPORT_SECONDS
         return None
 
@@ -426,11 +407,9 @@ class Agent:
         self._exposed.endpoints.forget()
         self._exposed.freshness.confirmed = True
         log.info("contact_regained", assigned=len(assigned), suspended=len(self._exposed.suspended))
-        for service in services:
-            self._queue.add(("slice", *service))
+        self._enqueue(*(("slice", *service) for service in services))
         self._publish_all()
-        for key in (_ASSIGN, _PROXY, _REPORT):
-            self._queue.add(key)
+        self._enqueue(_ASSIGN, _PROXY, _REPORT)
 
     async def _prove(self) -> None:
         """Check that each engine answers, as the machine may have slept; one that does not answer becomes not ready."""
@@ -466,7 +445,11 @@ class Agent:
         # Read after the last pause: with the ledger of another moment, memory could be reported as free that is not.
         assigned = [runner.assignment for runner in self._runners.values()]
         wanted = host_status.build_status(
-            *(self._facts, state, self._exposed.address, self._ledger, assigned),
+            self._facts,
+            state,
+            self._exposed.address,
+            self._ledger,
+            assigned,
             runtimes=runtimes,
             weights=weights,
             reachability_port=self._listener.port,
@@ -489,14 +472,14 @@ class Agent:
         """Return the agent's metrics, and the proxy's metrics if the proxy answers."""
         from metal_agent.metrics import AgentMetrics  # noqa: PLC0415 - only for who reads them
 
-        if self._metrics is None:
-            parts = (self._ledger, self._runners, self._host.watchdog, self._host.gate, self._proxy.service_rates)
-            self._metrics = AgentMetrics(*parts, host=self._name, prefix=self._options.metric_prefix)
+        watchdog, gate, rates = self._host.watchdog, self._host.gate, self._proxy.service_rates
+        prefix = self._options.metric_prefix
+        metrics = AgentMetrics(self._ledger, self._runners, watchdog, gate, rates, host=self._name, prefix=prefix)
         try:
             proxied = await self._proxy.client.metrics()
         except (ControlUnreachableError, ControlRefusedError):
             proxied = b""
-        return await self._metrics.render() + proxied
+        return await metrics.render() + proxied
 
 
 def _desired_state(obj: Obj) -> tuple[Any, ...]:

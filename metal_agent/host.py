@@ -7,7 +7,7 @@ tokens, and the reaction to changes.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Protocol
 
 import aiohttp
 import msgspec
@@ -16,29 +16,27 @@ from artifacts.repositories.address_policy import Networks
 from devices import pressure
 from devices.pressure import PressureReading
 from metal_agent import daemons
-from metal_agent.benchmarks.host_benchmarks import BenchmarkInputs, HostBenchmarks
+from metal_agent.benchmarks.host_benchmarks import HostBenchmarks
 from metal_agent.benchmarks.measurements import Measurements
 from metal_agent.change_counter import ChangeCounter
 from metal_agent.daemons import Daemons
 from metal_agent.holds.hold_gate import HoldGate
-from metal_agent.holds.pause_watchdog import PauseInputs, PauseWatchdog
+from metal_agent.holds.owner_policy import NO_POLICY, OwnerPolicy
+from metal_agent.holds.pause_watchdog import PauseWatchdog, ReadSample, read_owner_sample
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.monitor import MemoryMonitor
 from metal_agent.memory.peaks import Peaks
 from metal_agent.memory.pressure_policy import HoldAction
-from metal_agent.memory.pressure_watchdog import PressureWatchdog, WatchdogInputs
+from metal_agent.memory.pressure_watchdog import PressureWatchdog
 from metal_agent.native.engine_keys import EngineKeys
 from metal_agent.supervise.backend_reports import follow_backend_health
 from metal_agent.supervise.host_parts import Exposure, RunnerContext
 from metal_agent.supervise.keep_awake import KeepAwake
-from metal_agent.supervise.load_queue import LoadQueue
+from metal_agent.supervise.memory_monitor import MemoryMonitor
 from metal_agent.supervise.records import Records
 from metal_agent.supervise.runner import Runner
 from metal_agent.supervise.supervisor import Supervisor
 from metal_agent.traffic.proxy_process import Proxy
 from metal_agent.weights import HostWeights
-
-NO_PAUSES: Final = PauseInputs()
 
 
 class HostExposure(Exposure, Protocol):
@@ -81,7 +79,8 @@ class Host:
         proxy: the proxy of this host; None if nothing is served.
         shared_daemons: the daemons to use; None: those of this machine.
         read_pressure: reads the memory pressure of the host; blocks for a moment.
-        pause_inputs: the owner's policy, and what it depends on.
+        owner_policy: the times at which the owner needs the host.
+        read_owner: reads the facts that the policy depends on.
 
     Raises OSError when a file in `folder` cannot be read.
     """
@@ -104,14 +103,25 @@ class Host:
         proxy: Proxy | None = None,
         shared_daemons: Daemons | None = None,
         read_pressure: Callable[[], PressureReading] = pressure.read,
-        pause_inputs: PauseInputs = NO_PAUSES,
+        owner_policy: OwnerPolicy = NO_POLICY,
+        read_owner: ReadSample = read_owner_sample,
     ) -> None:
         self._runners, self._proxy = runners, proxy
         self.gate = gate = HoldGate(runners)
-        inputs = WatchdogInputs(read=read_pressure, idle_seconds=exposure.idle_seconds, ledger=ledger)
-        self.watchdog = PressureWatchdog(folder / "pressure.json", runners, gate, inputs, callbacks.hold_handled)
-        self.pauses = PauseWatchdog(folder / "holds.json", runners, gate, pause_inputs, callbacks.hold_handled)
-        self.benchmarks = benchmarks = self._build_benchmarks(folder, exposure, callbacks)
+        handled, idle_seconds = callbacks.hold_handled, exposure.idle_seconds
+        self.watchdog = PressureWatchdog(
+            folder / "pressure.json", runners, gate, ledger, handled, read=read_pressure, idle_seconds=idle_seconds
+        )
+        self.pauses = PauseWatchdog(folder / "holds.json", runners, gate, owner_policy, handled, read=read_owner)
+        self.benchmarks = benchmarks = HostBenchmarks(
+            runners,
+            Measurements(folder / "measurements.json"),
+            gate,
+            read_level=lambda: self.watchdog.level,
+            idle_seconds=idle_seconds,
+            wait_request=exposure.wait_request,
+            changed=callbacks.process_changed,
+        )
         self.daemons = shared_daemons or daemons.build_daemons(folder, allowed_networks)
         peaks = Peaks(folder / "peaks.json")
         self.monitor = MemoryMonitor(
@@ -139,17 +149,6 @@ class Host:
             measurements=benchmarks.measurements,
             measure_memory=self.monitor.measure,
         )
-
-    def _build_benchmarks(self, folder: Path, exposure: HostExposure, callbacks: HostCallbacks) -> HostBenchmarks:
-        inputs = BenchmarkInputs(
-            loads=LoadQueue(),
-            read_level=lambda: self.watchdog.level,
-            list_holds=self.gate.list_holds,
-            idle_seconds=exposure.idle_seconds,
-            wait_request=exposure.wait_request,
-            changed=callbacks.process_changed,
-        )
-        return HostBenchmarks(self._runners, Measurements(folder / "measurements.json"), inputs)
 
     async def recover(self, group: asyncio.TaskGroup) -> None:
         """Adopt the proxy and the engines that an earlier agent left running; processes run in `group`.

@@ -7,11 +7,10 @@ host: then the measurement ends, and its stream with it, so that the engine is f
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-import msgspec
 import structlog
 from msgspec import structs
 
@@ -26,7 +25,7 @@ from kube.time import rfc3339
 from metal_agent.benchmarks import benchmark_policy
 from metal_agent.benchmarks.benchmark_policy import HostMoment
 from metal_agent.benchmarks.measurements import Measurements
-from metal_agent.holds.hold_gate import HostHold
+from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.memory.peaks import identify_serving
 from metal_agent.native import engine_command
 from metal_agent.supervise.engine_checks import ProbedEngine
@@ -45,21 +44,6 @@ class GaveWay(Exception):  # noqa: N818 - no error: the measurement is made late
     """A measurement has given way; the message says to what."""
 
 
-class BenchmarkInputs(msgspec.Struct, frozen=True):
-    """The facts about a host, and its reaction to a measurement."""
-
-    loads: LoadQueue
-    read_level: Callable[[], PressureLevel | None]
-    """Returns the memory pressure of the last sample."""
-    list_holds: Callable[[], Sequence[HostHold]]
-    idle_seconds: Callable[[], Awaitable[Mapping[str, float | None]]]
-    """Returns, by uid, the time that each process has been without a request."""
-    wait_request: Callable[[float], Awaitable[bool]]
-    """Waits until any process gets a request; see `HostExposure`."""
-    changed: Callable[[Runner], None]
-    """Called with each process that has changed, or whose speed was measured."""
-
-
 class _Pause(NamedTuple):
     """The pause of a process after measurements that failed, or gave way."""
 
@@ -68,11 +52,33 @@ class _Pause(NamedTuple):
 
 
 class HostBenchmarks:
-    """The measurements of the processes `runners`, by uid."""
+    """The measurements of the processes of a host.
 
-    def __init__(self, runners: Mapping[str, Runner], measurements: Measurements, inputs: BenchmarkInputs) -> None:
-        self._runners, self.measurements, self._inputs = runners, measurements, inputs
-        self.loads = inputs.loads
+    Args:
+        runners: the processes by uid.
+        measurements: the measurements so far.
+        gate: the gate of their engines.
+        read_level: returns the memory pressure of the last sample.
+        idle_seconds: returns, by uid, the time that each process has been without a request.
+        wait_request: waits until any process gets a request; see `HostExposure`.
+        changed: called with each process that has changed, or whose speed was measured.
+    """
+
+    def __init__(
+        self,
+        runners: Mapping[str, Runner],
+        measurements: Measurements,
+        gate: HoldGate,
+        *,
+        read_level: Callable[[], PressureLevel | None],
+        idle_seconds: Callable[[], Awaitable[Mapping[str, float | None]]],
+        wait_request: Callable[[float], Awaitable[bool]],
+        changed: Callable[[Runner], None],
+    ) -> None:
+        self._runners, self.measurements, self._gate = runners, measurements, gate
+        self._read_level, self._idle_seconds = read_level, idle_seconds
+        self._wait_request, self._changed = wait_request, changed
+        self.loads = LoadQueue()
         self._woken = asyncio.Event()
         self._pauses: dict[str, _Pause] = {}
         """By uid."""
@@ -86,7 +92,7 @@ class HostBenchmarks:
     def note_change(self, runner: Runner) -> None:
         """Take the change of a process, and report it."""
         self.wake()
-        self._inputs.changed(runner)
+        self._changed(runner)
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -116,8 +122,10 @@ class HostBenchmarks:
             return min(pauses.values(), default=LOOK_SECONDS)
         if not self._read_moment().is_calm:
             return LOOK_SECONDS
-        ready_seconds = {uid: _find_ready_seconds(each, now) for uid, each in due.items()}
-        chosen = benchmark_policy.pick_process(ready_seconds, await self._inputs.idle_seconds())
+        ready_seconds = {
+            uid: now - runner.state.ready_since for uid, runner in due.items() if runner.state.ready_since is not None
+        }
+        chosen = benchmark_policy.pick_process(ready_seconds, await self._idle_seconds())
         if chosen is None:
             return LOOK_SECONDS
         uid, wait = chosen
@@ -151,8 +159,7 @@ class HostBenchmarks:
         return waiting
 
     def _read_moment(self) -> HostMoment:
-        inputs = self._inputs
-        return HostMoment(inputs.read_level(), bool(inputs.list_holds()), inputs.loads.is_busy)
+        return HostMoment(self._read_level(), bool(self._gate.list_holds()), self.loads.is_busy)
 
     async def _measure(self, runner: Runner, spec: MetalProcessSpec, engine: ProbedEngine, version: str) -> None:
         """Measure one process, and keep the outcome."""
@@ -179,8 +186,15 @@ class HostBenchmarks:
         else:
             started = runner.record
             loaded = benchmark_policy.find_load_seconds(started.started_at, started.ready_at) if started else None
-            record = structs.replace(record, load_seconds=loaded)
-            await asyncio.to_thread(self.measurements.finish, spec, _name_record(record, spec))
+            record = structs.replace(
+                record,
+                model=spec.model_name,
+                runtime=spec.runtime,
+                source="host",
+                measured_at=rfc3339(datetime.now(UTC)),
+                load_seconds=loaded,
+            )
+            await asyncio.to_thread(self.measurements.finish, spec, record)
             log.info("speed_measured", process=named, tokens_per_second=record.tokens_per_second)
             self._pauses.pop(uid, None)
             self._note_measured(identify_serving(spec))
@@ -190,7 +204,7 @@ class HostBenchmarks:
         for runner in list(self._runners.values()):
             spec = runner.assignment.spec
             if spec is not None and identify_serving(spec) == serving:
-                self._inputs.changed(runner)
+                self._changed(runner)
 
     def _pause(self, uid: str) -> float:
         """Pause a process before its next try; return the seconds."""
@@ -222,7 +236,7 @@ class HostBenchmarks:
     async def _await_request(self, most_seconds: float) -> str:
         """Wait until a client asks any process; return what is to be given way to."""
         try:
-            while not await self._inputs.wait_request(most_seconds):
+            while not await self._wait_request(most_seconds):
                 pass
         except (ControlUnreachableError, ControlRefusedError) as error:
             return f"requests that the proxy may have and does not report: {error}"
@@ -237,13 +251,3 @@ class HostBenchmarks:
                 return "a change of the process"
             if not self._read_moment().is_calm:
                 return "memory pressure, a hold or a load of this host"
-
-
-def _find_ready_seconds(runner: Runner, now: float) -> float:
-    return 0.0 if runner.state.ready_since is None else now - runner.state.ready_since
-
-
-def _name_record(record: MeasuredPerformance, spec: MetalProcessSpec) -> MeasuredPerformance:
-    return structs.replace(
-        record, model=spec.model_name, runtime=spec.runtime, source="host", measured_at=rfc3339(datetime.now(UTC))
-    )

@@ -23,7 +23,7 @@ from kube.client import Obj
 from kube.time import rfc3339
 from metal_agent.holds import owner_policy, pause_policy
 from metal_agent.holds.hold_gate import HoldableProcess, HoldGate, HostHold
-from metal_agent.holds.owner_policy import NO_POLICY, REASONS, OwnerPolicy, OwnerSample, OwnerSource, SourceState
+from metal_agent.holds.owner_policy import REASONS, OwnerPolicy, OwnerSample, OwnerSource, SourceState
 from metal_agent.holds.pause_policy import PauseState
 from metal_agent.memory.pressure_policy import ActionKind, HoldAction
 from metal_agent.memory.pressure_watchdog import describe_candidate, save_record
@@ -53,6 +53,9 @@ class PauseRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     evicted: tuple[str, ...] = ()
 
 
+ReadSample = Callable[[tuple[OwnerSource, ...]], OwnerSample]
+
+
 def read_owner_sample(sources: tuple[OwnerSource, ...]) -> OwnerSample:
     """Read the facts of `sources`, and no others: each costs the start of a program. Blocks for some 50 ms."""
     return OwnerSample(
@@ -63,13 +66,6 @@ def read_owner_sample(sources: tuple[OwnerSource, ...]) -> OwnerSample:
     )
 
 
-class PauseInputs(msgspec.Struct, frozen=True):
-    """The owner's policy, and what it depends on."""
-
-    policy: OwnerPolicy = NO_POLICY
-    read: Callable[[tuple[OwnerSource, ...]], OwnerSample] = read_owner_sample
-
-
 class PauseWatchdog:
     """The pauses of one host by its owner: a `HoldSource`.
 
@@ -77,8 +73,9 @@ class PauseWatchdog:
         path: the state file.
         runners: the processes of this host, by uid of their MetalProcess.
         gate: the gate that sends the holds.
-        inputs: policy and readings.
+        policy: the owner's policy.
         on_action: called with each action after it was begun, and with a message for the user.
+        read: reads the facts of some sources; blocks for a moment.
 
     Raises OSError when the state file cannot be read.
     """
@@ -88,15 +85,13 @@ class PauseWatchdog:
         path: Path,
         runners: Mapping[str, HoldableProcess],
         gate: HoldGate,
-        inputs: PauseInputs,
+        policy: OwnerPolicy,
         on_action: Callable[[HoldAction, str], None],
+        *,
+        read: ReadSample = read_owner_sample,
     ) -> None:
-        self._path = path
-        self._runners = runners
-        self._gate = gate
-        self._inputs = inputs
-        self._policy = inputs.policy
-        self._on_action = on_action
+        self._path, self._runners, self._gate = path, runners, gate
+        self._policy, self._on_action, self._read = policy, on_action, read
         self._written = record = durable.read(path, PauseRecord) or PauseRecord()
         self._since = {source: record.sources[source] for source in self._policy.sources if source in record.sources}
         self._sources = {source: SourceState(holds=source in self._since) for source in self._policy.sources}
@@ -115,7 +110,7 @@ class PauseWatchdog:
 
     async def sample(self) -> None:
         """Take one sample and perform the actions that follow from it."""
-        sample = await asyncio.to_thread(self._inputs.read, self._policy.sources)
+        sample = await asyncio.to_thread(self._read, self._policy.sources)
         seconds = self._advance_clock()
         self._step_sources(sample, seconds)
         candidates = [describe_candidate(runner) for runner in self._runners.values()]

@@ -49,37 +49,12 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 class PressureRecord(msgspec.Struct, frozen=True):
-    """The state file `pressure.json`: the part of the pressure state that the next agent needs."""
+    """The state file `pressure.json`: the fields of the pressure state that the next agent needs."""
 
     is_under_pressure: bool = False
     displacing: str | None = None
     evicted: tuple[str, ...] = ()
     needed_calm_seconds: float = pressure_policy.CALM_SECONDS
-
-    @classmethod
-    def of(cls, state: PressureState) -> "PressureRecord":
-        """Return the record of `state`."""
-        return cls(state.is_under_pressure, state.displacing, state.evicted, state.needed_calm_seconds)
-
-    @property
-    def state(self) -> PressureState:
-        """The state to go on from, with no sample taken yet."""
-        return PressureState(
-            is_under_pressure=self.is_under_pressure,
-            displacing=self.displacing,
-            evicted=self.evicted,
-            needed_calm_seconds=self.needed_calm_seconds,
-        )
-
-
-class WatchdogInputs(msgspec.Struct, frozen=True):
-    """Readings of a watchdog: memory level, idle times and reservations."""
-
-    read: Callable[[], PressureReading]
-    """Reads level and free memory; blocks for a moment, so it is called in a thread."""
-    idle_seconds: Callable[[], Awaitable[Mapping[str, float | None]]]
-    """Returns by uid the time since the last request: None if there was none; unknown processes are left out."""
-    ledger: Ledger
 
 
 class PressureWatchdog:
@@ -89,8 +64,11 @@ class PressureWatchdog:
         path: the state file.
         runners: the processes of this host, by uid of their MetalProcess.
         gate: the gate that sends the holds.
-        inputs: readings.
+        ledger: the reservations of the processes.
         on_action: called with each action after it was begun, and with a message for the user.
+        read: reads level and free memory; blocks for a moment, so it is called in a thread.
+        idle_seconds: returns by uid the time since the last request: None if there was none; unknown processes are
+            left out.
 
     Raises OSError when the state file cannot be read.
     """
@@ -100,16 +78,17 @@ class PressureWatchdog:
         path: Path,
         runners: Mapping[str, HoldableProcess],
         gate: HoldGate,
-        inputs: WatchdogInputs,
+        ledger: Ledger,
         on_action: Callable[[HoldAction, str], None],
+        *,
+        read: Callable[[], PressureReading],
+        idle_seconds: Callable[[], Awaitable[Mapping[str, float | None]]],
     ) -> None:
-        self._path = path
-        self._runners = runners
-        self._gate = gate
-        self._inputs = inputs
-        self._on_action = on_action
+        self._path, self._runners, self._gate = path, runners, gate
+        self._ledger, self._on_action = ledger, on_action
+        self._read, self._idle_seconds = read, idle_seconds
         self._written = durable.read(path, PressureRecord) or PressureRecord()
-        self.state = self._written.state
+        self.state = msgspec.convert(self._written, PressureState, from_attributes=True)
         self.level: PressureLevel | None = None
         """The level of the last sample; None if the system reports none."""
         self.taken: Counter[ActionKind] = Counter()
@@ -126,7 +105,7 @@ class PressureWatchdog:
 
     async def sample(self) -> None:
         """Take one sample and perform the actions that follow from it."""
-        reading = await asyncio.to_thread(self._inputs.read)
+        reading = await asyncio.to_thread(self._read)
         if reading.level != self.level:
             log.info("pressure_level_changed", pressure=reading.level, available_bytes=reading.available_bytes)
         self.level = reading.level
@@ -135,11 +114,17 @@ class PressureWatchdog:
         if self._is_first and calm and not (self.state.evicted or self.state.displacing):
             self.state = replace(self.state, is_under_pressure=False)  # it ended while no agent ran
         self._is_first = False
-        idle = {} if calm else await self._inputs.idle_seconds()
+        idle = {} if calm else await self._idle_seconds()
         now = time.monotonic()
-        candidates = [self._candidate(uid, runner, idle, now) for uid, runner in self._runners.items()]
+        candidates = []
+        for uid, runner in self._runners.items():
+            seconds, ready_since = idle.get(uid), runner.state.ready_since
+            if seconds is None and uid in idle and ready_since is not None:
+                seconds = now - ready_since
+            candidates.append(describe_candidate(runner, self._ledger.reserved.get(uid, 0), seconds))
         self.state, actions = pressure_policy.step(self.state, reading.level, candidates, now)
-        self._written = await save_record(self._path, PressureRecord.of(self.state), self._written)
+        record = msgspec.convert(self.state, PressureRecord, from_attributes=True)
+        self._written = await save_record(self._path, record, self._written)
         for action in actions:
             self._perform(action)
         self._gate.refresh()
@@ -183,14 +168,6 @@ class PressureWatchdog:
     def list_holds(self) -> list[HostHold]:
         """Return the hold of the whole host while it is short of memory."""
         return [HostHold("pressure", _HOLD, rfc3339(self._since))] if self.state.is_under_pressure else []
-
-    def _candidate(
-        self, uid: str, runner: HoldableProcess, idle: Mapping[str, float | None], now: float
-    ) -> EvictionCandidate:
-        idle_seconds = idle.get(uid)
-        if idle_seconds is None and uid in idle and runner.state.ready_since is not None:
-            idle_seconds = now - runner.state.ready_since
-        return describe_candidate(runner, self._inputs.ledger.reserved.get(uid, 0), idle_seconds)
 
     def _perform(self, action: HoldAction) -> None:
         """Perform one step; the gate sends the holds that have changed."""

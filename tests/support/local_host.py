@@ -15,7 +15,6 @@ from devices.pressure import PressureLevel, PressureReading
 from metal_agent.assignments import Assignment
 from metal_agent.daemons import Daemons
 from metal_agent.holds.owner_policy import OwnerPolicy, OwnerSample
-from metal_agent.holds.pause_watchdog import PauseInputs
 from metal_agent.host import Host, HostCallbacks
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import HoldAction
@@ -132,7 +131,8 @@ class Machine:
             allowed_networks=ALLOWED_NETWORKS,
             shared_daemons=self.known,
             read_pressure=lambda: PressureReading(self.level, None, None),
-            pause_inputs=PauseInputs(self.policy, lambda _sources: self.sample),
+            owner_policy=self.policy,
+            read_owner=lambda _sources: self.sample,
         )
         self.host, self.watchdog, self.usage = host.context, host.watchdog, host.monitor
         self.benchmarks = host.benchmarks

@@ -13,10 +13,10 @@ from crds.metalprocess import MetalProcessSpec
 from fitness.bench import measurement
 from fitness.performance import MeasuredPerformance
 from metal_agent.assignments import Assignment
-from metal_agent.benchmarks.host_benchmarks import LOOK_SECONDS, BenchmarkInputs, HostBenchmarks
+from metal_agent.benchmarks.host_benchmarks import LOOK_SECONDS, HostBenchmarks
 from metal_agent.benchmarks.measurements import Measurements
+from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.native import engine_command
-from metal_agent.supervise.load_queue import LoadQueue
 from metal_agent.supervise.records import Record
 from metal_agent.supervise.runner import Runner
 from tests.unit.metal_agent.benchmarks.test_benchmark_policy import READY, SPEC
@@ -54,8 +54,15 @@ def benchmarks_of(
     def note_change(runner: Runner) -> None:
         noted.append(runner.assignment.uid)
 
-    inputs = BenchmarkInputs(LoadQueue(), lambda: "normal", list, idle_seconds, wait_request, note_change)
-    return HostBenchmarks(cast("Mapping[str, Runner]", runners), Measurements(), inputs)
+    return HostBenchmarks(
+        cast("Mapping[str, Runner]", runners),
+        Measurements(),
+        HoldGate({}),
+        read_level=lambda: "normal",
+        idle_seconds=idle_seconds,
+        wait_request=wait_request,
+        changed=note_change,
+    )
 
 
 async def test_process_whose_requests_are_unknown_holds_up_no_other() -> None:

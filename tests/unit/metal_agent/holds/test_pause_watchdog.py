@@ -18,7 +18,7 @@ from metal_agent.assignments import Assignment
 from metal_agent.holds import owner_policy, pause_watchdog
 from metal_agent.holds.hold_gate import HoldGate, HostHold
 from metal_agent.holds.owner_policy import OwnerPolicy, OwnerSample
-from metal_agent.holds.pause_watchdog import PauseInputs, PauseRecord, PauseWatchdog, read_owner_sample
+from metal_agent.holds.pause_watchdog import PauseRecord, PauseWatchdog, read_owner_sample
 from metal_agent.lifecycle import ProcessState
 from metal_agent.memory.pressure_policy import DISPLACEMENT_SECONDS, HoldAction
 from metal_agent.process_events import Evicted, ProcessEvent
@@ -61,10 +61,9 @@ class Pauses:
         self.done: list[HoldAction] = []
         self.sample = UNKNOWN
         self.runners: dict[str, Any] = {process.assignment.uid: process for process in processes}
-        inputs = PauseInputs(policy, lambda _sources: self.sample)
-        self.gate = HoldGate(self.runners)
+        self.gate, path = HoldGate(self.runners), folder / "holds.json"
         self.watchdog = PauseWatchdog(
-            folder / "holds.json", self.runners, self.gate, inputs, lambda action, _note: self.done.append(action)
+            path, self.runners, self.gate, policy, lambda step, _: self.done.append(step), read=lambda _: self.sample
         )
 
     async def see(self, sample: OwnerSample) -> list[HoldAction]:

@@ -13,11 +13,31 @@ from metal_agent.lifecycle import ProcessState
 from metal_agent.memory import pressure_policy
 from metal_agent.memory.ledger import Ledger
 from metal_agent.memory.pressure_policy import HoldAction
-from metal_agent.memory.pressure_watchdog import PressureRecord, PressureWatchdog, WatchdogInputs
+from metal_agent.memory.pressure_watchdog import PressureRecord, PressureWatchdog
 
 
 async def no_idle_times() -> dict[str, float | None]:
     return {}
+
+
+def watch(
+    path: Path,
+    level: PressureLevel | None,
+    actions: list[HoldAction] | None = None,
+    runners: dict[str, Any] | None = None,
+) -> PressureWatchdog:
+    """Return a watchdog of a host with this level of pressure, which appends its actions to `actions`."""
+    done = [] if actions is None else actions
+    runners = {} if runners is None else runners
+    return PressureWatchdog(
+        path,
+        runners,
+        HoldGate(runners),
+        Ledger(1, dict.fromkeys(runners, 1)),
+        lambda action, _: done.append(action),
+        read=lambda: PressureReading(level),
+        idle_seconds=no_idle_times,
+    )
 
 
 async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothing_else(
@@ -31,11 +51,8 @@ async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothi
         notify=lambda _event: None,
     )
     runners: dict[str, Any] = {"u1": loading}
-    inputs = WatchdogInputs(lambda: PressureReading("critical"), no_idle_times, Ledger(1, {"u1": 1}))
     actions: list[HoldAction] = []
-    watchdog = PressureWatchdog(
-        tmp_path / "p.json", runners, HoldGate(runners), inputs, lambda action, _: actions.append(action)
-    )
+    watchdog = watch(tmp_path / "p.json", "critical", actions, runners)
     written = durable.write
 
     def remove_and_write(path: Path, record: Any) -> None:
@@ -56,8 +73,7 @@ async def test_full_disk_does_not_prevent_an_action(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(durable, "write", fail)
     monkeypatch.setattr(pressure_policy, "CRITICAL_SECONDS", 0.0)
     actions: list[HoldAction] = []
-    inputs = WatchdogInputs(lambda: PressureReading("critical"), no_idle_times, Ledger(1, {}))
-    watchdog = PressureWatchdog(tmp_path / "p.json", {}, HoldGate({}), inputs, lambda action, _: actions.append(action))
+    watchdog = watch(tmp_path / "p.json", "critical", actions)
     while HoldAction("hold") not in actions:
         await watchdog.sample()
 
@@ -65,8 +81,7 @@ async def test_full_disk_does_not_prevent_an_action(tmp_path: Path, monkeypatch:
 async def test_evicted_process_that_is_assigned_no_more_is_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     durable.write(path, PressureRecord(is_under_pressure=True, evicted=("u1", "u2")))
-    inputs = WatchdogInputs(lambda: PressureReading("warn"), no_idle_times, Ledger(1, {}))
-    watchdog = PressureWatchdog(path, {}, HoldGate({}), inputs, lambda *_: None)
+    watchdog = watch(path, "warn")
     watchdog.retain({"u2"})
     await watchdog.sample()
     record = durable.read(path, PressureRecord)
@@ -82,9 +97,7 @@ async def test_pressure_that_ended_while_no_agent_ran_holds_nothing(
     """The steps of the policy do what a displacement or an eviction has left to do."""
     path = tmp_path / "p.json"
     durable.write(path, PressureRecord(is_under_pressure=True, **left))
-    runners: dict[str, Any] = {}
-    inputs = WatchdogInputs(lambda: PressureReading(level), no_idle_times, Ledger(1, {}))
-    watchdog = PressureWatchdog(path, runners, HoldGate(runners), inputs, lambda *_: None)
+    watchdog = watch(path, level)
     assert watchdog.hold_for("u2"), "nothing is known before the first sample"
     await watchdog.sample()
     assert (watchdog.hold_for("u2") is None) == (level != "warn" and not left)

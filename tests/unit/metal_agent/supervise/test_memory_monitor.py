@@ -14,9 +14,9 @@ from devices.pressure import PressureReading
 from metal_agent.assignments import Assignment
 from metal_agent.lifecycle import ProcessState
 from metal_agent.memory.ledger import Ledger
-from metal_agent.memory.monitor import MemoryMonitor
 from metal_agent.memory.peaks import Peaks
 from metal_agent.native.engine_handle import ProcessIdentity
+from metal_agent.supervise.memory_monitor import MemoryMonitor
 from metal_agent.supervise.records import Record
 from runtimes.daemon import LoadedModel
 from tests.support.eventually import eventually
@@ -119,7 +119,7 @@ async def test_failed_measurement_does_not_end_the_agent(monkeypatch: pytest.Mon
             raise RuntimeError("a defect")
         return PressureReading()
 
-    monkeypatch.setattr("metal_agent.memory.monitor.MEASURE_SECONDS", 0.001)
+    monkeypatch.setattr("metal_agent.supervise.memory_monitor.MEASURE_SECONDS", 0.001)
     watching = asyncio.create_task(MemoryMonitor({}, Ledger(GIB), Peaks(), read=read, changed=lambda: None).run())
     await eventually(lambda: looks > 1 or watching.done())
     assert not watching.done()

@@ -6,46 +6,17 @@ changes nothing.
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
-from crds.metalprocess import MetalProcessSpec
 from devices.footprint import Footprint, footprint
 from devices.pressure import PressureReading
-from metal_agent.lifecycle import ProcessState
 from metal_agent.memory.ledger import Ledger, excess_bytes
 from metal_agent.memory.peaks import Peaks
 from metal_agent.periodic import run_periodically
+from metal_agent.supervise.runner import Runner
 from runtimes.daemon import LoadedModel
 
 MEASURE_SECONDS: Final = 10.0
-
-
-class EngineRecord(Protocol):
-    """The spec that an engine was started with, and the time of its start."""
-
-    @property
-    def spec(self) -> MetalProcessSpec:
-        """The spec of its MetalProcess."""
-
-    @property
-    def started_at(self) -> str:
-        """The time of its start, which distinguishes its runs."""
-
-
-class MeasuredProcess(Protocol):
-    """A process whose memory is measured; a runner is one."""
-
-    @property
-    def record(self) -> EngineRecord | None:
-        """Its engine, once it was started."""
-
-    @property
-    def state(self) -> ProcessState:
-        """Its state, with the process id of the engine."""
-
-    @property
-    def model(self) -> str | None:
-        """The name of its model in a shared daemon."""
 
 
 class MemoryMonitor:
@@ -62,7 +33,7 @@ class MemoryMonitor:
 
     def __init__(
         self,
-        runners: Mapping[str, MeasuredProcess],
+        runners: Mapping[str, Runner],
         ledger: Ledger,
         peaks: Peaks,
         *,
@@ -70,12 +41,8 @@ class MemoryMonitor:
         changed: Callable[[], None],
         loaded: Callable[[], list[LoadedModel]] = list,
     ) -> None:
-        self._runners = runners
-        self._ledger = ledger
-        self._peaks = peaks
-        self._read = read
-        self._changed = changed
-        self._loaded = loaded
+        self._runners, self._ledger, self._peaks = runners, ledger, peaks
+        self._read, self._changed, self._loaded = read, changed, loaded
         self._measuring = asyncio.Lock()
 
     async def run(self) -> None:
