@@ -319,7 +319,7 @@ class Agent:
             # Only the download advanced: no route, report or slice changes.
             return
         self._enqueue(_PROXY, _REPORT)
-        if assignment.service and not assignment.is_standalone:
+        if assignment.service.name and not assignment.is_standalone:
             self._enqueue(("slice", *assignment.service))
         if runner.state.phase == "Stopped":
             self._enqueue(_ASSIGN)

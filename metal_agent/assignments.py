@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from artifacts import durable
-from crds.metalprocess import MetalProcessSpec
+from crds.metalprocess import Artifact, MetalProcessSpec
 from gateway.proxy.build import BUILD
 from kube.resources import ObjectKey
 
@@ -26,14 +26,20 @@ UPGRADE: Final = "update Pomona on this host, and run `pomona agent restart`"
 """The way out of a process of a newer release."""
 
 
+UNREADABLE: Final = MetalProcessSpec(
+    service_name="", model_name="", runtime="", artifact=Artifact(source=""), memory_bytes=0, token_secret=""
+)
+"""In place of a spec that this version of the agent cannot read: no engine runs it."""
+
+
 class Assignment(msgspec.Struct, frozen=True):
     """One MetalProcess that is bound to this host, or its equivalent without a cluster."""
 
     uid: str
     namespace: str
     name: str
-    spec: MetalProcessSpec | None
-    """None when this version of the agent cannot read it; then `problem` says why."""
+    spec: MetalProcessSpec
+    """UNREADABLE if this version of the agent cannot read it; then `problem` says why."""
     problem: str = ""
     """The reason why this version starts no engine for it; one that runs, of a newer version, runs on."""
     deleted: bool = False
@@ -44,21 +50,22 @@ class Assignment(msgspec.Struct, frozen=True):
         return self.uid.startswith(STANDALONE)
 
     @property
-    def service(self) -> ObjectKey | None:
-        """The InferenceService that the process serves."""
-        return ObjectKey(self.namespace, self.spec.service_name) if self.spec else None
+    def service(self) -> ObjectKey:
+        """The InferenceService that the process serves; without a name if the spec is not readable."""
+        return ObjectKey(self.namespace, self.spec.service_name)
 
 
 def read_assignment(obj: dict[str, Any]) -> Assignment:
     """Read a MetalProcess of the API."""
     metadata = obj["metadata"]
-    spec, problem = None, ""
     try:
         spec = msgspec.convert(obj.get("spec"), MetalProcessSpec)
     except msgspec.ValidationError as error:
-        problem = f"this agent cannot read the MetalProcess: {error}; {UPGRADE}"
-    if spec and (unknown := explain_unknown_features(spec)):
-        problem = unknown
+        spec, problem = UNREADABLE, f"this agent cannot read the MetalProcess: {error}; {UPGRADE}"
+    else:
+        unknown = ", ".join(sorted(set(spec.features) - AGENT_FEATURES))
+        reason = f"spec.features has {unknown}, which this agent ({BUILD}) does not know: {UPGRADE}"
+        problem = reason if unknown else ""
     return Assignment(
         uid=metadata["uid"],
         namespace=metadata["namespace"],
@@ -67,14 +74,6 @@ def read_assignment(obj: dict[str, Any]) -> Assignment:
         problem=problem,
         deleted=bool(metadata.get("deletionTimestamp")),
     )
-
-
-def explain_unknown_features(spec: MetalProcessSpec) -> str:
-    """Return why this version cannot run a process of a newer one; empty if it knows all that the process needs."""
-    unknown = ", ".join(sorted(set(spec.features) - AGENT_FEATURES))
-    if not unknown:
-        return ""
-    return f"spec.features has {unknown}, which this agent ({BUILD}) does not know: {UPGRADE}"
 
 
 class LastKnown(msgspec.Struct, frozen=True):

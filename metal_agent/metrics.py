@@ -63,9 +63,9 @@ class AgentMetrics(Collector):
     async def render(self) -> bytes:
         """Return all metrics in Prometheus' text format, with what each engine takes now."""
         engines: dict[_Labels, int] = {
-            (*service, runner.assignment.name, self._host): runner.state.pid
+            (*runner.assignment.service, runner.assignment.name, self._host): runner.state.pid
             for runner in self._runners.values()
-            if runner.state.pid is not None and (service := runner.assignment.service) is not None
+            if runner.state.pid is not None
         }
         # The system is asked about each process of an engine, which takes a moment.
         await asyncio.to_thread(self._measure_engines, engines)
@@ -122,8 +122,7 @@ class AgentMetrics(Collector):
         tokens = defaultdict[_Labels, float](float)
         specs = {runner.assignment.service: runner.assignment.spec for runner in self._runners.values()}
         for service, spec in specs.items():
-            rate = self._rates.find_rate(str(service), now) if service is not None else None
-            if service is not None and spec is not None and rate is not None:
+            if (rate := self._rates.find_rate(str(service), now)) is not None:
                 tokens[service.namespace, spec.model_name, spec.runtime, self._host] += rate.tokens_per_second
         return tokens
 

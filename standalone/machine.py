@@ -330,9 +330,9 @@ class Machine:
     def list_left(self) -> list[str]:
         """Return a message for each engine that did not end."""
         return [
-            f"{runner.assignment.spec.service_name if runner.assignment.spec else uid}: "
+            f"{runner.assignment.spec.service_name}: "
             + (runner.state.message or "its engine has not ended, and holds its memory until it does")
-            for uid, runner in self.runners.items()
+            for runner in self.runners.values()
             if runner.state.exists
         ]
 

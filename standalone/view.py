@@ -122,8 +122,7 @@ class RowBuilder:
             for runner in machine.list_replicas(key):
                 status = runner.status(None)
                 used = await asyncio.to_thread(footprint_bytes, status.pid) if status.pid else None
-                spec = runner.assignment.spec
-                replicas.append((status, spec.memory_bytes if spec else None, used))
+                replicas.append((status, runner.assignment.spec.memory_bytes, used))
             name = "/".join(key)
             answers = key in machine.exposure.accepted
             rate = self._rates.get(name)

@@ -133,7 +133,7 @@ class HostBenchmarks:
             return wait
         runner = due[uid]
         spec, engine = runner.assignment.spec, await runner.find_engine()
-        if spec is None or engine is None:
+        if engine is None:
             return LOOK_SECONDS
         await self._measure(runner, spec, engine, waiting[uid])
         return 0.0
@@ -145,7 +145,7 @@ class HostBenchmarks:
         engines, waiting = dict[tuple[str, str], str](), dict[str, str]()
         for uid, runner in there.items():
             spec, record = runner.assignment.spec, runner.record
-            if spec is None or record is None or not benchmark_policy.is_measurable(spec):
+            if record is None or not benchmark_policy.is_measurable(spec):
                 continue
             key = uid, record.started_at
             version = self._engines.get(key)
@@ -202,8 +202,7 @@ class HostBenchmarks:
     def _note_measured(self, serving: str) -> None:
         """Report the speed of all processes of one model with the same arguments."""
         for runner in list(self._runners.values()):
-            spec = runner.assignment.spec
-            if spec is not None and identify_serving(spec) == serving:
+            if identify_serving(runner.assignment.spec) == serving:
                 self._changed(runner)
 
     def _pause(self, uid: str) -> float:

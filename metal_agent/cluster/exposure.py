@@ -164,7 +164,7 @@ class ClusterExposure(ProxyExposure):
 
     async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
         """Route no new request to the process; the API server has a bounded time to accept the change."""
-        if assignment.service is None:
+        if not assignment.service.name:
             return
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -186,7 +186,7 @@ class ClusterExposure(ProxyExposure):
         If no other process of the service is Ready here, it accepts requests until clients have noticed the withdrawal.
         """
         service = self._runners[uid].assignment.service
-        if not any(runner.state.phase == "Ready" for runner in self.services().get(service or ObjectKey("", ""), ())):
+        if not any(runner.state.phase == "Ready" for runner in self.services().get(service, ())):
             linger_seconds = min(LINGER_SECONDS, timeout_seconds)
             await asyncio.sleep(linger_seconds)
             timeout_seconds -= linger_seconds
@@ -227,7 +227,7 @@ class ClusterExposure(ProxyExposure):
             except (NoPortError, OSError) as error:
                 problems[service] = str(error)
                 continue
-            secret = next(runner.assignment.spec.token_secret for runner in runners if runner.assignment.spec)
+            secret = next(iter(runners)).assignment.spec.token_secret
             token = self._tokens.read(service.namespace, secret)
             if token:
                 ports[service] = ServicePort(port, token, self._tokens.read_previous(service.namespace, secret))

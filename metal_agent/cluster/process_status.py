@@ -61,7 +61,7 @@ class ProcessReporter:
 
     def _status(self, runner: Runner) -> dict[str, Any]:
         service = runner.assignment.service
-        status = runner.status(self._exposure.port(service) if service else None)
+        status = runner.status(self._exposure.port(service))
         if (traffic := self._exposure.traffic.find(runner.assignment.uid)) is not None:
             status = msgspec.structs.replace(
                 status,
@@ -69,7 +69,7 @@ class ProcessReporter:
                 requests_per_minute=traffic.requests_per_minute,
                 average_latency_ms=traffic.average_ms,
             )
-        problem = self._exposure.problem(service) if service else ""
+        problem = self._exposure.problem(service)
         if problem and status.phase == "Ready":
             status = msgspec.structs.replace(status, reason="NotExposed", message=problem)
         body: dict[str, Any] = {"phase": status.phase, **msgspec.to_builtins(status)}

@@ -81,14 +81,13 @@ def describe_processes(runners: "Iterable[Runner]") -> list[AgentProcessStatus]:
     described = [
         AgentProcessStatus(
             namespace=runner.assignment.namespace,
-            service=spec.service_name if spec else runner.assignment.name,
-            model=spec.model_name if spec else "",
-            runtime=spec.runtime if spec else "",
+            service=runner.assignment.spec.service_name or runner.assignment.name,
+            model=runner.assignment.spec.model_name,
+            runtime=runner.assignment.spec.runtime,
             phase=runner.state.phase,
-            memory_bytes=spec.memory_bytes if spec else 0,
+            memory_bytes=runner.assignment.spec.memory_bytes,
             message=runner.state.message or runner.assignment.problem,
         )
         for runner in runners
-        for spec in (runner.assignment.spec,)
     ]
     return sorted(described, key=lambda status: (status.namespace, status.service))

@@ -29,7 +29,7 @@ async def admit(
     `daemons` are the runtimes whose shared daemon runs here.
     """
     spec = assignment.spec
-    if spec is None or assignment.problem:
+    if assignment.problem:
         return Refused("Unsupported", assignment.problem)
     runtimes = [*await asyncio.to_thread(engine_command.list_installed), *daemons]
     if spec.runtime not in runtimes:

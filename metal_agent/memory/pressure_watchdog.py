@@ -201,11 +201,11 @@ def describe_candidate(
     spec = process.assignment.spec
     return EvictionCandidate(
         uid=process.assignment.uid,
-        priority=spec.priority if spec else "normal",
+        priority=spec.priority,
         stage=memory_stage(process.state),
         memory_bytes=memory_bytes,
         idle_seconds=idle_seconds,
-        has_protection=spec is not None and spec.protected,
+        has_protection=spec.protected,
     )
 
 

@@ -49,7 +49,7 @@ def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[As
     free = {uid: (fingerprint_engine(spec), spec.service_name) for uid, spec in unclaimed.items()}
     claimed: dict[str, Assignment] = {}
     for assignment in wanted:
-        if assignment.spec is None or assignment.deleted:
+        if assignment.deleted:
             continue
         mark, name = fingerprint_engine(assignment.spec), assignment.spec.service_name
         alike = [uid for uid, (process_spec, _) in free.items() if process_spec == mark]
@@ -62,10 +62,7 @@ def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[As
 
 def needs_room(wanted: Iterable[Assignment], available_bytes: int) -> bool:
     """Decide whether the assignments, none of which runs yet, need more memory than is available."""
-    return (
-        sum(assignment.spec.memory_bytes for assignment in wanted if assignment.spec and not assignment.deleted)
-        > available_bytes
-    )
+    return sum(assignment.spec.memory_bytes for assignment in wanted if not assignment.deleted) > available_bytes
 
 
 def _name_weights(artifact: Artifact) -> Artifact:

@@ -13,7 +13,6 @@ from artifacts.errors import ArtifactError
 from artifacts.source import parse
 from crds.meta import PRIORITY_RANK
 from crds.metalprocess import HOLDS_NO_MEMORY, FetchProgress, LastExit, MetalProcessSpec, MetalProcessStatus, with_edits
-from crds.serving import DRAIN_SECONDS
 from kube.time import rfc3339
 from metal_agent import lifecycle
 from metal_agent import process_events as events
@@ -65,8 +64,8 @@ class Runner:
         self._engine = adopted
         self._key = adopted.key if adopted else None
         """The key of the engine's process, or of the last one."""
-        self._weights = host.weights.pin(assignment.spec) if assignment.spec else None
-        self._daemon = host.daemons.get(assignment.spec.runtime) if assignment.spec else None
+        self._weights = host.weights.pin(assignment.spec)
+        self._daemon = host.daemons.get(assignment.spec.runtime)
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._work: asyncio.Task[None] | None = None
         self.log_path = host.folder / "logs" / log_files.engine_log_name(assignment.namespace, assignment.name)
@@ -90,10 +89,9 @@ class Runner:
     @property
     def model(self) -> str | None:
         """Name of the model in requests to the engine, if it is not the service's name."""
-        spec = self.assignment.spec
-        if self._engine is None or spec is None:
+        if self._engine is None:
             return None
-        return self._engine.model or engine_command.find_served_name(spec)
+        return self._engine.model or engine_command.find_served_name(self.assignment.spec)
 
     @property
     def api_key(self) -> str | None:
@@ -109,7 +107,7 @@ class Runner:
     def follow(self, spec: MetalProcessSpec) -> None:
         """Follow an edit of what may change while the engine runs; the next agent follows it, too."""
         before = self.assignment.spec
-        if before is None or with_edits(before, spec) == before:
+        if with_edits(before, spec) == before:
             return
         self.assignment = structs.replace(self.assignment, spec=with_edits(before, spec))
         if self.record:
@@ -123,7 +121,7 @@ class Runner:
     @property
     def priority_rank(self) -> int:
         """Position in the order of importance; 0 is the most important."""
-        return PRIORITY_RANK[self.assignment.spec.priority] if self.assignment.spec else len(PRIORITY_RANK)
+        return PRIORITY_RANK[self.assignment.spec.priority]
 
     def notify(self, event: Held | Evicted | Released | MemoryFreed | Suspected | Trusted) -> None:
         """Send an event about the host's memory, or about the answers that the proxy sees of the engine."""
@@ -164,7 +162,7 @@ class Runner:
             started_at=record.started_at if record else None,
             ready_at=record.ready_at if record else None,
             last_exit=state.last_exit,
-            performance=self._host.measurements.find(self.assignment.spec) if self.assignment.spec else None,
+            performance=self._host.measurements.find(self.assignment.spec),
         )
 
     def write_record(self) -> None:
@@ -259,7 +257,7 @@ class Runner:
     async def _drain(self, timeout_seconds: float | None) -> None:
         """Drain the process, and give up after the time even if the proxy does not answer."""
         if timeout_seconds is None:
-            timeout_seconds = self.assignment.spec.drain_seconds if self.assignment.spec else DRAIN_SECONDS
+            timeout_seconds = self.assignment.spec.drain_seconds
         try:
             async with asyncio.timeout(timeout_seconds + _ANSWER_SECONDS):
                 await self._host.exposure.drain(self.assignment.uid, timeout_seconds)
@@ -301,7 +299,6 @@ class Runner:
         return await admit(self.assignment, host.weights, host.ledger, host.peaks, host.daemons.usable())
 
     async def _fetch(self) -> ProcessEvent:
-        assert self.assignment.spec, "only what was admitted is fetched"  # noqa: S101 - for the type checker
         spec = self.assignment.spec
         names = [spec.source_secret, *(artifact.source_secret for artifact in spec.further_artifacts)]
         tokens = [name and self._host.secret(self.assignment.namespace, name) for name in names]
@@ -360,7 +357,7 @@ class Runner:
         there = self._daemon or (self._weights and self._weights.exists)
         if self.assignment.problem:
             return events.Failed("Unsupported", self.assignment.problem, permanent=True)
-        if spec is None or not there:
+        if not there:
             return events.Failed("WeightsMissing", "the weights were deleted from this host, and are fetched again")
         if not self._host.loads.try_acquire(self.assignment.uid):
             return events.LoadSlotBusy()
@@ -425,7 +422,7 @@ class Runner:
         """Return the engine as it is asked, once it listens; None before, and after its end."""
         spec, engine = self.assignment.spec, self._engine
         url = self.url or (await asyncio.to_thread(engine.url) if engine else None)
-        if engine is None or url is None or spec is None:
+        if engine is None or url is None:
             return None
         return ProbedEngine(
             session=self._host.session,

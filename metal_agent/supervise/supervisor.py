@@ -8,7 +8,7 @@ import structlog
 from msgspec import structs
 
 from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcessSpec
-from metal_agent.assignments import Assignment
+from metal_agent.assignments import UNREADABLE, Assignment
 from metal_agent.lifecycle import STABLE_SECONDS, restart_backoff_seconds
 from metal_agent.memory.pressure_watchdog import memory_stage
 from metal_agent.native import log_files
@@ -79,7 +79,7 @@ class Supervisor:
         for assignment in assignments:
             if assignment.uid not in self.runners:
                 self._start(Runner(assignment, self._host))
-            elif assignment.spec:
+            elif assignment.spec is not UNREADABLE:
                 self.runners[assignment.uid].follow(assignment.spec)
             if assignment.deleted:
                 self.runners[assignment.uid].remove()
@@ -118,7 +118,6 @@ class Supervisor:
             if runner.assignment.is_standalone
             and not runner.assignment.problem
             and runner.record
-            and runner.assignment.spec
             and memory_stage(runner.state) in {"loading", "serving"}
         }
 
@@ -133,7 +132,7 @@ class Supervisor:
     def _hand_over_engine(self, uid: str, assignment: Assignment) -> bool:
         """Hand over the engine of `uid` to `assignment`; False if it is gone, or its record cannot be written."""
         runner = self.runners[uid]
-        if runner.record is None or assignment.spec is None:
+        if runner.record is None:
             return False
         record = structs.replace(
             runner.record,
@@ -181,7 +180,7 @@ class Supervisor:
         if runtime not in self._host.daemons.usable():
             return
         for runner in self.runners.values():
-            if runner.assignment.spec and runner.assignment.spec.runtime == runtime:
+            if runner.assignment.spec.runtime == runtime:
                 runner.try_again()
         self._unload_unwanted()
 
@@ -191,8 +190,8 @@ class Supervisor:
 
     def _list_wanted(self) -> list[MetalProcessSpec]:
         """List the specs of the processes that serve here, or that will serve once they can."""
-        runners = [runner for runner in self.runners.values() if runner.state.phase not in HOLDS_NO_MEMORY]
-        return [runner.assignment.spec for runner in runners if runner.assignment.spec]
+        runners = self.runners.values()
+        return [runner.assignment.spec for runner in runners if runner.state.phase not in HOLDS_NO_MEMORY]
 
     async def _trim_logs(self) -> None:
         folder = self._host.folder / "logs"

@@ -55,7 +55,7 @@ class ProxyExposure(ABC):
         grouped: defaultdict[ObjectKey, list[Runner]] = defaultdict(list)
         for runner in self._runners.values():
             service = runner.assignment.service
-            if service and self._is_served(runner):
+            if service.name and self._is_served(runner):
                 grouped[service].append(runner)
         return grouped
 
@@ -172,10 +172,10 @@ def proxy_config(
                         runner.assignment.uid,
                         runner.url,
                         draining=runner.assignment.uid in draining or runner.state.is_drained,
-                        concurrency=runner.assignment.spec.parallel if runner.assignment.spec else None,
+                        concurrency=runner.assignment.spec.parallel,
                         model=runner.model,
                         api_key=runner.api_key,
-                        engine=runner.assignment.spec.runtime if runner.assignment.spec else None,
+                        engine=runner.assignment.spec.runtime,
                     )
                     for runner in grouped[service]
                     if runner.url

@@ -93,7 +93,7 @@ class TrafficReport:
         current: dict[str, ShownTraffic] = {}
         for uid, runner in ready.items():
             service = runner.assignment.service
-            rate = self._rates.find_rate(str(service), now) if service is not None else None
+            rate = self._rates.find_rate(str(service), now)
             measured = share_rate(rate, sharing[service]) if rate is not None else None
             if (shown := choose_traffic(self._shown.get(uid), measured, now)) is not None:
                 current[uid] = shown

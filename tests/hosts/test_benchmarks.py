@@ -42,11 +42,9 @@ async def measured(machine: Machine) -> str:
 async def count_tries(machine: Machine) -> Callable[[], int | None]:
     """Return a function that counts the tries to measure the process."""
     spec = machine.runners["u1"].assignment.spec
-    assert spec is not None
     (version,) = (await machine.benchmarks._list_waiting()).values()
 
     def count() -> int | None:
-        assert spec is not None
         return machine.host.measurements.count_tries(spec, version)
 
     return count

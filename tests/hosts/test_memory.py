@@ -33,7 +33,6 @@ async def test_rejected_process_starts_when_memory_is_freed(machine: Machine, as
 
 async def test_refusal_names_the_context_that_would_fit(machine: Machine, assignment: MakeAssignment) -> None:
     wanted = assignment(context_length=131_072, memory_bytes=2 * GIB)
-    assert wanted.spec
     layout = await machine.host.weights.read_layout(wanted.spec.artifact)
     needed = estimate(Workload(layout), wanted.spec)
     assert needed
@@ -71,7 +70,6 @@ async def test_measured_peak_is_reserved_the_next_time_and_by_the_next_agent(
     machine: Machine, assignment: MakeAssignment
 ) -> None:
     made = assignment()
-    assert made.spec
     machine.supervisor.assign([made])
     await phase(machine, "Ready")
     await machine.usage.measure()

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from crds.meta import PRIORITY_RANK
 from crds.metalprocess import Artifact, MetalProcessStatus
-from metal_agent.assignments import Assignment
+from metal_agent.assignments import UNREADABLE, Assignment
 from metal_agent.native.process import identify_process, spawn_process
 from metal_agent.process_events import Released
 from metal_agent.supervise import runner
@@ -325,7 +325,7 @@ async def test_a_record_that_cannot_be_deleted_ends_no_agent(machine: Machine, a
 
 
 async def test_an_unreadable_assignment_is_rejected(machine: Machine) -> None:
-    machine.supervisor.assign([Assignment("u1", "team-a", "chat-1", None, problem="update the agent")])
+    machine.supervisor.assign([Assignment("u1", "team-a", "chat-1", UNREADABLE, problem="update the agent")])
     assert await phase(machine, "Rejected", "Unsupported") == "update the agent"
 
 
@@ -353,7 +353,7 @@ async def test_engine_with_a_value_of_a_newer_version_serves_on(machine: Machine
     record["spec"]["priority"] = "imperial"
     path.write_text(json.dumps(record))
     await machine.start()
-    machine.supervisor.assign([replace(assignment(), spec=None, problem="priority 'imperial' is unknown")])
+    machine.supervisor.assign([replace(assignment(), spec=UNREADABLE, problem="priority 'imperial' is unknown")])
     runner = machine.runners["u1"]
     assert (runner.state.phase, runner.state.pid, runner.model or "chat") == ("Ready", pid, "chat")
     assert json.loads(path.read_text())["spec"]["priority"] == "imperial"

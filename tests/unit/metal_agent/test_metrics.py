@@ -56,8 +56,6 @@ async def test_metrics_are_read_at_each_request(machine: Machine, assignment: Ma
     assert "flexinfer_tokens_per_second" not in {name.partition(" ")[0] for name in after}, "unknown is not 0"
     (runner,) = machine.runners.values()
     spec, service = runner.assignment.spec, runner.assignment.service
-    assert spec is not None
-    assert service is not None
     now = asyncio.get_running_loop().time()
     for seconds in (0, 10):
         rates.note_state(proxy_state(**{str(service): 75 * seconds // 10}), now - 10 + seconds)
@@ -72,7 +70,6 @@ async def test_engine_has_series_of_its_memory_and_processor_time(machine: Machi
     runners = dict(machine.runners)
     told = AgentMetrics(machine.ledger, runners, machine.watchdog, machine.gate, ServiceRates(), host="studio-1")
     (runner,) = runners.values()
-    assert runner.assignment.service is not None
     namespace, service = runner.assignment.service
     engine = f"{namespace} studio-1 {runner.assignment.name} {service}"
 

@@ -64,7 +64,7 @@ def test_replica_equals_the_process_that_controller_assigns_to_host() -> None:
     assert [assignment.spec for assignment in decision.assignments] == [
         desired_spec(wanted, Served(inspected, "llama.cpp"), needed)
     ] * 2
-    artifact = decision.assignments[0].spec.artifact if decision.assignments[0].spec else None
+    artifact = decision.assignments[0].spec.artifact
     assert artifact is not None
     assert (artifact.revision, artifact.sha256, artifact.size_bytes) == ("r1", "b" * 64, GIB)
 
@@ -108,7 +108,6 @@ def test_local_file_is_same_process_as_in_cluster() -> None:
     local = model(source="file:///m/tiny.gguf", memoryBytes=3 * GIB)
     decision = decide_assignments(service(), {KEY: with_inspection(local, found(sha256=None))})
     spec = decision.assignments[0].spec
-    assert spec is not None
     assert (spec.artifact.revision, spec.artifact.sha256) == ("", "")
     assert spec.memory_bytes == 3 * GIB
 

@@ -14,7 +14,7 @@ from devices.power import Power
 from devices.pressure import PressureReading
 from kube.client import Client, Obj
 from kube.transport import Request, Response, Stream
-from metal_agent.assignments import STANDALONE, Assignment
+from metal_agent.assignments import STANDALONE, UNREADABLE, Assignment
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
 from metal_agent.cluster.host_status import build_status, report_host
 from metal_agent.memory.ledger import Ledger
@@ -60,7 +60,7 @@ def test_version_is_that_of_the_running_agent(monkeypatch: pytest.MonkeyPatch) -
 
 
 def standalone(uid: str) -> Assignment:
-    return Assignment(f"{STANDALONE}{uid}", "default", uid, None)
+    return Assignment(f"{STANDALONE}{uid}", "default", uid, UNREADABLE)
 
 
 def test_over_committed_host_does_not_report_unclaimed_memory_as_free() -> None:

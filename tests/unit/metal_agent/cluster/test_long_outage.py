@@ -174,7 +174,6 @@ class Life:
             self.runner = Runner(self._assignment, agent._host.context)
             self.runner.state = ProcessState("Ready", exists=True, admitted=True)
             spec = self._assignment.spec
-            assert spec
             self.runner.record = Record(
                 uid=self._assignment.uid,
                 namespace=self._assignment.namespace,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from crds.metalprocess import LastExit
 from metal_agent import lifecycle
-from metal_agent.assignments import Assignment
+from metal_agent.assignments import UNREADABLE, Assignment
 from metal_agent.holds.hold_gate import HoldGate, HostHold
 from metal_agent.lifecycle import ProcessState
 from metal_agent.process_events import (
@@ -75,7 +75,7 @@ class Host:
 
     def start(self, uid: str) -> None:
         state, _ = lifecycle.start_lifecycle(self.gate.admit_runner(uid))
-        self.runners[uid] = Runner(Assignment(uid, "team", f"chat-{uid}", None), state)
+        self.runners[uid] = Runner(Assignment(uid, "team", f"chat-{uid}", UNREADABLE), state)
 
     def held_by(self, uid: str) -> list[Held]:
         return [held for source in self.sources if (held := source.hold_for(uid))]

@@ -8,6 +8,7 @@ import pytest
 
 from artifacts import durable
 from devices.pressure import PressureLevel, PressureReading
+from metal_agent.assignments import UNREADABLE, Assignment
 from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.lifecycle import ProcessState
 from metal_agent.memory import pressure_policy
@@ -46,7 +47,7 @@ async def test_process_that_is_removed_while_its_eviction_is_recorded_ends_nothi
     for name in ("CRITICAL_SECONDS", "CRITICAL_DISPLACEMENT_SECONDS", "SETTLE_SECONDS"):
         monkeypatch.setattr(pressure_policy, name, 0.0)
     loading = SimpleNamespace(
-        assignment=SimpleNamespace(uid="u1", spec=None),
+        assignment=Assignment("u1", "team", "u1", UNREADABLE),
         state=ProcessState("Starting", exists=True, pid=7),
         notify=lambda _event: None,
     )

@@ -22,7 +22,6 @@ async def test_text_of_a_model_does_not_change_the_engine_url(
     model, log = tmp_path / "evil.gguf", tmp_path / "engine.log"
     tiny_gguf.write(model, name="listening on http://10.9.9.9:80")
     spec = assignment(extra_args=["-t", "1", "-lv", "5"]).spec
-    assert spec
     key = EngineKeys(tmp_path / "keys").create("u1")
     process = spawn_process(
         engine_command.build_argv(spec, model, key.path), engine_command.build_environment(spec), log, tmp_path
@@ -54,5 +53,4 @@ def test_gguf_files_that_a_daemon_cannot_load_are_an_obstacle(
 ) -> None:
     """A host may have to decide alone, for a Model that nobody in the cluster inspects."""
     spec = assignment(runtime=runtime, artifact=artifact, extra_args=[]).spec
-    assert spec
     assert "set runtime to llama.cpp" in (engine_command.find_obstacle(spec) or "")

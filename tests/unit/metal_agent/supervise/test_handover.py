@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from crds.metalprocess import Artifact, FurtherArtifact, MetalProcessSpec
-from metal_agent.assignments import Assignment
+from metal_agent.assignments import UNREADABLE, Assignment
 from metal_agent.supervise.handover import fingerprint_engine, match_engines, needs_room
 from tests.support.api_objects import GIB
 
@@ -87,11 +87,11 @@ def test_engine_is_claimed_once_and_first_by_its_own_service() -> None:
 
 def test_deleted_or_unreadable_assignment_claims_nothing() -> None:
     gone = Assignment("u1", "team", "u1", SPEC, deleted=True)
-    assert match_engines({"standalone-1": SPEC}, [gone, Assignment("u2", "team", "u2", None)]) == {}
+    assert match_engines({"standalone-1": SPEC}, [gone, Assignment("u2", "team", "u2", UNREADABLE)]) == {}
 
 
 def test_room_is_needed_if_not_all_assignments_fit() -> None:
-    wanted = [assignment("u1"), assignment("u2"), Assignment("u3", "team", "u3", None)]
+    wanted = [assignment("u1"), assignment("u2"), Assignment("u3", "team", "u3", UNREADABLE)]
     assert not needs_room(wanted, 2 * GIB)
     assert needs_room(wanted, 2 * GIB - 1)
     assert not needs_room([], 0)

@@ -28,7 +28,6 @@ MakeAssignment = Callable[..., Assignment]
 def _runner(assignment: Assignment, pid: int | None = None) -> Any:
     """Return the attributes of a runner that the monitor reads; `pid` is the process of its engine."""
     spec = assignment.spec
-    assert spec
     identity = ProcessIdentity(pid, "1", "boot") if pid else None
     record = Record("u1", "team-a", "chat", spec, identity, "2026-11-21T12:00:00Z")
     return SimpleNamespace(
@@ -61,7 +60,6 @@ async def test_engine_counts_with_its_measured_use(assignment: MakeAssignment) -
     assert seen
     assert 0.5 * seen.bytes < ledger.reserved["u1"] < 2 * seen.bytes + 2**26
     assert told == [ledger.available_bytes]
-    assert made.spec
     assert usage._peaks.needed_bytes(made.spec) <= ledger.reserved["u1"] < usage._peaks.needed_bytes(made.spec) + 2**26
     ledger.reserved["u1"] = 2 * GIB
     await usage.measure()

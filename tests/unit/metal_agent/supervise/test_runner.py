@@ -115,7 +115,6 @@ async def test_memory_freed_before_the_refusal_arrives_is_not_missed(
 
 
 def _ready_record(made: Assignment) -> Record:
-    assert made.spec
     identity = ProcessIdentity(1, "1", "boot")
     return Record("u1", "team-a", "chat", made.spec, identity, "t", ready_at="t", url="http://x")
 
