@@ -136,8 +136,6 @@ class Agent:
             tokens=self._tokens,
             tls=options.tls,
         )
-        self._listener = ReachabilityListener(self._name, address, self._ports.list_spare, self._enqueue_report)
-        self._ports.on_assign = self._listener.give_up
         self._host = Host(
             options.folder,
             ledger=ledger,
@@ -151,12 +149,16 @@ class Agent:
             proxy=self._proxy,
             owner_policy=options.owner_policy,
         )
-        self._host.daemons.subscribe(lambda _runtime: self._enqueue_report())
-        self._add_reporters(EventRecorder(client, "pomona.dev/metal-agent", options.name))
+        self._add_reporters()
 
-    def _add_reporters(self, recorder: EventRecorder) -> None:
-        """Add the parts that report, by Events and statuses."""
+    def _add_reporters(self) -> None:
+        """Add the parts that report to the cluster: reachability, Events and statuses."""
         client, name = self._client, self._name
+        recorder = EventRecorder(client, "pomona.dev/metal-agent", name)
+        self._host.daemons.subscribe(lambda _runtime: self._enqueue_report())
+        address = self._exposed.address
+        self._listener = ReachabilityListener(name, address, self._ports.list_spare, self._enqueue_report)
+        self._ports.on_assign = self._listener.give_up
         self._hold_events = HoldEvents(client, recorder, name, self._runners)
         self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)
         self._exposed.traffic.on_change = lambda uid: self._enqueue(("process", uid))
