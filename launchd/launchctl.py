@@ -15,16 +15,7 @@ from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, WRONG_SESSION, explai
 from launchd.print_output import JobState, read_job_state
 from launchd.property_list import read_plist, render_plist
 from launchd.service_definition import LABEL, ServiceDefinition
-from launchd.service_manager import (
-    ServiceError,
-    ServiceManager,
-    ServicePhase,
-    ServiceState,
-    is_written,
-    remove_definition,
-    run_command,
-    write_definition,
-)
+from launchd.service_manager import ServiceError, ServiceManager, ServicePhase, ServiceState, run_command
 
 DAEMONS: Final = Path("/Library/LaunchDaemons")
 SYSTEM_DOMAIN: Final = "system"
@@ -75,18 +66,18 @@ class Launchd(ServiceManager):
     def install(self, definition: ServiceDefinition) -> None:
         """Write the plist, and load and start the job. Raises ServiceError."""
         content = render_plist(definition)
-        if is_written(self.definition_path, content) and self.read_state().phase == "running":
+        if self.is_written(content) and self.read_state().phase == "running":
             return
         # Each domain may have it: it is loaded into the first, and an install over ssh found only the last.
         self._unload_everywhere()
         # Not before: after an interruption in between, the next call would take the old job for this one.
-        write_definition(self.definition_path, content)
+        self.write_definition(content)
         self._try_domains(self._load, self._domains)
 
     def uninstall(self) -> None:
         """Unload the job from each domain, and remove the plist. Raises ServiceError."""
         self._unload_everywhere()
-        remove_definition(self.definition_path)
+        self.remove_definition()
 
     def restart(self) -> None:
         """End the agent and start it again; load the job if it is not loaded. Raises ServiceError."""
@@ -167,15 +158,13 @@ class Launchd(ServiceManager):
         job = f"{domain}/{LABEL}"
         # 3 and 113: was not loaded; 36: goes on in the background.
         self._call("bootout", job, passed={0, 3, 36, NOT_LOADED})
+        tries, pause = _GONE_TRIES, _GONE_PAUSE_SECONDS
         try:
-            self._call(
-                "print", job, passed={NOT_LOADED}, again={_STILL_LOADED}, tries=_GONE_TRIES, pause=_GONE_PAUSE_SECONDS
-            )
+            self._call("print", job, passed={NOT_LOADED}, again={_STILL_LOADED}, tries=tries, pause=pause)
         except _CallError as error:
             if error.code != _STILL_LOADED:
                 raise
-            seconds = _GONE_TRIES * _GONE_PAUSE_SECONDS
-            raise ServiceError(f"{LABEL} is still loaded after {seconds:.0f} s: try again later") from error
+            raise ServiceError(f"{LABEL} is still loaded after {tries * pause:.0f} s: try again later") from error
 
     def _verify(self, job: str) -> None:
         """Wait until the job runs as the same process at two looks: one that crashes at once is never the same."""
@@ -191,13 +180,12 @@ class Launchd(ServiceManager):
                 break
             seen_pid = state.pid if state.is_running else None
         # The agent itself never ends with 78 under launchd: launchd has it when it cannot start a program.
-        is_startable = not (state.last_exit or "").startswith(f"{_EX_CONFIG}:")
-        remedy = (
-            "see `pomona agent logs`"
-            if is_startable
-            else "launchd cannot start it: the program, the home folder or the folder of the log is missing or closed "
-            "for its user; mend that, and install it anew"
-        )
+        remedy = "see `pomona agent logs`"
+        if (state.last_exit or "").startswith(f"{_EX_CONFIG}:"):
+            remedy = (
+                "launchd cannot start it: the program, the home folder or the folder of the log is missing or closed "
+                "for its user; mend that, and install it anew"
+            )
         raise ServiceError(
             f"{LABEL} is loaded but does not stay running (state: {state.state}, last exit: "
             f"{state.last_exit or 'unknown'}): {remedy}"

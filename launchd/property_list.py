@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.parsers.expat import ExpatError
 
-from launchd.service_definition import (
-    LABEL,
-    RESTART_SECONDS,
-    STOP_SECONDS,
-    SUPERVISOR_VARIABLE,
-    ServiceDefinition,
-)
+from launchd.service_definition import LABEL, RESTART_SECONDS, STOP_SECONDS, SUPERVISOR_VARIABLE, ServiceDefinition
 
 _OWNER_ONLY = 0o077
 

@@ -4,11 +4,10 @@ import contextlib
 import os
 import stat
 import subprocess
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 import msgspec
 
@@ -64,7 +63,7 @@ class ServiceManager(ABC):
 
     def read_definition(self) -> ServiceDefinition | None:
         """Return the installed definition; None if none is installed."""
-        content = read_content(self.definition_path)
+        content = self._read_content()
         try:
             return self._parse(content) if content is not None else None
         except ValueError as error:
@@ -78,9 +77,55 @@ class ServiceManager(ABC):
     def find_outdated(self) -> ServiceDefinition | None:
         """Return the installed definition if this version writes it otherwise; None if it does not."""
         definition = self.read_definition()
-        if definition is None or self._render(definition) == read_content(self.definition_path):
+        if definition is None or self._render(definition) == self._read_content():
             return None
         return definition
+
+    def is_written(self, content: bytes) -> bool:
+        """Return whether the plist or unit has this content, and the owner and mode without which launchd refuses it.
+
+        A file that a backup brought back may have another owner.
+        """
+        if self._read_content() != content:
+            return False
+        status = self.definition_path.lstat()
+        is_usable = stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == _FILE_MODE
+        return is_usable and status.st_uid == os.geteuid()
+
+    def write_definition(self, content: bytes) -> None:
+        """Write the plist or unit, which every user may read, whole or not at all."""
+        path = self.definition_path
+        temporary = path.with_name(f".{path.name}.new")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.unlink(missing_ok=True)
+            with temporary.open("xb") as file:
+                file.write(content)
+                os.fchmod(file.fileno(), _FILE_MODE)
+                # After a power cut an empty file would leave the machine without its agent.
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise ServiceError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def remove_definition(self) -> None:
+        """Remove the plist or unit."""
+        try:
+            self.definition_path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ServiceError(f"cannot remove {self.definition_path}: {error.strerror or error}") from error
+
+    def _read_content(self) -> bytes | None:
+        """Return the content of the plist or unit; None if there is none."""
+        try:
+            return self.definition_path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ServiceError(f"cannot read {self.definition_path}: {error.strerror or error}") from error
 
     @abstractmethod
     def install(self, definition: ServiceDefinition) -> None:
@@ -99,69 +144,12 @@ class ServiceManager(ABC):
         """Return the service manager's view of the agent."""
 
 
-class CommandResult(NamedTuple):
-    """The outcome of a call of the service manager's command."""
-
-    code: int
-    output: str
-
-
-def run_command(argv: Sequence[str]) -> CommandResult:
-    """Run a command of the service manager. Raises ServiceError: it is missing or hangs."""
+def run_command(argv: Sequence[str]) -> tuple[int, str]:
+    """Run a command of the service manager; return its exit code and output. Raises ServiceError: it does not end."""
     try:
         done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_CALL_SECONDS)
     except FileNotFoundError as error:
         raise ServiceError(f"{argv[0]} is not on PATH: this system cannot keep the agent running") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ServiceError(f"{' '.join(argv)}: {error}") from error
-    return CommandResult(done.returncode, done.stdout + done.stderr)
-
-
-def write_definition(path: Path, content: bytes) -> None:
-    """Write a plist or unit that every user may read, whole or not at all. Raises ServiceError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                file.write(content)
-                os.fchmod(file.fileno(), _FILE_MODE)
-                # After a power cut an empty file would leave the machine without its agent.
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    Path(file.name).unlink()
-                raise
-    except OSError as error:
-        raise ServiceError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def is_written(path: Path, content: bytes) -> bool:
-    """Return whether a plist or unit has this content, and the owner and mode without which launchd refuses it.
-
-    A file that a backup brought back may have another owner. Raises ServiceError.
-    """
-    if read_content(path) != content:
-        return False
-    status = path.lstat()
-    is_usable = stat.S_ISREG(status.st_mode) and stat.S_IMODE(status.st_mode) == _FILE_MODE
-    return is_usable and status.st_uid == os.geteuid()
-
-
-def remove_definition(path: Path) -> None:
-    """Remove a plist or unit. Raises ServiceError."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        raise ServiceError(f"cannot remove {path}: {error.strerror or error}") from error
-
-
-def read_content(path: Path) -> bytes | None:
-    """Return the content of a plist or unit; None if there is none. Raises ServiceError."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ServiceError(f"cannot read {path}: {error.strerror or error}") from error
+    return done.returncode, done.stdout + done.stderr

@@ -4,16 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from launchd.service_definition import UNIT, ServiceDefinition
-from launchd.service_manager import (
-    ServiceError,
-    ServiceManager,
-    ServicePhase,
-    ServiceState,
-    is_written,
-    remove_definition,
-    run_command,
-    write_definition,
-)
+from launchd.service_manager import ServiceError, ServiceManager, ServicePhase, ServiceState, run_command
 from launchd.systemd_unit import read_unit, render_unit
 
 SYSTEM_UNITS: Final = Path("/etc/systemd/system")
@@ -36,12 +27,12 @@ class Systemd(ServiceManager):
     def install(self, definition: ServiceDefinition) -> None:
         """Write the unit, and enable and start it. Raises ServiceError."""
         content, phase = render_unit(definition), self.read_state().phase
-        if phase == "running" and is_written(self.definition_path, content):
+        if phase == "running" and self.is_written(content):
             return
         if phase in {"running", "starting"}:
             # After an interruption, the next call would take an old agent that still runs for this one.
             self._call("stop", UNIT)
-        write_definition(self.definition_path, content)
+        self.write_definition(content)
         self._call("daemon-reload")
         self._call("enable", UNIT)
         self._call("restart", UNIT)
@@ -50,7 +41,7 @@ class Systemd(ServiceManager):
         """Stop and disable the unit, and remove its file. Raises ServiceError."""
         if self.definition_path.exists():
             self._call("disable", "--now", UNIT)
-            remove_definition(self.definition_path)
+            self.remove_definition()
             self._call("daemon-reload")
 
     def restart(self) -> None:

@@ -13,7 +13,7 @@ from launchd.launchctl import Launchd
 from launchd.launchctl_codes import CODES, explain_code
 from launchd.print_output import JobState, read_job_state
 from launchd.service_definition import LABEL, ServiceDefinition
-from launchd.service_manager import CommandResult, ServiceError, is_written, run_command, write_definition
+from launchd.service_manager import ServiceError, run_command
 from tests.support.launchctl_stand_in import LaunchctlStandIn, answer
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -61,25 +61,25 @@ def test_recorded_errors_have_a_remedy() -> None:
 class Scripted:
     """launchctl that answers the calls of each verb with these results, the last one again and again; else with 0."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **results: list[int | CommandResult]) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **results: list[int | tuple[int, str]]) -> None:
         self.calls: list[str] = []
         self._results = results
         monkeypatch.setattr("launchd.launchctl.run_command", self._answer)
 
-    def _answer(self, argv: Sequence[str]) -> CommandResult:
+    def _answer(self, argv: Sequence[str]) -> tuple[int, str]:
         self.calls.append(" ".join(argv[1:]))
         results = self._results.get(argv[1], [0])
         result = results.pop(0) if len(results) > 1 else results[0]
-        return CommandResult(result, "said so") if isinstance(result, int) else result
+        return (result, "said so") if isinstance(result, int) else result
 
 
 def build(tmp_path: Path, *domains: str) -> Launchd:
     return Launchd(domains or ("system",), tmp_path, pause=lambda _: None)
 
 
-def printed(state: str, last_exit: str = "0", pid: int | None = None) -> CommandResult:
+def printed(state: str, last_exit: str = "0", pid: int | None = None) -> tuple[int, str]:
     process = f"\tpid = {pid}\n" if pid else ""
-    return CommandResult(0, f"x = {{\n\tstate = {state}\n{process}\tlast exit code = {last_exit}\n}}")
+    return 0, f"x = {{\n\tstate = {state}\n{process}\tlast exit code = {last_exit}\n}}"
 
 
 GONE = 113
@@ -100,7 +100,7 @@ def test_exit_codes_for_what_is_as_it_should_be_are_passed(tmp_path: Path, monke
 def test_other_code_is_an_error_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, code: int
 ) -> None:
-    results: dict[str, list[int | CommandResult]] = {"print": [GONE], verb: [code]}
+    results: dict[str, list[int | tuple[int, str]]] = {"print": [GONE], verb: [code]}
     Scripted(monkeypatch, **results)
     with pytest.raises(ServiceError, match="said so") as raised:
         build(tmp_path)._load("system")
@@ -118,7 +118,7 @@ def test_other_code_is_an_error_with_its_remedy(
     ],
 )
 def test_no_call_is_repeated_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: dict[str, list[int | CommandResult]], message: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: dict[str, list[int | tuple[int, str]]], message: str
 ) -> None:
     Scripted(monkeypatch, **results)
     with pytest.raises(ServiceError, match=message):
@@ -162,10 +162,10 @@ def test_job_is_unloaded_from_both_domains(tmp_path: Path, monkeypatch: pytest.M
     ]
 
 
-def call_stand_in(argv: Sequence[str]) -> CommandResult:
+def call_stand_in(argv: Sequence[str]) -> tuple[int, str]:
     """Call the stand-in without a process of its own, unless the call starts a job."""
     program, verb, *words = argv
-    return run_command(argv) if verb == "bootstrap" else CommandResult(*answer(Path(program).parent, verb, *words))
+    return run_command(argv) if verb == "bootstrap" else answer(Path(program).parent, verb, *words)
 
 
 @pytest.fixture
@@ -210,29 +210,31 @@ def test_job_is_loaded_replaced_and_removed(tmp_path: Path, launchctl: Launchctl
 
 def test_definition_of_another_owner_or_mode_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """launchd refuses such a file with 122, whose remedy is to install it anew."""
-    path = tmp_path / "agent.plist"
-    assert not is_written(path, b"same")
-    write_definition(path, b"same")
-    assert (is_written(path, b"same"), is_written(path, b"other")) == (True, False)
+    manager = build(tmp_path)
+    path = manager.definition_path
+    assert not manager.is_written(b"same")
+    manager.write_definition(b"same")
+    assert (manager.is_written(b"same"), manager.is_written(b"other")) == (True, False)
     path.chmod(0o664)
-    assert not is_written(path, b"same")
-    write_definition(path, b"same")
-    assert is_written(path, b"same")
+    assert not manager.is_written(b"same")
+    manager.write_definition(b"same")
+    assert manager.is_written(b"same")
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    assert not is_written(path, b"same")
+    assert not manager.is_written(b"same")
     monkeypatch.undo()
     elsewhere = path.rename(tmp_path / "elsewhere")
     path.symlink_to(elsewhere)
-    assert not is_written(path, b"same")
-    write_definition(path, b"same")
+    assert not manager.is_written(b"same")
+    manager.write_definition(b"same")
     assert not path.is_symlink()
 
 
 def test_definition_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    (tmp_path / "agent.plist").mkdir()
+    manager = build(tmp_path)
+    manager.definition_path.mkdir()
     with pytest.raises(ServiceError, match="cannot write"):
-        write_definition(tmp_path / "agent.plist", b"x")
-    assert [path.name for path in tmp_path.iterdir()] == ["agent.plist"]
+        manager.write_definition(b"x")
+    assert [path.name for path in tmp_path.iterdir()] == [f"{LABEL}.plist"]
 
 
 def test_job_loaded_over_ssh_is_replaced_at_the_screen(
@@ -270,7 +272,7 @@ def test_install_that_was_interrupted_is_made_good_by_the_next_one(
     manager.install(define(tmp_path))
     first = manager.read_state()
 
-    def interrupt(argv: Sequence[str]) -> CommandResult:
+    def interrupt(argv: Sequence[str]) -> tuple[int, str]:
         if argv[1] == "bootout":
             raise KeyboardInterrupt
         return call_stand_in(argv)
