@@ -52,11 +52,12 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
     Raises:
         ValueError: the runtime is no longer installed.
     """
-    command = _find_launch(spec).command()
+    launch = _find_launch(spec)
+    command = launch.command()
     if command is None:
         raise ValueError(f"{spec.runtime} is no longer installed: {RUNTIMES[spec.runtime].install_hint}")
     listen = Listen(LOOPBACK, 0, str(key_file))
-    return [*command, *_find_launch(spec).arguments(serving_of(spec, str(model), further), listen)]
+    return [*command, *launch.arguments(serving_of(spec, str(model), further), listen)]
 
 
 def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
@@ -65,14 +66,8 @@ def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ())
         CompanionFile(artifact.role, str(path), artifact.scale)
         for artifact, path in zip(spec.further_artifacts, further, strict=True)
     ]
-    return build_serving(
-        spec.service_name,
-        model,
-        spec,
-        companions,
-        draft_max_tokens=spec.draft_max_tokens,
-        on_device=sys.platform == "darwin",
-    )
+    tokens, on_device = spec.draft_max_tokens, sys.platform == "darwin"
+    return build_serving(spec.service_name, model, spec, companions, draft_max_tokens=tokens, on_device=on_device)
 
 
 def build_environment(spec: MetalProcessSpec) -> dict[str, str]:
@@ -99,9 +94,9 @@ def find_obstacle(spec: MetalProcessSpec, headers: Sequence[GGUF] = ()) -> str |
         in_pods=False,
         is_split=source.is_split,
         options=spec,
-        draft=any(further_artifact.role == "draft" for further_artifact in further),
-        projector=any(further_artifact.role == "projector" for further_artifact in further),
-        adapter_scales=[further_artifact.scale for further_artifact in further if further_artifact.role == "adapter"],
+        draft=any(artifact.role == "draft" for artifact in further),
+        projector=any(artifact.role == "projector" for artifact in further),
+        adapter_scales=[artifact.scale for artifact in further if artifact.role == "adapter"],
         header=headers[0] if headers else GGUF(),
         companion_headers=[(artifact.role, header) for artifact, header in zip(further, headers[1:], strict=False)],
     )

@@ -96,13 +96,15 @@ class NativeProcess:
 
     async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:  # noqa: ARG002 - it serves one process
         """Send SIGTERM to the group, SIGKILL after the grace, and wait until the leader is gone."""
-        self._signal(signal.SIGTERM)
+        if not self._exit.done():
+            _signal_group(self.pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 await self.wait()
                 return
         log.warning("process_ignores_sigterm", pid=self.pid, grace_seconds=grace_seconds)
-        self._signal(signal.SIGKILL)
+        if not self._exit.done():
+            _signal_group(self.pid, signal.SIGKILL)
         await self.wait()
 
     def release(self) -> None:
@@ -110,10 +112,6 @@ class NativeProcess:
         if not self._exit.done():
             self._exit.cancel()
             self._close()
-
-    def _signal(self, number: signal.Signals) -> None:
-        if not self._exit.done():
-            _signal_group(self.pid, number)
 
     def _ended(self) -> None:
         self._close()
@@ -235,9 +233,7 @@ async def kill_strays(owner: Path, leaders: Collection[int]) -> list[int]:
     strays = []
     for process in psutil.process_iter():
         try:
-            if not _is_marked(process, owner) or os.getsid(process.pid) in leaders:
-                continue
-            if process.pid == os.getpid():
+            if not _is_marked(process, owner) or os.getsid(process.pid) in leaders or process.pid == os.getpid():
                 continue
             stray = NativeProcess(process.pid)
         except (psutil.Error, OSError):
@@ -285,15 +281,10 @@ def _watch(pid: int, *, child: bool) -> int | None:
 
 def _exit(status: int) -> EngineExit:
     code = os.waitstatus_to_exitcode(status)
-    return EngineExit(code=code) if code >= 0 else EngineExit(signal=_signal_name(-code))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        # Real-time signals have no name.
-        return f"signal {number}"
+    if code >= 0:
+        return EngineExit(code=code)
+    # Real-time signals have no name.
+    return EngineExit(signal=next((number.name for number in signal.Signals if number == -code), f"signal {-code}"))
 
 
 def watch_exit(pid: int) -> int:

@@ -41,7 +41,5 @@ def read_report(health: BackendHealth) -> Suspected | Trusted:
     """Return the event of a report; a reason that this version does not know is checked as slowness is."""
     if not health.suspect:
         return Trusted()
-    reason: SuspicionReason = next(
-        (candidate for candidate in get_args(SuspicionReason) if candidate == health.reason), "Slow"
-    )
+    reason: SuspicionReason = next((name for name in get_args(SuspicionReason) if name == health.reason), "Slow")
     return Suspected(Suspicion(reason, health.message))

@@ -105,34 +105,33 @@ async def probe_liveness(engine: ProbedEngine) -> LivenessAnswer:
     if engine.pulse is None:
         result = await engine.ask(limit_seconds)
         return LivenessAnswer("" if result.ok else result.message, silent=result.reason == "TimedOut")
-    place = f"{engine.url}{engine.pulse}"
+    url = f"{engine.url}{engine.pulse}"
     headers = {"Authorization": f"Bearer {engine.token}"} if engine.token else {}
     try:
         async with (
             asyncio.timeout(limit_seconds),
-            engine.session.get(place, headers=headers, allow_redirects=False) as response,
+            engine.session.get(url, headers=headers, allow_redirects=False) as response,
         ):
             await response.read()
             if response.status == HTTPStatus.SERVICE_UNAVAILABLE:
-                return LivenessAnswer(f"{place} answered {response.status:d}")
+                return LivenessAnswer(f"{url} answered {response.status:d}")
     except TimeoutError:
-        return LivenessAnswer(f"{place} did not answer within {limit_seconds:g} s", silent=True)
+        return LivenessAnswer(f"{url} did not answer within {limit_seconds:g} s", silent=True)
     except (aiohttp.ClientError, OSError) as error:
-        return LivenessAnswer(f"{place}: {error}")
+        return LivenessAnswer(f"{url}: {error}")
     return LivenessAnswer()
 
 
 async def check_suspect(engine: ProbedEngine, suspicion: Suspicion) -> Trusted | Hung:
     """Ask a suspect engine for a token, again and again, until it is found to be healthy or not; bounded in time."""
-    began, used_before = time.monotonic(), await _read_used(engine)
+    began, used_before = time.monotonic(), await read_cpu_seconds(engine.pid)
     while True:
         result = await engine.ask(liveness.ANSWER_SECONDS)
         waited_seconds = time.monotonic() - began
-        used = await _read_used(engine)
+        used = await read_cpu_seconds(engine.pid)
         used_seconds = None if used is None or used_before is None else used - used_before
-        match engine_health.judge_check(
-            suspicion, result, waited_seconds, is_busy=engine_health.is_busy(used_seconds, waited_seconds)
-        ):
+        is_busy = engine_health.is_busy(used_seconds, waited_seconds)
+        match engine_health.judge_check(suspicion, result, waited_seconds, is_busy=is_busy):
             case "healthy":
                 return Trusted()
             case "failing":
@@ -142,31 +141,20 @@ async def check_suspect(engine: ProbedEngine, suspicion: Suspicion) -> Trusted |
         await asyncio.sleep(CHECK_AGAIN_SECONDS)
 
 
-class LivenessWatch:
-    """The checks of one Ready engine at intervals.
+class LivenessWatch(msgspec.Struct):
+    """The checks of one Ready engine at intervals."""
 
-    Args:
-        find_engine: returns the engine; None once it has ended.
-        requests: returns the engine's requests in progress; None if unknown.
-        on_check: called with the outcome of each check.
-        log: the log of the process.
-    """
-
-    def __init__(
-        self,
-        find_engine: Callable[[], Awaitable[ProbedEngine | None]],
-        requests: Callable[[], int | None],
-        on_check: Callable[[LivenessCheck], None],
-        log: structlog.stdlib.BoundLogger,
-    ) -> None:
-        self._find_engine = find_engine
-        self._requests = requests
-        self._on_check = on_check
-        self._log = log
+    find_engine: Callable[[], Awaitable[ProbedEngine | None]]
+    """Returns the engine; None once it has ended."""
+    count_requests: Callable[[], int | None]
+    """Returns the engine's requests in progress; None if unknown."""
+    on_check: Callable[[LivenessCheck], None]
+    """Called with the outcome of each check."""
+    log: structlog.stdlib.BoundLogger
 
     async def watch(self) -> Hung | None:
         """Check until the engine is found to hang; None if it has ended, or is a model that its daemon watches."""
-        engine = await self._find_engine()
+        engine = await self.find_engine()
         if engine is None or engine.pid is None:
             return None
         failures, before = 0, await read_cpu_seconds(engine.pid)
@@ -174,24 +162,24 @@ class LivenessWatch:
             await asyncio.sleep(liveness.pause_seconds(engine.pulse, failures))
             try:
                 check = await self.check_once(before)
-            except Exception:  # noqa: BLE001 - a defect in the check is no reason to end an engine
-                self._log.exception("liveness_check_failed")
+            except Exception:
+                self.log.exception("liveness_check_failed")
                 continue
             if check is None:
                 return None  # the event of its end is on its way
             failures, before = liveness.count_failures(failures, check), check.after
             if check.alive:
                 continue
-            self._log.warning("engine_not_alive", pid=engine.pid, checks=failures, problem=check.problem)
-            if liveness.is_hung(failures):
+            self.log.warning("engine_not_alive", pid=engine.pid, checks=failures, problem=check.problem)
+            if failures >= liveness.HUNG_CHECKS:
                 return Hung(f"the engine hangs: {check.problem}; it is stopped and started again")
 
     async def check_once(self, before: float | None) -> LivenessCheck | None:
         """Check once; `before` is the processor time, in seconds, at the last check. None if the engine has ended."""
-        engine = await self._find_engine()
+        engine = await self.find_engine()
         if engine is None or engine.pid is None:
             return None
-        requests = self._requests()
+        requests = self.count_requests()
         answer, after = None, await read_cpu_seconds(engine.pid)
         if liveness.should_probe(requests, before, after):
             answer = await probe_liveness(engine)
@@ -201,13 +189,9 @@ class LivenessWatch:
             if answer.silent or requests:
                 after = await read_cpu_seconds(engine.pid)
         check = LivenessCheck(answer, before, after)
-        self._on_check(check)
+        self.on_check(check)
         return check
 
 
 def _describe_sick(result: ProbeResult) -> str:
     return f"the engine at {result.message}; it is stopped and started again"
-
-
-async def _read_used(engine: ProbedEngine) -> float | None:
-    return None if engine.pid is None else await read_cpu_seconds(engine.pid)

@@ -22,9 +22,9 @@ def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
 
     Compare the specs, not their encodings, which may differ for equal specs: msgspec omits a default by its identity.
     """
-    further = [
-        structs.replace(further_artifact, artifact=_name_weights(further_artifact.artifact), source_secret=None)
-        for further_artifact in spec.further_artifacts
+    further_artifacts = [
+        structs.replace(further, artifact=_name_weights(further.artifact), source_secret=None)
+        for further in spec.further_artifacts
     ]
     return structs.replace(
         without_edits(spec),
@@ -35,7 +35,7 @@ def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
         source_secret=None,
         host_name=None,
         artifact=_name_weights(spec.artifact),
-        further_artifacts=further,
+        further_artifacts=further_artifacts,
     )
 
 

@@ -42,31 +42,21 @@ class LivenessCheck(msgspec.Struct, frozen=True):
     after: float | None
 
     @property
-    def used_processor(self) -> bool:
-        """True if it used the processor meanwhile, or if that is unknown: then it must not be ended."""
-        return self.before is None or self.after is None or self.after > self.before
-
-    @property
     def problem(self) -> str:
         """The problem of an engine that is not alive, as a message."""
         return self.answer.problem if self.answer else "it has requests to answer and uses no processor time"
 
     @property
     def alive(self) -> bool:
-        """True if it answered, or is silent and busy."""
+        """True if it answered, or is silent and uses the processor, or if its use of the processor is unknown."""
         if self.answer is None or self.answer.silent:
-            return self.used_processor
+            return self.before is None or self.after is None or self.after > self.before
         return not self.answer.problem
 
 
 def count_failures(so_far: int, check: LivenessCheck) -> int:
     """Return how many checks in a row, `check` included, found the engine not alive."""
     return 0 if check.alive else so_far + 1
-
-
-def is_hung(failures: int) -> bool:
-    """Decide whether the engine hangs, after so many failed checks in a row."""
-    return failures >= HUNG_CHECKS
 
 
 def pause_seconds(pulse: str | None, so_far: int) -> float:
@@ -79,6 +69,6 @@ def should_probe(requests: int | None, before: float | None, after: float | None
     return not requests or before is None or after is None or after <= before
 
 
-async def read_cpu_seconds(pid: int) -> float | None:
-    """Return the processor time that the process `pid` has used, or None if unknown."""
-    return await asyncio.to_thread(processes.cpu_seconds, pid)
+async def read_cpu_seconds(pid: int | None) -> float | None:
+    """Return the processor time that a process has used, or None if it is unknown, as for a model in a daemon."""
+    return None if pid is None else await asyncio.to_thread(processes.cpu_seconds, pid)

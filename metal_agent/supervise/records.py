@@ -6,7 +6,7 @@ an engine: the rest of the record is used, and what is unknown survives a rewrit
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import structlog
@@ -55,19 +55,13 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         return Assignment(self.uid, self.namespace, self.name, self.spec, problem)
 
 
-class _KeptContent(NamedTuple):
-    """A record as it was on disk."""
-
-    record: Record
-    content: Mapping[str, Any]
-
-
 class Records:
     """The records of one agent, in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept: dict[str, _KeptContent] = {}
+        self._kept: dict[str, tuple[Record, Mapping[str, Any]]] = {}
+        """The records that were on disk, each with its content there."""
 
     def load(self) -> dict[str, Record]:
         """Read all records, by uid; one that is damaged or of no known engine is deleted.
@@ -81,23 +75,23 @@ class Records:
                 continue
             record = _read_record(content)
             if record:
-                self._kept[record.uid] = _KeptContent(record, content)
+                self._kept[record.uid] = (record, content)
             else:
                 # No request would reach its engine, which is killed as a stray: it must not keep its memory.
                 log.warning("record_unreadable", path=str(path))
                 self.remove(path.stem)
-        return {uid: kept.record for uid, kept in self._kept.items()}
+        return {uid: record for uid, (record, _) in self._kept.items()}
 
     def write(self, record: Record) -> None:
         """Write `record`, in place of an earlier one of the same uid. Raises OSError."""
         content: dict[str, Any] = msgspec.to_builtins(structs.replace(record, unread=()))
-        kept = self._kept.get(record.uid)
-        if kept and kept.record.identity == record.identity:
+        kept, kept_content = self._kept.get(record.uid, (None, {}))
+        if kept and kept.identity == record.identity:
             # The same engine, recorded by a newer version; its spec never changes.
             fields = {field.encode_name for field in structs.fields(Record)}
-            content |= {name: value for name, value in kept.content.items() if name not in fields}
-            if kept.record.spec == record.spec:
-                content["spec"] = kept.content["spec"]
+            content |= {name: value for name, value in kept_content.items() if name not in fields}
+            if kept.spec == record.spec:
+                content["spec"] = kept_content["spec"]
         durable.write(self._path(record.uid), content)
 
     def remove(self, uid: str) -> None:

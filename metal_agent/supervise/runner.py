@@ -19,12 +19,12 @@ from metal_agent import process_events as events
 from metal_agent.assignments import Assignment
 from metal_agent.daemons import SharedDaemon
 from metal_agent.engine_health import Suspicion
-from metal_agent.lifecycle import ProcessState, step
+from metal_agent.lifecycle import ProcessAction, ProcessState, step
 from metal_agent.memory.admission import admit, find_understated_memory, refusal
 from metal_agent.native import engine_command, log_files
 from metal_agent.native.engine_handle import EngineHandle
 from metal_agent.native.process import read_last_log_lines, spawn_process
-from metal_agent.process_events import Evicted, Held, MemoryFreed, ProcessEvent, Released, Suspected, Trusted
+from metal_agent.process_events import MemoryFreed, ProcessEvent
 from metal_agent.supervise import engine_checks
 from metal_agent.supervise.engine_checks import LivenessWatch, ProbedEngine
 from metal_agent.supervise.host_parts import RunnerContext
@@ -114,17 +114,13 @@ class Runner:
             self._set_record(structs.replace(self.record, spec=with_edits(self.record.spec, spec)))
         self._host.changed(self)
 
-    def try_again(self) -> None:
-        """End the back-off now: the cause of the failure may be gone."""
-        self._events.put_nowait(events.BackoffElapsed())
-
     @property
     def priority_rank(self) -> int:
         """Position in the order of importance; 0 is the most important."""
         return PRIORITY_RANK[self.assignment.spec.priority]
 
-    def notify(self, event: Held | Evicted | Released | MemoryFreed | Suspected | Trusted) -> None:
-        """Send an event about the host's memory, or about the answers that the proxy sees of the engine."""
+    def notify(self, event: ProcessEvent) -> None:
+        """Send an event about the host, or about the answers that the proxy sees of the engine."""
         self._events.put_nowait(event)
 
     async def check_liveness(self) -> None:
@@ -179,9 +175,7 @@ class Runner:
         else:
             self._record_written = True
 
-    def _enter_state(
-        self, group: asyncio.TaskGroup, state: ProcessState, actions: tuple[lifecycle.ProcessAction, ...]
-    ) -> None:
+    def _enter_state(self, group: asyncio.TaskGroup, state: ProcessState, actions: tuple[ProcessAction, ...]) -> None:
         """Enter a state and start its actions, in place of those that still run."""
         self._apply_state(state)
         while lifecycle.Spawn() in actions:
@@ -210,14 +204,14 @@ class Runner:
             self.notify(MemoryFreed())  # the memory became free before the refusal arrived
         if state.phase == "Ready" and before.phase != "Ready":
             self.is_answering = True
-            self._record_ready()
+            if self.record and not self.record.ready_at:
+                self._set_record(structs.replace(self.record, ready_at=rfc3339(datetime.now(UTC))))
         if (state.phase, state.reason, state.pid) != (before.phase, before.reason, before.pid):
-            self._log.info(
-                "phase_changed", phase=state.phase, reason=state.reason, message=state.message, pid=state.pid
-            )
+            phase, reason = state.phase, state.reason
+            self._log.info("phase_changed", phase=phase, reason=reason, message=state.message, pid=state.pid)
         self._host.changed(self)
 
-    async def _perform_all(self, actions: tuple[lifecycle.ProcessAction, ...]) -> None:
+    async def _perform_all(self, actions: tuple[ProcessAction, ...]) -> None:
         for action in actions:
             try:
                 event = await self._perform(action)
@@ -227,7 +221,7 @@ class Runner:
             if event:
                 self._events.put_nowait(event)
 
-    async def _perform(self, action: lifecycle.ProcessAction) -> ProcessEvent | None:
+    async def _perform(self, action: ProcessAction) -> ProcessEvent | None:
         match action:
             case lifecycle.CheckAdmission():
                 return await self._check_admission()
@@ -283,10 +277,8 @@ class Runner:
     def _describe_overdue(self, running: EngineHandle, seconds: float) -> str:
         kept = "its memory stays reserved as long as it exists"
         if self._daemon:
-            daemon = self._daemon.daemon.runtime
-            return (
-                f"{daemon} has not unloaded {running.model} in {seconds:.0f} s; {kept}: unload it or restart {daemon}"
-            )
+            name, model = self._daemon.daemon.runtime, running.model
+            return f"{name} has not unloaded {model} in {seconds:.0f} s; {kept}: unload it or restart {name}"
         return f"process {running.pid} has not ended {seconds:.0f} s after it was told to; {kept}: restart the machine"
 
     async def _check_admission(self) -> ProcessEvent:
@@ -304,11 +296,11 @@ class Runner:
         tokens = [name and self._host.secret(self.assignment.namespace, name) for name in names]
         for name, token in zip(names, tokens, strict=True):
             if name and token is None:
-                return events.Failed(
-                    "SecretUnknown",
+                message = (
                     f"waiting for the key `token` of Secret {name}, which the controller copies to this host if its "
-                    "owner gave it to sources: see condition SourceSecretAccepted of the Model",
+                    "owner gave it to sources: see condition SourceSecretAccepted of the Model"
                 )
+                return events.Failed("SecretUnknown", message)
         try:
             if self._daemon and parse(spec.artifact.source).scheme == "ollama":
                 await self._provide_to_daemon(self._daemon, spec, spec.artifact.source)
@@ -394,9 +386,8 @@ class Runner:
             self.log_path.replace(log_files.previous_log_path(self.log_path))
         self._key = key = self._host.keys.create(self.assignment.uid, self._key)
         argv = engine_command.build_argv(spec, weights.model, key.path, weights.further)
-        started = spawn_process(
-            argv, engine_command.build_environment(spec), self.log_path, self._host.folder, weights.descriptors
-        )
+        environment = engine_command.build_environment(spec)
+        started = spawn_process(argv, environment, self.log_path, self._host.folder, weights.descriptors)
         started.key = key
         return started
 
@@ -404,19 +395,10 @@ class Runner:
         ended = await running.wait()
         self._engine = self.record = None
         self._host.records.remove(self.assignment.uid)
-        self._events.put_nowait(
-            events.Exited(
-                LastExit(
-                    code=ended.code,
-                    signal=ended.signal or "",
-                    time=rfc3339(datetime.now(UTC)),
-                    log=read_last_log_lines(self.log_path),
-                ),
-                ended.reason,
-                ended.message,
-                fetched=ended.reason != UNKNOWN_MODEL,
-            )
-        )
+        now, log = rfc3339(datetime.now(UTC)), read_last_log_lines(self.log_path)
+        last = LastExit(code=ended.code, signal=ended.signal or "", time=now, log=log)
+        is_fetched = ended.reason != UNKNOWN_MODEL
+        self._events.put_nowait(events.Exited(last, ended.reason, ended.message, fetched=is_fetched))
 
     async def find_engine(self) -> ProbedEngine | None:
         """Return the engine as it is asked, once it listens; None before, and after its end."""
@@ -437,11 +419,10 @@ class Runner:
 
     async def _probe(self, timeout_seconds: float) -> ProcessEvent:
         """Request a token until the engine generates one; the kernel reports the port of an engine process."""
-        engine, outcome = await engine_checks.await_first_token(
-            self.find_engine, timeout_seconds, self._events.put_nowait
-        )
-        if engine:
-            self._record_url(engine.url)
+        report = self._events.put_nowait
+        engine, outcome = await engine_checks.await_first_token(self.find_engine, timeout_seconds, report)
+        if engine and self.record:
+            self.record = structs.replace(self.record, url=engine.url)
         return outcome
 
     def _note_check(self, check: LivenessCheck) -> None:
@@ -465,14 +446,6 @@ class Runner:
             # Otherwise the proxy would not report it if it failed again.
             await self._host.exposure.clear_suspicion(self.assignment.uid)
         return outcome
-
-    def _record_url(self, url: str) -> None:
-        if self.record:
-            self.record = structs.replace(self.record, url=url)
-
-    def _record_ready(self) -> None:
-        if self.record and not self.record.ready_at:
-            self._set_record(structs.replace(self.record, ready_at=rfc3339(datetime.now(UTC))))
 
     def _set_record(self, record: Record) -> None:
         self.record, self._record_written = record, False

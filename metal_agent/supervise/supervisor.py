@@ -15,7 +15,7 @@ from metal_agent.native import log_files
 from metal_agent.native.engine_handle import EngineHandle
 from metal_agent.native.process import adopt_process, kill_strays
 from metal_agent.periodic import run_periodically
-from metal_agent.process_events import MemoryFreed
+from metal_agent.process_events import BackoffElapsed, MemoryFreed
 from metal_agent.supervise import handover
 from metal_agent.supervise.host_parts import RunnerContext
 from metal_agent.supervise.records import Record
@@ -181,7 +181,7 @@ class Supervisor:
             return
         for runner in self.runners.values():
             if runner.assignment.spec.runtime == runtime:
-                runner.try_again()
+                runner.notify(BackoffElapsed())  # the cause of the failure may be gone
         self._unload_unwanted()
 
     def _unload_unwanted(self) -> None:

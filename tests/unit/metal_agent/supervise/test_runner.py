@@ -204,7 +204,7 @@ async def test_suspect_engine_that_cannot_be_checked_serves_on_and_can_be_suspec
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(runner, "find_engine", find_engine)
-    monkeypatch.setattr(runner._liveness, "_find_engine", find_engine)
+    monkeypatch.setattr(runner._liveness, "find_engine", find_engine)
     monkeypatch.setattr(lifecycle, "FAILED_CHECK_SECONDS", 60.0)
     living = asyncio.create_task(runner.run())
     try:
