@@ -36,7 +36,7 @@ from metal_agent import assignments
 from metal_agent.change_counter import ChangeCounter
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import follow_address
-from metal_agent.cluster.api_connection import ApiConnection, describe_connection, describe_identity
+from metal_agent.cluster.api_connection import ApiConnection, describe_identity
 from metal_agent.cluster.events import HoldEvents
 from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
 from metal_agent.cluster.host_lease import keep_host_lease
@@ -246,7 +246,7 @@ class Agent:
             started_at=rfc3339(self._started),
             address=self._exposed.address,
             server=self.connection.server,
-            connection=describe_connection(self.connection),
+            connection=self.connection.status,
             identity=describe_identity(self.connection),
             holds=self._host.gate.list_holds(),
             ready=self._recovered.is_set() and (self._renewed_once.is_set() or self.connection.is_away),

@@ -10,7 +10,7 @@ from kube.client import Client
 from kube.credentials import Credentials
 from kube.errors import Unreachable
 from kube.time import rfc3339
-from kube.transport import AiohttpTransport, Request, Response, Stream, Transport
+from kube.transport import AiohttpTransport, Request, Response, Stream
 from metal_agent.cluster.host_identity import HostIdentity, advise_rejoin
 from metal_agent.control.agent_status import ConnectionStatus, IdentityStatus
 
@@ -25,9 +25,7 @@ class ApiConnection:
     Attributes:
         server: base URL of the API server.
         host_identity: the token of a host that has joined by a code; None with a kubeconfig.
-        state: connected: it answers; unreachable: it does not; refused: it does not accept this host any more.
-        message: the reason, if the state is not connected.
-        since: since when the state has been this one, in RFC 3339.
+        status: the state of the connection, as `pomona agent status` shows it.
         is_away: True if the last call failed; False before the first one, too.
     """
 
@@ -35,9 +33,7 @@ class ApiConnection:
         identity = credentials.identity
         self.server = credentials.server
         self.host_identity = identity if isinstance(identity, HostIdentity) else None
-        self.state: ConnectionState = "unreachable"
-        self.message = f"no answer from {self.server} yet"
-        self.since = rfc3339(datetime.now(UTC))
+        self.status = ConnectionStatus("unreachable", rfc3339(datetime.now(UTC)), f"no answer from {self.server} yet")
         self.is_away = False
         self._advice = (
             advise_rejoin(self.host_identity.host)
@@ -52,7 +48,7 @@ class ApiConnection:
             self._change("refused", f"the API server does not accept the token of this host (401): {self._advice}")
         elif status == HTTPStatus.FORBIDDEN and _LEASES in request.path:
             self._change("refused", f"this host has no right to its Lease any more (403): {self._advice}")
-        elif status != HTTPStatus.FORBIDDEN or self.state == "unreachable":
+        elif status != HTTPStatus.FORBIDDEN or self.status.state == "unreachable":
             # A policy may refuse a single write of a host that is accepted, and every write of one that is not.
             self._change("connected", "")
 
@@ -62,22 +58,21 @@ class ApiConnection:
         self._change("unreachable", str(error))
 
     def _change(self, state: ConnectionState, message: str) -> None:
-        if state != self.state:
-            self.since = rfc3339(datetime.now(UTC))
-        self.state, self.message = state, message
+        since = self.status.since if state == self.status.state else rfc3339(datetime.now(UTC))
+        self.status = ConnectionStatus(state, since, message)
 
 
-class ObservedTransport:
+class ObservedTransport(AiohttpTransport):
     """A transport that tells an `ApiConnection` the outcome of each call."""
 
-    def __init__(self, transport: Transport, connection: ApiConnection) -> None:
-        self._transport = transport
+    def __init__(self, credentials: Credentials, connection: ApiConnection) -> None:
+        super().__init__(credentials)
         self._connection = connection
 
     async def request(self, request: Request) -> Response:
         """Send and read the whole answer. Raises Unreachable."""
         with self._observe_failure():
-            response = await self._transport.request(request)
+            response = await super().request(request)
         self._connection.note_answer(request, response.status)
         return response
 
@@ -85,17 +80,9 @@ class ObservedTransport:
     async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
         """Send and read the body as it comes. Raises Unreachable, also after `idle_seconds` without a byte."""
         with self._observe_failure():
-            async with self._transport.stream(request, idle_seconds=idle_seconds) as stream:
+            async with super().stream(request, idle_seconds=idle_seconds) as stream:
                 self._connection.note_answer(request, stream.status)
                 yield stream
-
-    async def reconnect(self) -> None:
-        """Break off all connections, and use new ones from now on."""
-        await self._transport.reconnect()
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._transport.close()
 
     @contextlib.contextmanager
     def _observe_failure(self) -> Iterator[None]:
@@ -109,16 +96,11 @@ class ObservedTransport:
 @contextlib.asynccontextmanager
 async def connect_observed(credentials: Credentials, connection: ApiConnection) -> AsyncIterator[Client]:
     """Open a client whose calls `connection` observes; its connections are closed on exit."""
-    transport = ObservedTransport(AiohttpTransport(credentials), connection)
+    transport = ObservedTransport(credentials, connection)
     try:
         yield Client(transport)
     finally:
         await transport.close()
-
-
-def describe_connection(connection: ApiConnection) -> ConnectionStatus:
-    """Return the connection as `pomona agent status` shows it."""
-    return ConnectionStatus(connection.state, connection.since, connection.message)
 
 
 def describe_identity(connection: ApiConnection) -> IdentityStatus | None:

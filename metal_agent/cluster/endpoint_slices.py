@@ -174,9 +174,7 @@ class Endpoints:
         services = await self.list_services()
         missed = {service for service, left in self._applied.items() if (left is not None) != (service in services)}
         # What was removed, and is gone, is forgotten: services come and go as long as the agent runs.
-        self._applied = {
-            service: left for service, left in self._applied.items() if left is not None and service not in missed
-        }
+        self._applied = {name: left for name, left in self._applied.items() if left is not None and name not in missed}
         return missed
 
     async def publish(self, service: ObjectKey) -> None:

@@ -29,10 +29,8 @@ class HoldEvents:
     """The Events of `host` that are still to be sent; `runners` are its processes by uid."""
 
     def __init__(self, client: Client, recorder: EventRecorder, host: str, runners: Mapping[str, Runner]) -> None:
-        self._client = client
-        self._recorder = recorder
-        self._host = host
-        self._runners = runners
+        self._client, self._recorder = client, recorder
+        self._host, self._runners = host, runners
         self._unsent: deque[tuple[HoldAction, str]] = deque(maxlen=100)
 
     def add(self, step: HoldAction, note: str) -> None:

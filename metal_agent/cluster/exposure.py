@@ -128,10 +128,8 @@ class ClusterExposure(ProxyExposure):
         """True once this machine shuts down: no endpoint becomes ready any more."""
         self.endpoints = Endpoints(client, host, self._slice)
         self._problems: dict[ObjectKey, str] = {}
-        self._host = host
-        self._ports = ports
-        self._tokens = tokens
-        self._tls = tls
+        self._host, self._tls = host, tls
+        self._ports, self._tokens = ports, tokens
 
     def move(self, address: str) -> None:
         """Serve at another address from now on; no endpoint is ready before the proxy listens there."""

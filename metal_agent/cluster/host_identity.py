@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from artifacts import durable
 from crds.meta import HOSTS_NAMESPACE
@@ -52,10 +53,6 @@ class JoinedHost(msgspec.Struct, frozen=True, rename="camel"):
 
     def __repr__(self) -> str:
         return f"JoinedHost(host={self.host!r}, server={self.server!r}, expires_at={self.expires_at!r})"
-
-    def is_same_place(self, other: "JoinedHost") -> bool:
-        """Return whether `other` is the same host of the same cluster, with any token."""
-        return msgspec.structs.replace(other, token=self.token, expires_at=self.expires_at) == self
 
 
 def read_joined_host(folder: Path) -> JoinedHost | None:
@@ -138,12 +135,7 @@ class HostIdentity:
         header = await self.authorization()
         if header == refused and self._reported != header:
             self._reported = header
-            log.error(
-                "token_refused",
-                host=self.host,
-                expires_at=self.expires_at,
-                advice=advise_rejoin(self.host),
-            )
+            log.error("token_refused", host=self.host, expires_at=self.expires_at, advice=advise_rejoin(self.host))
         return header != refused
 
     async def renew(self, client: Client) -> None:
@@ -185,7 +177,7 @@ class HostIdentity:
             raise CredentialsError(f"{self._folder / FILE_NAME}: {error}: make it readable for this user") from error
         if written is None or written in (self._on_disk, self._joined):
             return False
-        if not written.is_same_place(self._joined):
+        if structs.replace(written, token=self._joined.token, expires_at=self._joined.expires_at) != self._joined:
             raise CredentialsError(
                 f"this machine has joined as host {written.host} at {written.server} since this agent started: restart "
                 "the agent"
@@ -195,7 +187,7 @@ class HostIdentity:
         return True
 
     async def _store(self, granted: GrantedToken) -> None:
-        renewed = msgspec.structs.replace(self._joined, token=granted.token, expires_at=granted.expires_at)
+        renewed = structs.replace(self._joined, token=granted.token, expires_at=granted.expires_at)
         await self._write(renewed)
         self._joined = renewed
         age_seconds = renewal_seconds(granted.lifetime_seconds)

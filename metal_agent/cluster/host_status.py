@@ -1,5 +1,6 @@
 """Write the MetalHost of this host: its facts, memory budget and reservations."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -25,6 +26,11 @@ from metal_agent.memory.ledger import Ledger
 _GIB: Final = 2**30
 _VERSION: Final = BUILD.partition("+")[0]
 """The version that this agent runs: an update replaces the files under it, and is in force after a restart."""
+_FACTS: Final = sorted(
+    {field.name for field in dataclasses.fields(HostFacts)}.intersection(MetalHostStatus.__struct_fields__)
+    - {"core_levels"}
+)
+"""Facts that the status has under the same names."""
 _STEPS: Final = {"swapUsedBytes": _GIB, "gpuUsedBytes": _GIB, "batteryPercent": 10}
 """Fields of the status that change all the time, and the least change that is written."""
 
@@ -53,18 +59,8 @@ def build_status(
     return MetalHostStatus(
         address=address,
         reachability_port=reachability_port,
-        chip=facts.chip or "",
-        machine=facts.machine or "",
-        cpu_cores=facts.cpu_cores,
+        **{name: value for name in _FACTS if (value := getattr(facts, name)) is not None},
         core_levels=[CoreLevel(name=level.name, cores=level.cores) for level in facts.core_levels],
-        gpu_cores=facts.gpu_cores,
-        os=facts.os or "",
-        architecture=facts.architecture or "",
-        memory_bytes=facts.memory_bytes,
-        memory_bandwidth_bytes_per_second=facts.memory_bandwidth_bytes_per_second,
-        working_set_bytes=facts.working_set_bytes,
-        wired_limit_bytes=facts.wired_limit_bytes,
-        boot_id=facts.boot_id or "",
         booted_at=None if booted_at is None else rfc3339(datetime.fromtimestamp(booted_at, UTC)),
         memory_pressure=state.pressure.level or "",
         swap_used_bytes=state.pressure.swap_used_bytes,

@@ -17,25 +17,18 @@ from metal_agent.cluster.endpoint_slices import FIELD_MANAGER
 from metal_agent.cluster.exposure import ClusterExposure
 from metal_agent.supervise.runner import Runner
 
-_EVENT_TYPES: Final[dict[str, EventType]] = {
-    "Ready": "Normal",
-    "Stopped": "Normal",
-    "Failed": "Warning",
-    "Rejected": "Warning",
-}
+_OUTCOMES: Final = frozenset({"Ready", "Stopped", "Failed", "Rejected"})
+"""Phases that are sent as Events."""
 
 
 class ProcessReporter:
     """Status and Events of the processes of `host` in the API; `store` has their objects as they were last seen."""
 
     def __init__(
-        self, client: Client, store: Store, events: EventRecorder, host: str, exposure: ClusterExposure
+        self, client: Client, store: Store, events: EventRecorder, host: str, exposed: ClusterExposure
     ) -> None:
-        self._client = client
-        self._store = store
-        self._events = events
-        self._host = host
-        self._exposure = exposure
+        self._client, self._store, self._events = client, store, events
+        self._host, self._exposure = host, exposed
         self._recorded: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
         """The last outcome of each runner that was sent as an Event."""
 
@@ -78,8 +71,8 @@ class ProcessReporter:
     async def _record_outcome(self, runner: Runner, observed: Obj) -> None:
         state = runner.state
         outcome = f"{state.phase} {state.reason} {state.failures}"
-        event_type = _EVENT_TYPES.get(state.phase)
-        if event_type and self._recorded.get(runner) != outcome:
+        if state.phase in _OUTCOMES and self._recorded.get(runner) != outcome:
+            event_type: EventType = "Normal" if state.phase in {"Ready", "Stopped"} else "Warning"
             note = state.message or f"{state.phase} on host {self._host}"
             await self._events.event(observed, event_type, state.reason or state.phase, note, "Serving")
             self._recorded[runner] = outcome

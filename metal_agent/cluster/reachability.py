@@ -39,10 +39,8 @@ class ReachabilityListener:
     ) -> None:
         self.port: int | None = None
         """The bound port; None: none is bound."""
-        self._host = host
-        self._address = address
-        self._list_ports = list_ports
-        self._on_change = on_change
+        self._host, self._address = host, address
+        self._list_ports, self._on_change = list_ports, on_change
         self._listener: HttpListener | None = None
         self._moved = asyncio.Event()
 

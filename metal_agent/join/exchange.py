@@ -22,13 +22,8 @@ from kube.resources import POD_TEMPLATES
 from kube.service_accounts import request_token
 from kube.time import rfc3339
 from kube.transport import AiohttpTransport, Request
-from metal_agent.cluster.host_identity import (
-    FILE_NAME,
-    TOKEN_SECONDS,
-    JoinedHost,
-    read_joined_host,
-    write_joined_host,
-)
+from metal_agent.cluster import host_identity
+from metal_agent.cluster.host_identity import FILE_NAME, TOKEN_SECONDS, JoinedHost
 from metal_agent.join.host_account import JOIN_CLAIMS, join_code_name
 from metal_agent.join.join_code import JoinCode
 from metal_agent.native.process import is_running
@@ -56,18 +51,17 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
     await _check_server(replace(credentials, identity=StaticToken(None)))
     async with connect(credentials) as client:
         first_token = await _redeem(client, code)
-    joined = await _request_own_token(
-        JoinedHost(
-            host=code.host,
-            server=code.server,
-            token=first_token,
-            expires_at=rfc3339(datetime.fromtimestamp(code.expires_at, UTC)),
-            authority=code.authority_pem,
-            tls_server_name=code.tls_server_name,
-        )
+    first = JoinedHost(
+        host=code.host,
+        server=code.server,
+        token=first_token,
+        expires_at=rfc3339(datetime.fromtimestamp(code.expires_at, UTC)),
+        authority=code.authority_pem,
+        tls_server_name=code.tls_server_name,
     )
+    joined = await _request_own_token(first, replace(credentials, identity=StaticToken(first_token)))
     try:
-        write_joined_host(folder, joined)
+        host_identity.write_joined_host(folder, joined)
     except OSError as error:
         raise JoinError(
             f"cannot write {folder / FILE_NAME}: {error}: mend that, get another code by `pomona host join {code.host}`"
@@ -75,17 +69,13 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
     return joined
 
 
-def _is_same_cluster(joined: JoinedHost, code: JoinCode) -> bool:
-    """Return whether a code is of the cluster that the host has joined, by address or certificate authority."""
-    return joined.server == code.server or bool(code.authority_pem and joined.authority == code.authority_pem)
-
-
 def _check_folder(folder: Path, code: JoinCode) -> None:
     """Raises JoinError if the folder cannot be used, or the agent or engines of another host or cluster use it."""
     try:
-        before = read_joined_host(folder)
-        if before and before.host == code.host and _is_same_cluster(before, code):
-            return  # its agent may run, and takes the new identity
+        before = host_identity.read_joined_host(folder)
+        has_authority = bool(before and code.authority_pem and before.authority == code.authority_pem)
+        if before and before.host == code.host and (before.server == code.server or has_authority):
+            return  # the same cluster: its agent may run, and takes the new identity
         records = Records(folder / "processes").load().values()
         running = [record.name for record in records if record.identity and is_running(record.identity)]
     except OSError as error:
@@ -110,9 +100,8 @@ def _code_credentials(code: JoinCode) -> Credentials:
     try:
         tls = build_tls(code.authority_pem.encode() or None)
     except (OSError, ValueError) as error:
-        raise JoinError(
-            f"the certificate authority in the join code cannot be used: {error}: get another code"
-        ) from error
+        message = f"the certificate authority in the join code cannot be used: {error}: get another code"
+        raise JoinError(message) from error
     return Credentials(code.server, StaticToken(code.token), tls, code.tls_server_name or None)
 
 
@@ -147,29 +136,22 @@ async def _redeem(client: Client, code: JoinCode) -> str:
         # A server whose storage does not answer in time reports an error of its own, and may have deleted nevertheless.
         if isinstance(error, ApiError) and error.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             raise JoinError(f"the API server refused: {error}; the code is not used: try again") from error
-        raise JoinError(
-            f"the API server did not answer, so this join code may be used up: {another} ({error})"
-        ) from error
+        message = f"the API server did not answer, so this join code may be used up: {another} ({error})"
+        raise JoinError(message) from error
     claims = (deleted.get("metadata", {}).get("annotations") or {}).get(JOIN_CLAIMS)
     if not claims:
         raise JoinError(f"the API server did not complete this join code: {another}")
     return f"{claims}.{code.signature}"
 
 
-async def _request_own_token(joined: JoinedHost) -> JoinedHost:
+async def _request_own_token(joined: JoinedHost, credentials: Credentials) -> JoinedHost:
     """Replace the first token by one of long life; if the server does not answer, the agent does it when it starts.
 
     Raises:
         JoinError: the server does not accept the first token.
     """
-    first = Credentials(
-        joined.server,
-        StaticToken(joined.token),
-        build_tls(joined.authority.encode() or None),
-        joined.tls_server_name or None,
-    )
     try:
-        async with connect(first) as client:
+        async with connect(credentials) as client:
             granted = await request_token(client, HOSTS_NAMESPACE, joined.host, TOKEN_SECONDS)
     except Unauthorized as error:
         # For some seconds the server remembers the token of a code that was replaced, which then takes the next code's.

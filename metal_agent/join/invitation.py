@@ -22,14 +22,8 @@ from kube.credentials import Credentials, StaticToken, build_tls
 from kube.errors import ApiError, Forbidden, NotFound, Unreachable
 from kube.resources import POD_TEMPLATES, SERVICE_ACCOUNTS
 from kube.service_accounts import request_token
-from metal_agent.join.host_account import (
-    code_account,
-    code_rights,
-    host_account,
-    host_rights,
-    join_code_name,
-    join_template,
-)
+from metal_agent.join import host_account
+from metal_agent.join.host_account import join_code_name
 from metal_agent.join.join_code import JoinCode, encode_join_code, split_certificates
 
 CODE_SECONDS: Final = 900
@@ -97,18 +91,18 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
     authority = _read_authority(credentials)
     name = join_code_name(host)
     await _delete_leftover(client, name)
-    await client.apply(SERVICE_ACCOUNTS, host_account(host), field_manager=CLI_FIELD_MANAGER)
+    await client.apply(SERVICE_ACCOUNTS, host_account.host_account(host), field_manager=CLI_FIELD_MANAGER)
     first = await request_token(client, HOSTS_NAMESPACE, host, _FIRST_TOKEN_SECONDS)
     # Nothing but the API server's own answer tells its audiences.
-    for resource, obj in host_rights(host, first.audiences):
+    for resource, obj in host_account.host_rights(host, first.audiences):
         await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
     claims, _, signature = first.token.rpartition(".")
-    template = await client.create(POD_TEMPLATES, join_template(host, claims))
+    template = await client.create(POD_TEMPLATES, host_account.join_template(host, claims))
     uid = template["metadata"]["uid"]
     try:
         # Created, so that it is never that of another invitation of this host at this moment.
-        await client.create(SERVICE_ACCOUNTS, code_account(host, uid))
-        for resource, obj in code_rights(host, uid):
+        await client.create(SERVICE_ACCOUNTS, host_account.code_account(host, uid))
+        for resource, obj in host_account.code_rights(host, uid):
             await client.apply(resource, obj, field_manager=CLI_FIELD_MANAGER)
         granted = await request_token(client, HOSTS_NAMESPACE, name, CODE_SECONDS)
         await _await_token_policy(credentials, name, granted.token)

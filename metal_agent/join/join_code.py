@@ -90,9 +90,8 @@ def decode_join_code(text: str) -> JoinCode:
 
 def split_certificates(pem: bytes) -> tuple[bytes, ...]:
     """Return the certificates of a PEM file in DER form. Raises ValueError if there is none, or one cannot be read."""
-    certificates = tuple(
-        ssl.PEM_cert_to_DER_cert(block) for block in _PEM.findall(pem.decode("ascii", errors="replace"))
-    )
+    text = pem.decode("ascii", errors="replace")
+    certificates = tuple(ssl.PEM_cert_to_DER_cert(block) for block in _PEM.findall(text))
     if not certificates:
         raise ValueError("there is no certificate in it")
     return certificates

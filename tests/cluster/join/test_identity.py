@@ -80,7 +80,7 @@ async def test_refused_identity_is_reported_and_another_join_ends_that(
 ) -> None:
     identity = HostIdentity(tmp_path, await join_cluster(await invite(), tmp_path))
     connection = ApiConnection(identity.credentials())
-    transport = ObservedTransport(AiohttpTransport(identity.credentials()), connection)
+    transport = ObservedTransport(identity.credentials(), connection)
     host, store = Client(transport), Store()
     async with (
         closing(transport),
@@ -97,19 +97,19 @@ async def test_refused_identity_is_reported_and_another_join_ends_that(
             ),
         ),
     ):
-        await eventually(lambda: connection.state == "connected")
+        await eventually(lambda: connection.status.state == "connected")
         await client.delete(ROLE_BINDINGS, HOST, HOSTS_NAMESPACE)
-        await eventually(lambda: connection.state == "refused")
+        await eventually(lambda: connection.status.state == "refused")
         refused = "this host has no right to its Lease any more (403): get a code by"
-        await eventually(lambda: connection.message.startswith(refused))
+        await eventually(lambda: connection.status.message.startswith(refused))
         await client.delete(SERVICE_ACCOUNTS, HOST, HOSTS_NAMESPACE)
-        await eventually(lambda: "does not accept the token of this host (401)" in connection.message)
-        since = connection.since
+        await eventually(lambda: "does not accept the token of this host (401)" in connection.status.message)
+        since = connection.status.since
 
         await join_cluster(await invite(), tmp_path)
-        await eventually(lambda: connection.state == "connected")
-        assert connection.message == ""
-        assert connection.since >= since
+        await eventually(lambda: connection.status.state == "connected")
+        assert connection.status.message == ""
+        assert connection.status.since >= since
 
 
 @contextlib.asynccontextmanager
