@@ -80,7 +80,9 @@ class DaemonModel:
         """
         if self._exit.done():
             return
-        await self._stop_loading()
+        if self._loading:
+            self._loading.cancel()
+            await asyncio.wait([self._loading])
         if for_all:
             self._shared.report_others(self)
         await self._shared.unload(self, grace_seconds)
@@ -109,11 +111,6 @@ class DaemonModel:
         else:
             self.loaded = True
 
-    async def _stop_loading(self) -> None:
-        if self._loading:
-            self._loading.cancel()
-            await asyncio.wait([self._loading])
-
 
 class SharedDaemon:
     """One daemon as this agent uses it. `on_change` is called when it becomes usable or unusable."""
@@ -122,14 +119,13 @@ class SharedDaemon:
         self.daemon = daemon
         self.problem = f"{daemon.runtime} was not checked yet"
         """The reason why it cannot be used now; empty if it can."""
-        self._owner = owner
-        self._on_change = on_change
+        self._owner, self._on_change = owner, on_change
         self._handles: list[DaemonModel] = []
         self._unknown = False
         """True if the last check could not determine which models are loaded."""
         self._silences = 0
         self._silent_until = 0.0
-        self._found: list[tuple[str, int | None]] = []
+        self._loaded_models: list[tuple[str, int | None]] = []
         self._wake = asyncio.Event()
         self._clean = False
         # A clean-up must not remove a model that `bring` is adding: no handle has its name yet.
@@ -154,7 +150,7 @@ class SharedDaemon:
 
     def may_have(self, model: str) -> bool:
         """Return whether `model` is loaded by the last check, or whether that is unknown."""
-        return self._unknown or self.daemon.content(model) in self._contents(self._found)
+        return self._unknown or self.daemon.content(model) in self._contents(self._loaded_models)
 
     async def bring(self, model: str, serving: Serving, on_progress: OnProgress) -> None:
         """Make the weights known to the daemon. Raises DaemonError."""
@@ -209,9 +205,7 @@ class SharedDaemon:
     def loaded(self) -> list[LoadedModel]:
         """Return the models that were in memory at the last check."""
         ours = {self.daemon.content(handle.model) for handle in self._handles}
-        return [
-            LoadedModel(name, memory_bytes, self.daemon.content(name) in ours) for name, memory_bytes in self._found
-        ]
+        return [LoadedModel(name, size, self.daemon.content(name) in ours) for name, size in self._loaded_models]
 
     def forget(self, handle: DaemonModel) -> None:
         """Stop watching `handle`."""
@@ -237,7 +231,7 @@ class SharedDaemon:
         if self._handles or self.daemon.installed():
             await self._ask()
         else:
-            self.problem, self._found, self._unknown = f"{self.daemon.runtime} is not installed here", [], False
+            self.problem, self._loaded_models, self._unknown = f"{self.daemon.runtime} is not installed here", [], False
         if bool(before) != bool(self.problem):
             log.info("daemon_usable_changed", daemon=self.daemon.runtime, usable=not self.problem, problem=self.problem)
             self._clean = False
@@ -247,14 +241,14 @@ class SharedDaemon:
         watched = [handle for handle in self._handles if handle.loaded]
         began = time.monotonic()
         try:
-            self._found = await self.daemon.loaded()
+            self._loaded_models = await self.daemon.loaded()
         except DaemonError as error:
             self._unknown = error.reason != NOT_RUNNING
             if self._is_excused(error, began):
                 return  # a busy daemon may take long to answer
             self.problem = str(error)
             if error.reason == NOT_RUNNING:
-                self._found = []
+                self._loaded_models = []
             if error.reason in {NOT_RUNNING, UNAUTHORIZED, SILENT}:
                 # Even a model that is still loaded cannot be served now.
                 for handle in watched:
@@ -264,12 +258,14 @@ class SharedDaemon:
             self._unknown = True
         else:
             self.problem, self._unknown, self._silences = "", False, 0
-            there = self._contents(self._found)
+            there = self._contents(self._loaded_models)
             for handle in watched:
                 if self.daemon.content(handle.model) not in there:
-                    handle.report_exit(
-                        EngineExit(reason="Unloaded", message=_unloaded_message(self.daemon, handle.model))
+                    message = (
+                        f"{self.daemon.runtime} has unloaded {handle.model}: by hand, to make room for another model, "
+                        "or because it was restarted; the model is loaded again"
                     )
+                    handle.report_exit(EngineExit(reason="Unloaded", message=message))
 
     def _is_excused(self, error: DaemonError, began: float) -> bool:
         """Count checks in a row without an answer; concurrent ones, as for several processes, count as one."""
@@ -302,8 +298,7 @@ class SharedDaemon:
 
 def build_daemons(folder: Path, allowed_networks: Networks = ()) -> "Daemons":
     """Return all daemons that may run on this host, whether they run or not; see `Host` for the networks."""
-    connects = [runtime.daemon for runtime in RUNTIMES.values() if runtime.daemon]
-    return Daemons(folder, [connect(allowed_networks) for connect in connects])
+    return Daemons(folder, [runtime.daemon(allowed_networks) for runtime in RUNTIMES.values() if runtime.daemon])
 
 
 class Daemons:
@@ -312,9 +307,9 @@ class Daemons:
     def __init__(self, folder: Path, daemons: Iterable[Daemon]) -> None:
         owner = owner_mark(str(folder))
         self._listeners: list[Callable[[str], None]] = []
-        self._shared = {
-            daemon.runtime: SharedDaemon(daemon, owner, partial(self._notify, daemon.runtime)) for daemon in daemons
-        }
+        self._shared: dict[str, SharedDaemon] = {}
+        for daemon in daemons:
+            self._shared[daemon.runtime] = SharedDaemon(daemon, owner, partial(self._notify, daemon.runtime))
 
     def subscribe(self, listener: Callable[[str], None]) -> None:
         """Call `listener` with the runtime of each daemon that becomes usable or unusable."""
@@ -322,7 +317,7 @@ class Daemons:
 
     def get(self, runtime: str) -> SharedDaemon | None:
         """Return the daemon of this runtime; None for a runtime with processes of its own."""
-        return next((shared for name, shared in self._shared.items() if name == runtime), None)
+        return self._shared.get(runtime)
 
     def usable(self) -> list[str]:
         """Return the runtimes whose daemon runs and answers us."""
@@ -359,10 +354,3 @@ class Daemons:
 
 def _list_names(shared: SharedDaemon, wanted: Callable[[], Iterable[MetalProcessSpec]]) -> list[str]:
     return [shared.name(spec) for spec in wanted() if spec.runtime == shared.daemon.runtime]
-
-
-def _unloaded_message(daemon: Daemon, model: str) -> str:
-    return (
-        f"{daemon.runtime} has unloaded {model}: by hand, to make room for another model, or because it was restarted; "
-        "the model is loaded again"
-    )

@@ -191,12 +191,8 @@ def resume_lifecycle(
     pid: int | None, *, ready: bool, restarts: int, now: float, hold: Held | None = None
 ) -> ProcessStep:
     """Return the state and actions for an adopted engine; `ready` if it had generated a token before."""
-    if ready:
-        state = ProcessState(
-            "Ready", exists=True, pid=pid, admitted=True, restarts=restarts, ready_since=now, hold=hold
-        )
-        return state, (WatchLiveness(),)
-    return ProcessState("Starting", exists=True, pid=pid, admitted=True, restarts=restarts, hold=hold), (ProbeEngine(),)
+    state = ProcessState("Starting", exists=True, pid=pid, admitted=True, restarts=restarts, hold=hold)
+    return (replace(state, phase="Ready", ready_since=now), (WatchLiveness(),)) if ready else (state, (ProbeEngine(),))
 
 
 def restart_backoff_seconds(failures: int) -> float:
@@ -254,11 +250,9 @@ def _resume(state: ProcessState) -> ProcessStep:
         return _await_release(state, state.hold)
     if state.fetched:
         return _start_engine(state)
-    return (
-        (_enter_phase(state, "Fetching"), (Fetch(),))
-        if state.admitted
-        else (_enter_phase(state, "Pending"), (CheckAdmission(),))
-    )
+    if state.admitted:
+        return _enter_phase(state, "Fetching"), (Fetch(),)
+    return _enter_phase(state, "Pending"), (CheckAdmission(),)
 
 
 def _on_admission(state: ProcessState, event: Admitted | Refused | MemoryFreed) -> ProcessStep:
@@ -317,9 +311,7 @@ def _on_load_slot(state: ProcessState, event: LoadSlotBusy | LoadSlotGranted) ->
         case LoadSlotBusy() if state.phase == "Starting" and not state.exists:
             # The engine was not started, so this is no restart.
             restarts = state.restarts - (state.last_exit is not None)
-            message = (
-                "waiting to load: one engine of a host loads at a time, by priority, and another one is loading now"
-            )
+            message = "waiting to load: another engine is loading; one loads at a time on a host, by priority"
             queued = replace(state, phase="Pending", reason="WaitsToLoad", message=message, restarts=restarts)
             return replace(queued, queued=True), (AwaitLoadSlot(),)
         case LoadSlotGranted() if state.queued:
@@ -333,8 +325,7 @@ def _on_removed(state: ProcessState) -> ProcessStep:
         return state, ()
     if state.evicting:
         # The actions already running are the same; only the phase after them differs.
-        removed = replace(_enter_phase(state, "Stopping"), evicting=False)
-        return replace(removed, is_hastened=state.is_hastened), ()
+        return replace(_enter_phase(state, "Stopping"), evicting=False, is_hastened=state.is_hastened), ()
     if not state.exists:
         return replace(_enter_phase(state, "Stopped"), awaits_release=False, queued=False), ()
     return _enter_phase(state, "Stopping"), (Withdraw(), Drain(), End())
@@ -346,9 +337,8 @@ def _on_hold_change(state: ProcessState, event: Held | Evicted | Released) -> Pr
             return _on_held(state, event)
         case Evicted():
             return _on_evicted(state, event)
-        case Released():
-            released = replace(state, hold=None, awaits_release=False)
-            return _resume(released) if state.awaits_release else (released, ())
+    released = replace(state, hold=None, awaits_release=False)
+    return _resume(released) if state.awaits_release else (released, ())
 
 
 def _on_held(state: ProcessState, hold: Held) -> ProcessStep:
@@ -368,10 +358,8 @@ def _on_evicted(state: ProcessState, event: Evicted) -> ProcessStep:
     if not state.exists or state.phase not in {"Starting", "Ready"} or (state.phase == "Starting" and state.reason):
         # There is no engine, or it is ending already.
         return _on_held(state, hold)
-    stopping = replace(
-        _enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold, evicting=True
-    )
-    stopping = replace(stopping, is_hastened=event.is_urgent)
+    stopping = replace(_enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold)
+    stopping = replace(stopping, evicting=True, is_hastened=event.is_urgent)
     ways = (Withdraw(withdraw), Drain(drain), End(grace)) if event.is_urgent else (Withdraw(), Drain(), End())
     # An engine that was never Ready has no endpoint and no request.
     return stopping, ways if state.phase == "Ready" else ways[-1:]
@@ -380,10 +368,8 @@ def _on_evicted(state: ProcessState, event: Evicted) -> ProcessStep:
 def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:
     if not state.exists:
         return state, ()
-    fetched = state.fetched and event.fetched
-    gone = replace(
-        state, exists=False, pid=None, fetched=fetched, ready_since=None, last_exit=event.last, suspicion=None
-    )
+    gone = replace(state, exists=False, pid=None, fetched=state.fetched and event.fetched)
+    gone = replace(gone, ready_since=None, last_exit=event.last, suspicion=None)
     if state.evicting:
         return _resume(replace(gone, evicting=False))
     if state.leaving:
@@ -394,11 +380,9 @@ def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:
     exited = f"the engine exited with {how}{': ' if cause else ''}{cause}{LOG_HINT}"
     # Set if the engine was ended because of it; a suspicion or a problem of its start is not the cause of an exit.
     ended = state.phase == "Starting" and bool(state.reason)
-    return _back_off(
-        replace(gone, failures=0 if stable else state.failures),
-        state.reason if ended else event.reason or "EngineExited",
-        state.message if ended else event.message or exited,
-    )
+    reason, message = (state.reason, state.message) if ended else (event.reason, event.message)
+    failures = 0 if stable else state.failures
+    return _back_off(replace(gone, failures=failures), reason or "EngineExited", message or exited)
 
 
 def _on_end_overdue(state: ProcessState, event: EndOverdue) -> ProcessState:

@@ -6,6 +6,7 @@ gave way to a request is no try. The GPU is shared, so a request to any process 
 
 from collections.abc import Mapping
 from datetime import datetime
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from crds.metalprocess import MetalProcessSpec
@@ -75,13 +76,8 @@ def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | 
         ready_seconds: the time since each process that waits to be measured became Ready, by uid.
         idle: as for `find_wait`.
     """
-    waits = [
-        (wait, uid) for uid, seconds in ready_seconds.items() if (wait := find_wait(uid, seconds, idle)) is not None
-    ]
-    if not waits:
-        return None
-    wait, uid = min(waits)
-    return uid, wait
+    waits = {uid: find_wait(uid, seconds, idle) for uid, seconds in ready_seconds.items()}
+    return min(((uid, wait) for uid, wait in waits.items() if wait is not None), key=itemgetter(1, 0), default=None)
 
 
 def find_load_seconds(started_at: str, ready_at: str | None) -> float | None:

@@ -50,47 +50,47 @@ class Measurements:
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
         kept = durable.read(path, MeasurementsFile) if path else None
-        self._known = dict(kept.measurements) if kept else {}
+        self._measured = dict(kept.measurements) if kept else {}
 
     def find(self, spec: MetalProcessSpec) -> ProcessPerformance | None:
         """Return the speed of a process as its status shows it, or None if it was not measured."""
-        measurement = self._known.get(identify_serving(spec))
+        measurement = self._measured.get(identify_serving(spec))
         return describe_performance(measurement.performance) if measurement and measurement.performance else None
 
     def count_tries(self, spec: MetalProcessSpec, engine: str) -> int | None:
         """Return the tries so far to measure a process with this version of the engine; None: it is measured."""
-        measurement = self._known.get(identify_serving(spec), Measurement())
+        measurement = self._measured.get(identify_serving(spec), Measurement())
         if measurement.engine != engine:
             return 0
         return None if measurement.is_current else measurement.tries
 
     def begin(self, spec: MetalProcessSpec, engine: str) -> None:
         """Count a try; blocks while the file is written."""
-        measurement = self._known.get(identify_serving(spec), Measurement())
+        measurement = self._measured.get(identify_serving(spec), Measurement())
         tries = measurement.tries + 1 if measurement.engine == engine else 1
         self._put(spec, Measurement(engine, tries, measurement.performance))
 
     def take_back(self, spec: MetalProcessSpec) -> None:
         """Count the last try no more: it has given way; blocks while the file is written."""
-        measurement = self._known.get(identify_serving(spec), Measurement())
+        measurement = self._measured.get(identify_serving(spec), Measurement())
         self._put(spec, structs.replace(measurement, tries=max(0, measurement.tries - 1)))
 
     def finish(self, spec: MetalProcessSpec, performance: MeasuredPerformance) -> None:
         """Keep a measurement; blocks while the file is written."""
-        measurement = self._known.get(identify_serving(spec), Measurement())
+        measurement = self._measured.get(identify_serving(spec), Measurement())
         self._put(spec, structs.replace(measurement, performance=performance, is_current=True))
 
     def _put(self, spec: MetalProcessSpec, measurement: Measurement) -> None:
         key = identify_serving(spec)
         # The key that was measured last is the last to be forgotten.
-        kept = {name: entry for name, entry in self._known.items() if name != key}
+        kept = {name: entry for name, entry in self._measured.items() if name != key}
         while len(kept) >= _MOST_ENTRIES:
             kept.pop(next(iter(kept)))
-        self._known = {**kept, key: measurement}
+        self._measured = {**kept, key: measurement}
         if self._path is None:
             return
         try:
-            durable.write(self._path, MeasurementsFile(self._known))
+            durable.write(self._path, MeasurementsFile(self._measured))
         except OSError as error:
             log.warning("measurements_not_written", error=str(error))
 

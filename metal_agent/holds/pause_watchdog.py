@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 import structlog
+from msgspec import structs
 
 from artifacts import durable
 from crds.meta import HOST_PAUSED, PAUSED
@@ -111,7 +112,10 @@ class PauseWatchdog:
     async def sample(self) -> None:
         """Take one sample and perform the actions that follow from it."""
         sample = await asyncio.to_thread(self._read, self._policy.sources)
-        seconds = self._advance_clock()
+        now = time.monotonic()
+        before = now if self._sampled_at is None else self._sampled_at
+        seconds = min(now - before, owner_policy.LONGEST_STEP_SECONDS)
+        self._sampled_at = now
         self._step_sources(sample, seconds)
         candidates = [describe_candidate(runner) for runner in self._runners.values()]
         self.state, actions = pause_policy.step_pause(
@@ -151,9 +155,7 @@ class PauseWatchdog:
 
     def retain(self, uids: set[str]) -> None:
         """Forget stopped processes that are not among `uids`, the uids of all processes assigned to this host."""
-        gone = self.state.evicted - uids
-        if gone:
-            self.state = PauseState(self.state.is_paused, self.state.displacing, self.state.evicted - gone)
+        self.state = structs.replace(self.state, evicted=self.state.evicted & uids)
 
     def paused_condition(self) -> Obj:
         """Return the MetalHost's condition Paused, without lastTransitionTime."""
@@ -178,13 +180,6 @@ class PauseWatchdog:
 
     def _explain(self, consequence: str) -> str:
         return f"this host is paused by its owner ({self._describe()}): {consequence}"
-
-    def _advance_clock(self) -> float:
-        """Return the seconds since the last sample that count."""
-        now = time.monotonic()
-        gap = 0.0 if self._sampled_at is None else now - self._sampled_at
-        self._sampled_at = now
-        return min(max(0.0, gap), owner_policy.LONGEST_STEP_SECONDS)
 
     def _step_sources(self, sample: OwnerSample, seconds: float) -> None:
         for source, before in self._sources.items():

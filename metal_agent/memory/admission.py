@@ -66,9 +66,7 @@ async def admit(
     return Refused("InsufficientMemory", f"{problem}{seen}; {way}, or free memory on this host", needed_bytes)
 
 
-def find_understated_memory(
-    spec: MetalProcessSpec, layout: Layout | None, draft: Layout | None = None
-) -> Refused | None:
+def find_understatement(spec: MetalProcessSpec, layout: Layout | None, draft: Layout | None = None) -> Refused | None:
     """Return the refusal of fetched weights that take clearly more memory than is reserved; None if they do not.
 
     The controller took spec.memoryBytes of the Model as it is, or computed the reservation from what a server or
@@ -93,6 +91,5 @@ def refusal(source: str, error: ArtifactError) -> Refused | Failed:
     """Return the outcome for an artifact error: a file that is missing on this host may be on another one."""
     if scheme_of(source) == "file" and error.reason in _FILE_REASONS:
         return Refused(_FILE_REASONS[error.reason], error.message)
-    return Failed(
-        error.reason, error.message, permanent=not error.retryable, retry_after_seconds=error.retry_after_seconds
-    )
+    pause = error.retry_after_seconds
+    return Failed(error.reason, error.message, permanent=not error.retryable, retry_after_seconds=pause)

@@ -84,13 +84,9 @@ class Peaks:
 def identify_serving(spec: MetalProcessSpec) -> str:
     """Return the key of everything that determines memory use: artifacts, runtime and options, but not the service."""
     artifacts = [spec.artifact, *(further.artifact for further in spec.further_artifacts)]
-    defaults = stated_options(ServingOptions())
+    defaults, stated = stated_options(ServingOptions()), stated_options(spec)
     # An option with its default is left out, so that an option that is added changes no key.
-    options = {
-        name: value
-        for name, value in stated_options(spec).items()
-        if name not in _FREE_OPTIONS and value != defaults[name]
-    }
+    options = {name: value for name, value in stated.items() if name not in _FREE_OPTIONS and value != defaults[name]}
     decides = [[_digest(artifact) for artifact in artifacts], spec.runtime, options]
     return hashlib.sha256(msgspec.json.encode(decides, order="sorted")).hexdigest()
 

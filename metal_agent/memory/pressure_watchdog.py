@@ -137,19 +137,13 @@ class PressureWatchdog:
 
     def retain(self, uids: set[str]) -> None:
         """Forget evicted processes that are not among `uids`, the uids of all processes assigned to this host."""
-        gone = set(self.state.evicted) - uids
-        if gone:
-            evicted = tuple(uid for uid in self.state.evicted if uid in uids)
-            self.state = replace(self.state, evicted=evicted)
+        self.state = replace(self.state, evicted=tuple(uid for uid in self.state.evicted if uid in uids))
 
     def pressure_condition(self) -> Obj:
         """Return the MetalHost's condition MemoryPressure, without lastTransitionTime."""
         if self.state.is_under_pressure:
-            status, reason, message = (
-                "True",
-                MEMORY_PRESSURE,
-                f"{_HOLD}; {len(self.state.evicted)} processes were stopped",
-            )
+            stopped = f"{_HOLD}; {len(self.state.evicted)} processes were stopped"
+            status, reason, message = "True", MEMORY_PRESSURE, stopped
         elif self._has_level:
             status, reason, message = "False", "MemorySuffices", "engines are started as they are assigned"
         else:

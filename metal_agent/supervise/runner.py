@@ -20,7 +20,7 @@ from metal_agent.assignments import Assignment
 from metal_agent.daemons import SharedDaemon
 from metal_agent.engine_health import Suspicion
 from metal_agent.lifecycle import ProcessAction, ProcessState, step
-from metal_agent.memory.admission import admit, find_understated_memory, refusal
+from metal_agent.memory.admission import admit, find_understatement, refusal
 from metal_agent.native import engine_command, log_files
 from metal_agent.native.engine_handle import EngineHandle
 from metal_agent.native.process import read_last_log_lines, spawn_process
@@ -307,7 +307,7 @@ class Runner:
             else:
                 namespace = self.assignment.namespace
                 fetched = await self._host.weights.fetch(namespace, spec, tokens, self._on_progress)
-                if understated := find_understated_memory(spec, fetched.layout, fetched.draft_layout):
+                if understated := find_understatement(spec, fetched.layout, fetched.draft_layout):
                     fetched.release()
                     return understated
                 if obstacle := engine_command.find_obstacle(spec, fetched.headers):

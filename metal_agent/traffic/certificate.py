@@ -36,11 +36,8 @@ def check_certificate(tls: Tls, address: str) -> None:
         server = load_certificate(tls)
         problem = _verify_certificate(server, tls.certificate, address)
         if problem and problem.verify_code in _OTHER_NAME:
-            log.warning(
-                "certificate_not_for_this_address",
-                address=address,
-                hint="the controller will not trust it: give one that names this address",
-            )
+            hint = "the controller will not trust it: give one that names this address"
+            log.warning("certificate_not_for_this_address", address=address, hint=hint)
             problem = _verify_certificate(server, tls.certificate, None)
     except ssl.SSLError as error:
         raise StartError(
@@ -48,9 +45,8 @@ def check_certificate(tls: Tls, address: str) -> None:
             "PEM form, the certificate before those of its chain, and the key its own and without a password"
         ) from error
     if problem:
-        raise StartError(
-            f"--tls-certificate {tls.certificate} is trusted by no client ({problem.verify_message}): renew it"
-        )
+        reason = problem.verify_message
+        raise StartError(f"--tls-certificate {tls.certificate} is trusted by no client ({reason}): renew it")
 
 
 def _verify_certificate(

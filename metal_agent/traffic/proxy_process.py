@@ -110,8 +110,7 @@ class Proxy:
         self.adopt()
         process: NativeProcess | None = self.process
         if process is None and started:
-            # It was just started and does not listen yet.
-            process = adopt_process(started)
+            process = adopt_process(started)  # it was just started and does not listen yet
         if process:
             await process.end(GRACE_SECONDS)
 
@@ -123,8 +122,8 @@ class Proxy:
         # In this order: a newer proxy is found although it takes its name between the two looks.
         newer = [unix_listener(path) for path in (self._socket.with_suffix(UNNAMED_SUFFIX), self._socket)]
         last = [unix_listener(path) for path in self._socket.parent.glob(LAST_SOCKET.format(pid="*"))]
-        found = {self.process.pid if self.process else None, *newer, *last}
-        return frozenset(pid for pid in found if pid is not None)
+        pids = {self.process.pid if self.process else None, *newer, *last}
+        return frozenset(pid for pid in pids if pid is not None)
 
     async def _run_once(self) -> None:
         """Start or adopt the proxy, and watch it until it ends or another has taken its place. Raises OSError."""
@@ -273,9 +272,8 @@ class Proxy:
     def _spawn(self, *options: str) -> NativeProcess:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = [*PYTHON, "cli.main", "proxy", "--socket", str(self._socket), *options]
-        process = spawn_process(
-            argv, select_environment(os.environ), self._folder / "logs" / log_files.PROXY_LOG, self._folder
-        )
+        log_path = self._folder / "logs" / log_files.PROXY_LOG
+        process = spawn_process(argv, select_environment(os.environ), log_path, self._folder)
         log.info("proxy_started", pid=process.pid)
         self._spawned = process.pid
         return process

@@ -15,7 +15,7 @@ from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from crds.metalprocess import Artifact, FurtherArtifact, MetalProcessSpec
 from crds.serving import Role
-from metal_agent.memory.admission import find_understated_memory
+from metal_agent.memory.admission import find_understatement
 from metal_agent.weights import HostWeights, PinnedWeights
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
@@ -122,8 +122,8 @@ async def test_weights_of_which_only_the_size_is_known_take_at_least_that(
     held = await _fetch(weights, Artifact(source=source))
     held.release()
     spec = _spec(Artifact(source=source))
-    assert find_understated_memory(msgspec.structs.replace(spec, memory_bytes=1), held.layout) is not None
-    assert find_understated_memory(msgspec.structs.replace(spec, memory_bytes=1 << 30), held.layout) is None
+    assert find_understatement(msgspec.structs.replace(spec, memory_bytes=1), held.layout) is not None
+    assert find_understatement(msgspec.structs.replace(spec, memory_bytes=1 << 30), held.layout) is None
 
 
 async def test_memory_of_a_fetched_draft_counts(weights: HostWeights, server: FileServer) -> None:
@@ -135,7 +135,7 @@ async def test_memory_of_a_fetched_draft_counts(weights: HostWeights, server: Fi
     held = await weights.fetch("team", spec, [None] * 3, lambda _done, _total: None)
     held.release()
     assert held.draft_layout == held.layout
-    refused = find_understated_memory(msgspec.structs.replace(spec, memory_bytes=1), held.layout, held.draft_layout)
+    refused = find_understatement(msgspec.structs.replace(spec, memory_bytes=1), held.layout, held.draft_layout)
     assert refused is not None
     assert " the draft" in refused.message
 
