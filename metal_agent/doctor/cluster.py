@@ -25,6 +25,8 @@ _LOCAL_NETWORK_FIX: Final = (
     "macOS may deny it the local network: System Settings > Privacy & Security > Local Network, allow Python; or run "
     f"the agent as a daemon, which is exempt: sudo {PROGRAM} agent install"
 )
+REACHED: Final = "reached by the cluster"
+"""Name of the check whether the controller reaches this host."""
 _TUNNELS: Final = ("utun", "tun", "wg", "tailscale", "bridge", "awdl", "llw")
 """Beginnings of interfaces that the nodes of a cluster rarely reach."""
 
@@ -47,8 +49,10 @@ class TokenTimes(NamedTuple):
 
 def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
     """Check that the API server answers, and that its clock agrees with ours. `system` is sys.platform."""
-    if answer.error is not None:
-        return [_explain_error(answer, answer.error, system)]
+    if error := answer.error:
+        detail = f"{answer.server}: {error.strerror or str(error) or type(error).__name__}"
+        is_denied = system == "darwin" and error.errno == errno.EHOSTUNREACH
+        return [Finding("API server", "problem", detail, _LOCAL_NETWORK_FIX if is_denied else _NETWORK_FIX)]
     skew = answer.skew_seconds
     findings = [Finding("API server", "ok", f"{answer.server} answers")]
     if skew is None:
@@ -57,18 +61,9 @@ def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:
     verdict: FindingVerdict = "ok"
     if abs(skew) >= SKEW_WARNING_SECONDS:
         verdict = "problem" if abs(skew) >= SKEW_PROBLEM_SECONDS else "warning"
-    fix = (
-        "System Settings > General > Date & Time: set it automatically"
-        if system == "darwin"
-        else "sudo timedatectl set-ntp true"
-    )
+    mac_fix = "System Settings > General > Date & Time: set it automatically"
+    fix = mac_fix if system == "darwin" else "sudo timedatectl set-ntp true"
     return [*findings, Finding("clock", verdict, detail, fix if verdict != "ok" else "")]
-
-
-def _explain_error(answer: ApiServerAnswer, error: OSError, system: str) -> Finding:
-    detail = f"{answer.server}: {error.strerror or str(error) or type(error).__name__}"
-    is_denied = system == "darwin" and error.errno == errno.EHOSTUNREACH
-    return Finding("API server", "problem", detail, _LOCAL_NETWORK_FIX if is_denied else _NETWORK_FIX)
 
 
 def check_connection(connection: ConnectionStatus, system: str) -> Finding:
@@ -107,9 +102,8 @@ def check_address(address: str, interfaces: Mapping[str, str]) -> Finding:
         fix = "start the agent with --address and an address of this machine"
         return Finding("address", "problem", f"{address} is no address of this machine", fix)
     detail = f"{address} of {interface}"
-    others = ", ".join(
-        f"{other} of {name}" for other, name in interfaces.items() if other != address and _is_usable(other)
-    )
+    usable = {other: name for other, name in interfaces.items() if other != address and _is_usable(other)}
+    others = ", ".join(f"{other} of {name}" for other, name in usable.items())
     if interface.startswith(_TUNNELS) and others:
         return Finding("address", "warning", detail, f"if the cluster is not on that tunnel: --address, of {others}")
     return Finding("address", "ok", detail)
@@ -121,15 +115,14 @@ def check_host(status: MetalHostStatus, own_version: str) -> list[Finding]:
     return [
         _check_condition("registered", conditions.get("Ready")),
         _check_condition("address accepted", conditions.get(ADDRESS_ACCEPTED)),
-        _check_condition("reached by the cluster", conditions.get(REACHABLE)),
+        _check_condition(REACHED, conditions.get(REACHABLE)),
         _check_versions(status, own_version),
     ]
 
 
 def _check_condition(name: str, condition: Condition | None) -> Finding:
     if condition is None:
-        fix = "the controller does not run"
-        return Finding(name, "unknown", "the controller has not said it", fix)
+        return Finding(name, "unknown", "the controller has not reported it", "check that the controller runs")
     verdict: dict[str, FindingVerdict] = {"True": "ok", "False": "problem"}
     return Finding(name, verdict.get(condition.status, "unknown"), condition.message)
 

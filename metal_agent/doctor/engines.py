@@ -44,9 +44,8 @@ def list_engines() -> list[InstalledEngine]:
         command = launch.command() if launch else None
         program = command[0] if command else ""
         quarantined = sys.platform == "darwin" and bool(program) and mac_settings.is_quarantined(program)
-        engines.append(
-            InstalledEngine(name, program, _read_version(launch.package if launch else "", program), quarantined)
-        )
+        version = _read_version(launch.package if launch else "", program)
+        engines.append(InstalledEngine(name, program, version, quarantined))
     return engines
 
 
@@ -83,11 +82,9 @@ def parse_version(text: str) -> str:
 
 def check_engines(engines: Iterable[InstalledEngine], exists: Callable[[str], bool] = os.path.exists) -> list[Finding]:
     """Check each engine; without any, a problem that names how to install one."""
-    findings = [_check_engine(engine, exists) for engine in engines]
-    if not findings:
-        hints = "; or: ".join(runtime.install_hint for runtime in RUNTIMES.values() if runtime.on_hosts)
-        return [Finding("engines", "problem", "no engine is installed", hints)]
-    return findings
+    hints = "; or: ".join(runtime.install_hint for runtime in RUNTIMES.values() if runtime.on_hosts)
+    none_installed = [Finding("engines", "problem", "no engine is installed", hints)]
+    return [_check_engine(engine, exists) for engine in engines] or none_installed
 
 
 def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Finding:
@@ -128,9 +125,6 @@ def check_device(text: str, metal_facts: metal.Metal) -> Finding:
     """Check the device that llama.cpp sees; without one it would silently serve on the processor."""
     device = _DEVICE.search(text)
     mib = None if metal_facts.working_set_bytes is None else metal_facts.working_set_bytes // _MIB
-    return check_value(
-        "llama.cpp's device",
-        device and f"{device[1]}, {device[2]} MiB",
-        f"the GPU, with Metal's working set of {mib} MiB",
-        holds=device is not None and int(device[2]) == mib,
-    )
+    expected = f"the GPU, with Metal's working set of {mib} MiB"
+    holds = device is not None and int(device[2]) == mib
+    return check_value("llama.cpp's device", device and f"{device[1]}, {device[2]} MiB", expected, holds=holds)

@@ -2,7 +2,7 @@
 
 import os
 import sys
-import time
+import timeit
 from collections.abc import Mapping
 from typing import Final
 
@@ -16,6 +16,8 @@ from metal_agent.doctor.finding import Finding, check_near, check_same, check_va
 
 _MIB: Final = 2**20
 _LEAST_DESCRIPTORS: Final = 4096
+_NEAR_SECONDS: Final = 60
+_MOST_READ_MS: Final = 5
 _LEVEL_SYSCTL: Final = "kern.memorystatus_vm_pressure_level"
 
 
@@ -67,41 +69,25 @@ def _list_values(name: str, values: Mapping[str, object], *, is_needed: bool) ->
 def _check_system(facts: HostFacts) -> list[Finding]:
     memory = size_or_none(psutil.virtual_memory().total)
     booted = None if facts.booted_at_seconds is None else round(facts.booted_at_seconds - psutil.boot_time())
+    text, holds = booted if booted is None else f"{booted:+d} s", booted is not None and abs(booted) < _NEAR_SECONDS
+    expected = f"within {_NEAR_SECONDS} s of psutil"
     return [
         check_same("memory in total", size_or_none(facts.memory_bytes), memory, "psutil"),
-        check_value(
-            "start of the system",
-            booted if booted is None else f"{booted:+d} s",
-            "within 60 s of psutil",
-            holds=booted is not None and abs(booted) < 60,  # noqa: PLR2004 - s
-            needed=False,
-        ),
+        check_value("start of the system", text, expected, holds=holds, needed=False),
     ]
 
 
 def _check_process() -> list[Finding]:
     limits.raise_descriptor_limit()
-    descriptors = limits.descriptor_limit()
-    milliseconds = min(_measure_pressure_read_ms() for _ in range(10))
-    started = (processes.start_time(os.getpid()) for _ in range(2))
+    descriptors, least = limits.descriptor_limit(), _LEAST_DESCRIPTORS
+    read_ms = min(timeit.repeat(pressure.read, number=1, repeat=10)) * 1000
+    expected = f"less than {_MOST_READ_MS} ms, as it is taken each second"
+    first, second = (processes.start_time(os.getpid()) for _ in range(2))
     return [
-        check_same("start of a process", next(started), next(started), "a second look"),
-        check_value(
-            "open files", descriptors, f"{_LEAST_DESCRIPTORS} or more", holds=descriptors >= _LEAST_DESCRIPTORS
-        ),
-        check_value(
-            "a read of the pressure",
-            f"{milliseconds:.2f} ms",
-            "less than 5 ms, as it is taken each second",
-            holds=milliseconds < 5,  # noqa: PLR2004 - ms
-        ),
+        check_same("start of a process", first, second, "a second look"),
+        check_value("open files", descriptors, f"{least} or more", holds=descriptors >= least),
+        check_value("a read of the pressure", f"{read_ms:.2f} ms", expected, holds=read_ms < _MOST_READ_MS),
     ]
-
-
-def _measure_pressure_read_ms() -> float:
-    began = time.perf_counter()
-    pressure.read()
-    return (time.perf_counter() - began) * 1000
 
 
 def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
@@ -109,6 +95,8 @@ def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
     registry, metal_facts = gpu.read(), metal.read()
     values = macos.parse_sysctl(output_or_empty("/usr/sbin/sysctl", _LEVEL_SYSCTL, "vm.swapusage"))
     memory, memory_of_tool = libsystem.memory_use(), macos.parse_vm_stat(output_or_empty(*macos.VM_STAT))
+    used, used_by_tool = memory and memory.total_bytes, memory_of_tool and memory_of_tool.total_bytes
+    swap = macos.parse_swap_used(values.get("vm.swapusage"))
     level = pressure.kernel_level(macos.positive(values.get(_LEVEL_SYSCTL)))
     displays = macos.parse_displays(output_or_empty(*macos.DISPLAYS))
     return [
@@ -116,21 +104,9 @@ def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
         check_same("Metal's device", metal_facts.name, registry.model, "ioreg"),
         _check_working_set(facts, metal_facts.working_set_bytes),
         # It moves by some MiB between the two.
-        check_near(
-            "memory in use by ctypes",
-            memory and memory.total_bytes,
-            memory_of_tool and memory_of_tool.total_bytes,
-            "vm_stat",
-            512 * _MIB,
-        ),
+        check_near("memory in use by ctypes", used, used_by_tool, "vm_stat", 512 * _MIB),
         check_same("pressure by ctypes", pressure.kernel_level(libsystem.sysctl_int(_LEVEL_SYSCTL)), level, "sysctl"),
-        check_near(
-            "swap by psutil",
-            state.pressure.swap_used_bytes,
-            macos.parse_swap_used(values.get("vm.swapusage")),
-            "sysctl",
-            64 * _MIB,
-        ),
+        check_near("swap by psutil", state.pressure.swap_used_bytes, swap, "sysctl", 64 * _MIB),
     ]
 
 

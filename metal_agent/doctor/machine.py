@@ -20,13 +20,11 @@ LEAST_DISK_BYTES = 20 * _GIB
 def check_metal(metal: Metal) -> Finding:
     """Check that this process may use the GPU of the Mac."""
     if metal.name is None or not metal.working_set_bytes:
-        return Finding(
-            "Metal",
-            "problem",
-            "no device",
+        fix = (
             "models would be served by the processor: start the agent by `pomona agent install` or in a terminal, not "
-            "by a program that puts itself into the background; a virtual machine has no Metal",
+            "by a program that puts itself into the background; a virtual machine has no Metal"
         )
+        return Finding("Metal", "problem", "no device", fix)
     return Finding("Metal", "ok", f"{metal.name}, {metal.working_set_bytes / _GIB:.1f} GiB for models")
 
 
@@ -46,20 +44,18 @@ def check_disk(folder: str, free_bytes: int) -> Finding:
     return Finding("disk", "ok", detail)
 
 
-def check_settings(
-    settings: MacSettings, python: str, *, starts_at_login: bool, reachable: bool | None
-) -> list[Finding]:
+def check_settings(settings: MacSettings, python: str, *, starts_at_login: bool, is_reached: bool) -> list[Finding]:
     """Check sleep, firewall, FileVault and the start after a power cut of a Mac.
 
     Args:
         settings: the settings.
         python: path of the Python that agent and proxy run, by which the firewall knows them.
         starts_at_login: the agent is a LaunchAgent, which starts when its owner logs in.
-        reachable: whether the controller reaches this host; None: unknown.
+        is_reached: the controller reaches this host.
     """
     return [
         _check_sleep(settings.sleep_minutes),
-        _check_firewall(settings.firewall_state, python, reachable=reachable),
+        _check_firewall(settings.firewall_state, python, is_reached=is_reached),
         _check_login(settings.file_vault, starts_at_login=starts_at_login),
         *_check_power_cut(settings.restarts),
     ]
@@ -70,20 +66,16 @@ def _check_sleep(minutes: int | None) -> Finding:
         return Finding("sleep", "unknown", "`pmset -g` prints no sleep setting")
     if minutes == 0:
         return Finding("sleep", "ok", "this Mac does not sleep by itself")
-    return Finding(
-        "sleep",
-        "warning",
-        f"this Mac sleeps after {minutes} min without use, except while it serves",
-        "sudo pmset -a sleep 0 autorestart 1 womp 1",
-    )
+    detail = f"this Mac sleeps after {minutes} min without use, except while it serves"
+    return Finding("sleep", "warning", detail, "sudo pmset -a sleep 0 autorestart 1 womp 1")
 
 
-def _check_firewall(state: int | None, python: str, *, reachable: bool | None) -> Finding:
+def _check_firewall(state: int | None, python: str, *, is_reached: bool) -> Finding:
     if state is None:
         return Finding("firewall", "unknown", "`socketfilterfw --getglobalstate` prints no state")
     if state == 0:
         return Finding("firewall", "ok", "off")
-    if state == 1 and reachable:
+    if state == 1 and is_reached:
         return Finding("firewall", "ok", "on, and the controller reaches this host")
     if state != 1:
         # It is then closed for every program, whatever is allowed.

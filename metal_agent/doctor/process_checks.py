@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import psutil
@@ -29,7 +29,6 @@ from metal_agent.native.process import (
     spawn_process,
 )
 
-_T = TypeVar("_T")
 _MIB: Final = 2**20
 _HELD_BYTES: Final = 256 * _MIB
 _PATIENCE_SECONDS: Final = 20.0
@@ -52,12 +51,10 @@ connection.sendall(b"held")
 connection.recv(1)
 """
 """A server that allocates its memory when a client connects, and confirms that to the client."""
-_IN_PYTHON: Final = _SERVER.format(
-    prepare="", hold=f'held = bytearray({_HELD_BYTES}); held[::4096] = b"x" * len(held[::4096])'
-)
-_IN_METAL: Final = _SERVER.format(
-    prepare="from devices.metal import MetalDevice; device = MetalDevice()", hold=f"device.hold({_HELD_BYTES})"
-)
+_HOLD: Final = f'held = bytearray({_HELD_BYTES}); held[::4096] = b"x" * len(held[::4096])'
+_IN_PYTHON: Final = _SERVER.format(prepare="", hold=_HOLD)
+_PREPARE: Final = "from devices.metal import MetalDevice; device = MetalDevice()"
+_IN_METAL: Final = _SERVER.format(prepare=_PREPARE, hold=f"device.hold({_HELD_BYTES})")
 _PREDECESSOR: Final = """
 import asyncio, pathlib, sys
 import msgspec
@@ -93,7 +90,9 @@ async def check_adopted_server(folder: Path) -> list[Finding]:
 async def _check_server(process: NativeProcess, folder: Path) -> list[Finding]:
     port = (await _await_line(folder / _LOG, "port")).split()[1]
     family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
-    listener, user = _ask_listener(folder / _SOCKET)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(folder / _SOCKET))
+        listener, user = unix_listener(folder / _SOCKET), unix_peer_uid(client)
     findings = [
         check_same("a session of its own", os.getsid(process.pid), process.pid, "spawn"),
         check_same("port of a wrapped server", loopback_port(process.pid), port, "the server"),
@@ -163,13 +162,6 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-def _ask_listener(path: Path) -> tuple[int | None, int]:
-    """Return the process that listens on a unix socket, and its user."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
-        return unix_listener(path), unix_peer_uid(client)
-
-
 def _check_mark(family: list[int], folder: Path) -> Finding:
     """Check the mark in the environment of the server; macOS hides the environment of the shell around it."""
     marks = set()
@@ -181,12 +173,9 @@ def _check_mark(family: list[int], folder: Path) -> Finding:
 
 def _check_growth(name: str, before: int | None, after: int | None) -> Finding:
     grown = None if before is None or after is None else after - before
-    return check_value(
-        name,
-        None if grown is None else f"{grown // _MIB} MiB",
-        f"{_HELD_BYTES // _MIB} MiB or a little more",
-        holds=grown is not None and _HELD_BYTES <= grown < 1.2 * _HELD_BYTES,
-    )
+    holds = grown is not None and _HELD_BYTES <= grown < 1.2 * _HELD_BYTES
+    text = None if grown is None else f"{grown // _MIB} MiB"
+    return check_value(name, text, f"{_HELD_BYTES // _MIB} MiB or a little more", holds=holds)
 
 
 @contextlib.asynccontextmanager
@@ -215,24 +204,17 @@ async def _allocated(port: str) -> AsyncIterator[None]:
 async def _await_line(log_path: Path, word: str) -> str:
     """Return the first line in a log that begins with a word. Raises TimeoutError: there is none."""
 
-    def find_line() -> str | None:
-        lines = read_last_log_lines(log_path).splitlines()
-        return next((line for line in lines if line.startswith(word)), None)
+    def find_lines() -> list[str]:
+        return [line for line in read_last_log_lines(log_path).splitlines() if line.startswith(word)]
 
-    line = await _poll(find_line)
-    if line is None:
+    if not await _wait_until(lambda: bool(find_lines())):
         raise TimeoutError(f"{log_path.name} has no line that begins with {word}")
-    return line
+    return find_lines()[0]
 
 
 async def _wait_until(condition: Callable[[], bool]) -> bool:
     """Return whether a condition holds before the time-out, as soon as it does."""
-    return await _poll(lambda: condition() or None) is not None
-
-
-async def _poll(look: Callable[[], _T | None]) -> _T | None:
-    """Call `look` until it returns a value; None after the time-out."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while (value := look()) is None and time.monotonic() < deadline:  # noqa: ASYNC110 - of other processes
+    while not (holds := condition()) and time.monotonic() < deadline:  # noqa: ASYNC110 - of other processes
         await asyncio.sleep(_POLL_SECONDS)
-    return value
+    return holds

@@ -20,8 +20,7 @@ import aiohttp
 import msgspec
 import psutil
 
-from crds.meta import REACHABLE
-from crds.metalhost import MetalHost, MetalHostStatus
+from crds.metalhost import MetalHost
 from devices import host, mac_settings, metal
 from gateway.http.control_client import ControlUnreachableError
 from kube.client import connect
@@ -86,20 +85,11 @@ async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = Fa
         work_folder: as a real and short path, since a socket is made in it.
         deep: check the tools, processes, sockets and memory of this machine, too; this takes 256 MiB for a moment.
     """
-    status = MetalHostStatus()
-
-    async def check_cluster() -> list[Finding]:
-        nonlocal status
-        findings, status = await _check_cluster(checked)
-        return findings
-
-    in_cluster = await _run_check("cluster", check_cluster)
-    reachable = next(
-        (condition.status == "True" for condition in status.conditions if condition.type == REACHABLE), None
-    )
+    in_cluster = await _run_check("cluster", lambda: _check_cluster(checked))
+    is_reached = any(finding.name == cluster.REACHED and finding.verdict == "ok" for finding in in_cluster)
     checks: list[tuple[str, Check]] = [
         ("service", lambda: _check_service(checked)),
-        ("machine", lambda: asyncio.to_thread(_check_machine, checked, reachable=reachable)),
+        ("machine", lambda: asyncio.to_thread(_check_machine, checked, is_reached=is_reached)),
         ("engines", lambda: asyncio.to_thread(lambda: engines.check_engines(engines.list_engines()))),
     ]
     if deep or sys.platform == "darwin":
@@ -132,53 +122,39 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
     ended = None
     with contextlib.suppress(OSError):  # the reason of its end is unknown
         ended = None if agent else load_exit(checked.folder)
-    missing = _find_missing(checked.program)
+    needed = (Path(checked.program), Path(checked.program).with_name("python3")) if checked.program else ()
+    missing = next((str(path) for path in needed if not path.exists()), None)
     findings = [check_service(checked.service, agent, ended, missing, is_outdated=checked.is_outdated)]
     return [*findings, cluster.check_connection(agent.connection, sys.platform)] if agent else findings
 
 
-def _find_missing(program: str | None) -> str | None:
-    """Return the program of the service, or the Python of its environment, if it is not there any more."""
-    needed = (Path(program), Path(program).with_name("python3")) if program else ()
-    return next((str(path) for path in needed if not path.exists()), None)
-
-
-def _check_machine(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]:
-    existing = next(folder for folder in (checked.folder, *checked.folder.parents) if folder.exists())
-    findings = [
-        machine.check_memory(host.read()),
-        machine.check_disk(str(checked.folder), shutil.disk_usage(existing).free),
-    ]
+def _check_machine(checked: CheckedHost, *, is_reached: bool) -> list[Finding]:
+    folder, starts_at_login = checked.folder, checked.starts_at_login
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free_bytes = shutil.disk_usage(existing).free
+    findings = [machine.check_memory(host.read()), machine.check_disk(str(folder), free_bytes)]
     if sys.platform == "darwin":
-        return _check_mac(checked, reachable=reachable) + findings
-    if checked.starts_at_login:
+        # Not sys.executable: the firewall knows the file that runs, which several links and a launcher may stand for.
+        python, settings = psutil.Process().exe(), mac_settings.read()
+        findings.append(machine.check_metal(metal.read()))
+        findings += machine.check_settings(settings, python, starts_at_login=starts_at_login, is_reached=is_reached)
+    elif starts_at_login:
         findings.append(machine.check_linger(pwd.getpwuid(os.geteuid()).pw_name))
     return findings
 
 
-def _check_mac(checked: CheckedHost, *, reachable: bool | None) -> list[Finding]:
-    settings = mac_settings.read()
-    return [
-        machine.check_metal(metal.read()),
-        # Not sys.executable: the firewall knows the file that runs, which several links and a launcher may stand for.
-        *machine.check_settings(
-            settings, psutil.Process().exe(), starts_at_login=checked.starts_at_login, reachable=reachable
-        ),
-    ]
-
-
-async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHostStatus]:
-    """Check the connection, and return the status of this host, which is empty if it is not known."""
+async def _check_cluster(checked: CheckedHost) -> list[Finding]:
+    """Check the connection, and what the controller says of this host."""
     credentials, name = checked.credentials, checked.name or ""
     if checked.problem:
         fix = f"mend that, or {advise_rejoin(name or 'NAME')}"
-        return [Finding("credentials", "problem", checked.problem, fix)], MetalHostStatus()
+        return [Finding("credentials", "problem", checked.problem, fix)]
     if credentials is None:
-        return [Finding("cluster", "unknown", "this host has joined none")], MetalHostStatus()
+        return [Finding("cluster", "unknown", "this host has joined none")]
     answer = await ask_api_server(credentials)
     findings = cluster.check_api_server(answer, sys.platform)
     if answer.error is not None:
-        return findings, MetalHostStatus()
+        return findings
     try:
         times = read_token_times(await credentials.authorization())
         findings.append(cluster.check_token(times, time.time(), name))
@@ -186,7 +162,7 @@ async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHost
             metal_host = await client.get(METAL_HOSTS, name)
         status = msgspec.convert(metal_host, MetalHost).status
     except (ApiError, Unreachable, CredentialsError) as error:
-        return [*findings, explain_refusal(name, error)], MetalHostStatus()
+        return [*findings, explain_refusal(name, error)]
     interfaces = {
         address.address.partition("%")[0]: name
         for name, addresses in psutil.net_if_addrs().items()
@@ -194,7 +170,7 @@ async def _check_cluster(checked: CheckedHost) -> tuple[list[Finding], MetalHost
         if address.family.name in {"AF_INET", "AF_INET6"}
     }
     findings.append(cluster.check_address(status.address, interfaces))
-    return [*findings, *cluster.check_host(status, version("pomona"))], status
+    return [*findings, *cluster.check_host(status, version("pomona"))]
 
 
 def explain_refusal(name: str, error: Exception) -> Finding:

@@ -84,22 +84,20 @@ def test_finding_has_a_verdict_and_a_way_out(finding: Finding, verdict: str, fix
     ],
 )
 def test_settings_that_stop_a_server_are_found(settings: MacSettings, expected: dict[str, str]) -> None:
-    outcome = verdicts(machine.check_settings(settings, PYTHON, starts_at_login=False, reachable=None))
+    outcome = verdicts(machine.check_settings(settings, PYTHON, starts_at_login=False, is_reached=False))
     assert outcome == expected
 
 
-@pytest.mark.parametrize(("reachable", "verdict"), [(True, "ok"), (False, "warning"), (None, "warning")])
-def test_firewall_that_lets_the_controller_through_is_fine(reachable: bool | None, verdict: str) -> None:
+@pytest.mark.parametrize(("is_reached", "verdict"), [(True, "ok"), (False, "warning")])
+def test_firewall_that_lets_the_controller_through_is_fine(is_reached: bool, verdict: str) -> None:
     settings = MacSettings(0, firewall_state=1, file_vault=False)
-    assert (
-        verdicts(machine.check_settings(settings, PYTHON, starts_at_login=False, reachable=reachable))["firewall"]
-        == verdict
-    )
+    findings = machine.check_settings(settings, PYTHON, starts_at_login=False, is_reached=is_reached)
+    assert verdicts(findings)["firewall"] == verdict
 
 
 def test_way_through_the_firewall_is_a_command_unless_it_blocks_everything() -> None:
     on, blocks_all = (
-        machine.check_settings(MacSettings(0, firewall_state=state), PYTHON, starts_at_login=False, reachable=None)[1]
+        machine.check_settings(MacSettings(0, firewall_state=state), PYTHON, starts_at_login=False, is_reached=False)[1]
         for state in (1, 2)
     )
     assert f"--add {PYTHON} && " in on.fix
@@ -109,7 +107,7 @@ def test_way_through_the_firewall_is_a_command_unless_it_blocks_everything() -> 
 
 def test_agent_that_starts_at_login_does_not_start_after_a_power_cut() -> None:
     settings = MacSettings(0, firewall_state=0, file_vault=False)
-    finding = machine.check_settings(settings, PYTHON, starts_at_login=True, reachable=True)[-1]
+    finding = machine.check_settings(settings, PYTHON, starts_at_login=True, is_reached=True)[-1]
     assert finding.verdict == "warning"
     assert f"sudo {PROGRAM} agent install" in finding.fix
 
