@@ -50,6 +50,9 @@ class Launchd(ServiceManager):
         pause: waits for some seconds.
     """
 
+    parse = staticmethod(read_plist)
+    render = staticmethod(render_plist)
+
     def __init__(
         self,
         domains: tuple[str, ...],
@@ -58,14 +61,12 @@ class Launchd(ServiceManager):
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         needs_root = domains[0] == SYSTEM_DOMAIN
-        super().__init__(folder / f"{LABEL}.plist", needs_root=needs_root, parse=read_plist, render=render_plist)
-        self._domains = domains
-        self._program = program
-        self._pause = pause
+        super().__init__(folder / f"{LABEL}.plist", needs_root=needs_root)
+        self._domains, self._program, self._pause = domains, program, pause
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the plist, and load and start the job. Raises ServiceError."""
-        content = render_plist(definition)
+        content = self.render(definition)
         if self.is_written(content) and self.read_state().phase == "running":
             return
         # Each domain may have it: it is loaded into the first, and an install over ssh found only the last.

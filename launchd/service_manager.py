@@ -5,7 +5,7 @@ import os
 import stat
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -44,28 +44,16 @@ class ServiceManager(ABC):
     Args:
         definition_path: the path of the plist or unit.
         needs_root: True for a service of the system.
-        parse: reads the content of a plist or unit; raises ValueError if it is of something else.
-        render: returns the content of the plist or unit.
     """
 
-    def __init__(
-        self,
-        definition_path: Path,
-        *,
-        needs_root: bool,
-        parse: Callable[[bytes], ServiceDefinition],
-        render: Callable[[ServiceDefinition], bytes],
-    ) -> None:
-        self.definition_path = definition_path
-        self.needs_root = needs_root
-        self._parse = parse
-        self._render = render
+    def __init__(self, definition_path: Path, *, needs_root: bool) -> None:
+        self.definition_path, self.needs_root = definition_path, needs_root
 
     def read_definition(self) -> ServiceDefinition | None:
         """Return the installed definition; None if none is installed."""
         content = self._read_content()
         try:
-            return self._parse(content) if content is not None else None
+            return self.parse(content) if content is not None else None
         except ValueError as error:
             raise ServiceError(f"{self.definition_path}: {error}: install the agent anew") from error
 
@@ -77,7 +65,7 @@ class ServiceManager(ABC):
     def find_outdated(self) -> ServiceDefinition | None:
         """Return the installed definition if this version writes it otherwise; None if it does not."""
         definition = self.read_definition()
-        if definition is None or self._render(definition) == self._read_content():
+        if definition is None or self.render(definition) == self._read_content():
             return None
         return definition
 
@@ -126,6 +114,16 @@ class ServiceManager(ABC):
             return None
         except OSError as error:
             raise ServiceError(f"cannot read {self.definition_path}: {error.strerror or error}") from error
+
+    @staticmethod
+    @abstractmethod
+    def parse(content: bytes) -> ServiceDefinition:
+        """Read the content of a plist or unit. Raises ValueError if it is of something else."""
+
+    @staticmethod
+    @abstractmethod
+    def render(definition: ServiceDefinition) -> bytes:
+        """Return the content of the plist or unit."""
 
     @abstractmethod
     def install(self, definition: ServiceDefinition) -> None:

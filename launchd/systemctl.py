@@ -20,13 +20,16 @@ class Systemd(ServiceManager):
         program: systemctl.
     """
 
+    parse = staticmethod(read_unit)
+    render = staticmethod(render_unit)
+
     def __init__(self, folder: Path, *, user: bool, program: str = "systemctl") -> None:
-        super().__init__(folder / UNIT, needs_root=not user, parse=read_unit, render=render_unit)
+        super().__init__(folder / UNIT, needs_root=not user)
         self._command = (program, *(["--user"] if user else []))
 
     def install(self, definition: ServiceDefinition) -> None:
         """Write the unit, and enable and start it. Raises ServiceError."""
-        content, phase = render_unit(definition), self.read_state().phase
+        content, phase = self.render(definition), self.read_state().phase
         if phase == "running" and self.is_written(content):
             return
         if phase in {"running", "starting"}:

@@ -12,30 +12,9 @@ from msgspec.structs import replace
 
 from crds.metalprocess import LastExit
 from kube.backoff import EXACT, backoff_seconds
+from metal_agent import process_events as events
 from metal_agent.engine_health import REFUTED_SECONDS, Suspicion
-from metal_agent.process_events import (
-    Admitted,
-    Answered,
-    BackoffElapsed,
-    EndOverdue,
-    Evicted,
-    Exited,
-    Failed,
-    Fetched,
-    Held,
-    Hung,
-    LoadSlotBusy,
-    LoadSlotGranted,
-    MemoryFreed,
-    ProcessEvent,
-    Refused,
-    Released,
-    Removed,
-    Spawned,
-    StartProblem,
-    Suspected,
-    Trusted,
-)
+from metal_agent.process_events import Held, ProcessEvent
 from runtimes.engine_errors import find_cause
 
 Phase = Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"]
@@ -206,27 +185,27 @@ def restart_backoff_seconds(failures: int) -> float:
 def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
     """Return the next state and its actions. An event that arrives too late to fit the state changes nothing."""
     match event:
-        case Removed():
+        case events.Removed():
             return _on_removed(state)
-        case Held() | Evicted() | Released():
+        case Held() | events.Evicted() | events.Released():
             return _on_hold_change(state, event)
-        case Exited():
+        case events.Exited():
             return _on_exited(state, event, now)
-        case EndOverdue() if state.exists:
+        case events.EndOverdue() if state.exists:
             return _on_end_overdue(state, event), ()
-        case Failed():
+        case events.Failed():
             return _on_failed(state, event)
-        case Admitted() | Refused() | MemoryFreed():
+        case events.Admitted() | events.Refused() | events.MemoryFreed():
             return _on_admission(state, event)
-        case LoadSlotBusy() | LoadSlotGranted():
+        case events.LoadSlotBusy() | events.LoadSlotGranted():
             return _on_load_slot(state, event)
-        case Spawned() | StartProblem() | Answered() if state.phase == "Starting" and not state.reason:
+        case events.Spawned() | events.StartProblem() | events.Answered():
             return _on_start(state, event, now)
-        case Suspected() | Trusted() | Hung() if state.phase == "Ready":
+        case events.Suspected() | events.Trusted() | events.Hung() if state.phase == "Ready":
             return _on_health(state, event, now)
-        case Fetched() if state.phase == "Fetching":
+        case events.Fetched() if state.phase == "Fetching":
             return _start_engine(replace(state, fetched=True))
-        case BackoffElapsed() if state.phase == "Failed":
+        case events.BackoffElapsed() if state.phase == "Failed":
             return _resume(state)
         case _:
             return state, ()
@@ -255,50 +234,52 @@ def _resume(state: ProcessState) -> ProcessStep:
     return _enter_phase(state, "Pending"), (CheckAdmission(),)
 
 
-def _on_admission(state: ProcessState, event: Admitted | Refused | MemoryFreed) -> ProcessStep:
+def _on_admission(state: ProcessState, event: ProcessEvent) -> ProcessStep:
     is_checked = not state.awaits_release and not state.queued
     match event:
-        case Admitted() if state.phase == "Pending" and is_checked:
+        case events.Admitted() if state.phase == "Pending" and is_checked:
             return replace(state, phase="Fetching", admitted=True), (Fetch(),)
-        case Refused() if state.phase in {"Pending", "Fetching"} and is_checked:
+        case events.Refused() if state.phase in {"Pending", "Fetching"} and is_checked:
             refused = replace(state, phase="Rejected", reason=event.reason, message=event.message, admitted=False)
             return replace(refused, needed_bytes=event.needed_bytes), ()
-        case MemoryFreed() if state.phase == "Rejected" and state.needed_bytes is not None:
+        case events.MemoryFreed() if state.phase == "Rejected" and state.needed_bytes is not None:
             return replace(_enter_phase(state, "Pending"), needed_bytes=None), (CheckAdmission(),)
         case _:
             return state, ()
 
 
-def _on_start(state: ProcessState, event: Spawned | StartProblem | Answered, now: float) -> ProcessStep:
+def _on_start(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
+    if state.phase != "Starting" or state.reason:
+        return state, ()
     match event:
-        case Spawned() if not state.exists:
+        case events.Spawned() if not state.exists:
             return replace(state, exists=True, pid=event.pid, trusted_at=None), (ProbeEngine(),)
-        case StartProblem() if state.exists:
+        case events.StartProblem() if state.exists:
             return replace(state, message=event.message), ()
-        case Answered() if state.exists:
+        case events.Answered() if state.exists:
             return replace(_enter_phase(state, "Ready"), ready_since=now), (WatchLiveness(),)
         case _:
             return state, ()
 
 
-def _on_health(state: ProcessState, event: Suspected | Trusted | Hung, now: float) -> ProcessStep:
+def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
     match event:
-        case Suspected(suspicion):
+        case events.Suspected(suspicion):
             if state.suspicion and not suspicion.outranks(state.suspicion):
                 return state, ()  # it is being checked
             suspect = replace(state, reason="EngineSuspect", message=f"checking the engine: {suspicion.message}")
             since = REFUTED_SECONDS if state.trusted_at is None else now - state.trusted_at
             check = CheckSuspect(suspicion, max(0.0, REFUTED_SECONDS - since))
             return replace(suspect, suspicion=suspicion), (check,)
-        case Trusted() if state.suspicion:
+        case events.Trusted() if state.suspicion:
             return replace(_enter_phase(state, "Ready"), trusted_at=now), (WatchLiveness(),)
-        case Hung():
+        case events.Hung():
             return _end_sick(state, event)
         case _:
             return state, ()
 
 
-def _end_sick(state: ProcessState, hung: Hung) -> ProcessStep:
+def _end_sick(state: ProcessState, hung: events.Hung) -> ProcessStep:
     """End the engine; the back-off begins with Exited. The requests of an engine that does not answer are lost."""
     ending = replace(state, phase="Starting", reason=hung.reason, message=hung.message, suspicion=None)
     if hung.answers:
@@ -306,15 +287,15 @@ def _end_sick(state: ProcessState, hung: Hung) -> ProcessStep:
     return ending, (Withdraw(), End(HUNG_GRACE_SECONDS, for_all=True))
 
 
-def _on_load_slot(state: ProcessState, event: LoadSlotBusy | LoadSlotGranted) -> ProcessStep:
+def _on_load_slot(state: ProcessState, event: ProcessEvent) -> ProcessStep:
     match event:
-        case LoadSlotBusy() if state.phase == "Starting" and not state.exists:
+        case events.LoadSlotBusy() if state.phase == "Starting" and not state.exists:
             # The engine was not started, so this is no restart.
             restarts = state.restarts - (state.last_exit is not None)
             message = "waiting to load: another engine is loading; one loads at a time on a host, by priority"
             queued = replace(state, phase="Pending", reason="WaitsToLoad", message=message, restarts=restarts)
             return replace(queued, queued=True), (AwaitLoadSlot(),)
-        case LoadSlotGranted() if state.queued:
+        case events.LoadSlotGranted() if state.queued:
             return _start_engine(replace(state, queued=False))
         case _:
             return state, ()
@@ -331,11 +312,11 @@ def _on_removed(state: ProcessState) -> ProcessStep:
     return _enter_phase(state, "Stopping"), (Withdraw(), Drain(), End())
 
 
-def _on_hold_change(state: ProcessState, event: Held | Evicted | Released) -> ProcessStep:
+def _on_hold_change(state: ProcessState, event: Held | events.Evicted | events.Released) -> ProcessStep:
     match event:
         case Held():
             return _on_held(state, event)
-        case Evicted():
+        case events.Evicted():
             return _on_evicted(state, event)
     released = replace(state, hold=None, awaits_release=False)
     return _resume(released) if state.awaits_release else (released, ())
@@ -350,7 +331,7 @@ def _await_release(state: ProcessState, hold: Held) -> ProcessStep:
     return replace(state, phase="Pending", reason=hold.reason, message=hold.message, awaits_release=True), ()
 
 
-def _on_evicted(state: ProcessState, event: Evicted) -> ProcessStep:
+def _on_evicted(state: ProcessState, event: events.Evicted) -> ProcessStep:
     hold = Held(event.reason, event.message)
     withdraw, drain, grace = EVICTION_SECONDS
     if state.phase == "Stopping" and event.is_urgent and state.exists and not state.is_hastened:
@@ -365,7 +346,7 @@ def _on_evicted(state: ProcessState, event: Evicted) -> ProcessStep:
     return stopping, ways if state.phase == "Ready" else ways[-1:]
 
 
-def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:
+def _on_exited(state: ProcessState, event: events.Exited, now: float) -> ProcessStep:
     if not state.exists:
         return state, ()
     gone = replace(state, exists=False, pid=None, fetched=state.fetched and event.fetched)
@@ -385,7 +366,7 @@ def _on_exited(state: ProcessState, event: Exited, now: float) -> ProcessStep:
     return _back_off(replace(gone, failures=failures), reason or "EngineExited", message or exited)
 
 
-def _on_end_overdue(state: ProcessState, event: EndOverdue) -> ProcessState:
+def _on_end_overdue(state: ProcessState, event: events.EndOverdue) -> ProcessState:
     """Say that the engine does not end. Nothing waits for it any longer; its memory stays reserved while it exists."""
     if state.phase == "Stopping" and not state.evicting:
         return replace(state, phase="Stopped", reason="EngineNotEnded", message=event.message)
@@ -393,7 +374,7 @@ def _on_end_overdue(state: ProcessState, event: EndOverdue) -> ProcessState:
     return replace(state, message=f"{cause}{event.message}")
 
 
-def _on_failed(state: ProcessState, event: Failed) -> ProcessStep:
+def _on_failed(state: ProcessState, event: events.Failed) -> ProcessStep:
     if state.phase == "Starting" and state.exists:
         if state.reason:
             return state, ()

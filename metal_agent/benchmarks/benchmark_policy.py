@@ -7,7 +7,7 @@ gave way to a request is no try. The GPU is shared, so a request to any process 
 from collections.abc import Mapping
 from datetime import datetime
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from crds.metalprocess import MetalProcessSpec
 from devices.pressure import PressureLevel
@@ -24,20 +24,15 @@ _FIRST_PAUSE_SECONDS: Final = 60.0
 _LAST_PAUSE_SECONDS: Final = 3600.0
 
 
-class HostMoment(NamedTuple):
-    """The facts about a host by which a measurement may begin, or go on."""
+def is_calm(level: PressureLevel | None, *, is_held: bool, is_loading: bool) -> bool:
+    """Decide whether an engine may be measured, as far as its host is concerned.
 
-    level: PressureLevel | None
-    """Memory pressure; None: the system reports none."""
-    is_held: bool
-    """True while any source holds the engines of the host."""
-    is_loading: bool
-    """True while an engine loads, or waits to load."""
-
-    @property
-    def is_calm(self) -> bool:
-        """True if an engine may be measured, as far as the host is concerned."""
-        return self.level in {None, "normal"} and not self.is_held and not self.is_loading
+    Args:
+        level: the memory pressure; None: the system reports none.
+        is_held: True while any source holds the engines of the host.
+        is_loading: True while an engine loads, or waits to load.
+    """
+    return level in {None, "normal"} and not is_held and not is_loading
 
 
 def is_measurable(spec: MetalProcessSpec) -> bool:

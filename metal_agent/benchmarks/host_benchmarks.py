@@ -23,7 +23,6 @@ from fitness.performance import MeasuredPerformance
 from gateway.http.control_client import ControlRefusedError, ControlUnreachableError
 from kube.time import rfc3339
 from metal_agent.benchmarks import benchmark_policy
-from metal_agent.benchmarks.benchmark_policy import HostMoment
 from metal_agent.benchmarks.measurements import Measurements
 from metal_agent.holds.hold_gate import HoldGate
 from metal_agent.memory.peaks import identify_serving
@@ -120,7 +119,7 @@ class HostBenchmarks:
         due = {uid: self._runners[uid] for uid in waiting if uid in self._runners and not pauses.get(uid)}
         if not due:
             return min(pauses.values(), default=LOOK_SECONDS)
-        if not self._read_moment().is_calm:
+        if not self._is_calm():
             return LOOK_SECONDS
         ready_seconds = {
             uid: now - runner.state.ready_since for uid, runner in due.items() if runner.state.ready_since is not None
@@ -158,8 +157,9 @@ class HostBenchmarks:
         self._engines = engines
         return waiting
 
-    def _read_moment(self) -> HostMoment:
-        return HostMoment(self._read_level(), bool(self._gate.list_holds()), self.loads.is_busy)
+    def _is_calm(self) -> bool:
+        is_held, is_loading = bool(self._gate.list_holds()), self.loads.is_busy
+        return benchmark_policy.is_calm(self._read_level(), is_held=is_held, is_loading=is_loading)
 
     async def _measure(self, runner: Runner, spec: MetalProcessSpec, engine: ProbedEngine, version: str) -> None:
         """Measure one process, and keep the outcome."""
@@ -248,5 +248,5 @@ class HostBenchmarks:
             await asyncio.sleep(_CHECK_SECONDS)
             if runner.state.pid != pid or not benchmark_policy.may_be_measured(runner.state):
                 return "a change of the process"
-            if not self._read_moment().is_calm:
+            if not self._is_calm():
                 return "memory pressure, a hold or a load of this host"

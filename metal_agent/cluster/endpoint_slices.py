@@ -14,18 +14,8 @@ from weakref import WeakValueDictionary
 import msgspec
 import structlog
 
-from crds.meta import (
-    API_VERSION,
-    HTTPS,
-    LABEL_HOST,
-    LABEL_MANAGED_BY,
-    LABEL_SERVICE_NAME,
-    LABEL_SLICE_MANAGED_BY,
-    MANAGED_BY,
-    SLICE_MANAGED_BY,
-    slice_name,
-    split_slice_name,
-)
+from crds import meta
+from crds.meta import slice_name, split_slice_name
 from kube.backoff import backoff_seconds
 from kube.client import Client, Obj
 from kube.errors import Forbidden, Invalid, NotFound
@@ -120,19 +110,19 @@ def build_slice(
             "name": slice_name(name, host),
             "namespace": namespace,
             "labels": {
-                LABEL_SERVICE_NAME: name,
-                LABEL_SLICE_MANAGED_BY: SLICE_MANAGED_BY,
-                LABEL_MANAGED_BY: MANAGED_BY,
-                LABEL_HOST: host,
+                meta.LABEL_SERVICE_NAME: name,
+                meta.LABEL_SLICE_MANAGED_BY: meta.SLICE_MANAGED_BY,
+                meta.LABEL_MANAGED_BY: meta.MANAGED_BY,
+                meta.LABEL_HOST: host,
             },
             "ownerReferences": [
-                {"apiVersion": API_VERSION, "kind": "MetalProcess", "name": member.name, "uid": member.uid}
+                {"apiVersion": meta.API_VERSION, "kind": "MetalProcess", "name": member.name, "uid": member.uid}
                 for member in members
             ],
         },
         "addressType": f"IPv{ipaddress.ip_address(address).version}",
         # The name must be that of the Service's port, with or without a certificate: Kubernetes joins ports by name.
-        "ports": [{"name": "http", "port": port, "protocol": "TCP"} | ({"appProtocol": HTTPS} if tls else {})],
+        "ports": [{"name": "http", "port": port, "protocol": "TCP"} | ({"appProtocol": meta.HTTPS} if tls else {})],
         "endpoints": [
             {
                 "addresses": [address],
@@ -161,7 +151,7 @@ class Endpoints:
 
     async def list_services(self) -> set[ObjectKey]:
         """Return the services of which the API has slices of this host. Raises ApiError and Unreachable."""
-        ours = f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY},{LABEL_HOST}={self._host}"
+        ours = f"{meta.LABEL_SLICE_MANAGED_BY}={meta.SLICE_MANAGED_BY},{meta.LABEL_HOST}={self._host}"
         listed = await self._client.list_metadata(ENDPOINT_SLICES, label_selector=ours)
         return {service for item in listed.items if (service := find_service(item, self._host)) is not None}
 

@@ -6,22 +6,10 @@ Each step may be repeated: a removal that ended in between is continued by the n
 from typing import Final, NamedTuple
 
 from crds.meta import HOSTS_NAMESPACE, LABEL_SLICE_MANAGED_BY, SLICE_MANAGED_BY, split_slice_name
+from kube import resources
 from kube.client import Client, Obj
 from kube.errors import NotFound
-from kube.resources import (
-    CLUSTER_ROLE_BINDINGS,
-    ENDPOINT_SLICES,
-    LEASES,
-    METAL_HOSTS,
-    METAL_PROCESSES,
-    POD_TEMPLATES,
-    ROLE_BINDINGS,
-    ROLES,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Resource,
-    object_key,
-)
+from kube.resources import Resource, object_key
 from metal_agent.join.host_account import agent_binding_name, join_code_name
 
 TOKEN_CACHE_SECONDS: Final = 11.0
@@ -43,27 +31,27 @@ def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
     grants = f"grants:{host}"
     before = (
         # What it may do in the whole cluster, then in its namespace: from now on it is only known.
-        _Step(CLUSTER_ROLE_BINDINGS, agent_binding_name(host), None),
-        _Step(ROLE_BINDINGS, host),
-        _Step(ROLE_BINDINGS, grants),
+        _Step(resources.CLUSTER_ROLE_BINDINGS, agent_binding_name(host), None),
+        _Step(resources.ROLE_BINDINGS, host),
+        _Step(resources.ROLE_BINDINGS, grants),
         # Its tokens, and those of a code that is not used yet.
-        _Step(POD_TEMPLATES, code),
-        _Step(SERVICE_ACCOUNTS, code),
-        _Step(SERVICE_ACCOUNTS, host),
+        _Step(resources.POD_TEMPLATES, code),
+        _Step(resources.SERVICE_ACCOUNTS, code),
+        _Step(resources.SERVICE_ACCOUNTS, host),
     )
     after = (
         # Its processes are replaced once it is gone, and the controller writes no Secret and grants of it any more.
-        _Step(METAL_HOSTS, host, None),
-        _Step(SECRETS, host),
-        _Step(LEASES, host),
-        *(_Step(kind, name) for name in (host, code, grants) for kind in (ROLES, ROLE_BINDINGS)),
+        _Step(resources.METAL_HOSTS, host, None),
+        _Step(resources.SECRETS, host),
+        _Step(resources.LEASES, host),
+        *(_Step(kind, name) for name in (host, code, grants) for kind in (resources.ROLES, resources.ROLE_BINDINGS)),
     )
     return before, after
 
 
 async def list_bound_processes(client: Client, host: str) -> list[Obj]:
     """Return the MetalProcesses that are bound to a host. Raises ApiError and Unreachable."""
-    return (await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={host}")).items
+    return (await client.list(resources.METAL_PROCESSES, field_selector=f"spec.hostName={host}")).items
 
 
 async def remove_host(client: Client, host: str) -> list[str]:
@@ -71,12 +59,14 @@ async def remove_host(client: Client, host: str) -> list[str]:
     before, after = removal_steps(host)
     deleted = [name for step in before if (name := await _delete(client, step))]
     # Requests go to it no more: it may be a thief's, which need not have labelled them.
-    slices = await client.list(ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
+    slices = await client.list(resources.ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
     for item in slices.items:
         key = object_key(item)
         if split_slice_name(key.name)[1] != host:
             continue
-        deleted += [name] if (name := await _delete(client, _Step(ENDPOINT_SLICES, key.name, key.namespace))) else []
+        deleted += (
+            [name] if (name := await _delete(client, _Step(resources.ENDPOINT_SLICES, key.name, key.namespace))) else []
+        )
     return deleted + [name for step in after if (name := await _delete(client, step))]
 
 

@@ -20,6 +20,7 @@ from cli.agent.logs import read_last_lines
 from cli.agent.status import AgentReport, format_report
 from cli.main import main
 from gateway.http.control_client import ControlUnreachableError
+from launchd.property_list import read_plist, render_plist
 from launchd.service_definition import SUPERVISOR_VARIABLE, ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceManager, ServiceState
 from metal_agent.control import agent_control
@@ -33,9 +34,11 @@ from tests.support.api_objects import GIB
 class ManagerStandIn(ServiceManager):
     """A service manager that remembers its definition."""
 
+    parse = staticmethod(read_plist)
+    render = staticmethod(render_plist)
+
     def __init__(self, folder: Path, *, needs_root: bool = False, pid: int | None = None) -> None:
-        self.definition_path = folder / "agent.plist"
-        self.needs_root = needs_root
+        super().__init__(folder / "agent.plist", needs_root=needs_root)
         self.definition: ServiceDefinition | None = None
         self.pid = pid
         self.is_outdated = False

@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from crds.metalprocess import Artifact, FurtherArtifact, MetalProcessSpec
+from devices.pressure import PressureLevel
 from metal_agent.benchmarks.benchmark_policy import (
     IDLE_SECONDS,
-    HostMoment,
     find_load_seconds,
     find_pause,
     find_wait,
+    is_calm,
     is_measurable,
     may_be_measured,
     pick_process,
@@ -54,19 +55,11 @@ def test_process_that_is_not_sound_is_not_measured(state: ProcessState) -> None:
     assert not may_be_measured(state)
 
 
-@pytest.mark.parametrize(
-    ("moment", "is_calm"),
-    [
-        (HostMoment("normal", is_held=False, is_loading=False), True),
-        (HostMoment(None, is_held=False, is_loading=False), True),
-        (HostMoment("warn", is_held=False, is_loading=False), False),
-        (HostMoment("critical", is_held=False, is_loading=False), False),
-        (HostMoment("normal", is_held=True, is_loading=False), False),
-        (HostMoment("normal", is_held=False, is_loading=True), False),
-    ],
-)
-def test_nothing_is_measured_under_pressure_hold_or_load(moment: HostMoment, is_calm: bool) -> None:
-    assert moment.is_calm == is_calm
+@pytest.mark.parametrize("level", ["normal", None, "warn", "critical"])
+def test_nothing_is_measured_under_pressure_hold_or_load(level: PressureLevel | None) -> None:
+    assert is_calm(level, is_held=False, is_loading=False) == (level in {"normal", None})
+    assert not is_calm(level, is_held=True, is_loading=False)
+    assert not is_calm(level, is_held=False, is_loading=True)
 
 
 @given(
