@@ -111,8 +111,8 @@ class Agent:
         self._renewed_once = asyncio.Event()
         """Set once this agent has the Lease of its name; before, it takes no new assignment and reports nothing."""
         self._last_known_file = assignments.LastKnownFile(options.folder / "assignments.json")
-        self._known = self._last_known_file.load(options.name)
-        self._tokens = HostTokens(self._store, options.name, self._known.secret)
+        self._last_known = self._last_known_file.load(options.name)
+        self._tokens = HostTokens(self._store, options.name, self._last_known.secret)
         self._ports = ServicePorts(options.folder / "ports.json", options.first_port, options.last_port)
         self._proxy = Proxy(options.folder, self._proxy_changed)
         self._runners: dict[str, Runner] = {}
@@ -272,8 +272,8 @@ class Agent:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._synced.wait()
         except TimeoutError:
-            log.warning("api_server_unreachable", serving_last_known=len(self._known.processes))
-            self._host.supervisor.add(assignments.read_assignment(obj) for obj in self._known.processes)
+            log.warning("api_server_unreachable", serving_last_known=len(self._last_known.processes))
+            self._host.supervisor.add(assignments.read_assignment(obj) for obj in self._last_known.processes)
             await self._synced.wait()
         await self._renewed_once.wait()
         self._enqueue(_ASSIGN, _REPORT, _SLICES, _EVENTS)
@@ -383,8 +383,8 @@ class Agent:
         self._claims_end = self._claims_end or now + handover.CLAIM_SECONDS
         open_seconds = self._claims_end - now
         self._host.supervisor.assign(map(assignments.read_assignment, processes), keep_unclaimed=open_seconds > 0)
-        self._known = assignments.LastKnown(processes, self._tokens.data())
-        self._last_known_file.save(processes, self._known.secret)
+        self._last_known = assignments.LastKnown(processes, self._tokens.data())
+        self._last_known_file.save(processes, self._last_known.secret)
         self._host.retain_holds({obj["metadata"]["uid"] for obj in processes})
         self._ports.keep({str(service) for service in self._exposed.services()})
         return open_seconds if open_seconds > 0 and self._host.supervisor.unclaimed() else None
@@ -401,7 +401,10 @@ class Agent:
         services = await self._exposed.endpoints.list_services()
         assigned = {obj["metadata"]["uid"] for obj in fresh.items}
         if self._doubted:
-            await self._prove()
+            # The machine may have slept: an engine that does not answer becomes not ready.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PROOF_SECONDS):
+                    await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))
         if self._exposed.freshness.gaps != gaps:
             return  # the list is of before another gap, after which this is enqueued again
         self._doubted = False
@@ -412,12 +415,6 @@ class Agent:
         self._enqueue(*(("slice", *service) for service in services))
         self._publish_all()
         self._enqueue(_ASSIGN, _PROXY, _REPORT)
-
-    async def _prove(self) -> None:
-        """Check that each engine answers, as the machine may have slept; one that does not answer becomes not ready."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PROOF_SECONDS):
-                await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))
 
     async def _configure_proxy(self) -> float | None:
         if not self._proxy.answers:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from artifacts import inspect
@@ -22,47 +23,40 @@ Progress = Callable[[int, int | None], None]
 log = structlog.get_logger()
 
 
-class PinnedWeights:
+class PinnedWeights(msgspec.Struct, frozen=True):
     """The weights of one process, kept on the host until `release`: the model, then the further artifacts in order."""
 
-    def __init__(
-        self,
-        held: Sequence[HeldWeights],
-        layout: Layout | None = None,
-        draft_layout: Layout | None = None,
-        headers: Sequence[GGUF] = (),
-    ) -> None:
-        self._held = held
-        self.headers = headers
-        """Facts of the headers, in the order of the weights."""
-        self.layout = layout
-        """Layout of the model's own header; of a header that does not state all of it, the size of the weights."""
-        self.draft_layout = draft_layout
-        """The same of the draft, if there is one."""
+    held: Sequence[HeldWeights]
+    layout: Layout | None = None
+    """Layout of the model's own header; of a header that does not state all of it, the size of the weights."""
+    draft_layout: Layout | None = None
+    """The same of the draft, if there is one."""
+    headers: Sequence[GGUF] = ()
+    """Facts of the headers, in the order of the weights."""
 
     @property
     def model(self) -> Path:
         """File or folder of the weights."""
-        return self._held[0].path
+        return self.held[0].path
 
     @property
     def further(self) -> list[Path]:
         """Paths of `spec.further_artifacts`, in their order."""
-        return [held.path for held in self._held[1:]]
+        return [held.path for held in self.held[1:]]
 
     @property
     def exists(self) -> bool:
         """True if everything is still on disk: the owner may delete own files at any time."""
-        return all(held.path.exists() for held in self._held)
+        return all(held.path.exists() for held in self.held)
 
     @property
     def descriptors(self) -> list[int]:
         """Descriptors of locks that an engine inherits and holds until it ends."""
-        return [held.descriptor for held in self._held if held.descriptor is not None]
+        return [held.descriptor for held in self.held if held.descriptor is not None]
 
     def release(self) -> None:
         """Release all locks; may be called twice."""
-        for held in self._held:
+        for held in self.held:
             held.release()
 
 

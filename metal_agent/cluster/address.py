@@ -46,17 +46,17 @@ async def follow_address(
             await asyncio.sleep(_SETTLE_SECONDS)
             changed.clear()
             try:
-                found = await asyncio.to_thread(find_current_address, options, server)
+                address = await asyncio.to_thread(find_current_address, options, server)
             except StartError as error:
                 if str(error) != problem:
                     problem = str(error)
                     log.warning("address_unknown", address=current, error=problem)
                 continue
             problem = ""
-            if found != current:
-                log.info("address_changed", before=current, address=found)
-                current = found
-                await on_moved(found)
+            if address != current:
+                log.info("address_changed", before=current, address=address)
+                current = address
+                await on_moved(address)
 
 
 def find_route_address(server: str) -> str:

@@ -33,11 +33,11 @@ from launchd.service_definition import PROGRAM
 from launchd.service_manager import ServiceState
 from metal_agent.cluster.host_identity import advise_rejoin
 from metal_agent.control.agent_client import AgentClient
+from metal_agent.control.agent_status import AgentStatus
 from metal_agent.doctor import cluster, engines, fact_checks, machine, process_checks
 from metal_agent.doctor.cluster import ApiServerAnswer, TokenTimes
 from metal_agent.doctor.finding import Finding, FindingVerdict
-from metal_agent.doctor.service import check_service
-from metal_agent.exit_codes import load_exit
+from metal_agent.exit_codes import AgentExit, load_exit
 
 _ASK_SECONDS: Final = 10.0
 _CHECK_SECONDS: Final = 60.0
@@ -109,6 +109,43 @@ async def _run_check(name: str, check: Check, verdict: FindingVerdict = "unknown
             return await check()
     except Exception as error:  # noqa: BLE001 - any error is a result
         return [Finding(name, verdict, f"the check failed: {type(error).__name__}: {error}")]
+
+
+def check_service(
+    state: ServiceState | None,
+    agent: AgentStatus | None,
+    ended: AgentExit | None,
+    missing: str | None,
+    *,
+    is_outdated: bool = False,
+) -> Finding:
+    """Check that the agent runs and starts again by itself.
+
+    Args:
+        state: the service manager's view; None: the agent is not installed.
+        agent: the status of the running agent; None: none answers.
+        ended: how the last agent ended, if it wrote that.
+        missing: the program of the service, or its Python, if it is not there any more.
+        is_outdated: this version would write another definition of the service.
+    """
+    name = "service"
+    if state is None:
+        detail = f"an agent runs as process {agent.pid}, and ends with its terminal" if agent else "no agent runs"
+        return Finding(name, "warning" if agent else "problem", detail, f"sudo {PROGRAM} agent install")
+    if missing:
+        fix = "install Pomona anew, then the agent with its options: pomona agent install"
+        return Finding(name, "problem", f"{state.job} starts {missing}, which is not there", fix)
+    if agent is None:
+        reason = f": {ended.message}" if ended else ""
+        fix = "mend that, then: pomona agent restart" if ended else "pomona agent logs"
+        return Finding(name, "problem", f"{state.job} is {state.phase}, and no agent answers{reason}", fix)
+    if state.pid not in (None, agent.pid):
+        detail = f"{state.job} has process {state.pid}, and process {agent.pid} serves"
+        return Finding(name, "problem", detail, f"end process {agent.pid}: its engines go on")
+    if is_outdated:
+        detail = f"{state.definition} is of another version of Pomona"
+        return Finding(name, "warning", detail, "pomona agent restart")
+    return Finding(name, "ok", f"{state.job} runs as process {agent.pid}")
 
 
 async def _check_service(checked: CheckedHost) -> list[Finding]:

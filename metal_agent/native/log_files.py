@@ -59,7 +59,7 @@ def trim_logs(folder: Path, written: Collection[Path]) -> None:
     for path in written:
         try:
             if path.stat().st_size > MAX_BYTES:
-                _trim(path)
+                _truncate(path)
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -82,7 +82,7 @@ def trim_own_log(descriptor: int) -> None:
         log.info("own_log_truncated", bytes=status.st_size)
 
 
-def _trim(path: Path) -> None:
+def _truncate(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-min(KEPT_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
         end = file.read()

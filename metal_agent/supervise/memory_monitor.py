@@ -8,6 +8,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import msgspec
+from msgspec import field
+
 from devices.footprint import Footprint, footprint
 from devices.pressure import PressureReading
 from metal_agent.memory.ledger import Ledger, excess_bytes
@@ -19,31 +22,23 @@ from runtimes.daemon import LoadedModel
 MEASURE_SECONDS: Final = 10.0
 
 
-class MemoryMonitor:
-    """Measurements of the memory in use on one host.
+class MemoryMonitor(msgspec.Struct):
+    """Measurements of the memory in use on one host."""
 
-    Args:
-        runners: by uid of their MetalProcess.
-        ledger: gets the measured use.
-        peaks: get the peaks of engines.
-        read: reads the host's memory; blocks for a moment.
-        changed: called when the available memory has changed.
-        loaded: lists the models in shared daemons, ours and those of the owner of this host.
-    """
-
-    def __init__(
-        self,
-        runners: Mapping[str, Runner],
-        ledger: Ledger,
-        peaks: Peaks,
-        *,
-        read: Callable[[], PressureReading],
-        changed: Callable[[], None],
-        loaded: Callable[[], list[LoadedModel]] = list,
-    ) -> None:
-        self._runners, self._ledger, self._peaks = runners, ledger, peaks
-        self._read, self._changed, self._loaded = read, changed, loaded
-        self._measuring = asyncio.Lock()
+    runners: Mapping[str, Runner]
+    """Processes by uid of their MetalProcess."""
+    ledger: Ledger
+    """Gets the measured use."""
+    peaks: Peaks
+    """Get the peaks of engines."""
+    read: Callable[[], PressureReading]
+    """Reads the host's memory; blocks for a moment."""
+    changed: Callable[[], None]
+    """Called when the available memory has changed."""
+    loaded: Callable[[], list[LoadedModel]] = list
+    """Lists the models in shared daemons, ours and those of the owner of this host."""
+    measuring: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held during a measurement: the peaks are written in a thread."""
 
     async def run(self) -> None:
         """Measure at intervals until cancelled."""
@@ -51,19 +46,19 @@ class MemoryMonitor:
 
     async def measure(self) -> None:
         """Measure once; the measurement of an engine that ended meanwhile is dropped."""
-        async with self._measuring:  # the peaks are written in a thread
+        async with self.measuring:
             await self._measure_all()
 
     async def _measure_all(self) -> None:
-        available_bytes = self._ledger.available_bytes
-        before = {uid: (runner.record, runner.state.pid) for uid, runner in self._runners.items()}
+        available_bytes = self.ledger.available_bytes
+        before = {uid: (runner.record, runner.state.pid) for uid, runner in self.runners.items()}
         pids = {uid: pid for uid, (_, pid) in before.items() if pid is not None}
         reading, seen = await asyncio.to_thread(self._read_footprints, pids)
         ours = 0
         runs = {}
-        in_daemons = self._loaded()
+        in_daemons = self.loaded()
         reported = {model.name: model.memory_bytes for model in in_daemons if model.memory_bytes is not None}
-        for uid, runner in self._runners.items():
+        for uid, runner in self.runners.items():
             record, footprint = runner.record, seen.get(uid)
             if not runner.state.exists:
                 continue
@@ -71,26 +66,26 @@ class MemoryMonitor:
                 # The engine has no process of its own, or one that is not known yet: it counts with the size that
                 # its daemon reports, or with its reservation.
                 if (daemon_bytes := reported.get(runner.model or "")) is not None:
-                    self._ledger.observe(uid, daemon_bytes)
-                ours += self._ledger.reserved.get(uid, 0) if daemon_bytes is None else daemon_bytes
+                    self.ledger.observe(uid, daemon_bytes)
+                ours += self.ledger.reserved.get(uid, 0) if daemon_bytes is None else daemon_bytes
                 continue
             ours += footprint.unavailable_bytes
-            self._ledger.observe(uid, footprint.bytes)
+            self.ledger.observe(uid, footprint.bytes)
             runs[f"{uid}/{record.started_at}"] = (record.spec, footprint.bytes)
-        memory_bytes = self._ledger.memory_bytes
+        memory_bytes = self.ledger.memory_bytes
         if memory_bytes is not None and reading.available_bytes is not None:
             excess = excess_bytes(
                 memory_bytes=memory_bytes,
                 available_bytes=reading.available_bytes,
                 own_bytes=ours,
-                budget_bytes=self._ledger.budget_bytes,
+                budget_bytes=self.ledger.budget_bytes,
                 loaded_bytes=sum(model.memory_bytes or 0 for model in in_daemons if not model.ours),
             )
-            self._ledger.observe_others(excess)
-        if self._ledger.available_bytes != available_bytes:
-            self._changed()
-        await asyncio.to_thread(self._peaks.observe, runs)
+            self.ledger.observe_others(excess)
+        if self.ledger.available_bytes != available_bytes:
+            self.changed()
+        await asyncio.to_thread(self.peaks.observe, runs)
 
     def _read_footprints(self, pids: Mapping[str, int]) -> tuple[PressureReading, dict[str, Footprint]]:
         footprints = {uid: footprint(pid) for uid, pid in pids.items()}
-        return self._read(), {uid: measured for uid, measured in footprints.items() if measured}
+        return self.read(), {uid: measured for uid, measured in footprints.items() if measured}

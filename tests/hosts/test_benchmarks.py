@@ -127,13 +127,13 @@ async def test_host_under_pressure_or_with_a_load_is_not_measured(machine: Machi
     await serve(machine, assignment)
     machine.level = "warn"
     await eventually(lambda: machine.watchdog.level == "warn")
-    assert not machine.benchmarks._read_moment().is_calm
+    assert not machine.benchmarks._is_calm()
     machine.level = "normal"
-    await eventually(lambda: machine.benchmarks._read_moment().is_calm)
+    await eventually(lambda: machine.benchmarks._is_calm())
     machine.host.loads.occupy("another")
-    assert not machine.benchmarks._read_moment().is_calm
+    assert not machine.benchmarks._is_calm()
     machine.host.loads.release("another")
-    assert machine.benchmarks._read_moment().is_calm
+    assert machine.benchmarks._is_calm()
 
 
 async def test_engine_that_cannot_be_measured_is_tried_three_times(

@@ -22,7 +22,7 @@ from metal_agent.doctor import cluster, engines, machine
 from metal_agent.doctor.cluster import ApiServerAnswer, TokenTimes
 from metal_agent.doctor.engines import InstalledEngine
 from metal_agent.doctor.finding import Finding
-from metal_agent.doctor.service import check_service
+from metal_agent.doctor.run import check_service
 from metal_agent.exit_codes import AgentExit
 from runtimes.registry import RUNTIMES
 from tests.support.api_objects import condition

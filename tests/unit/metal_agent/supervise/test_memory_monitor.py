@@ -60,7 +60,7 @@ async def test_engine_counts_with_its_measured_use(assignment: MakeAssignment) -
     assert seen
     assert 0.5 * seen.bytes < ledger.reserved["u1"] < 2 * seen.bytes + 2**26
     assert told == [ledger.available_bytes]
-    assert usage._peaks.needed_bytes(made.spec) <= ledger.reserved["u1"] < usage._peaks.needed_bytes(made.spec) + 2**26
+    assert usage.peaks.needed_bytes(made.spec) <= ledger.reserved["u1"] < usage.peaks.needed_bytes(made.spec) + 2**26
     ledger.reserved["u1"] = 2 * GIB
     await usage.measure()
     assert ledger.reserved["u1"] == 2 * GIB
@@ -102,7 +102,7 @@ async def test_concurrent_measurements_write_peaks_one_at_a_time(
         Event().wait(0.02)
         writing -= 1
 
-    monkeypatch.setattr(usage._peaks, "observe", observe)
+    monkeypatch.setattr(usage.peaks, "observe", observe)
     await asyncio.gather(*(usage.measure() for _ in range(3)))
     assert most == 1
 
