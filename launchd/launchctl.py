@@ -185,7 +185,7 @@ class Launchd(ServiceManager):
         if (state.last_exit or "").startswith(f"{_EX_CONFIG}:"):
             remedy = (
                 "launchd cannot start it: the program, the home folder or the folder of the log is missing or closed "
-                "for its user; mend that, and install it anew"
+                "for its user; fix that, then install it again"
             )
         raise ServiceError(
             f"{LABEL} is loaded but does not stay running (state: {state.state}, last exit: "

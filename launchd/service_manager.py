@@ -55,7 +55,7 @@ class ServiceManager(ABC):
         try:
             return self.parse(content) if content is not None else None
         except ValueError as error:
-            raise ServiceError(f"{self.definition_path}: {error}: install the agent anew") from error
+            raise ServiceError(f"{self.definition_path}: {error}: install the agent again") from error
 
     def read_arguments(self) -> tuple[str, ...] | None:
         """Return program and arguments of the installed agent; None if none is installed."""

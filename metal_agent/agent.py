@@ -262,8 +262,8 @@ class Agent:
             await self._host.recover(group)
         except OSError as error:
             raise StartError(
-                f"cannot find out what an earlier agent left running, all of which goes on: {error}; mend that; "
-                "where it is the record of one process, deleting it has that model loaded anew"
+                f"cannot find the engines of an earlier agent, which still run: {error}; fix that and start again; "
+                "if it is the record of one process, you may delete it: its model is then loaded again"
             ) from error
 
     async def _await_api(self) -> None:
@@ -460,7 +460,7 @@ class Agent:
         await host_status.report_host(self._client, self._name, wanted, conditions)
 
     async def _apply_wired_limit(self, limit_bytes: int | None) -> None:
-        """Compute the budget anew: the owner has changed how much memory the GPU may use."""
+        """Compute the budget again: the owner has changed how much memory the GPU may use."""
         self._facts = replace(await asyncio.to_thread(host.read), wired_limit_bytes=limit_bytes)
         allowed_bytes = budget_bytes(self._facts, self._options.memory_budget_bytes)
         if allowed_bytes is not None:

@@ -43,7 +43,7 @@ class HostExposure(Exposure, Protocol):
     """An exposure of the processes of a host that also reports their idle times."""
 
     async def idle_seconds(self) -> Mapping[str, float | None]:
-        """Return, by uid, the seconds that each process has been without a request; None: it never had one."""
+        """Return, by uid, the seconds that each process has been without a request; None if it never had one."""
 
     async def wait_request(self, timeout_seconds: float) -> bool:
         """Wait until any process gets a request; return False after the time-out.
@@ -77,7 +77,7 @@ class Host:
         file_root: the folder below which file:// sources are allowed.
         allowed_networks: private networks that sources may lead to.
         proxy: the proxy of this host; None if nothing is served.
-        shared_daemons: the daemons to use; None: those of this machine.
+        shared_daemons: the daemons to use; None for those of this machine.
         read_pressure: reads the memory pressure of the host; blocks for a moment.
         owner_policy: the times at which the owner needs the host.
         read_owner: reads the facts that the policy depends on.

@@ -30,11 +30,11 @@ START_TIMEOUT_SECONDS: Final = 1800.0
 WITHDRAW_SECONDS: Final = 5.0
 """Time for the API server to accept a withdrawal; then the process stops without it, and requests fail at the proxy."""
 SICK_DRAIN_SECONDS: Final = 30.0
-"""Time for the requests of an engine that fails although it answers, and serves nobody before its restart."""
+"""Time for the requests of an engine that fails although it answers; it gets no new ones before its restart."""
 GRACE_SECONDS: Final = 10.0
 """Time between SIGTERM and SIGKILL. Requests were drained before, and llama-server may hang on SIGTERM."""
 HUNG_GRACE_SECONDS: Final = 3.0
-"""The same for an engine that hangs, which hardly heeds SIGTERM."""
+"""The same for an engine that hangs, which hardly reacts to SIGTERM."""
 END_LIMIT_SECONDS: Final = 10.0
 """Time to end after the grace, when SIGKILL was sent; then the process counts as one that cannot be ended."""
 UNLOAD_LIMIT_SECONDS: Final = 60.0
@@ -102,7 +102,7 @@ class Drain(ProcessAction, frozen=True):
     """Wait, for a bounded time, until running requests have ended."""
 
     timeout_seconds: float | None = None
-    """The longest wait; None: the time that the service gives its answers."""
+    """The longest wait; None for the drain time of the service."""
 
 
 class End(ProcessAction, frozen=True):

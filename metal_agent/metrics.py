@@ -56,9 +56,9 @@ class AgentMetrics(Collector):
         self._gate, self._rates = gate, rates
         self._host, self._prefix = host, prefix
         self._memory: dict[_Labels, float | None] = {}
-        """Memory of each engine, in bytes; None: unknown."""
+        """Memory of each engine, in bytes; None if unknown."""
         self._processor: dict[_Labels, float | None] = {}
-        """Processor time of each engine, in seconds; None: unknown."""
+        """Processor time of each engine, in seconds; None if unknown."""
 
     async def render(self) -> bytes:
         """Return all metrics in Prometheus' text format, with what each engine takes now."""

@@ -31,11 +31,11 @@ class AgentOptions(msgspec.Struct, frozen=True):
     """Private networks that sources may lead to."""
     memory_budget_bytes: int | None = None
     metrics_place: tuple[str, int] | None = None
-    """Address and port at which the agent serves its metrics; None: nowhere."""
+    """Address and port at which the agent serves its metrics; None to serve none."""
     metric_prefix: str = METRIC_PREFIX
     """Beginning of the names of metrics that another project has, too."""
     tls: Tls | None = None
-    """Certificate and key of the listeners; None: they serve plain HTTP."""
+    """Certificate and key of the listeners; None for plain HTTP."""
     owner_policy: OwnerPolicy = NO_POLICY
     keep_awake: bool = True
     """Keep the machine awake while a model is loaded or loading."""

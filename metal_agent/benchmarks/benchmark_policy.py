@@ -28,7 +28,7 @@ def is_calm(level: PressureLevel | None, *, is_held: bool, is_loading: bool) -> 
     """Decide whether an engine may be measured, as far as its host is concerned.
 
     Args:
-        level: the memory pressure; None: the system reports none.
+        level: the memory pressure; None if the system reports none.
         is_held: True while any source holds the engines of the host.
         is_loading: True while an engine loads, or waits to load.
     """
@@ -41,22 +41,22 @@ def is_measurable(spec: MetalProcessSpec) -> bool:
 
 
 def may_be_measured(state: ProcessState) -> bool:
-    """Decide whether an engine is sound and the host's own: daemons have requests of which the agent does not know."""
+    """Decide whether an engine can be measured: it is sound, and not a daemon, whose requests are unseen."""
     return state.phase == "Ready" and state.pid is not None and state.suspicion is None and state.hold is None
 
 
 def is_stopped(state: ProcessState) -> bool:
-    """Decide whether an engine ends, or has ended, because it was told to, and not of a measurement."""
+    """Decide whether an engine ends, or has ended, on request, and not because of a measurement."""
     return state.phase in {"Stopping", "Stopped"} or state.hold is not None
 
 
 def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) -> float | None:
-    """Return the seconds until the host has been idle for long enough; None: it is not known to be idle.
+    """Return the seconds until the host has been idle for long enough; None if it is not known to be idle.
 
     Args:
         uid: the process that is to be measured.
         ready_seconds: the time since it became Ready.
-        idle: the time without a request of each process, by uid; None: it never had one.
+        idle: the time without a request of each process, by uid; None if it never had one.
     """
     if uid not in idle:
         return None
@@ -65,7 +65,7 @@ def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) 
 
 
 def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | None]) -> tuple[str, float] | None:
-    """Return the process that can be measured first, by uid, and the seconds until then; None: no such is known.
+    """Return the process that can be measured first, by uid, and the seconds until then; None if there is none.
 
     Args:
         ready_seconds: the time since each process that waits to be measured became Ready, by uid.
@@ -76,11 +76,11 @@ def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | 
 
 
 def find_load_seconds(started_at: str, ready_at: str | None) -> float | None:
-    """Return the seconds from the start of an engine to its first token; None: unknown, or the clock was set meanwhile.
+    """Return the seconds from the start of an engine to its first token; None if unknown.
 
     Args:
         started_at: RFC 3339.
-        ready_at: RFC 3339; None: the engine has not answered yet.
+        ready_at: RFC 3339; None if the engine has not answered yet.
     """
     if ready_at is None:
         return None

@@ -233,7 +233,7 @@ class HostBenchmarks:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _await_request(self, most_seconds: float) -> str:
-        """Wait until a client asks any process; return what is to be given way to."""
+        """Wait until a client sends a request to any process; return the reason to give way."""
         try:
             while not await self._wait_request(most_seconds):
                 pass
@@ -242,7 +242,7 @@ class HostBenchmarks:
         return "a request"
 
     async def _await_disturbance(self, runner: Runner) -> str:
-        """Wait until the host has something else to do; return what that is."""
+        """Wait until the host has something else to do; return the reason to give way."""
         pid = runner.state.pid
         while True:
             await asyncio.sleep(_CHECK_SECONDS)

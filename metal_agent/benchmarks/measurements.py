@@ -58,7 +58,7 @@ class Measurements:
         return describe_performance(measurement.performance) if measurement and measurement.performance else None
 
     def count_tries(self, spec: MetalProcessSpec, engine: str) -> int | None:
-        """Return the tries so far to measure a process with this version of the engine; None: it is measured."""
+        """Return the tries so far to measure a process with this version of the engine; None if it is measured."""
         measurement = self._measured.get(identify_serving(spec), Measurement())
         if measurement.engine != engine:
             return 0

@@ -56,7 +56,7 @@ class Freshness(msgspec.Struct):
     """Number of gaps so far: a list is fresh only if there was none since it was requested."""
 
     def note_renewal(self, now: Clocks) -> bool:
-        """Note a renewal; return True if the assignments have to be listed anew."""
+        """Note a renewal; return True if the assignments have to be listed again."""
         if self.renewed_at is None or now.since(self.renewed_at) > _GAP_SECONDS:
             self.confirmed = False
             self.gaps += 1

@@ -101,7 +101,7 @@ class ClusterExposure(ProxyExposure):
         ports: the ports of the services.
         runners: the processes by uid.
         tokens: the tokens of the services.
-        tls: certificate and key of the listeners; None: they serve plain HTTP.
+        tls: certificate and key of the listeners; None for plain HTTP.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class JoinedHost(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def read_joined_host(folder: Path) -> JoinedHost | None:
-    """Return what `pomona agent join` wrote into the state folder; None if it did not. Raises OSError."""
+    """Return the identity that `pomona agent join` wrote into the state folder, or None. Raises OSError."""
     return durable.read(folder / FILE_NAME, JoinedHost)
 
 
@@ -80,7 +80,7 @@ class HostIdentity:
 
     Args:
         folder: the state folder.
-        joined: what is in its file now.
+        joined: the content of its file.
         clock: seconds that also pass while the machine sleeps. The wall clock is not used: it may be wrong by years.
     """
 
@@ -166,7 +166,7 @@ class HostIdentity:
             await asyncio.sleep(min(wait, _CHECK_SECONDS))
 
     async def _adopt_written(self) -> bool:
-        """Use what `pomona agent join` has written since; return whether it has.
+        """Use the identity that `pomona agent join` has written since, if any; return whether there is one.
 
         Raises:
             CredentialsError: the file cannot be read, or is that of another host or cluster.

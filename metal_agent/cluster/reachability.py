@@ -38,7 +38,7 @@ class ReachabilityListener:
         self, host: str, address: str, list_ports: Callable[[], Iterable[int]], on_change: Callable[[], None]
     ) -> None:
         self.port: int | None = None
-        """The bound port; None: none is bound."""
+        """The bound port; None if no port is bound."""
         self._host, self._address = host, address
         self._list_ports, self._on_change = list_ports, on_change
         self._listener: HttpListener | None = None
@@ -50,7 +50,7 @@ class ReachabilityListener:
         self._moved.set()
 
     def give_up(self, port: int) -> None:
-        """Stop to listen on `port` before this returns, as a service gets it; another spare port is tried."""
+        """Stop listening on `port` before this returns, as a service gets it; another spare port is tried."""
         if port == self.port and self._listener:
             self._listener.unbind()
             self._set_port(None)
@@ -71,7 +71,7 @@ class ReachabilityListener:
                     self._set_port(None)
 
     async def _bind(self) -> HttpListener | None:
-        """Return a listener on the first port that can be bound; None: there is none now."""
+        """Return a listener on the first port that can be bound; None if there is none now."""
         refusal = "no port of --port-range is free"
         for port in self._list_ports():
             listener = create_listener(AnswerServer({}, check=self._answer), self._address, caps=_CAPS)

@@ -59,7 +59,7 @@ class AgentStatus(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The URL of the API server."""
     connection: ConnectionStatus
     identity: IdentityStatus | None = None
-    """None: the agent has a kubeconfig."""
+    """None if the agent has a kubeconfig."""
     holds: list[HostHold] = []
     ready: bool
     """False until engines are adopted, and the Lease is renewed or the API server away."""

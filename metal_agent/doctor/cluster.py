@@ -37,7 +37,7 @@ class ApiServerAnswer(NamedTuple):
     server: str
     error: OSError | None = None
     skew_seconds: float | None = None
-    """Its clock minus ours; None: its answer has no date."""
+    """Its clock minus ours; None if its answer has no date."""
 
 
 class TokenTimes(NamedTuple):

@@ -59,7 +59,7 @@ class CheckedHost(NamedTuple):
     """The name of its MetalHost."""
     credentials: Credentials | None = None
     service: ServiceState | None = None
-    """The service manager's view of the agent; None: it is not installed."""
+    """The service manager's view of the agent; None if it is not installed."""
     starts_at_login: bool = False
     """The service is the user's own, which starts when that user logs in."""
     program: str | None = None
@@ -122,10 +122,10 @@ def check_service(
     """Check that the agent runs and starts again by itself.
 
     Args:
-        state: the service manager's view; None: the agent is not installed.
-        agent: the status of the running agent; None: none answers.
+        state: the service manager's view; None if the agent is not installed.
+        agent: the status of the running agent; None if no agent answers.
         ended: how the last agent ended, if it wrote that.
-        missing: the program of the service, or its Python, if it is not there any more.
+        missing: the program of the service, or its Python, if it does not exist any more.
         is_outdated: this version would write another definition of the service.
     """
     name = "service"
@@ -133,11 +133,11 @@ def check_service(
         detail = f"an agent runs as process {agent.pid}, and ends with its terminal" if agent else "no agent runs"
         return Finding(name, "warning" if agent else "problem", detail, f"sudo {PROGRAM} agent install")
     if missing:
-        fix = "install Pomona anew, then the agent with its options: pomona agent install"
-        return Finding(name, "problem", f"{state.job} starts {missing}, which is not there", fix)
+        fix = "install Pomona again, then the agent with its options: pomona agent install"
+        return Finding(name, "problem", f"{state.job} starts {missing}, which does not exist", fix)
     if agent is None:
         reason = f": {ended.message}" if ended else ""
-        fix = "mend that, then: pomona agent restart" if ended else "pomona agent logs"
+        fix = "fix that, then run: pomona agent restart" if ended else "pomona agent logs"
         return Finding(name, "problem", f"{state.job} is {state.phase}, and no agent answers{reason}", fix)
     if state.pid not in (None, agent.pid):
         detail = f"{state.job} has process {state.pid}, and process {agent.pid} serves"
@@ -184,7 +184,7 @@ async def _check_cluster(checked: CheckedHost) -> list[Finding]:
     """Check the connection, and what the controller says of this host."""
     credentials, name = checked.credentials, checked.name or ""
     if checked.problem:
-        fix = f"mend that, or {advise_rejoin(name or 'NAME')}"
+        fix = f"fix that, or {advise_rejoin(name or 'NAME')}"
         return [Finding("credentials", "problem", checked.problem, fix)]
     if credentials is None:
         return [Finding("cluster", "unknown", "this host has joined none")]

@@ -132,7 +132,7 @@ class SourceState(msgspec.Struct, frozen=True):
 
     holds: bool = False
     opposed_seconds: float | None = None
-    """Sampled time for which each signal in a row was against `holds`; None: the last one was not."""
+    """Sampled time for which each signal in a row was against `holds`; None if the last one was not."""
 
 
 def step_source(state: SourceState, signal: Signal | None, seconds: float, source: OwnerSource) -> SourceState:

@@ -63,9 +63,8 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
     try:
         host_identity.write_joined_host(folder, joined)
     except OSError as error:
-        raise JoinError(
-            f"cannot write {folder / FILE_NAME}: {error}: mend that, get another code by `pomona host join {code.host}`"
-        ) from error
+        way_out = f"fix that, then get another code by `pomona host join {code.host}`"
+        raise JoinError(f"cannot write {folder / FILE_NAME}: {error}: {way_out}") from error
     return joined
 
 
@@ -113,7 +112,7 @@ async def _check_server(anonymous: Credentials) -> None:
     except Unreachable as error:
         raise JoinError(
             f"cannot reach the API server {anonymous.server}: {error}; nothing secret was sent, and the code is not "
-            "used: mend the network, or get a code with an address that this machine reaches, by `pomona host join "
+            "used: fix the network, or get a code with an address that this machine reaches, by `pomona host join "
             "NAME --server URL`"
         ) from error
     finally:

@@ -40,7 +40,7 @@ _RESERVED_NAMES: Final = frozenset({"default", "pomona-controller"})
 
 
 class InvitationError(Exception):
-    """No join code can be made; the message says why and how to mend it."""
+    """No join code can be made; the message says why, and the way out."""
 
 
 def check_host_name(name: str) -> None:
@@ -80,7 +80,7 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
         client: the API, as an administrator.
         credentials: of the same administrator: the address of the API server and its certificate authority.
         host: name of the host.
-        server: address of the API server that the host reaches; None: the administrator's.
+        server: address of the API server that the host reaches; None for the administrator's.
 
     Raises:
         InvitationError: name, address or authority cannot be used, or the policies are not installed.

@@ -26,7 +26,7 @@ class _Step(NamedTuple):
 
 
 def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
-    """Return what is deleted before the endpoints of a host, and after them, in order."""
+    """Return the objects to delete before the endpoints of a host, and after them, in order."""
     code = join_code_name(host)
     grants = f"grants:{host}"
     before = (

@@ -99,7 +99,7 @@ class HoldAction(msgspec.Struct, frozen=True):
 
 
 class PressureState(msgspec.Struct, frozen=True):
-    """Samples and decisions so far. Seconds count sampled time only; None: the last sample had another level."""
+    """Samples and decisions so far. Seconds count sampled time only; None if the last sample had another level."""
 
     is_under_pressure: bool = False
     """The host starts no engine: the condition MemoryPressure."""

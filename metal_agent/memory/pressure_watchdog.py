@@ -175,9 +175,9 @@ class PressureWatchdog:
 
 
 async def save_record(path: Path, wanted: Record, written: Record) -> Record:
-    """Write what a watchdog has decided, before it is performed, if that differs; return what is on the disk then.
+    """Write the decisions of a watchdog, before they are performed, if they have changed; return the record on disk.
 
-    On a full disk it is performed all the same, and the next sample tries again.
+    On a full disk they are performed all the same, and the next sample tries again.
     """
     if wanted != written:
         try:

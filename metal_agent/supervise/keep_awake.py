@@ -1,4 +1,4 @@
-"""Keep the machine awake while a model is loaded or loading: a sleeping host serves nobody.
+"""Keep the machine awake while a model is loaded or loading: a sleeping host answers no request.
 
 On macOS a child `caffeinate` does that. It watches the agent, so that it ends with it however the agent ends; a closed
 lid, or a notebook on battery, sleeps all the same. Other systems are not kept awake.

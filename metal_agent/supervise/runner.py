@@ -279,7 +279,7 @@ class Runner:
         if self._daemon:
             name, model = self._daemon.daemon.runtime, running.model
             return f"{name} has not unloaded {model} in {seconds:.0f} s; {kept}: unload it or restart {name}"
-        return f"process {running.pid} has not ended {seconds:.0f} s after it was told to; {kept}: restart the machine"
+        return f"process {running.pid} has not ended in {seconds:.0f} s; {kept}: restart the machine"
 
     async def _check_admission(self) -> ProcessEvent:
         if self._daemon:
@@ -346,10 +346,10 @@ class Runner:
     def _spawn(self, group: asyncio.TaskGroup) -> ProcessEvent:
         """Start the engine and write its record; without a record, the next agent finds and kills the engine."""
         spec = self.assignment.spec
-        there = self._daemon or (self._weights and self._weights.exists)
+        has_weights = self._daemon or (self._weights and self._weights.exists)
         if self.assignment.problem:
             return events.Failed("Unsupported", self.assignment.problem, permanent=True)
-        if not there:
+        if not has_weights:
             return events.Failed("WeightsMissing", "the weights were deleted from this host, and are fetched again")
         if not self._host.loads.try_acquire(self.assignment.uid):
             return events.LoadSlotBusy()

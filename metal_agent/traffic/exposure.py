@@ -100,7 +100,7 @@ class ProxyExposure(ABC):
                 return
 
     async def idle_seconds(self) -> dict[str, float | None]:
-        """Return, by uid, the seconds that each process has been without a request; None: it never had one.
+        """Return, by uid, the seconds that each process has been without a request; None if it never had one.
 
         Empty if the proxy does not answer.
         """

@@ -23,7 +23,7 @@ class ProcessTraffic(NamedTuple):
     tokens_per_second: float
     requests_per_minute: int = 0
     average_ms: int | None = None
-    """Average duration of its requests; None: it had none, or their time is unknown."""
+    """Average duration of its requests; None if it had none, or if their time is unknown."""
 
 
 class ShownTraffic(NamedTuple):
@@ -43,11 +43,11 @@ def share_rate(rate: ServiceRate, processes: int) -> ProcessTraffic:
 
 
 def choose_traffic(shown: ShownTraffic | None, measured: ProcessTraffic | None, now: float) -> ShownTraffic | None:
-    """Return what a status shows from now on: a change of more than a tenth, at most once a minute; None: unknown.
+    """Return the traffic that a status shows: it changes by more than a tenth, at most once a minute; None if unknown.
 
     Args:
         shown: what it shows.
-        measured: the traffic of the last minute; None: it is unknown.
+        measured: the traffic of the last minute; None if it is unknown.
         now: the time of the clock of `shown`.
     """
     if measured is None:
@@ -87,7 +87,7 @@ class TrafficReport:
         return shown.traffic if shown and is_serving else None
 
     def update(self, now: float) -> None:
-        """Compare what is shown with what is measured at `now` of a monotonic clock."""
+        """Update the traffic that is shown by the rates at `now` of a monotonic clock."""
         ready = {uid: runner for uid, runner in self._runners.items() if runner.state.phase == "Ready"}
         sharing = Counter(runner.assignment.service for runner in ready.values())
         current: dict[str, ShownTraffic] = {}

@@ -24,7 +24,7 @@ class ServiceRate(NamedTuple):
     tokens_per_second: float
     requests_per_minute: float = 0.0
     average_seconds: float | None = None
-    """Average time from the arrival of a request to its end; None: none has ended."""
+    """Average time from the arrival of a request to its end; None if no request has ended."""
 
 
 class _Count(NamedTuple):
@@ -56,7 +56,7 @@ class ServiceRates:
         self.on_read(now)
 
     def find_rate(self, service: str, now: float) -> ServiceRate | None:
-        """Return the traffic of a service; None: it was read less than twice, or not for a while."""
+        """Return the traffic of a service; None if it was read less than twice, or not for a while."""
         counts = self._counts.get(service)
         if not counts or now - counts[-1].at > STALE_SECONDS or counts[-1].at <= counts[0].at:
             return None

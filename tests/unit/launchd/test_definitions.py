@@ -95,7 +95,7 @@ def test_definition_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     manager = Systemd(tmp_path, user=True)
     assert manager.read_arguments() is None
     manager.definition_path.write_bytes(b"ExecStart=/x --state-dir /y\n")
-    with pytest.raises(ServiceError, match=r"\.service: no unit with WorkingDirectory=: install the agent anew"):
+    with pytest.raises(ServiceError, match=r"\.service: no unit with WorkingDirectory=: install the agent again"):
         manager.read_arguments()
     manager.definition_path.unlink()
     manager.definition_path.mkdir()

@@ -209,7 +209,7 @@ def test_job_is_loaded_replaced_and_removed(tmp_path: Path, launchctl: Launchctl
 
 
 def test_definition_of_another_owner_or_mode_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """launchd refuses such a file with 122, whose remedy is to install it anew."""
+    """launchd refuses such a file with 122, whose remedy is to install it again."""
     manager = build(tmp_path)
     path = manager.definition_path
     assert not manager.is_written(b"same")

@@ -309,5 +309,5 @@ def test_definition_of_another_version_is_a_warning() -> None:
 def test_program_of_the_service_that_is_gone_is_a_problem(agent: AgentStatus | None) -> None:
     finding = check_service(service_state(), agent, None, "/opt/homebrew/bin/python3")
     assert verdicts([finding]) == {"service": "problem"}
-    assert "starts /opt/homebrew/bin/python3, which is not there" in finding.found
+    assert "starts /opt/homebrew/bin/python3, which does not exist" in finding.found
     assert "agent install" in finding.fix

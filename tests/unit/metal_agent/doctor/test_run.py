@@ -63,7 +63,7 @@ async def test_program_and_python_of_the_service_must_be_there(tmp_path: Path, g
     state = ServiceState("launchd", "system/x", "/x.plist", "starting")
     checked = CheckedHost(tmp_path, service=state, program=str(tmp_path / "pomona"))
     found = next(finding for finding in await run.run_doctor(checked, tmp_path) if finding.name == "service")
-    assert ("which is not there" in found.found) == (gone is not None)
+    assert ("which does not exist" in found.found) == (gone is not None)
     assert gone is None or str(tmp_path / gone) in found.found
 
 
