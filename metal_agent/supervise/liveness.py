@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from devices import processes
+from devices import footprint
 
 CHECK_SECONDS: Final = 10.0
 """Time between checks. An engine that hangs is ended after some `HUNG_CHECKS * (CHECK_SECONDS + ANSWER_SECONDS)`."""
@@ -71,4 +71,4 @@ def should_probe(requests: int | None, before: float | None, after: float | None
 
 async def read_cpu_seconds(pid: int | None) -> float | None:
     """Return the processor time that a process has used, or None if it is unknown, as for a model in a daemon."""
-    return None if pid is None else await asyncio.to_thread(processes.cpu_seconds, pid)
+    return None if pid is None else await asyncio.to_thread(footprint.cpu_seconds, pid)
