@@ -45,12 +45,7 @@ from tests.support.terminal import CTRL_C, Terminal, open_terminal
 from tests.support.tiny_models import tiny_gguf
 
 TOKEN = "host-token"
-LONG = {
-    "model": "chat",
-    "messages": [{"role": "user", "content": "Hi"}],
-    "max_tokens": 1200,
-    "stream": True,
-}
+LONG = {"model": "chat", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1200, "stream": True}
 
 
 class ServedHost:
@@ -327,9 +322,7 @@ async def test_stopped_agent_stays_down_and_uninstall_leaves_only_the_folder(
     assert (served_host.folder / "assignments.json").exists()
 
 
-async def test_commands_of_the_document_look_after_the_agent_word_for_word(
-    served_host: ServedHost, tmp_path: Path
-) -> None:
+async def test_commands_of_document_look_after_the_agent_word_for_word(served_host: ServedHost, tmp_path: Path) -> None:
     """Those of docs/mac.md, with the options of this host. `make test-systemd` installs as root, and restarts
     onto another version."""
     section = (CHECKOUT / "docs" / "mac.md").read_text().partition("## 5. Keep the agent running")[2]

@@ -50,9 +50,7 @@ async def count_tries(machine: Machine) -> Callable[[], int | None]:
     return count
 
 
-async def test_engine_is_measured_once_also_after_a_restart_of_the_agent(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_engine_is_measured_once_over_restarts_of_the_agent(machine: Machine, assignment: MakeAssignment) -> None:
     await serve(machine, assignment)
     async with running(machine.benchmarks.run()):
         first = await measured(machine)
@@ -129,7 +127,7 @@ async def test_host_under_pressure_or_with_a_load_is_not_measured(machine: Machi
     await eventually(lambda: machine.watchdog.level == "warn")
     assert not machine.benchmarks._is_calm()
     machine.level = "normal"
-    await eventually(lambda: machine.benchmarks._is_calm())
+    await eventually(machine.benchmarks._is_calm)
     machine.host.loads.occupy("another")
     assert not machine.benchmarks._is_calm()
     machine.host.loads.release("another")

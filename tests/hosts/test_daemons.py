@@ -138,9 +138,7 @@ async def test_endpoint_is_gone_with_its_daemon_and_returns_with_it(served: Serv
     assert machine.runners["u1"].status(None).restarts
 
 
-async def test_hung_daemon_fails_its_process_and_a_slow_one_does_not(
-    served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hung_daemon_fails_process_and_slow_one_does_not(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     machine, daemon, make = served
     machine.supervisor.assign([make()])
     model = await served.ready()

@@ -109,9 +109,7 @@ async def test_each_process_has_another_key(machine: Machine, assignment: MakeAs
     assert len(list((machine.folder / "keys").iterdir())) == 1
 
 
-async def test_next_agent_knows_the_key_of_the_engine_that_it_adopts(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_next_agent_knows_key_of_the_engine_that_it_adopts(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     key = machine.runners["u1"].api_key

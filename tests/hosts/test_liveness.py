@@ -62,9 +62,7 @@ def _no_pulse(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [0, 1])
-async def test_hung_engine_is_withdrawn_killed_and_replaced(
-    machine: Machine, assignment: MakeAssignment, in_flight: int
-) -> None:
+async def test_hung_engine_is_killed_and_replaced(machine: Machine, assignment: MakeAssignment, in_flight: int) -> None:
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     machine.exposure.in_flight["u1"] = in_flight

@@ -57,18 +57,14 @@ async def test_one_engine_loads_at_a_time_by_priority(machine: Machine, assignme
     assert deduplicated == [(uid, each) for uid in ("u2", "u3", "u1") for each in ("Starting", "Ready")]
 
 
-async def test_engine_that_crashes_while_it_loads_passes_the_slot_on(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_engine_that_crashes_while_it_loads_passes_slot_on(machine: Machine, assignment: MakeAssignment) -> None:
     broken = assignment("u1", extra_args=["--seed", "none"])
     machine.supervisor.assign([broken, assignment("u2"), assignment("u3", extra_args=["--seed", "none"])])
     await eventually(lambda: all(machine.runners[uid].state.failures > 1 for uid in ("u1", "u3")))
     await phase(machine, "Ready", uid="u2")
 
 
-async def test_measured_peak_is_reserved_the_next_time_and_by_the_next_agent(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_measured_peak_is_reserved_by_the_next_agent_too(machine: Machine, assignment: MakeAssignment) -> None:
     made = assignment()
     machine.supervisor.assign([made])
     await phase(machine, "Ready")

@@ -54,10 +54,7 @@ async def test_model_that_cannot_be_loaded_fails_although_the_server_is_healthy(
     os.truncate(broken / "model.safetensors", 1000)
     async with start_engine(tmp_path, broken, **MLX) as engine:
         result = await engine.ready()
-        assert (result.reason, result.message) == (
-            "Broken",
-            f"{engine.url} answered 404: generation thread died",
-        )
+        assert (result.reason, result.message) == ("Broken", f"{engine.url} answered 404: generation thread died")
         assert "Traceback" in engine.log
         # The pulse endpoint reports a Ready engine whose thread died later.
         async with aiohttp.ClientSession() as session:

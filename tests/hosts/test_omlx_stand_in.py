@@ -83,9 +83,7 @@ async def test_omlx_refuses_as_recorded(
         assert shape(await response.json()) == shape(OMLX[recorded])
 
 
-async def test_omlx_reloads_for_its_administrator_as_recorded(
-    omlxs: OmlxStandIn, session: aiohttp.ClientSession
-) -> None:
+async def test_omlx_reloads_for_administrator_as_recorded(omlxs: OmlxStandIn, session: aiohttp.ClientSession) -> None:
     async with session.post(f"{omlxs.url}/admin/api/login", json={"api_key": "sk-owner"}) as response:
         cookie = response.cookies["omlx_admin_session"].value
     headers = {"Cookie": f"omlx_admin_session={cookie}"}

@@ -106,9 +106,7 @@ async def test_strangers_neither_end_an_agent_or_its_proxy_nor_keep_clients_out(
 
 
 @pytest.mark.long
-async def test_ten_thousand_connections_cost_a_proxy_and_an_agent_little(
-    tmp_path: Path, served_host: ServedHost
-) -> None:
+async def test_ten_thousand_connections_cost_proxy_and_agent_little(tmp_path: Path, served_host: ServedHost) -> None:
     served_host.assign()
     process = agent(served_host, tmp_path)
     process.start()

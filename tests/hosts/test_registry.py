@@ -61,9 +61,7 @@ def _source(url: str, reference: str = ":v1") -> str:
     return f"oci://{url.removeprefix('http://')}/{REPOSITORY}{reference}"
 
 
-async def test_artifact_of_an_open_registry_is_inspected_and_fetched(
-    artifact: Artifact, weights: bytes, tmp_path: Path
-) -> None:
+async def test_artifact_of_open_registry_is_fetched(artifact: Artifact, weights: bytes, tmp_path: Path) -> None:
     async with serve_registry(tmp_path / "registry") as url:
         assert await push(url, REPOSITORY, "v1", artifact) == artifact.digest
         inspected = await _run("inspect", _source(url))
@@ -80,9 +78,7 @@ async def test_artifact_of_an_open_registry_is_inspected_and_fetched(
     assert not (to / "README.md").exists()
 
 
-async def test_index_with_one_artifact_is_fetched_by_its_digest(
-    artifact: Artifact, weights: bytes, tmp_path: Path
-) -> None:
+async def test_index_with_one_artifact_is_fetched_by_digest(artifact: Artifact, weights: bytes, tmp_path: Path) -> None:
     index = encode_index(describe(artifact.manifest, media_type="application/vnd.oci.image.manifest.v1+json"))
     async with serve_registry(tmp_path / "registry") as url:
         await push(url, REPOSITORY, artifact.digest, artifact)

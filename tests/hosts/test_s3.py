@@ -75,9 +75,7 @@ async def bucket(tmp_path: Path) -> AsyncIterator[Bucket]:
         yield Bucket(server, folder)
 
 
-async def test_file_is_inspected_and_fetched_with_the_digest_that_the_service_keeps(
-    bucket: Bucket, tmp_path: Path
-) -> None:
+async def test_file_is_inspected_and_fetched_with_digest_that_the_service_keeps(bucket: Bucket, tmp_path: Path) -> None:
     source = "s3://models/gguf/tiny%20model.gguf"
     inspection = await bucket.inspect(source)
     assert (inspection.file, inspection.gguf.architecture) == ("tiny model.gguf", "llama")

@@ -78,9 +78,7 @@ async def test_crash_is_reported_and_the_engine_comes_back(machine: Machine, ass
     assert "listening on" in status.last_exit.log
 
 
-async def test_engine_that_refuses_its_arguments_is_reported_with_its_log(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_engine_that_refuses_arguments_is_reported_with_log(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment(extra_args=["--flash-attn", "perhaps"])])
     assert "exit code 1" in await phase(machine, "Failed", "EngineExited")
     last = machine.runners["u1"].state.last_exit
@@ -88,9 +86,7 @@ async def test_engine_that_refuses_its_arguments_is_reported_with_its_log(
     assert "unknown value 'perhaps'" in last.log
 
 
-async def test_crash_loop_backs_off_and_reports_the_last_log_lines(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_crash_loop_backs_off_and_reports_last_log_lines(machine: Machine, assignment: MakeAssignment) -> None:
     failed = list[tuple[MetalProcessStatus, list[psutil.Process]]]()
 
     def note_failure(runner: Runner) -> None:
@@ -127,9 +123,7 @@ async def test_next_agent_adopts_a_running_engine(machine: Machine, assignment: 
     assert await ready(machine) != pid
 
 
-async def test_process_removed_while_no_agent_ran_is_withdrawn_and_stopped(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_process_removed_without_an_agent_is_stopped(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     await ready(machine)
     await machine.stop()
@@ -171,9 +165,7 @@ async def test_record_whose_pid_is_another_process_now_is_removed(machine: Machi
     await bystander.end(grace_seconds=5)
 
 
-async def test_process_missing_in_an_outdated_list_is_served_again(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_process_missing_in_outdated_list_is_served_again(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     before = await ready(machine)
     machine.supervisor.assign([])
@@ -197,9 +189,7 @@ async def test_a_deletion_while_the_engine_starts_ends_it(machine: Machine, assi
     assert engines(machine) == []
 
 
-async def test_process_deleted_before_it_ever_ran_is_stopped_at_once(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_process_deleted_before_it_ran_is_stopped_at_once(machine: Machine, assignment: MakeAssignment) -> None:
     deleted = assignment()
     machine.supervisor.assign([Assignment(deleted.uid, deleted.namespace, deleted.name, deleted.spec, deleted=True)])
     await phase(machine, "Stopped")
@@ -207,9 +197,7 @@ async def test_process_deleted_before_it_ever_ran_is_stopped_at_once(
     assert machine.runners == {}
 
 
-async def test_processes_that_do_not_fit_together_are_not_both_started(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_two_processes_that_do_not_fit_are_not_both_started(machine: Machine, assignment: MakeAssignment) -> None:
     machine.ledger.budget_bytes = 3 * GIB
     machine.supervisor.assign([assignment("u1", memory_bytes=2 * GIB), assignment("u2", memory_bytes=2 * GIB)])
     await eventually(lambda: {runner.state.phase for runner in machine.runners.values()} == {"Ready", "Rejected"})
@@ -298,9 +286,7 @@ async def test_the_engine_of_a_runner_that_crashed_is_not_forgotten(
         await phase(machine, "Failed", "EngineExited")
 
 
-async def test_a_record_that_could_not_be_written_is_written_later(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_record_that_could_not_be_written_is_written_later(machine: Machine, assignment: MakeAssignment) -> None:
     records = machine.folder / "processes"
     records.parent.mkdir(exist_ok=True)
     records.touch()
@@ -335,9 +321,7 @@ async def test_wrong_weights_are_never_served(machine: Machine, assignment: Make
     assert engines(machine) == []
 
 
-async def test_a_download_token_that_has_not_arrived_is_waited_for(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_download_token_that_has_not_arrived_is_waited_for(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment(source_secret="hub")])
     assert "Secret hub" in await phase(machine, "Failed", "SecretUnknown")
     machine.secrets["team-a", "hub"] = "token"

@@ -66,9 +66,7 @@ async def test_services_of_a_file_answer_at_one_endpoint_by_their_names(start: S
 
 
 @pytest.mark.parametrize("document", ["docs/concepts.md", "docs/mac.md"])
-async def test_the_manifests_of_the_documents_are_served_as_they_are(
-    start: Start, tmp_path: Path, document: str
-) -> None:
+async def test_manifests_of_the_documents_are_served_as_they_are(start: Start, tmp_path: Path, document: str) -> None:
     root = tmp_path / "served"
     root.mkdir()
     # Heads of 64 values, the least that real models have: a cache in q8_0 needs them.
@@ -300,9 +298,7 @@ async def test_missing_memory_is_reported_with_its_size(start: Start, weights: P
 
 
 @pytest.mark.parametrize("question", [(), ("--ask", "Hi")], ids=["serve", "ask"])
-async def test_port_of_another_program_ends_up_with_the_way_out(
-    start: Start, weights: Path, question: tuple[str, ...]
-) -> None:
+async def test_foreign_port_ends_up_with_the_way_out(start: Start, weights: Path, question: tuple[str, ...]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

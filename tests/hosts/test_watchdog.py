@@ -22,9 +22,7 @@ def evicted(machine: Machine) -> list[HoldAction]:
     return [step for step in machine.steps if step.kind == "evict"]
 
 
-async def test_critical_pressure_evicts_one_at_a_time_and_calm_returns_them(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_critical_pressure_evicts_one_at_a_time_until_calm(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment("low", priority="low"), assignment("top", priority="critical")])
     pids = {uid: await ready(machine, uid) for uid in ("low", "top")}
 
@@ -73,9 +71,7 @@ async def test_longest_idle_process_is_displaced_first(
     assert evicted(machine) == [], "what is not known ends nothing"
 
 
-async def test_evicted_process_stays_evicted_under_the_next_agent_and_returns(
-    machine: Machine, assignment: MakeAssignment
-) -> None:
+async def test_evicted_process_stays_evicted_under_the_next_agent(machine: Machine, assignment: MakeAssignment) -> None:
     machine.supervisor.assign([assignment()])
     await ready(machine)
     machine.level = "critical"

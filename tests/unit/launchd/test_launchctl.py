@@ -97,9 +97,7 @@ def test_exit_codes_for_what_is_as_it_should_be_are_passed(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("verb", "code"), [("bootstrap", 119), ("bootstrap", 122), ("enable", 1)])
-def test_other_code_is_an_error_with_its_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, code: int
-) -> None:
+def test_other_code_is_error_with_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, code: int) -> None:
     results: dict[str, list[int | tuple[int, str]]] = {"print": [GONE], verb: [code]}
     Scripted(monkeypatch, **results)
     with pytest.raises(ServiceError, match="said so") as raised:
@@ -237,7 +235,7 @@ def test_definition_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == [f"{LABEL}.plist"]
 
 
-def test_job_loaded_over_ssh_is_replaced_at_the_screen(
+def test_job_of_an_ssh_login_is_replaced_at_screen(
     tmp_path: Path, launchctl: LaunchctlStandIn, manager: Launchd
 ) -> None:
     launchctl.be_headless()

@@ -121,7 +121,7 @@ async def test_agent_is_ready_once_it_has_recovered_and_the_lease_is_renewed_or_
     assert agent._describe().ready
 
 
-async def test_agent_that_cannot_recover_was_never_ready(
+async def test_agent_without_recovery_is_not_ready(
     agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: list[bool] = []

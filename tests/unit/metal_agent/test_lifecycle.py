@@ -19,12 +19,7 @@ CRASH = events.Exited(LastExit(signal="SIGKILL"))
 FAILING = Suspicion("Failing", "the last 5 requests failed: 500")
 SILENT = Suspicion("Silent", "no data for 12 s within a stream")
 SLOW = Suspicion("Slow", "the first token took 90 s, 40 times as long as before")
-HAPPY: Sequence[ProcessEvent] = (
-    events.Admitted(),
-    events.Fetched(),
-    events.Spawned(7),
-    events.Answered(),
-)
+HAPPY: Sequence[ProcessEvent] = (events.Admitted(), events.Fetched(), events.Spawned(7), events.Answered())
 
 
 def after(*happened: ProcessEvent, start: ProcessState | None = None, now: float = 0.0) -> life.ProcessStep:

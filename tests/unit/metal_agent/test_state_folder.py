@@ -192,9 +192,7 @@ def test_identity_is_the_same_after_a_restart_and_a_new_name_of_the_machine(
     assert identify_agent(tmp_path) == before
 
 
-def test_copy_of_a_state_folder_or_of_its_machine_has_another_identity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_of_state_folder_or_machine_has_another_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = tmp_path / "original"
     identity = identify_agent(original)
     copy = shutil.copytree(original, tmp_path / "copy")

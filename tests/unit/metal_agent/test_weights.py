@@ -111,9 +111,7 @@ async def test_fetched_weights_state_their_layout(weights: HostWeights, server: 
     held.release()
 
 
-async def test_weights_of_which_only_the_size_is_known_take_at_least_that(
-    weights: HostWeights, server: FileServer
-) -> None:
+async def test_weights_of_which_only_size_is_known_take_at_least_that(weights: HostWeights, server: FileServer) -> None:
     tiny_gguf.write(server.root / "tiny.gguf")
     unknown = (server.root / "tiny.gguf").read_bytes().replace(b"llama", b"lemma")
     (server.root / "unknown.gguf").write_bytes(unknown)

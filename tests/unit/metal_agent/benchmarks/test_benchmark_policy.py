@@ -97,9 +97,7 @@ def test_process_whose_requests_are_unknown_holds_up_no_other() -> None:
     ],
     ids=["known", "not-ready", "clock-was-set-back", "clock-was-set"],
 )
-def test_time_of_a_load_in_which_the_clock_was_set_is_unknown(
-    started_at: str, ready_at: str | None, seconds: float | None
-) -> None:
+def test_time_of_load_is_unknown_if_clock_was_set(started_at: str, ready_at: str | None, seconds: float | None) -> None:
     assert find_load_seconds(started_at, ready_at) == seconds
 
 

@@ -48,9 +48,7 @@ def net(monkeypatch: pytest.MonkeyPatch) -> Network:
     return told
 
 
-async def test_each_new_address_is_reported_once_and_a_missing_route_changes_nothing(
-    net: Network, tmp_path: Path
-) -> None:
+async def test_new_address_is_reported_once_and_a_missing_route_is_not(net: Network, tmp_path: Path) -> None:
     moves: list[str] = []
 
     async def moved(found: str) -> None:

@@ -104,9 +104,7 @@ def served(proxy: Answering) -> dict[str, int]:
     return {service.name: service.port for service in proxy.asked[-1].services}
 
 
-async def test_port_of_another_program_is_replaced_a_few_times_in_a_row(
-    exposed: ClusterExposure, proxy: Answering
-) -> None:
+async def test_foreign_port_is_replaced_a_few_times_in_a_row(exposed: ClusterExposure, proxy: Answering) -> None:
     proxy.error, proxy.taken = "Address already in use", True
     await exposed.configure()
     assert 1 < len(proxy.asked) < 20
@@ -171,9 +169,7 @@ async def test_stopping_process_takes_requests_until_the_withdrawal_can_have_spr
     assert draining() == {"u1": False, "u2": False}, "it was evicted, and is back"
 
 
-async def test_stopping_process_beside_a_ready_one_is_closed_at_once(
-    exposed: ClusterExposure, proxy: Answering
-) -> None:
+async def test_stopping_process_beside_ready_one_is_closed_at_once(exposed: ClusterExposure, proxy: Answering) -> None:
     cast("dict[str, Runner]", exposed._runners)["u3"] = exposed._runners["u1"]
     exposed._runners["u1"].state = ProcessState(phase="Ready")
     async with asyncio.timeout(exposure.LINGER_SECONDS / 2):

@@ -176,9 +176,7 @@ def test_token_that_was_not_written_is_kept_and_written_later(tmp_path: Path, mo
     assert server.granted == 3
 
 
-def test_token_that_was_not_written_does_not_overwrite_another_join(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritten_token_does_not_overwrite_another_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         identity = make(tmp_path)
         write = host_identity.write_joined_host

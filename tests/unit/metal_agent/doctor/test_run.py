@@ -67,9 +67,7 @@ async def test_program_and_python_of_the_service_must_be_there(tmp_path: Path, g
     assert gone is None or str(tmp_path / gone) in found.found
 
 
-async def test_mac_is_asked_for_its_settings_its_gpu_and_its_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_mac_is_asked_for_settings_gpu_and_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check_llama(_folder: Path) -> list[Finding]:
         return [Finding("llama.cpp's device", "problem", "(none)", "expected: the GPU")]
 
@@ -107,9 +105,7 @@ async def test_clock_of_the_api_server_is_read_from_its_refusal() -> None:
     assert -3660 < answer.skew_seconds < -3540
 
 
-async def test_check_that_raises_is_a_finding_and_stops_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_check_that_raises_is_finding_and_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def break_list() -> list[InstalledEngine]:
         raise OSError("no such thing")
 

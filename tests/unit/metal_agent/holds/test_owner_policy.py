@@ -39,9 +39,7 @@ def test_nothing_pauses_a_host_by_default() -> None:
     ("idle_seconds", "signal"),
     [(None, None), (0.0, "hold"), (29.9, "hold"), (30.0, "between"), (599.0, "between"), (600.0, "free")],
 )
-def test_owner_is_active_by_recent_input_and_away_after_the_minutes(
-    idle_seconds: float | None, signal: Signal | None
-) -> None:
+def test_owner_is_active_by_recent_input_and_then_away(idle_seconds: float | None, signal: Signal | None) -> None:
     assert read_signal(POLICY, "activity", OwnerSample(NOON, idle_seconds=idle_seconds)) == signal
 
 

@@ -51,9 +51,7 @@ def test_hour_that_a_clock_shows_twice_counts_twice_and_a_skipped_one_does_not_e
     end=st.integers(1, 1440),
     probe=st.floats(0, 0.999),
 )
-def test_quiet_hours_last_from_their_first_instant_to_their_last(
-    zone: str, day: date, first: int, end: int, probe: float
-) -> None:
+def test_quiet_hours_last_from_first_to_last_instant(zone: str, day: date, first: int, end: int, probe: float) -> None:
     """Beginning and end of a day's hours, as instants, hold all that is quiet, also where a day has 23 or 25 hours."""
     assume(first != end)
     place = ZoneInfo(zone)

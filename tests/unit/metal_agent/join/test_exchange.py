@@ -100,10 +100,7 @@ async def test_lost_answer_is_not_asked_for_again(tmp_path: Path, status: int | 
 
 async def test_machine_that_is_another_host_and_runs_does_not_join(tmp_path: Path) -> None:
     write_joined_host(tmp_path, JoinedHost("studio-2", "https://192.0.2.1", "t", "2026-01-01T00:00:00Z"))
-    with (
-        own_folder(tmp_path),
-        pytest.raises(JoinError, match=r"is host studio-2: another agent .*, then join"),
-    ):
+    with own_folder(tmp_path), pytest.raises(JoinError, match=r"is host studio-2: another agent .*, then join"):
         await join_cluster(code_for("https://127.0.0.1:1"), tmp_path)
 
 

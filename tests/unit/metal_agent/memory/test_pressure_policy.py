@@ -231,12 +231,7 @@ def test_warn_displaces_and_never_evicts() -> None:
     machine.every_seconds = 5
     machine.play(["warn"] * int(3 * pressure_policy.DISPLACEMENT_SECONDS / 5))
     # Each is displaced in turn, since another may fit elsewhere; the protected one is not displaced.
-    assert machine.did("displace", "cancel") == [
-        "displace b",
-        "cancel b",
-        "displace a",
-        "cancel a",
-    ]
+    assert machine.did("displace", "cancel") == ["displace b", "cancel b", "displace a", "cancel a"]
     assert machine.did("evict") == []
 
 

@@ -16,9 +16,7 @@ from tests.support.eventually import eventually
 from tests.support.tiny_models import tiny_gguf
 
 
-async def test_text_of_a_model_does_not_change_the_engine_url(
-    tmp_path: Path, assignment: Callable[..., Assignment]
-) -> None:
+async def test_text_of_model_does_not_change_engine_url(tmp_path: Path, assignment: Callable[..., Assignment]) -> None:
     model, log = tmp_path / "evil.gguf", tmp_path / "engine.log"
     tiny_gguf.write(model, name="listening on http://10.9.9.9:80")
     spec = assignment(extra_args=["-t", "1", "-lv", "5"]).spec

@@ -148,9 +148,7 @@ async def test_a_pid_that_is_a_thread_now_is_not_adopted() -> None:
         assert adopt_process(msgspec.structs.replace(ours, pid=thread)) is None
 
 
-async def test_a_process_that_cannot_be_watched_is_not_left_behind(
-    owner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_process_that_cannot_be_watched_is_not_left_behind(owner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_descriptors(_: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -160,9 +158,7 @@ async def test_a_process_that_cannot_be_watched_is_not_left_behind(
     assert WAITS not in [child.cmdline() for child in psutil.Process().children() if is_alive(child)]
 
 
-async def test_process_with_unknown_start_time_is_not_taken_for_gone(
-    owner: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_process_of_unknown_start_time_is_not_gone(owner: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(_: int) -> str:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -176,9 +172,7 @@ async def test_process_with_unknown_start_time_is_not_taken_for_gone(
     await process.end(grace_seconds=5)
 
 
-async def test_strays_are_killed_and_those_of_others_left_alone(
-    owner: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+async def test_strays_are_killed_but_not_of_others(owner: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     stray, native_process = await start(WAITS, owner), await start(DEAF, owner)
     elsewhere = tmp_path_factory.mktemp("other-agent")
     foreign = await start(WAITS, elsewhere)

@@ -17,11 +17,7 @@ PROGRAM = (sys.executable, "-c", "import time; time.sleep(600)", "keeps awake")
 LOADING = ProcessState("Starting", exists=True, pid=7)
 SERVING = ProcessState("Ready", exists=True, pid=7)
 DRAINING = ProcessState("Stopping", exists=True, pid=7)
-NEEDS_NOTHING = [
-    ProcessState("Pending"),
-    ProcessState("Fetching"),
-    ProcessState("Failed"),
-]
+NEEDS_NOTHING = [ProcessState("Pending"), ProcessState("Fetching"), ProcessState("Failed")]
 
 
 def children() -> list[psutil.Process]:

@@ -91,16 +91,12 @@ def seconds_until_ended(
     return virtual_time.run(main())
 
 
-def test_older_proxy_that_is_always_busy_is_replaced_after_an_hour(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_older_proxy_is_replaced_after_an_hour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ended_at = seconds_until_ended(tmp_path, monkeypatch, _ProxyWithStreams(is_older=True))
     assert 0 <= ended_at - HOUR_SECONDS <= CHECK_SECONDS
 
 
-def test_older_proxy_is_replaced_a_minute_after_its_last_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_older_proxy_is_replaced_after_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = _ProxyWithStreams(is_older=True, busy_until=1000.0)
     assert abs(seconds_until_ended(tmp_path, monkeypatch, client) - 1000.0 - 60.0) <= CHECK_SECONDS
 

@@ -70,9 +70,7 @@ async def test_file_of_the_working_directory_is_no_part_of_the_proxy(
         await pid(first)
 
 
-async def test_proxy_gets_no_credential_of_the_agents_environment(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_gets_no_credential_of_agents_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "a-secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
     async with agent(folder) as first:
@@ -116,9 +114,7 @@ async def test_proxy_of_another_version_is_replaced_by_hand_over(folder: Path, m
         assert second.pids() == {newer}
 
 
-async def test_agent_outlives_a_newer_proxy_that_cannot_be_started(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_agent_outlives_newer_proxy_that_cannot_be_started(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with agent(folder) as first:
         older = await pid(first)
     refused = asyncio.Event()
@@ -202,9 +198,7 @@ async def test_hand_over_of_an_agent_that_was_ended_goes_on(folder: Path, crashe
                 await running
 
 
-async def test_proxy_that_cannot_hand_over_is_replaced_when_it_is_idle(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_proxy_that_cannot_hand_over_is_replaced_when_idle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with agent(folder) as first:
         older = await pid(first)
     monkeypatch.setattr(proxies, "BUILD", "9.9.9")
