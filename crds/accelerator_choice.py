@@ -2,8 +2,6 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
-
 from crds.meta import Accelerator, ApiStruct, Count, ShortText, described, keyed_by
 from crds.rate import Rate
 
@@ -15,7 +13,7 @@ class AcceleratorShare(ApiStruct, frozen=True):
 
     accelerator: Annotated[Accelerator, described("The accelerator.")]
     replicas: Annotated[
-        Count, described("Replicas that the controller has chosen to run there, also those that wait.", format="int32")
+        Count, described("Replicas that the controller has chosen to run there, also those that wait.")
     ] = 0
     reason: Annotated[
         ShareReason | None,
@@ -25,7 +23,7 @@ class AcceleratorShare(ApiStruct, frozen=True):
             "accelerators, or those before it, had enough. Absent if it has replicas."
         ),
     ] = None
-    message: Annotated[str, Meta(max_length=1024), described("The reason in words, with the way out.")] = ""
+    message: Annotated[str, described("The reason in words, with the way out.", max_length=1024)] = ""
     tokens_per_second: Annotated[
         Rate | None,
         described(
@@ -40,16 +38,17 @@ class AcceleratorChoice(ApiStruct, frozen=True):
 
     message: Annotated[
         str,
-        Meta(max_length=4096),
-        described("The choice in words, such as: 2 on metal, 1 on nvidia; amd: no node has amd.com/gpu."),
+        described(
+            "The choice in words, such as: 2 on metal, 1 on nvidia; amd: no node has amd.com/gpu.", max_length=4096
+        ),
     ] = ""
     accelerators: Annotated[
         list[AcceleratorShare],
-        Meta(max_length=32),
         described(
             "All accelerators that were compared, in their order: that of spec.scheduling.pools, else the fastest "
             "first, and those of unknown speed in the order of the controller's table (nvidia, amd, intel-gaudi, "
             "intel, metal, then further ones).",
+            max_length=32,
             **keyed_by("accelerator"),
         ),
     ] = []
@@ -61,10 +60,11 @@ class AcceleratorChoice(ApiStruct, frozen=True):
         ),
     ] = ""
     probing_since: Annotated[
-        Annotated[str, Meta(max_length=64)],
+        str,
         described(
             "Time at which the first choice began to wait for measurements, for 3 minutes at most. Absent if it never "
             "waited.",
+            max_length=64,
             format="date-time",
         ),
     ] = ""

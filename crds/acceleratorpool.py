@@ -8,11 +8,11 @@ from crds.meta import (
     LABEL_PATTERN,
     Accelerator,
     Amount,
+    ApiObject,
     ApiStruct,
     Conditions,
     Count,
     Labels,
-    ObjectMeta,
     Quantity,
     ShortText,
     described,
@@ -33,11 +33,12 @@ class PoolElasticity(ApiStruct, frozen=True):
     """The growth of a pool whose nodes an autoscaler adds."""
 
     max_waiting: Annotated[
-        Annotated[int, Meta(ge=1, le=100)],
+        int,
         described(
             "Replicas that may be Pending at once without a node, so that the autoscaler adds one. All others wait in "
             "the queue.",
-            format="int32",
+            ge=1,
+            le=100,
         ),
     ]
 
@@ -53,8 +54,7 @@ class NamespaceQuota(ApiStruct, frozen=True):
         ),
     ]
     devices: Annotated[
-        Count | None,
-        described("Devices. 0: the namespace may not use the pool. Default: no limit.", format="int64"),
+        Count | None, described("Devices. 0: the namespace may not use the pool. Default: no limit.", format="int64")
     ] = None
     memory: Annotated[
         Quantity | None,
@@ -118,33 +118,33 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
             "gets a slice only if it takes no more than the part of one slice. Above 100, replicas that use their "
             "memory at the same time run out of it: the device refuses more to some of them, and their engines crash. "
             "Nothing keeps one from taking what another needs. Devices that are shared by MPS are never overcommitted. "
-            "Default: 100.",
-            format="int32",
+            "Default: 100."
         ),
     ] = None
     quotas: Annotated[
         list[NamespaceQuota],
-        Meta(max_length=256),
-        described("The most that each namespace uses of the pool. Default: no quotas.", **keyed_by("namespace")),
+        described(
+            "The most that each namespace uses of the pool. Default: no quotas.",
+            max_length=256,
+            **keyed_by("namespace"),
+        ),
     ] = []
 
 
 class PoolAmounts(ApiStruct, frozen=True):
     """Amounts as numbers: devices, or with accelerator metal bytes."""
 
-    total: Annotated[Amount, described("What the nodes or hosts of the pool have in all.", format="int64")] = 0
-    used: Annotated[
-        Amount, described("What is not free of it, whoever uses it, pods without Pomona included.", format="int64")
-    ] = 0
-    borrowed: Annotated[Amount, described("What replicas at home in this pool use of other pools.", format="int64")] = 0
-    lent: Annotated[Amount, described("What replicas at home in other pools use of this one.", format="int64")] = 0
+    total: Annotated[Amount, described("What the nodes or hosts of the pool have in all.")] = 0
+    used: Annotated[Amount, described("What is not free of it, whoever uses it, pods without Pomona included.")] = 0
+    borrowed: Annotated[Amount, described("What replicas at home in this pool use of other pools.")] = 0
+    lent: Annotated[Amount, described("What replicas at home in other pools use of this one.")] = 0
 
 
 class AcceleratorPoolStatus(ApiStruct, frozen=True):
     """Observed state of a pool."""
 
-    cells: Annotated[Count | None, described("Number of nodes or hosts in the pool.", format="int32")] = None
-    waiting: Annotated[Count | None, described("Replicas at home in this pool that wait.", format="int32")] = None
+    cells: Annotated[Count | None, described("Number of nodes or hosts in the pool.")] = None
+    waiting: Annotated[Count | None, described("Replicas at home in this pool that wait.")] = None
     used: Annotated[
         ShortText,
         described(
@@ -185,16 +185,13 @@ SPEC_RULES = (
 )
 
 
-class AcceleratorPool(ApiStruct, frozen=True):
+class AcceleratorPool(ApiObject, frozen=True, kw_only=True):
     """Nodes or hosts of one accelerator that share limits and quotas."""
 
-    metadata: ObjectMeta
     spec: Annotated[AcceleratorPoolSpec, described("Nodes or hosts of the pool, and its limits.", *SPEC_RULES)]
     status: Annotated[AcceleratorPoolStatus, described("Use of the pool, as the controller reports it.")] = (
         AcceleratorPoolStatus()
     )
-    api_version: str = ""
-    kind: str = ""
 
 
 _IS_SELECTED = "has(self.spec.nodeSelector) && size(self.spec.nodeSelector) > 0"

@@ -4,13 +4,12 @@ It is typed, because the affinity that the hardware demands is added to each ter
 such as the syntax of labels, when the Deployment is applied; its message becomes the condition Ready.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
 from crds.meta import ApiStruct, Labels, described
 
-_ATOMIC: Final[dict[str, Any]] = {"x-kubernetes-list-type": "atomic"}
 _MOST_TERMS: Final = 16
 _Weight = Annotated[int, Meta(ge=1, le=100)]
 
@@ -18,15 +17,14 @@ _Weight = Annotated[int, Meta(ge=1, le=100)]
 class LabelRequirement(ApiStruct, frozen=True):
     """`corev1.NodeSelectorRequirement`, and `metav1.LabelSelectorRequirement`."""
 
-    key: Annotated[str, Meta(max_length=317), described("Key of the label.")]
+    key: Annotated[str, described("Key of the label.", max_length=317)]
     operator: Annotated[
         Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"],
         described("Relation of the label to the values. Gt and Lt compare integers, and are for nodes only."),
     ]
     values: Annotated[
         list[Annotated[str, Meta(max_length=63)]],
-        Meta(max_length=64),
-        described("Values; none for Exists and DoesNotExist, one for Gt and Lt.", **_ATOMIC),
+        described("Values; none for Exists and DoesNotExist, one for Gt and Lt.", max_length=64),
     ] = []
 
 
@@ -37,10 +35,10 @@ class NodeTerm(ApiStruct, frozen=True):
     """`corev1.NodeSelectorTerm`."""
 
     match_expressions: Annotated[
-        _Requirements, described("Requirements on the labels of a node, which must all be met.", **_ATOMIC)
+        _Requirements, described("Requirements on the labels of a node, which must all be met.")
     ] = []
     match_fields: Annotated[
-        _Requirements, described("Requirements on the fields of a node, such as metadata.name.", **_ATOMIC)
+        _Requirements, described("Requirements on the fields of a node, such as metadata.name.")
     ] = []
 
 
@@ -48,16 +46,14 @@ class NodeTerms(ApiStruct, frozen=True):
     """`corev1.NodeSelector`."""
 
     node_selector_terms: Annotated[
-        list[NodeTerm],
-        Meta(min_length=1, max_length=_MOST_TERMS),
-        described("Terms of which a node must meet one.", **_ATOMIC),
+        list[NodeTerm], described("Terms of which a node must meet one.", min_length=1, max_length=_MOST_TERMS)
     ]
 
 
 class PreferredNodes(ApiStruct, frozen=True):
     """`corev1.PreferredSchedulingTerm`."""
 
-    weight: Annotated[_Weight, described("Weight of the preference, from 1 to 100.", format="int32")]
+    weight: Annotated[_Weight, described("Weight of the preference, from 1 to 100.")]
     preference: Annotated[NodeTerm, described("Nodes that are preferred.")]
 
 
@@ -68,9 +64,7 @@ class NodeAffinity(ApiStruct, frozen=True):
         NodeTerms | None, described("Nodes on which pods may run. What spec.hardware demands is added to each term.")
     ] = None
     preferred_during_scheduling_ignored_during_execution: Annotated[
-        list[PreferredNodes],
-        Meta(max_length=_MOST_TERMS),
-        described("Nodes that the scheduler prefers.", **_ATOMIC),
+        list[PreferredNodes], described("Nodes that the scheduler prefers.", max_length=_MOST_TERMS)
     ] = []
 
 
@@ -78,9 +72,7 @@ class LabelSelector(ApiStruct, frozen=True):
     """`metav1.LabelSelector`."""
 
     match_labels: Annotated[Labels, described("Labels that an object must have.")] = {}
-    match_expressions: Annotated[
-        _Requirements, described("Requirements on the labels, which must all be met.", **_ATOMIC)
-    ] = []
+    match_expressions: Annotated[_Requirements, described("Requirements on the labels, which must all be met.")] = []
 
 
 class PodTerm(ApiStruct, frozen=True):
@@ -88,8 +80,11 @@ class PodTerm(ApiStruct, frozen=True):
 
     topology_key: Annotated[
         str,
-        Meta(min_length=1, max_length=317),
-        described("Label of nodes: nodes with the same value are one place, for example kubernetes.io/hostname."),
+        described(
+            "Label of nodes: nodes with the same value are one place, for example kubernetes.io/hostname.",
+            min_length=1,
+            max_length=317,
+        ),
     ]
     label_selector: Annotated[
         LabelSelector | None, described("The other pods, of the same namespace. Default: no pods.")
@@ -99,7 +94,7 @@ class PodTerm(ApiStruct, frozen=True):
 class PreferredPods(ApiStruct, frozen=True):
     """`corev1.WeightedPodAffinityTerm`."""
 
-    weight: Annotated[_Weight, described("Weight of the preference, from 1 to 100.", format="int32")]
+    weight: Annotated[_Weight, described("Weight of the preference, from 1 to 100.")]
     pod_affinity_term: Annotated[PodTerm, described("Pods whose place is preferred, or avoided.")]
 
 
@@ -107,10 +102,10 @@ class PodAffinity(ApiStruct, frozen=True):
     """`corev1.PodAffinity` and `corev1.PodAntiAffinity`."""
 
     required_during_scheduling_ignored_during_execution: Annotated[
-        list[PodTerm], Meta(max_length=_MOST_TERMS), described("Terms that must all be met.", **_ATOMIC)
+        list[PodTerm], described("Terms that must all be met.", max_length=_MOST_TERMS)
     ] = []
     preferred_during_scheduling_ignored_during_execution: Annotated[
-        list[PreferredPods], Meta(max_length=_MOST_TERMS), described("Terms that the scheduler prefers.", **_ATOMIC)
+        list[PreferredPods], described("Terms that the scheduler prefers.", max_length=_MOST_TERMS)
     ] = []
 
 

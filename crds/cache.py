@@ -86,11 +86,10 @@ class NodeCopy(ApiStruct, frozen=True):
     path: Annotated[LongText, described("Path of the weights, relative to the root of the volume.")]
     sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
     size_bytes: Annotated[
-        Amount, described("Size that the volume requests, which counts against the limit of its node.", format="int64")
+        Amount, described("Size that the volume requests, which counts against the limit of its node.")
     ] = 0
     unused_since: Annotated[
-        Time,
-        described("Since when no pod mounts the copy and no replica needs it. Absent while it is in use."),
+        Time, described("Since when no pod mounts the copy and no replica needs it. Absent while it is in use.")
     ] = ""
 
 
@@ -100,5 +99,5 @@ class NodeShortage(ApiStruct, frozen=True):
     node: Annotated[ShortText, described("Name of the node.")]
     job: Annotated[ShortText, described("Job that found no space.")]
     keep_bytes: Annotated[
-        Amount, described("Unused copies go until all copies on the node take at most this many bytes.", format="int64")
+        Amount, described("Unused copies go until all copies on the node take at most this many bytes.")
     ]

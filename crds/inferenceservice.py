@@ -7,6 +7,7 @@ from msgspec import Meta
 from crds.accelerator_choice import AcceleratorChoice
 from crds.meta import (
     Amount,
+    ApiObject,
     ApiStruct,
     Conditions,
     Count,
@@ -14,7 +15,6 @@ from crds.meta import (
     Labels,
     LongText,
     Name,
-    ObjectMeta,
     Priority,
     SchedulingMode,
     ShortText,
@@ -56,7 +56,6 @@ class Scheduling(ApiStruct, frozen=True):
     ] = None
     pools: Annotated[
         list[LabelName],
-        Meta(max_length=8),
         described(
             "Pools that replicas may use, in this order: names of AcceleratorPools of the accelerator, or the name of "
             "the accelerator for the nodes that no AcceleratorPool selects. The first of each accelerator is the home "
@@ -64,7 +63,7 @@ class Scheduling(ApiStruct, frozen=True):
             "accelerator, then all other pools of the accelerator by name, as far as these lend and have quota for the "
             "namespace. An edit moves no replica that has a node. Unless hardware.accelerator names one, the pools may "
             "be of several accelerators: see status.choice.",
-            **{"x-kubernetes-list-type": "atomic"},
+            max_length=8,
         ),
     ] = []
 
@@ -74,9 +73,7 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
 
     model_ref: Annotated[Name, described("Name of a Model in the same namespace.", of_same_namespace("Model"))]
     replicas: Annotated[
-        int,
-        Meta(ge=0, le=100),
-        described("Number of replicas. 0 stops all replicas and keeps the Service.", format="int32"),
+        int, described("Number of replicas. 0 stops all replicas and keeps the Service.", ge=0, le=100)
     ] = 1
     suspend: Annotated[
         bool,
@@ -116,9 +113,7 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
         ),
     ] = None
     adapters: Annotated[
-        list[Adapter],
-        Meta(max_length=8),
-        described("LoRA adapters on top of the model.", **keyed_by("modelRef")),
+        list[Adapter], described("LoRA adapters on top of the model.", max_length=8, **keyed_by("modelRef"))
     ] = []
     priority: Annotated[
         Priority,
@@ -176,10 +171,9 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = {}
     tolerations: Annotated[
         list[Toleration],
-        Meta(max_length=32),
         described(
             "Taints of nodes that pods of this service tolerate, or of MetalHosts that its processes tolerate.",
-            **{"x-kubernetes-list-type": "atomic"},
+            max_length=32,
         ),
     ] = []
 
@@ -195,12 +189,14 @@ class ServicePerformance(MeasuredRates, frozen=True, kw_only=True):
         ),
     ]
     device_class: Annotated[
-        Annotated[str, Meta(max_length=128)],
-        described("Hardware on which it was measured, for example nvidia-h100-80gb-hbm3x1."),
+        str, described("Hardware on which it was measured, for example nvidia-h100-80gb-hbm3x1.", max_length=128)
     ]
     model_hash: Annotated[
-        Annotated[str, Meta(max_length=64)],
-        described("Identity of the weights, engine and context: ConfigMap bench-HASH has all measurements of it."),
+        str,
+        described(
+            "Identity of the weights, engine and context: ConfigMap bench-HASH has all measurements of it.",
+            max_length=64,
+        ),
     ]
 
 
@@ -208,7 +204,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     """Observed state of a service, as the controller reports it."""
 
     observed_generation: Annotated[
-        Amount | None, described("The metadata.generation from which this status was computed.", format="int64")
+        Amount | None, described("The metadata.generation from which this status was computed.")
     ] = None
     phase: Annotated[
         Literal["Pending", "Downloading", "WaitingForGPU", "Progressing", "Ready", "Degraded", "Failed", "Suspended"],
@@ -222,15 +218,12 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         ),
     ] = "Pending"
     replicas: Annotated[
-        Count | None,
-        described("Replicas that exist: pods that a scheduler has seen, and processes on hosts.", format="int32"),
+        Count | None, described("Replicas that exist: pods that a scheduler has seen, and processes on hosts.")
     ] = None
-    ready_replicas: Annotated[Count | None, described("Replicas of the latest spec that serve.", format="int32")] = None
+    ready_replicas: Annotated[Count | None, described("Replicas of the latest spec that serve.")] = None
     available_replicas: Annotated[
         Count | None,
-        described(
-            "Replicas that serve, also those of an earlier spec, which do until the new ones are ready.", format="int32"
-        ),
+        described("Replicas that serve, also those of an earlier spec, which do until the new ones are ready."),
     ] = None
     selector: Annotated[ShortText, described("Label selector of the replicas, for the scale subresource.")] = ""
     accelerator: Annotated[
@@ -261,12 +254,10 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         ),
     ] = ""
     device_memory_bytes: Annotated[
-        Amount | None, described("Memory that one replica takes of each of its devices, in bytes.", format="int64")
+        Amount | None, described("Memory that one replica takes of each of its devices, in bytes.")
     ] = None
     nodes: Annotated[
-        list[ShortText],
-        Meta(max_length=20),
-        described("Nodes and hosts that run a replica, at most 20 of them.", **{"x-kubernetes-list-type": "atomic"}),
+        list[ShortText], described("Nodes and hosts that run a replica, at most 20 of them.", max_length=20)
     ] = []
     endpoint: Annotated[ShortText, described("Address of the OpenAI-compatible API inside the cluster.")] = ""
     requests_per_minute: Annotated[
@@ -274,16 +265,14 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         described(
             "Requests of all replicas together in the last minute. Pods are read every 10 to 30 seconds, by their "
             "metrics, and hosts report by themselves; a change is shown once a minute at most, and only if it is more "
-            "than a tenth. Absent if it is unknown: before the second reading, and 3 minutes after the last one.",
-            format="int32",
+            "than a tenth. Absent if it is unknown: before the second reading, and 3 minutes after the last one."
         ),
     ] = None
     average_latency_ms: Annotated[
         Count | None,
         described(
             "Average time from the arrival of these requests to the end of their answers, in milliseconds. Absent if "
-            "requestsPerMinute is 0 or unknown.",
-            format="int32",
+            "requestsPerMinute is 0 or unknown."
         ),
     ] = None
     speeds: ClassSpeeds = []
@@ -382,16 +371,13 @@ SPEC_RULES = (
 )
 
 
-class InferenceService(ApiStruct, frozen=True):
+class InferenceService(ApiObject, frozen=True, kw_only=True):
     """Desired serving of one Model at one address."""
 
-    metadata: Annotated[ObjectMeta, described("Standard object metadata.")]
     spec: Annotated[InferenceServiceSpec, described("Desired state of the service.", *SPEC_RULES)]
     status: Annotated[
         InferenceServiceStatus, described("Observed state of the service, as the controller reports it.")
     ] = InferenceServiceStatus()
-    api_version: str = ""
-    kind: str = ""
 
 
 class ReplicaDemand(ApiStruct, frozen=True):

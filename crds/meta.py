@@ -192,12 +192,23 @@ def of_same_namespace(kind: str) -> dict[str, str]:
     return rule("!self.contains('/')", f"names a {kind} of the same namespace: use its name alone")
 
 
-def described(description: str, *rules: dict[str, str], **schema: object) -> Meta:
-    """Describe a field for `kubectl explain`, with the CEL rules and Kubernetes schema extensions of the field."""
-    extra: dict[str, object] = dict(schema)
+_LIMITS: Final = ("min_length", "max_length", "ge", "le")
+
+
+def described(description: str, *rules: dict[str, str], **keywords: Any) -> Meta:
+    """Describe a field for `kubectl explain`, with its CEL rules, limits and further keywords of its schema.
+
+    Limits, by msgspec's names, hold in the struct as well: a value beyond them cannot be decoded. All other keywords
+    are for the API server alone.
+    """
+    limits = {name: keywords.pop(name) for name in _LIMITS if name in keywords}
     if rules:
-        extra["x-kubernetes-validations"] = list(rules)
-    return Meta(description=description, extra_json_schema=extra)
+        keywords["x-kubernetes-validations"] = list(rules)
+    return Meta(description=description, extra_json_schema=keywords, **limits)
+
+
+AS_SET: Final = {"x-kubernetes-list-type": "set"}
+"""The schema of a list of distinct values, of which server-side apply merges those of several writers."""
 
 
 def keyed_by(*keys: str) -> dict[str, Any]:
@@ -313,13 +324,19 @@ class ObjectMeta(ApiStruct, frozen=True):
     managed_fields: list[ManagedFields] = []
 
 
+class ApiObject(ApiStruct, frozen=True):
+    """Base of the kinds of Pomona: the fields that every object has."""
+
+    metadata: ObjectMeta
+    api_version: str = ""
+    kind: str = ""
+
+
 class Condition(ApiStruct, frozen=True):
     """`metav1.Condition`: one observed fact, with the time of its last change and the observed generation."""
 
     type: Annotated[
-        str,
-        Meta(max_length=316, pattern=r"^[A-Za-z0-9.\-/]+$"),
-        described("Type of the condition, in CamelCase."),
+        str, Meta(max_length=316, pattern=r"^[A-Za-z0-9.\-/]+$"), described("Type of the condition, in CamelCase.")
     ]
     status: Annotated[Literal["True", "False", "Unknown"], described("True, False or Unknown.")]
     reason: Annotated[
@@ -327,18 +344,16 @@ class Condition(ApiStruct, frozen=True):
         Meta(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"),
         described("Reason for the status: one CamelCase word that programs may compare."),
     ]
-    message: Annotated[str, Meta(max_length=32768), described("Explanation for people: the cause and the remedy.")]
+    message: Annotated[str, described("Explanation for people: the cause and the remedy.", max_length=32768)]
     last_transition_time: Annotated[Time, described("When the status last changed.")]
     observed_generation: Annotated[
-        Amount | None,
-        described("The metadata.generation for which the condition was set.", format="int64"),
+        Amount | None, described("The metadata.generation for which the condition was set.")
     ] = None
 
 
 Conditions = Annotated[
     list[Condition],
-    Meta(max_length=32),
-    described("Current conditions of the object, one entry for each type.", **keyed_by("type")),
+    described("Current conditions of the object, one entry for each type.", max_length=32, **keyed_by("type")),
 ]
 
 
@@ -355,8 +370,7 @@ class Toleration(ApiStruct, frozen=True):
     """`corev1.Toleration`."""
 
     key: Annotated[
-        LabelKey,
-        described("Taint key that is tolerated. An empty key with operator Exists tolerates all taints."),
+        LabelKey, described("Taint key that is tolerated. An empty key with operator Exists tolerates all taints.")
     ] = ""
     operator: Annotated[
         Literal["Exists", "Equal"],

@@ -5,12 +5,13 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from crds.meta import (
+    AS_SET,
     Amount,
+    ApiObject,
     ApiStruct,
     Conditions,
     Count,
     LabelName,
-    ObjectMeta,
     ShortText,
     Time,
     described,
@@ -30,12 +31,12 @@ class HostTaint(ApiStruct, frozen=True):
 
     key: Annotated[
         str,
-        Meta(
+        described(
+            "Key of the taint, for example dedicated or example.com/owner.",
             min_length=1,
             max_length=253,
-            extra_json_schema={"pattern": f"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?{_LABEL_PART}$"},
+            pattern=f"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?{_LABEL_PART}$",
         ),
-        described("Key of the taint, for example dedicated or example.com/owner."),
     ]
     effect: Annotated[
         Literal["NoSchedule", "NoExecute"],
@@ -45,9 +46,7 @@ class HostTaint(ApiStruct, frozen=True):
         ),
     ]
     value: Annotated[
-        str,
-        Meta(max_length=63, extra_json_schema={"pattern": f"^({_LABEL_PART})?$"}),
-        described("Value of the taint, for example research."),
+        str, described("Value of the taint, for example research.", max_length=63, pattern=f"^({_LABEL_PART})?$")
     ] = ""
 
     @property
@@ -61,12 +60,12 @@ class MetalHostSpec(ApiStruct, frozen=True):
 
     namespaces: Annotated[
         list[LabelName],
-        Meta(max_length=256),
         described(
             "Namespaces whose services this host may run. If the list is empty, the host runs services of all "
             "namespaces. Processes that run already stay when the list changes. To hold a new host to some namespaces "
             "from its start, create its MetalHost before its agent starts.",
-            **{"x-kubernetes-list-type": "set"},
+            max_length=256,
+            **AS_SET,
         ),
     ] = []
     unschedulable: Annotated[
@@ -88,10 +87,10 @@ class MetalHostSpec(ApiStruct, frozen=True):
 
     taints: Annotated[
         list[HostTaint],
-        Meta(max_length=64),
         described(
             "Taints of the host, as a Node has them. Only services run there whose spec.tolerations tolerate all of "
             "them. The command pomona host taint edits the list.",
+            max_length=64,
             **keyed_by("key", "effect"),
         ),
     ] = []
@@ -108,16 +107,14 @@ class HostProcess(ApiStruct, frozen=True):
     uid: Annotated[ShortText, described("metadata.uid of the MetalProcess.")]
     namespace: Annotated[ShortText, described("Namespace of the MetalProcess.")] = ""
     name: Annotated[ShortText, described("Name of the MetalProcess.")] = ""
-    memory_bytes: Annotated[Amount | None, described("Memory reserved for the process, in bytes.", format="int64")] = (
-        None
-    )
+    memory_bytes: Annotated[Amount | None, described("Memory reserved for the process, in bytes.")] = None
 
 
 class CoreLevel(ApiStruct, frozen=True):
     """The processor cores of one performance level."""
 
     name: Annotated[ShortText, described("Name that the operating system gives the level, for example Performance.")]
-    cores: Annotated[Count, described("Number of cores of this level.", format="int32")]
+    cores: Annotated[Count, described("Number of cores of this level.")]
 
 
 class MetalHostStatus(ApiStruct, frozen=True):
@@ -131,38 +128,31 @@ class MetalHostStatus(ApiStruct, frozen=True):
         Annotated[int, Meta(ge=1024, le=65535)] | None,
         described(
             "Port at which the agent answers with the name of the host; the controller asks there whether the cluster "
-            "reaches the host, and reports that in condition Reachable.",
-            format="int32",
+            "reaches the host, and reports that in condition Reachable."
         ),
     ] = None
     chip: Annotated[ShortText, described("Chip, for example Apple M4 Max.")] = ""
     machine: Annotated[ShortText, described("Model identifier of the machine, for example Mac16,9.")] = ""
-    cpu_cores: Annotated[Count | None, described("Number of processor cores.", format="int32")] = None
+    cpu_cores: Annotated[Count | None, described("Number of processor cores.")] = None
     core_levels: Annotated[
-        list[CoreLevel],
-        Meta(max_length=16),
-        described("Processor cores by performance level, the fastest first.", **{"x-kubernetes-list-type": "atomic"}),
+        list[CoreLevel], described("Processor cores by performance level, the fastest first.", max_length=16)
     ] = []
-    gpu_cores: Annotated[Count | None, described("Number of GPU cores.", format="int32")] = None
+    gpu_cores: Annotated[Count | None, described("Number of GPU cores.")] = None
     os: Annotated[ShortText, described("Operating system, for example macOS 26.1.")] = ""
     architecture: Annotated[ShortText, described("Processor architecture, for example arm64.")] = ""
-    memory_bytes: Annotated[Amount | None, described("Memory of the host, in bytes.", format="int64")] = None
+    memory_bytes: Annotated[Amount | None, described("Memory of the host, in bytes.")] = None
     memory_bandwidth_bytes_per_second: Annotated[
         Amount | None,
         described(
-            "Memory bandwidth of the chip in bytes per second, according to its maker. The bandwidth limits tokens/s.",
-            format="int64",
+            "Memory bandwidth of the chip in bytes per second, according to its maker. The bandwidth limits tokens/s."
         ),
     ] = None
-    working_set_bytes: Annotated[
-        Amount | None, described("Maximum memory that Metal recommends to use, in bytes.", format="int64")
-    ] = None
+    working_set_bytes: Annotated[Amount | None, described("Maximum memory that Metal recommends to use, in bytes.")] = (
+        None
+    )
     wired_limit_bytes: Annotated[
         Amount | None,
-        described(
-            "Memory that Metal may wire, in bytes. Absent unless the owner has set sysctl iogpu.wired_limit_mb.",
-            format="int64",
-        ),
+        described("Memory that Metal may wire, in bytes. Absent unless the owner has set sysctl iogpu.wired_limit_mb."),
     ] = None
     boot_id: Annotated[
         ShortText, described("Identifier of the current boot; it changes when the host is restarted.")
@@ -171,14 +161,11 @@ class MetalHostStatus(ApiStruct, frozen=True):
     memory_pressure: Annotated[
         ShortText, described("Memory pressure of the host when it was last read: normal, warn or critical.")
     ] = ""
-    swap_used_bytes: Annotated[
-        Amount | None, described("Swap in use, in bytes, updated in steps of about 1 GiB.", format="int64")
-    ] = None
+    swap_used_bytes: Annotated[Amount | None, described("Swap in use, in bytes, updated in steps of about 1 GiB.")] = (
+        None
+    )
     gpu_used_bytes: Annotated[
-        Amount | None,
-        described(
-            "Memory that all processes use on the GPU, in bytes, updated in steps of about 1 GiB.", format="int64"
-        ),
+        Amount | None, described("Memory that all processes use on the GPU, in bytes, updated in steps of about 1 GiB.")
     ] = None
     thermal_level: Annotated[
         ShortText,
@@ -190,20 +177,14 @@ class MetalHostStatus(ApiStruct, frozen=True):
     power_source: Annotated[ShortText, described("Power source: ac, battery or ups.")] = ""
     battery_percent: Annotated[
         Count | None,
-        described(
-            "Charge of the battery in percent, updated in steps of about 10. Absent if the host has no battery.",
-            format="int32",
-        ),
+        described("Charge of the battery in percent, updated in steps of about 10. Absent if the host has no battery."),
     ] = None
-    budget_bytes: Annotated[
-        Amount | None, described("Memory that all models together may use, in bytes.", format="int64")
-    ] = None
+    budget_bytes: Annotated[Amount | None, described("Memory that all models together may use, in bytes.")] = None
     available_bytes: Annotated[
         Amount | None,
         described(
             "Part of budgetBytes that is free now, in bytes. The memory of all entries in status.processes, and "
-            "the memory that other programs use beyond their share, are already subtracted.",
-            format="int64",
+            "the memory that other programs use beyond their share, are already subtracted."
         ),
     ] = None
     available: Annotated[ShortText, described("availableBytes in readable form, for example 20.5 GiB.")] = ""
@@ -211,48 +192,40 @@ class MetalHostStatus(ApiStruct, frozen=True):
     controller_version: Annotated[ShortText, described("Version of the controller, which writes this field.")] = ""
     lease_expiries: Annotated[
         list[Time],
-        Meta(max_length=32),
         described(
             "When the Lease of the host has expired within the last hour. The controller writes this field. From the "
             "second time on, the host takes new processes only after it has been alive for one minute, which doubles "
             "with each further time up to ten minutes: see the condition Stable.",
-            **{"x-kubernetes-list-type": "atomic"},
+            max_length=32,
         ),
     ] = []
-    runtimes: Annotated[
-        list[ShortText],
-        Meta(max_length=64),
-        described("Engines that this host can run.", **{"x-kubernetes-list-type": "set"}),
-    ] = []
+    runtimes: Annotated[list[ShortText], described("Engines that this host can run.", max_length=64, **AS_SET)] = []
     weights: Annotated[
         list[Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": "^[0-9a-f]{64}$"})]],
-        Meta(max_length=MOST_WEIGHTS),
         described(
             "Weights that are complete on the host's disk, those that were used last if there are many: the SHA-256 of "
             "the file or folder, and a digest of each source and revision that it came from. Of hosts that are equal "
             "otherwise, a replica goes to one that has its weights. Models of Ollama and the owner's own files "
             "(file://) are not among them.",
-            **{"x-kubernetes-list-type": "atomic"},
+            max_length=MOST_WEIGHTS,
         ),
     ] = []
     processes: Annotated[
         list[HostProcess],
-        Meta(max_length=1024),
-        described("Processes whose memory is already subtracted from availableBytes.", **keyed_by("uid")),
+        described(
+            "Processes whose memory is already subtracted from availableBytes.", max_length=1024, **keyed_by("uid")
+        ),
     ] = []
     conditions: Conditions = []
 
 
-class MetalHost(ApiStruct, frozen=True):
+class MetalHost(ApiObject, frozen=True):
     """An off-cluster host that serves models as native processes."""
 
-    metadata: ObjectMeta
     spec: Annotated[MetalHostSpec, described("Decisions of an administrator about this host.")] = MetalHostSpec()
     status: Annotated[MetalHostStatus, described("Facts that the agent reports, and whether the agent is alive.")] = (
         MetalHostStatus()
     )
-    api_version: str = ""
-    kind: str = ""
 
 
 NAME_RULE = rule(

@@ -12,7 +12,9 @@ from msgspec import Meta
 
 from crds.cache import Sha256
 from crds.meta import (
+    AS_SET,
     Amount,
+    ApiObject,
     ApiStruct,
     Conditions,
     Count,
@@ -42,13 +44,13 @@ class Artifact(ApiStruct, frozen=True):
     """The exact weights, which a host fetches and verifies by itself."""
 
     source: Annotated[
-        str, Meta(max_length=2048), described("Location of the weights, in the form of the Model's spec.source.")
+        str, described("Location of the weights, in the form of the Model's spec.source.", max_length=2048)
     ]
     revision: Annotated[
         Revision, described("Exact revision. If it is empty, the host takes the current revision of the source.")
     ] = ""
     sha256: Annotated[Sha256, described("SHA-256 that the file must have; empty if the SHA-256 is not known.")] = ""
-    size_bytes: Annotated[Amount | None, described("Size of the file in bytes.", format="int64")] = None
+    size_bytes: Annotated[Amount | None, described("Size of the file in bytes.")] = None
     files: FilePatterns = []
     mirrors: Mirrors = []
 
@@ -82,20 +84,16 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     model_name: Annotated[Name, described("Name of the Model that is served.")]
     runtime: Annotated[
         str,
-        Meta(max_length=64),
-        described("Engine that serves the model, such as llama.cpp. A host without this engine rejects the process."),
+        described(
+            "Engine that serves the model, such as llama.cpp. A host without this engine rejects the process.",
+            max_length=64,
+        ),
     ]
     artifact: Annotated[Artifact, described("The exact weights.")]
-    memory_bytes: Annotated[
-        int, Meta(ge=1, le=1 << 60), described("Memory that is reserved on the host, in bytes.", format="int64")
-    ]
-    token_secret: Annotated[
-        SecretName,
-        described("Name of the Secret with the service's bearer token."),
-    ]
+    memory_bytes: Annotated[int, described("Memory that is reserved on the host, in bytes.", ge=1, le=1 << 60)]
+    token_secret: Annotated[SecretName, described("Name of the Secret with the service's bearer token.")]
     further_artifacts: Annotated[
         list[FurtherArtifact],
-        Meta(max_length=10),
         described(
             "Artifacts that are fetched and served together with the weights, with at most one draft and one "
             "projector.",
@@ -104,7 +102,7 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
                 "self.filter(each, each.role == 'projector').size() <= 1",
                 "an engine takes one draft and one projector: remove the others",
             ),
-            **{"x-kubernetes-list-type": "atomic"},
+            max_length=10,
         ),
     ] = []
     draft_max_tokens: DraftTokens = None
@@ -135,7 +133,7 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
         described(
             "Features that the host's agent must know, beyond those of the first release, which has none: an agent "
             "rejects a process with one that it does not know.",
-            **{"x-kubernetes-list-type": "set"},
+            **AS_SET,
         ),
     ] = []
     host_name: Annotated[
@@ -147,10 +145,9 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
 class FetchProgress(ApiStruct, frozen=True):
     """Progress of a fetch."""
 
-    bytes: Annotated[Amount, described("Bytes of the artifact that are already on the host.", format="int64")] = 0
+    bytes: Annotated[Amount, described("Bytes of the artifact that are already on the host.")] = 0
     total_bytes: Annotated[
-        Amount | None,
-        described("Size of the artifact in bytes. Absent if the source does not state its size.", format="int64"),
+        Amount | None, described("Size of the artifact in bytes. Absent if the source does not state its size.")
     ] = None
 
 
@@ -158,12 +155,11 @@ class LastExit(ApiStruct, frozen=True):
     """The last exit of the engine."""
 
     code: Annotated[
-        Annotated[int, Meta(ge=-255, le=255)] | None,
-        described("Exit code, if the engine exited by itself.", format="int32"),
+        Annotated[int, Meta(ge=-255, le=255)] | None, described("Exit code, if the engine exited by itself.")
     ] = None
-    signal: Annotated[str, Meta(max_length=64), described("Signal that ended the engine, for example SIGKILL.")] = ""
+    signal: Annotated[str, described("Signal that ended the engine, for example SIGKILL.", max_length=64)] = ""
     time: Annotated[Time, described("When the engine ended.")] = ""
-    log: Annotated[str, Meta(max_length=4096), described("Last lines of the engine's log.")] = ""
+    log: Annotated[str, described("Last lines of the engine's log.", max_length=4096)] = ""
 
 
 class MetalProcessStatus(ApiStruct, frozen=True):
@@ -186,18 +182,15 @@ class MetalProcessStatus(ApiStruct, frozen=True):
         Meta(max_length=128, pattern=r"^([A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?)?$"),
         described("Reason for the phase: one CamelCase word."),
     ] = ""
-    message: Annotated[str, Meta(max_length=4096), described("Explanation for people: the cause and the remedy.")] = ""
+    message: Annotated[str, described("Explanation for people: the cause and the remedy.", max_length=4096)] = ""
     progress: Annotated[
         FetchProgress | None, described("Progress of the fetch; several artifacts are fetched one after the other.")
     ] = None
-    pid: Annotated[Amount | None, described("Process id of the engine on the host.", format="int64")] = None
+    pid: Annotated[Amount | None, described("Process id of the engine on the host.")] = None
     port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None,
-        described("Port of the service on the host's address.", format="int32"),
+        Annotated[int, Meta(ge=0, le=65535)] | None, described("Port of the service on the host's address.")
     ] = None
-    restarts: Annotated[Count | None, described("Number of times that the engine was restarted.", format="int32")] = (
-        None
-    )
+    restarts: Annotated[Count | None, described("Number of times that the engine was restarted.")] = None
     started_at: Annotated[Time | None, described("When the engine was started.")] = None
     ready_at: Annotated[Time | None, described("When the engine first answered.")] = None
     last_exit: Annotated[LastExit | None, described("Last exit of the engine.")] = None
@@ -212,16 +205,14 @@ class MetalProcessStatus(ApiStruct, frozen=True):
         Count | None,
         described(
             "Requests of clients to the process that ended in the last minute, written as tokensPerSecond is. Absent "
-            "if it is unknown.",
-            format="int32",
+            "if it is unknown."
         ),
     ] = None
     average_latency_ms: Annotated[
         Count | None,
         described(
             "Average time from the arrival of these requests to the end of their answers, in milliseconds. Absent if "
-            "there were none, or if it is unknown.",
-            format="int32",
+            "there were none, or if it is unknown."
         ),
     ] = None
     performance: Annotated[
@@ -275,10 +266,9 @@ HOST_RULE = rule(
 )
 
 
-class MetalProcess(ApiStruct, frozen=True):
+class MetalProcess(ApiObject, frozen=True, kw_only=True):
     """One native process on an off-cluster host."""
 
-    metadata: ObjectMeta
     spec: Annotated[
         MetalProcessSpec,
         described(
@@ -291,8 +281,6 @@ class MetalProcess(ApiStruct, frozen=True):
     status: Annotated[
         MetalProcessStatus, described("Observed state of the process, as the host's agent reports it.")
     ] = MetalProcessStatus()
-    api_version: str = ""
-    kind: str = ""
 
 
 class _HostedSpec(ApiStruct, frozen=True):

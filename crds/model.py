@@ -6,14 +6,15 @@ from msgspec import Meta
 
 from crds.cache import CachedWeights, CacheOptions, NodeCopy, NodeShortage, Sha256
 from crds.meta import (
+    AS_SET,
     LARGEST_AMOUNT,
     Accelerator,
     Amount,
+    ApiObject,
     ApiStruct,
     ByteSize,
     Conditions,
     LongText,
-    ObjectMeta,
     SecretReference,
     ShortText,
     Time,
@@ -25,21 +26,19 @@ from crds.weights_header import GGUF, Layout, WeightsFormat
 
 FilePatterns = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*$")]],
-    Meta(max_length=64),
     described(
         "Files to take of a source that is a repository or folder: paths as they are listed, in which * stands for any "
         "letters, ? for one, and [[] for a bracket. For a GGUF model, patterns that end in .gguf and match one model, "
         "for example *Q4_K_M*.gguf; all parts of a split model are taken, also from a folder of the repository. For "
         "safetensors, the weights to take; configuration and tokenizer are always taken. Default: all files of a "
         "folder of safetensors that an engine needs.",
-        **{"x-kubernetes-list-type": "atomic"},
+        max_length=64,
     ),
 ]
 
 
 Mirrors = Annotated[
     list[Annotated[str, Meta(max_length=2048, pattern=r"^(hf|https?|oci)://[^\s]+$")]],
-    Meta(max_length=4),
     described(
         "Further sources of the same weights, in the forms of spec.source. They are asked in this order while the "
         "source and the mirrors before cannot be reached or do not have the weights. A digest verifies their bytes "
@@ -47,7 +46,7 @@ Mirrors = Annotated[
         "in oci://REGISTRY/REPOSITORY@sha256:DIGEST, which source and mirrors share. Weights with another digest are "
         "refused, and no further mirror is asked. A mirror never gets the token of spec.sourceSecretRef. A folder or "
         "split model of hf:// takes no mirrors, since a hub states no digest of configurations and tokenizers.",
-        **{"x-kubernetes-list-type": "atomic"},
+        max_length=4,
     ),
 ]
 
@@ -123,11 +122,12 @@ class ModelSpec(ApiStruct, frozen=True):
     ] = "IfNotPresent"
     refresh_interval_seconds: Annotated[
         int,
-        Meta(ge=300, le=31_536_000),
         described(
             "Seconds between two checks of the source with spec.refreshPolicy OnChange; up to a tenth more, so that "
             "not all sources are checked at once. Default: 3600, an hour.",
+            ge=300,
             format="int64",
+            le=31_536_000,
         ),
     ] = 3600
     hardware: Annotated[ModelHardware, described("Hardware that services of this Model use by default.")] = (
@@ -148,30 +148,30 @@ class ModelSpec(ApiStruct, frozen=True):
     cache: Annotated[CacheOptions, described("The volume that holds the verified weights for pods.")] = CacheOptions()
     domains: Annotated[
         list[LabelWord],
-        Meta(max_length=16),
         described(
             "Subjects that the model is good at, for example code, math or medicine. Each becomes a label "
             "inference.pomona.dev/domain-DOMAIN=true of the Model and its services: kubectl get isvc -l "
             "inference.pomona.dev/domain-code",
-            **{"x-kubernetes-list-type": "set"},
+            max_length=16,
+            **AS_SET,
         ),
     ] = []
     languages: Annotated[
         list[Annotated[str, Meta(max_length=3, pattern=r"^[a-z]{2,3}$")]],
-        Meta(max_length=64),
         described(
             "Languages that the model understands, as ISO 639 codes, for example en or deu. Each becomes a label "
             "inference.pomona.dev/language-CODE=true.",
-            **{"x-kubernetes-list-type": "set"},
+            max_length=64,
+            **AS_SET,
         ),
     ] = []
     capabilities: Annotated[
         list[LabelWord],
-        Meta(max_length=16),
         described(
             "Abilities of the model, for example chat, vision, tools or embeddings. Each becomes a label "
             "inference.pomona.dev/capability-CAPABILITY=true.",
-            **{"x-kubernetes-list-type": "set"},
+            max_length=16,
+            **AS_SET,
         ),
     ] = []
     model_type: Annotated[
@@ -187,14 +187,11 @@ class ModelSpec(ApiStruct, frozen=True):
     ] = None
     total_parameters: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 62)] | None,
-        described("Number of parameters, for example 8030261248. Default: the artifact's.", format="int64"),
+        described("Number of parameters, for example 8030261248. Default: the artifact's."),
     ] = None
     active_parameters: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 62)] | None,
-        described(
-            "Number of parameters that one token uses, for a mixture of experts. Default: the artifact's.",
-            format="int64",
-        ),
+        described("Number of parameters that one token uses, for a mixture of experts. Default: the artifact's."),
     ] = None
 
     @property
@@ -225,7 +222,7 @@ class ModelFacts(ApiStruct, frozen=True):
     file: Annotated[
         LongText, described("Name of the file, or of the first part of a split model. Absent for a folder.")
     ] = ""
-    size_bytes: Annotated[_Fact | None, described("Size of all files in bytes.", format="int64")] = None
+    size_bytes: Annotated[_Fact | None, described("Size of all files in bytes.")] = None
     gguf: Annotated[
         GGUF | None, described("Facts from the artifact's header, or from the config.json of a folder.")
     ] = None
@@ -237,15 +234,13 @@ class ModelFacts(ApiStruct, frozen=True):
         ),
     ] = None
     total_parameters: Annotated[
-        _Fact | None,
-        described("Number of parameters. Absent if it does not follow exactly from the headers.", format="int64"),
+        _Fact | None, described("Number of parameters. Absent if it does not follow exactly from the headers.")
     ] = None
     active_parameters: Annotated[
         _Fact | None,
         described(
             "Number of parameters that a token uses, of a model with experts. Absent for other models, and if it does "
-            "not follow exactly from the headers.",
-            format="int64",
+            "not follow exactly from the headers."
         ),
     ] = None
     layout: Annotated[
@@ -260,7 +255,7 @@ class ModelStatus(ModelFacts, frozen=True):
     """Observed state of a Model, as the controller reports it."""
 
     observed_generation: Annotated[
-        Amount | None, described("The metadata.generation from which this status was computed.", format="int64")
+        Amount | None, described("The metadata.generation from which this status was computed.")
     ] = None
     phase: Annotated[
         Literal["Pending", "Downloading", "Ready", "Failed"],
@@ -270,10 +265,7 @@ class ModelStatus(ModelFacts, frozen=True):
             "does that (file:// and ollama:// sources). Failed: the conditions show the cause."
         ),
     ] = "Pending"
-    last_checked: Annotated[
-        Time,
-        described("When the source was last checked with spec.refreshPolicy OnChange."),
-    ] = ""
+    last_checked: Annotated[Time, described("When the source was last checked with spec.refreshPolicy OnChange.")] = ""
     size: Annotated[ShortText, described("sizeBytes in readable form, for example 4.4 GiB.")] = ""
     parameters: Annotated[
         ShortText, described("Parameters in readable form, for example 8.0B, or 30.5B of which 3.3B are active.")
@@ -281,27 +273,20 @@ class ModelStatus(ModelFacts, frozen=True):
     cached: Annotated[CachedWeights | None, described("Verified weights on the volume for pods.")] = None
     copies: Annotated[
         list[NodeCopy],
-        Meta(max_length=2048),
-        described(
-            "Verified weights on the disks of nodes, with spec.cache.scope node.",
-            **{"x-kubernetes-list-type": "atomic"},
-        ),
+        described("Verified weights on the disks of nodes, with spec.cache.scope node.", max_length=2048),
     ] = []
     shortages: Annotated[
         list[NodeShortage],
-        Meta(max_length=2048),
         described(
-            "Nodes whose disk has no space for a copy that is being made, with spec.cache.scope node.",
-            **{"x-kubernetes-list-type": "atomic"},
+            "Nodes whose disk has no space for a copy that is being made, with spec.cache.scope node.", max_length=2048
         ),
     ] = []
     conditions: Conditions = []
 
 
-class Model(ApiStruct, frozen=True):
+class Model(ApiObject, frozen=True, kw_only=True):
     """An artifact that can be served, and what it needs."""
 
-    metadata: ObjectMeta
     spec: Annotated[
         ModelSpec,
         described(
@@ -388,8 +373,6 @@ class Model(ApiStruct, frozen=True):
     status: Annotated[ModelStatus, described("Observed state of the Model, as the controller reports it.")] = (
         ModelStatus()
     )
-    api_version: str = ""
-    kind: str = ""
 
 
 NAME_RULE = rule(

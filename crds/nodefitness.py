@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Conditions, Count, ObjectMeta, ShortText, Time, described
+from crds.meta import AS_SET, ApiObject, ApiStruct, Conditions, Count, ShortText, Time, described
 
 MOST_DEVICES: Final = 64
 """Devices that a node reports at most; more are partitions of a few."""
@@ -24,29 +24,25 @@ class NodeDevice(ApiStruct, frozen=True):
         ShortText,
         described("Partition that this entry is, for example the MIG profile 1g.10gb; empty: a whole device."),
     ] = ""
-    memory_bytes: Annotated[_Bytes | None, described("Memory of the device, in bytes.", format="int64")] = None
+    memory_bytes: Annotated[_Bytes | None, described("Memory of the device, in bytes.")] = None
     free_bytes: Annotated[
-        _Bytes | None,
-        described("Memory of the device that nothing uses, in bytes, updated in steps of about 1 GiB.", format="int64"),
+        _Bytes | None, described("Memory of the device that nothing uses, in bytes, updated in steps of about 1 GiB.")
     ] = None
     memory_bandwidth_bytes_per_second: Annotated[
-        _Bytes | None,
-        described("Memory bandwidth in bytes per second, by its maker or by the vendor's tool.", format="int64"),
+        _Bytes | None, described("Memory bandwidth in bytes per second, by its maker or by the vendor's tool.")
     ] = None
     utilization_percent: Annotated[
         Annotated[int, Meta(ge=0, le=100)] | None,
-        described("Utilization in percent when it was last read, updated in steps of about 10.", format="int32"),
+        described("Utilization in percent when it was last read, updated in steps of about 10."),
     ] = None
     temperature_celsius: Annotated[
         Annotated[int, Meta(ge=-50, le=200)] | None,
-        described("Temperature in degrees Celsius, updated in steps of about 5.", format="int32"),
+        described("Temperature in degrees Celsius, updated in steps of about 5."),
     ] = None
     links: Annotated[
         list[ShortText],
-        Meta(max_length=32),
         described(
-            "Devices of this node that it reaches by a link of its own, such as NVLink, by their id.",
-            **{"x-kubernetes-list-type": "atomic"},
+            "Devices of this node that it reaches by a link of its own, such as NVLink, by their id.", max_length=32
         ),
     ] = []
 
@@ -82,48 +78,36 @@ class NodeFitnessStatus(ApiStruct, frozen=True):
             "labeller of nodes), or proc if there are no devices."
         ),
     ] = ""
-    devices: Annotated[
-        list[NodeDevice],
-        Meta(max_length=MOST_DEVICES),
-        described("Accelerator devices of the node.", **{"x-kubernetes-list-type": "atomic"}),
-    ] = []
+    devices: Annotated[list[NodeDevice], described("Accelerator devices of the node.", max_length=MOST_DEVICES)] = []
     int4: Annotated[bool | None, described("True if the devices compute with 4-bit integers.")] = None
     fp8: Annotated[bool | None, described("True if the devices compute with 8-bit floating-point numbers.")] = None
     processor: Annotated[ShortText, described("Model of the processor, as the kernel names it.")] = ""
-    cpu_cores: Annotated[Count | None, described("Number of processor cores.", format="int32")] = None
+    cpu_cores: Annotated[Count | None, described("Number of processor cores.")] = None
     cpu_features: Annotated[
         list[ShortText],
-        Meta(max_length=32),
         described(
             "Instructions of the processor that engines use, for example avx2, avx512f, amx_tile, sve.",
-            **{"x-kubernetes-list-type": "set"},
+            max_length=32,
+            **AS_SET,
         ),
     ] = []
     architecture: Annotated[ShortText, described("Processor architecture, for example x86_64.")] = ""
-    memory_bytes: Annotated[_Bytes | None, described("Memory of the node, in bytes.", format="int64")] = None
+    memory_bytes: Annotated[_Bytes | None, described("Memory of the node, in bytes.")] = None
     available_bytes: Annotated[
-        _Bytes | None,
-        described("Memory of the node that is available, in bytes, updated in steps of about 1 GiB.", format="int64"),
+        _Bytes | None, described("Memory of the node that is available, in bytes, updated in steps of about 1 GiB.")
     ] = None
     memory_bandwidth_bytes_per_second: Annotated[
-        _Bytes | None,
-        described("Memory bandwidth of the processor, measured when the agent started.", format="int64"),
+        _Bytes | None, described("Memory bandwidth of the processor, measured when the agent started.")
     ] = None
-    disk_bytes: Annotated[
-        _Bytes | None, described("Size of the file system of the node's pods, in bytes.", format="int64")
-    ] = None
+    disk_bytes: Annotated[_Bytes | None, described("Size of the file system of the node's pods, in bytes.")] = None
     disk_free_bytes: Annotated[
-        _Bytes | None,
-        described("Free part of that file system, in bytes, updated in steps of about 1 GiB.", format="int64"),
+        _Bytes | None, described("Free part of that file system, in bytes, updated in steps of about 1 GiB.")
     ] = None
     agent_version: Annotated[ShortText, described("Version of the node agent.")] = ""
     conditions: Conditions = []
 
 
-class NodeFitness(ApiStruct, frozen=True):
+class NodeFitness(ApiObject, frozen=True):
     """The hardware of a node, and a heartbeat; its name is that of the Node."""
 
-    metadata: ObjectMeta
     status: Annotated[NodeFitnessStatus, described("Facts that the node agent reports.")] = NodeFitnessStatus()
-    api_version: str = ""
-    kind: str = ""

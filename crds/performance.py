@@ -11,12 +11,9 @@ from crds.rate import Rate
 class BenchmarkOptions(ApiStruct, frozen=True):
     """The extent of the benchmarks of a service."""
 
-    warmup_iterations: Annotated[
-        Annotated[int, Meta(ge=0, le=20)], described("Runs before those that count.", format="int32")
-    ] = 2
+    warmup_iterations: Annotated[int, described("Runs before those that count.", ge=0, le=20)] = 2
     runs: Annotated[
-        Annotated[int, Meta(ge=1, le=50)],
-        described("Least number of runs that count, of which the median is the speed.", format="int32"),
+        int, described("Least number of runs that count, of which the median is the speed.", ge=1, le=50)
     ] = 5
     min_duration: Annotated[
         Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
@@ -43,12 +40,9 @@ class MeasuredRates(ApiStruct, frozen=True, kw_only=True):
         Rate, described("Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown.")
     ] = ""
     time_to_first_token_ms: Annotated[
-        Count | None,
-        described("Time to the first token of an answer to a prompt of 128 tokens, in milliseconds.", format="int32"),
+        Count | None, described("Time to the first token of an answer to a prompt of 128 tokens, in milliseconds.")
     ] = None
-    measured_at: Annotated[
-        Annotated[str, Meta(max_length=64)], described("Time of the measurement.", format="date-time")
-    ] = ""
+    measured_at: Annotated[str, described("Time of the measurement.", max_length=64, format="date-time")] = ""
 
 
 class ProcessPerformance(MeasuredRates, frozen=True, kw_only=True):
@@ -58,6 +52,5 @@ class ProcessPerformance(MeasuredRates, frozen=True, kw_only=True):
         Rate, described("Time between two tokens in milliseconds, a decimal number. Absent if it is unknown.")
     ] = ""
     load_seconds: Annotated[
-        Count | None,
-        described("Time from the start of the engine to its first token, in seconds.", format="int32"),
+        Count | None, described("Time from the start of the engine to its first token, in seconds.")
     ] = None

@@ -27,8 +27,7 @@ class PlacementDemands(ApiStruct, frozen=True):
         Annotated[int, Meta(ge=1, le=100_000)] | None,
         described(
             "Least speed of generation for a single request, in tokens per second. No replica is placed on a device "
-            "class whose measured or estimated speed in status.speeds is lower, or unknown. Default: any speed.",
-            format="int32",
+            "class whose measured or estimated speed in status.speeds is lower, or unknown. Default: any speed."
         ),
     ] = None
     min_fit: Annotated[
@@ -64,8 +63,7 @@ class ClassSpeed(ApiStruct, frozen=True):
         Count | None,
         described(
             "Number of benchmarks of other models by which the estimate is corrected: those of this namespace, and of "
-            "pomona-system. Absent if it is not corrected.",
-            format="int32",
+            "pomona-system. Absent if it is not corrected."
         ),
     ] = None
     fit: Annotated[
@@ -76,7 +74,7 @@ class ClassSpeed(ApiStruct, frozen=True):
         ),
     ] = None
     shortfall: Annotated[
-        str, Meta(max_length=512), described("What is missing if the replica does not fit, and the way out.")
+        str, described("What is missing if the replica does not fit, and the way out.", max_length=512)
     ] = ""
     refusal: Annotated[
         SpeedRefusal | None,
@@ -89,9 +87,9 @@ class ClassSpeed(ApiStruct, frozen=True):
 
 ClassSpeeds = Annotated[
     list[ClassSpeed],
-    Meta(max_length=MOST_CLASSES),
     described(
         "Speed and fit of one replica on each device class of the cluster that it may use, the fastest first.",
+        max_length=MOST_CLASSES,
         **keyed_by("deviceClass"),
     ),
 ]
@@ -107,11 +105,11 @@ class PlacementAlternative(ApiStruct, frozen=True):
             "The best free node or host of the class, as node/NAME or host/NAME. Absent if none is free or accepted."
         ),
     ] = ""
-    score: Annotated[Count | None, described("Points of the place, from 0 to 100.", format="int32")] = None
+    score: Annotated[Count | None, described("Points of the place, from 0 to 100.")] = None
     tokens_per_second: Annotated[
         Rate | None, described("Speed of the replica there, in tokens per second. Absent if it is unknown.")
     ] = None
-    reason: Annotated[str, Meta(max_length=512), described("What makes up the score, or why it is no place.")] = ""
+    reason: Annotated[str, described("What makes up the score, or why it is no place.", max_length=512)] = ""
 
 
 class PlacementStatus(ApiStruct, frozen=True):
@@ -124,8 +122,7 @@ class PlacementStatus(ApiStruct, frozen=True):
         described(
             "Points of the place when it was chosen, from 0 to 100: up to 60 for the speed in relation to the fastest "
             "class, 16 if the weights are there, up to 14 for packing, 5 for low utilization and 5 for low cost. "
-            "Absent if others ended to make room there.",
-            format="int32",
+            "Absent if others ended to make room there."
         ),
     ] = None
     tokens_per_second: Annotated[
@@ -143,13 +140,11 @@ class PlacementStatus(ApiStruct, frozen=True):
         ),
     ] = None
     fit: Annotated[FitLevel | None, described("Fit of the replica in the memory of the place.")] = None
-    reason: Annotated[str, Meta(max_length=512), described("What makes up the score, in words.")] = ""
+    reason: Annotated[str, described("What makes up the score, in words.", max_length=512)] = ""
     others: Annotated[
         list[PlacementAlternative],
-        Meta(max_length=3),
         described(
-            "The best three other places when it was chosen, one for each device class, the best first.",
-            **{"x-kubernetes-list-type": "atomic"},
+            "The best three other places when it was chosen, one for each device class, the best first.", max_length=3
         ),
     ] = []
 
@@ -157,7 +152,7 @@ class PlacementStatus(ApiStruct, frozen=True):
 class SpeedReplacement(ApiStruct, frozen=True):
     """The last replacement of a replica whose speed or fit had fallen."""
 
-    uid: Annotated[str, Meta(max_length=64), described("uid of the pod that ends.")]
+    uid: Annotated[str, described("uid of the pod that ends.", max_length=64)]
     from_place: Annotated[ShortText, described("Its node, as node/NAME.")]
     observed: Annotated[
         Rate,
@@ -165,8 +160,7 @@ class SpeedReplacement(ApiStruct, frozen=True):
     ]
     expected: Annotated[Rate, described("Speed that was expected there, in tokens per second.")]
     least_tokens_per_second: Annotated[
-        Rate,
-        described("The replica goes only to a device class whose speed in status.speeds is known and not lower."),
+        Rate, described("The replica goes only to a device class whose speed in status.speeds is known and not lower.")
     ]
     started_at: Annotated[Time, described("When the new replica was asked for.")]
     ended_at: Annotated[
@@ -185,4 +179,4 @@ class SpeedReplacement(ApiStruct, frozen=True):
             "replaced: what slows it down has gone along."
         ),
     ] = False
-    message: Annotated[str, Meta(max_length=1024), described("Explanation for people.")] = ""
+    message: Annotated[str, described("Explanation for people.", max_length=1024)] = ""

@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from crds.affinity import Affinity
 from crds.meta import (
+    AS_SET,
     LABEL_PATTERN,
     LABEL_VALUE_PATTERN,
     Accelerator,
@@ -31,8 +32,11 @@ _ATTRIBUTE_VALUE: Final = r"^[ -!#-\[\]-~]+$"
 
 _Product = Annotated[
     str,
-    Meta(max_length=63, extra_json_schema={"pattern": LABEL_VALUE_PATTERN}),
-    described("Product, exactly as the node label of the vendor has it, for example NVIDIA-L4."),
+    described(
+        "Product, exactly as the node label of the vendor has it, for example NVIDIA-L4.",
+        max_length=63,
+        pattern=LABEL_VALUE_PATTERN,
+    ),
 ]
 
 
@@ -41,13 +45,15 @@ class DeviceAttribute(ApiStruct, frozen=True):
 
     name: Annotated[
         str,
-        Meta(max_length=64, extra_json_schema={"pattern": _ATTRIBUTE}),
-        described("Attribute as the DRA driver of the vendor names it, for example productName."),
+        described(
+            "Attribute as the DRA driver of the vendor names it, for example productName.",
+            max_length=64,
+            pattern=_ATTRIBUTE,
+        ),
     ]
     values: Annotated[
         list[Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": _ATTRIBUTE_VALUE})]],
-        Meta(max_length=8),
-        described("Values of which the attribute must have one.", **{"x-kubernetes-list-type": "set"}),
+        described("Values of which the attribute must have one.", max_length=8, **AS_SET),
     ] = []
     at_least: Annotated[
         Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+){0,2}$"})] | None,
@@ -73,8 +79,7 @@ class DeviceSelector(ApiStruct, frozen=True):
     ] = None
     attributes: Annotated[
         list[DeviceAttribute],
-        Meta(max_length=8),
-        described("Attributes that each device must have, all of them.", _ONE_DEMAND, **keyed_by("name")),
+        described("Attributes that each device must have, all of them.", _ONE_DEMAND, max_length=8, **keyed_by("name")),
     ] = []
 
 
@@ -93,7 +98,7 @@ class ServiceHardware(ApiStruct, frozen=True):
     ] = None
     count: Annotated[
         Annotated[int, Meta(ge=1, le=16)] | None,
-        described("Devices that one replica in a pod gets, all of one node. Default: 1.", format="int32"),
+        described("Devices that one replica in a pod gets, all of one node. Default: 1."),
     ] = None
     memory: Annotated[
         Quantity | None,
@@ -103,17 +108,14 @@ class ServiceHardware(ApiStruct, frozen=True):
         ),
     ] = None
     products: Annotated[
-        list[_Product],
-        Meta(max_length=16),
-        described("Products of which the devices must be one.", **{"x-kubernetes-list-type": "set"}),
+        list[_Product], described("Products of which the devices must be one.", max_length=16, **AS_SET)
     ] = []
     preferred_products: Annotated[
         list[_Product],
-        Meta(max_length=16),
         described(
             "Products that the scheduler prefers, the best first. Nodes with another product are used if none of these "
             "is free.",
-            **{"x-kubernetes-list-type": "atomic"},
+            max_length=16,
         ),
     ] = []
     resource: Annotated[
@@ -137,7 +139,7 @@ class Resources(ApiStruct, frozen=True):
 
     gpu: Annotated[
         Annotated[int, Meta(ge=1, le=16)] | None,
-        described("Another name of hardware.count; if both are stated, they must be equal.", format="int32"),
+        described("Another name of hardware.count; if both are stated, they must be equal."),
     ] = None
     cpu: Annotated[Quantity | None, described("CPU that one replica requests, for example 2 or 500m.")] = None
     memory: Annotated[
@@ -159,10 +161,8 @@ class Resources(ApiStruct, frozen=True):
 class EnvVar(ApiStruct, frozen=True):
     """An environment variable."""
 
-    name: Annotated[
-        str, Meta(max_length=128, extra_json_schema={"pattern": _VARIABLE}), described("Name of the variable.")
-    ]
-    value: Annotated[str, Meta(max_length=4096), described("Value of the variable; it must not be a secret.")] = ""
+    name: Annotated[str, described("Name of the variable.", max_length=128, pattern=_VARIABLE)]
+    value: Annotated[str, described("Value of the variable; it must not be a secret.", max_length=4096)] = ""
 
 
 class ContainerOptions(ApiStruct, frozen=True):
@@ -170,37 +170,31 @@ class ContainerOptions(ApiStruct, frozen=True):
 
     command: Annotated[
         list[Annotated[str, Meta(max_length=4096)]],
-        Meta(max_length=64),
-        described("Entry point. Default: that of the image.", **{"x-kubernetes-list-type": "atomic"}),
+        described("Entry point. Default: that of the image.", max_length=64),
     ] = []
     args: Annotated[
         list[Annotated[str, Meta(max_length=4096)]],
-        Meta(max_length=64),
         described(
             "Arguments. $(MODEL_PATH) is the path of the weights in the container, $(SERVICE_NAME) the name of the "
             "service, $(PORT) the port.",
-            **{"x-kubernetes-list-type": "atomic"},
+            max_length=64,
         ),
     ] = []
-    env: Annotated[list[EnvVar], Meta(max_length=64), described("Environment variables.", **keyed_by("name"))] = []
+    env: Annotated[list[EnvVar], described("Environment variables.", max_length=64, **keyed_by("name"))] = []
     port: Annotated[
         int,
-        Meta(ge=1024, le=65535),
         described(
             "Port at which the container serves the OpenAI-compatible API on 127.0.0.1. Pomona's proxy listens at the "
             "port of the Service and checks the token.",
-            format="int32",
+            ge=1024,
+            le=65535,
         ),
     ] = 8000
     health_path: Annotated[
-        str,
-        Meta(max_length=256, extra_json_schema={"pattern": _PATH}),
-        described("Path that answers 200 without a token once the model is loaded."),
+        str, described("Path that answers 200 without a token once the model is loaded.", max_length=256, pattern=_PATH)
     ] = "/health"
     model_mount_path: Annotated[
-        str,
-        Meta(max_length=256, extra_json_schema={"pattern": _PATH}),
-        described("Folder at which the volume with the weights is mounted."),
+        str, described("Folder at which the volume with the weights is mounted.", max_length=256, pattern=_PATH)
     ] = "/models"
 
 
@@ -230,8 +224,7 @@ class ConfigMapVolume(ApiStruct, frozen=True):
     """`corev1.ConfigMapVolumeSource`."""
 
     name: Annotated[
-        Name,
-        described("ConfigMap in the same namespace; each key becomes a file.", of_same_namespace("ConfigMap")),
+        Name, described("ConfigMap in the same namespace; each key becomes a file.", of_same_namespace("ConfigMap"))
     ]
 
 
@@ -239,9 +232,7 @@ class PodVolume(ApiStruct, frozen=True):
     """A volume of a pod, of one of the kinds that open nothing of the node and no Secret."""
 
     name: Annotated[
-        str,
-        Meta(min_length=1, max_length=50, extra_json_schema={"pattern": LABEL_PATTERN}),
-        described("Name of the volume, for volumeMounts."),
+        str, described("Name of the volume, for volumeMounts.", min_length=1, max_length=50, pattern=LABEL_PATTERN)
     ]
     empty_dir: Annotated[EmptyDirectory | None, described("An empty folder that is deleted with the pod.")] = None
     persistent_volume_claim: Annotated[ClaimVolume | None, described("A volume that lasts.")] = None
@@ -251,13 +242,16 @@ class PodVolume(ApiStruct, frozen=True):
 class PodVolumeMount(ApiStruct, frozen=True):
     """A volume in the container of the engine."""
 
-    name: Annotated[str, Meta(max_length=50), described("Name of one of volumes.")]
+    name: Annotated[str, described("Name of one of volumes.", max_length=50)]
     mount_path: Annotated[
         str,
-        Meta(max_length=256, extra_json_schema={"pattern": _PATH}),
-        described("Absolute path in the container; not one that Pomona uses, such as /models and /tmp."),
+        described(
+            "Absolute path in the container; not one that Pomona uses, such as /models and /tmp.",
+            max_length=256,
+            pattern=_PATH,
+        ),
     ]
-    sub_path: Annotated[str, Meta(max_length=256), described("File or folder of the volume. Default: its root.")] = ""
+    sub_path: Annotated[str, described("File or folder of the volume. Default: its root.", max_length=256)] = ""
     read_only: Annotated[bool, described("Mount the volume read-only.")] = False
 
 
@@ -266,12 +260,14 @@ class SpreadConstraint(ApiStruct, frozen=True):
 
     topology_key: Annotated[
         str,
-        Meta(min_length=1, max_length=317),
-        described("Label of nodes: nodes with the same value are one place, for example topology.kubernetes.io/zone."),
+        described(
+            "Label of nodes: nodes with the same value are one place, for example topology.kubernetes.io/zone.",
+            min_length=1,
+            max_length=317,
+        ),
     ]
     max_skew: Annotated[
-        Annotated[int, Meta(ge=1, le=100)],
-        described("Most pods that one place may have more than the place with the fewest.", format="int32"),
+        int, described("Most pods that one place may have more than the place with the fewest.", ge=1, le=100)
     ] = 1
     when_unsatisfiable: Annotated[
         Literal["DoNotSchedule", "ScheduleAnyway"],
@@ -290,18 +286,18 @@ class PodOptions(ApiStruct, frozen=True):
 
     image_pull_secrets: Annotated[
         list[SecretReference],
-        Meta(max_length=8),
         described(
             "Secrets in the same namespace with which nodes pull the image. The engine cannot read them.",
+            max_length=8,
             **keyed_by("name"),
         ),
     ] = []
     env: Annotated[
         list[EnvVar],
-        Meta(max_length=64),
         described(
             "Environment variables of the engine. A variable that Pomona itself sets is refused. Values are readable "
             "by everyone who may read pods: they must not be secrets.",
+            max_length=64,
             **keyed_by("name"),
         ),
     ] = []
@@ -328,10 +324,9 @@ class PodOptions(ApiStruct, frozen=True):
         ),
     ] = None
     volumes: Annotated[
-        list[PodVolume], Meta(max_length=16), described("Volumes for volumeMounts.", _ONE_KIND, **keyed_by("name"))
+        list[PodVolume], described("Volumes for volumeMounts.", _ONE_KIND, max_length=16, **keyed_by("name"))
     ] = []
     volume_mounts: Annotated[
         list[PodVolumeMount],
-        Meta(max_length=32),
-        described("Volumes in the container of the engine.", **keyed_by("mountPath")),
+        described("Volumes in the container of the engine.", max_length=32, **keyed_by("mountPath")),
     ] = []

@@ -27,8 +27,7 @@ class EstimatedStart(ApiStruct, frozen=True):
 
     earliest: Annotated[Time, described("Lower end of the range.")] = ""
     latest: Annotated[
-        Time,
-        described("Upper end of the range. From the time of the estimate, it is at most three times as far away."),
+        Time, described("Upper end of the range. From the time of the estimate, it is at most three times as far away.")
     ] = ""
 
 
@@ -36,19 +35,14 @@ class QueueNomination(ApiStruct, frozen=True):
     """The room that is kept for a replica until others have ended."""
 
     cells: Annotated[
-        list[_Place],
-        Meta(max_length=32),
-        described(
-            "The nodes and hosts, as node/NAME or host/NAME, one for each pod.", **{"x-kubernetes-list-type": "atomic"}
-        ),
+        list[_Place], described("The nodes and hosts, as node/NAME or host/NAME, one for each pod.", max_length=32)
     ] = []
     victims: Annotated[
         list[_Place],
-        Meta(max_length=32),
         described(
             "The services that give the room, as NAMESPACE/NAME: replicas of them end. Those of other namespaces "
             "are not named.",
-            **{"x-kubernetes-list-type": "atomic"},
+            max_length=32,
         ),
     ] = []
 
@@ -66,14 +60,13 @@ class QueueStatus(ApiStruct, frozen=True):
         Count | None,
         described(
             "Place in the queue of the pool; the first is 1. Absent if no node or host could ever run the replica, or "
-            "if limits allow less than it needs.",
-            format="int32",
+            "if limits allow less than it needs."
         ),
     ] = None
-    length: Annotated[Count | None, described("Replicas that wait in the queue of the pool.", format="int32")] = None
+    length: Annotated[Count | None, described("Replicas that wait in the queue of the pool.")] = None
     place: Annotated[ShortText, described("Position and length in one, for example 3/12.")] = ""
     ahead_by_priority: Annotated[
-        dict[ShortText, Count], Meta(max_length=8), described("Number of replicas ahead, by their priority.")
+        dict[ShortText, Count], described("Number of replicas ahead, by their priority.", max_length=8)
     ] = {}
     waiting_for: Annotated[
         LongText, described("What the replica needs, for example nvidia.com/gpu: 2, or on a host memory: 24.0 GiB.")
@@ -97,7 +90,7 @@ class QueueStatus(ApiStruct, frozen=True):
         ),
     ] = None
     message: Annotated[
-        str, Meta(max_length=1024), described("Why the replica waits, with the way out, in words for people.")
+        str, described("Why the replica waits, with the way out, in words for people.", max_length=1024)
     ] = ""
     estimated_start: Annotated[
         EstimatedStart | None,

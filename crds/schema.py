@@ -38,6 +38,10 @@ def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
         schema = _schema(field.type, defaults=defaults)
         if "description" not in schema:
             raise TypeError(f"{info.cls.__name__}.{field.name} has no description: kubectl explain would show nothing")
+        if schema.get("type") == "integer":
+            schema.setdefault("format", "int32" if schema["maximum"] < 1 << 31 else "int64")
+        elif schema.get("type") == "array":
+            schema.setdefault("x-kubernetes-list-type", "atomic")
         if defaults:
             default = _default(field, schema)
             if default is not None:

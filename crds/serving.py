@@ -25,19 +25,12 @@ EXTRA_ARGUMENT: Final = r"^[^\x00-\x1f\x7f]+$"
 """One item of extraArgs: an argument or a value, without control characters. Each engine lists those that it takes."""
 
 ExtraArguments = Annotated[
-    list[
-        Annotated[
-            str,
-            Meta(min_length=1, max_length=512, extra_json_schema={"pattern": EXTRA_ARGUMENT}),
-            described("One argument or one value."),
-        ]
-    ],
-    Meta(max_length=32),
+    list[Annotated[str, described("One argument or one value.", min_length=1, max_length=512, pattern=EXTRA_ARGUMENT)]],
     described(
         "Further arguments for the engine. Pomona appends them to its own arguments. Each argument and each "
         "value is a separate item. Each engine takes those that tune it; the page of the engine in docs/engines/ lists "
         "them. A service with another argument is refused, and its condition Ready lists those that the engine takes.",
-        **{"x-kubernetes-list-type": "atomic"},
+        max_length=32,
     ),
 ]
 
@@ -45,15 +38,12 @@ ExtraArguments = Annotated[
 _CACHE_TYPE = "Data type of the {} in the KV cache. Types smaller than f16 save memory and reduce quality somewhat."
 DraftTokens = Annotated[
     Annotated[int, Meta(ge=1, le=64)] | None,
-    described(
-        "Maximum number of tokens that the draft model proposes at once. Default: the engine decides.", format="int32"
-    ),
+    described("Maximum number of tokens that the draft model proposes at once. Default: the engine decides."),
 ]
 DRAIN_SECONDS: Final = 600
 """Default of `drainSeconds`, and the most of a replica that the queue may evict: nobody waits longer for its room."""
 DrainSeconds = Annotated[
     int,
-    Meta(ge=0, le=3600),
     described(
         "Time that a replica which is stopped has for the answers that it has begun, in seconds: when it is replaced, "
         "moved, scaled down, suspended, deleted or evicted by the queue. It gets no new request meanwhile, and ends as "
@@ -61,7 +51,8 @@ DrainSeconds = Annotated[
         "seconds, and the shutdown or loss of a machine less. More than 600 needs evictionProtection, so that nobody "
         f"waits longer for the room of an evicted replica. Default: {DRAIN_SECONDS}. An edit restarts no replica: "
         "pods have it after their next replacement, and hosts follow it at once.",
-        format="int32",
+        ge=0,
+        le=3600,
     ),
 ]
 AdapterScale = Annotated[
@@ -75,15 +66,12 @@ class ServingOptions(ApiStruct, frozen=True, kw_only=True):
     """Options of serving a model, which are the same in a pod and on a host."""
 
     context_length: Annotated[
-        int,
-        Meta(ge=128, le=2_097_152),
-        described("Context length that each request may use, in tokens.", format="int32"),
+        int, described("Context length that each request may use, in tokens.", ge=128, le=2_097_152)
     ] = 4096
     parallel: Annotated[
         int,
-        Meta(ge=1, le=64),
         described(
-            "Requests that one replica serves at the same time, each with the whole context length.", format="int32"
+            "Requests that one replica serves at the same time, each with the whole context length.", ge=1, le=64
         ),
     ] = 1
     mode: Annotated[

@@ -4,67 +4,47 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from crds.meta import Amount, ApiStruct, described
+from crds.meta import AS_SET, Amount, ApiStruct, described
 from crds.serving import Mode
 
 
 class Layers(ApiStruct, frozen=True):
     """Layers whose caches have equal sizes. A model lists its layers by kind, not one by one."""
 
-    count: Annotated[int, Meta(ge=1, le=1 << 62), described("Number of layers of this kind.", format="int64")]
+    count: Annotated[int, described("Number of layers of this kind.", ge=1, le=1 << 62)]
     key_elements: Annotated[
-        Amount,
-        described("Key elements that one layer keeps for each token; 0 if the layer keeps no keys.", format="int64"),
+        Amount, described("Key elements that one layer keeps for each token; 0 if the layer keeps no keys.")
     ] = 0
     value_elements: Annotated[
-        Amount,
-        described(
-            "Value elements that one layer keeps for each token; 0 if the layer keeps no values.", format="int64"
-        ),
+        Amount, described("Value elements that one layer keeps for each token; 0 if the layer keeps no values.")
     ] = 0
     window: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 62)] | None,
-        described(
-            "Length of the layer's sliding window, in tokens. Absent: the layer uses the whole context.", format="int64"
-        ),
+        described("Length of the layer's sliding window, in tokens. Absent: the layer uses the whole context."),
     ] = None
     state_bytes: Annotated[
         Amount,
-        described(
-            "Bytes that one recurrent layer keeps for each request; the context length does not change them.",
-            format="int64",
-        ),
+        described("Bytes that one recurrent layer keeps for each request; the context length does not change them."),
     ] = 0
 
 
 class Layout(ApiStruct, frozen=True):
     """Dimensions that decide how much memory serving takes, whatever the format of the weights."""
 
-    tensor_bytes: Annotated[Amount, described("Size of all weights, in bytes.", format="int64")]
-    vocabulary_size: Annotated[Amount, described("Number of tokens in the vocabulary.", format="int64")]
-    embedding_size: Annotated[
-        Amount, described("Number of elements that each layer passes to the next layer.", format="int64")
-    ]
-    attention_size: Annotated[
-        Amount,
-        described("Number of elements of all query heads together, in the widest layer.", format="int64"),
-    ]
-    head_count: Annotated[Amount, described("Number of query heads of the widest layer.", format="int64")]
+    tensor_bytes: Annotated[Amount, described("Size of all weights, in bytes.")]
+    vocabulary_size: Annotated[Amount, described("Number of tokens in the vocabulary.")]
+    embedding_size: Annotated[Amount, described("Number of elements that each layer passes to the next layer.")]
+    attention_size: Annotated[Amount, described("Number of elements of all query heads together, in the widest layer.")]
+    head_count: Annotated[Amount, described("Number of query heads of the widest layer.")]
     feed_forward_size: Annotated[
         Amount,
         described(
-            "Number of inner feed-forward elements of the widest layer, summed over all experts that a token uses.",
-            format="int64",
+            "Number of inner feed-forward elements of the widest layer, summed over all experts that a token uses."
         ),
     ]
-    layers: Annotated[
-        list[Layers],
-        Meta(max_length=16),
-        described("All layers, grouped by kind.", **{"x-kubernetes-list-type": "atomic"}),
-    ]
+    layers: Annotated[list[Layers], described("All layers, grouped by kind.", max_length=16)]
     expert_outputs: Annotated[
-        Amount,
-        described("Number of experts that a token uses; 0 if the model has no experts.", format="int64"),
+        Amount, described("Number of experts that a token uses; 0 if the model has no experts.")
     ] = 0
 
 
@@ -79,35 +59,33 @@ class GGUF(ApiStruct, frozen=True):
     model_name: Annotated[HeaderText, described("Name of the model according to the artifact.")] = ""
     quantization: Annotated[HeaderText, described("Quantization of the weights, for example Q4_K_M or F16.")] = ""
     context_length: Annotated[
-        Amount | None, described("Longest context that the model was trained for, in tokens.", format="int64")
+        Amount | None, described("Longest context that the model was trained for, in tokens.")
     ] = None
-    embedding_size: Annotated[Amount | None, described("Width of the embedding.", format="int64")] = None
-    layer_count: Annotated[Amount | None, described("Number of transformer blocks.", format="int64")] = None
-    head_count: Annotated[Amount | None, described("Attention heads of the widest layer.", format="int64")] = None
+    embedding_size: Annotated[Amount | None, described("Width of the embedding.")] = None
+    layer_count: Annotated[Amount | None, described("Number of transformer blocks.")] = None
+    head_count: Annotated[Amount | None, described("Attention heads of the widest layer.")] = None
     head_count_kv: Annotated[
-        Amount | None,
-        described("Key and value heads of the widest layer (grouped-query attention).", format="int64"),
+        Amount | None, described("Key and value heads of the widest layer (grouped-query attention).")
     ] = None
     key_head_size: Annotated[
         Amount | None,
         described(
             "Elements of a key head; of heads of several sizes their greatest common divisor, which the blocks of a "
-            "quantized cache have to divide.",
-            format="int64",
+            "quantized cache have to divide."
         ),
     ] = None
-    value_head_size: Annotated[Amount | None, described("The same of a value head.", format="int64")] = None
+    value_head_size: Annotated[Amount | None, described("The same of a value head.")] = None
     modes: Annotated[
         list[Mode],
-        Meta(max_length=3),
         described(
             "Modes of serving that the artifact is made for, as its header shows: chat if it generates text, "
             "embeddings if it states how it pools, rerank if it has a head that scores. Absent if that is not known.",
-            **{"x-kubernetes-list-type": "set"},
+            max_length=3,
+            **AS_SET,
         ),
     ] = []
-    tensor_count: Annotated[Amount | None, described("Number of tensors.", format="int64")] = None
-    file_version: Annotated[Amount | None, described("Version of the GGUF format.", format="int64")] = None
+    tensor_count: Annotated[Amount | None, described("Number of tensors.")] = None
+    file_version: Annotated[Amount | None, described("Version of the GGUF format.")] = None
     license: Annotated[HeaderText, described("License that the artifact states.")] = ""
 
 
