@@ -11,7 +11,6 @@ client. This runs in the event loop, and a refused token is refreshed as in ever
 import asyncio
 import contextlib
 import tempfile
-import weakref
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 from pathlib import Path
@@ -45,40 +44,17 @@ async def forward_port(credentials: Credentials, namespace: str, pod: str, port:
         ApiError: the API server refuses.
         Unreachable: the API server or the kubelet does not answer.
     """
-    async with _session() as session:
+    async with aiohttp.ClientSession() as session:
         forwarder = _PortForwarder(session, credentials, namespace, pod, port)
         # A first connection, so that a refusal is raised here; afterwards it would only be a closed connection.
         await (await forwarder.open()).close()
         with tempfile.TemporaryDirectory(prefix="pomona-") as folder:
             path = Path(folder) / "socket"
-            server = await asyncio.start_unix_server(forwarder.accept, path)
+            server = await asyncio.start_unix_server(forwarder.serve, path)
             try:
                 yield path
             finally:
                 server.close()
-                await forwarder.end()
-
-
-@contextlib.asynccontextmanager
-async def _session() -> AsyncIterator[aiohttp.ClientSession]:
-    """Yield a session that breaks off all its connections at its end, also those that are being closed.
-
-    Closing one in the way of TLS takes a round trip, for which nobody waits: a command ends before.
-    """
-    transports: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
-
-    async def remember(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        answer = await send(request)
-        if answer.connection is not None and answer.connection.transport is not None:
-            transports.add(answer.connection.transport)
-        return answer
-
-    async with aiohttp.ClientSession(middlewares=(remember,)) as session:
-        try:
-            yield session
-        finally:
-            for transport in transports:
-                transport.abort()
 
 
 class _PortForwarder:
@@ -92,7 +68,6 @@ class _PortForwarder:
         self._url = f"{credentials.server}{PODS.path(namespace, pod, 'portforward')}"
         self._port = port
         self._call = f"port-forward pods {namespace}/{pod}"
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> aiohttp.ClientWebSocketResponse:
         """Open a connection to the port. Raises ApiError and Unreachable."""
@@ -123,13 +98,7 @@ class _PortForwarder:
                 raise Unreachable(f"{self._call}: {str(error) or type(error).__name__}") from error
         raise AssertionError("the second try returns or raises")
 
-    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection to the unix socket."""
-        task = asyncio.create_task(self._serve(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass the bytes of one connection on, in both directions, until either side closes it."""
         try:
             async with await self.open() as socket:
@@ -144,14 +113,6 @@ class _PortForwarder:
             log.info("forwarded_connection_lost", error=str(error))
         finally:
             writer.close()
-
-    async def end(self) -> None:
-        """Close all connections."""
-        tasks = set(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
 
 def _explain(error: aiohttp.WSServerHandshakeError) -> str:

@@ -4,13 +4,7 @@ The messages are those of a kubelet; tests/cluster/cli tries the same through a 
 """
 
 import asyncio
-import gc
-import ssl
-import threading
-import warnings
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
-from pathlib import Path
 
 import pytest
 from aiohttp import web
@@ -19,7 +13,6 @@ from kube.credentials import Credentials, StaticToken
 from kube.errors import Forbidden, Unreachable
 from kube.port_forward import forward_port
 
-CERTIFICATE = Path(__file__).parent / "certificate.pem"
 Serve = Callable[[Callable[[web.Request], Awaitable[web.StreamResponse]]], Awaitable[str]]
 
 
@@ -74,47 +67,3 @@ async def test_server_that_is_away_is_unreachable() -> None:
     with pytest.raises(Unreachable, match="port-forward pods team/chat-1"):
         async with forward_port(Credentials("http://127.0.0.1:9", StaticToken(None)), "team", "chat-1", 8080):
             pass
-
-
-def test_command_leaves_no_connection_open_at_its_end() -> None:
-    """The server does not answer the end of TLS before the event loop of the command is closed."""
-    url: Future[str] = Future()
-    command_ended, server_ends = threading.Event(), threading.Event()
-
-    async def refuse_and_stall(request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse(status=403)
-        await answer.prepare(request)
-        await answer.write(b"no")
-        command_ended.wait(60)
-        return answer
-
-    async def run_server() -> None:
-        application = web.Application()
-        application.router.add_get("/{path:.*}", refuse_and_stall)
-        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        tls.load_cert_chain(CERTIFICATE)
-        runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
-        url.set_result(f"https://127.0.0.1:{runner.addresses[0][1]}")
-        await asyncio.to_thread(server_ends.wait, 60)
-        await runner.cleanup()
-
-    async def command() -> None:
-        tls = ssl.create_default_context(cafile=CERTIFICATE)
-        with pytest.raises(Forbidden):
-            async with forward_port(Credentials(url.result(60), StaticToken("hunter2"), tls), "team", "chat-1", 8080):
-                pass
-
-    server = threading.Thread(target=asyncio.run, args=(run_server(),))
-    server.start()
-    try:
-        with warnings.catch_warnings(record=True) as seen:
-            warnings.simplefilter("always")
-            asyncio.run(command())
-            gc.collect()
-    finally:
-        command_ended.set()
-        server_ends.set()
-        server.join()
-    assert [str(message.message) for message in seen] == []
