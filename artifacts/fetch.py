@@ -37,6 +37,22 @@ MakeRoom = Callable[[int], Awaitable[None]]
 """Called with the number of bytes about to be written; it may free space."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpectedFile:
+    """The file that a server has to send.
+
+    Attributes:
+        sha256: its digest; None takes the digest that the hub states, if any.
+        size_bytes: its size as the inspection found it; a file of another size is refused before it is fetched.
+        revision: its resolved revision; None is the current one.
+
+    """
+
+    sha256: str | None = None
+    size_bytes: int | None = None
+    revision: str | None = None
+
+
 @dataclasses.dataclass(frozen=True)
 class FetchedArtifact:
     """A complete file.
@@ -66,10 +82,8 @@ async def fetch(
     source: Source,
     destination_dir: Path,
     access: SourceAccess,
+    expected: ExpectedFile,
     *,
-    sha256: str | None,
-    size_bytes: int | None = None,
-    revision: str | None,
     on_progress: ReportProgress,
     make_room: MakeRoom | None = None,
 ) -> FetchedArtifact:
@@ -79,9 +93,7 @@ async def fetch(
         source: the file.
         destination_dir: folder, made if absent.
         access: settings to read the source.
-        sha256: expected digest; None takes the digest that the hub states, if any.
-        size_bytes: size that the inspection found; a file of another size is refused before it is fetched.
-        revision: resolved revision to fetch; None is the current one.
+        expected: digest, size and revision of the file.
         on_progress: called often, in the event loop.
         make_room: called with the missing bytes.
 
@@ -90,14 +102,13 @@ async def fetch(
     """
     refuse_library(source)
     if source.scheme == "file":
-        return await verify_local(source, access.file_root, sha256, on_progress)
+        return await verify_local(source, access.file_root, expected.sha256, on_progress)
+    repository, destination = open_repository(source, access), destination_dir / source.file
     return await fetch_file(
-        open_repository(source, access),
+        repository,
         source.path,
-        destination_dir / source.file,
-        sha256=sha256,
-        size_bytes=size_bytes,
-        revision=revision,
+        destination,
+        expected,
         on_progress=on_progress,
         make_room=make_room,
         patience=access.patience,
@@ -108,10 +119,8 @@ async def fetch_file(
     repository: Repository,
     path: str,
     destination: Path,
+    expected: ExpectedFile,
     *,
-    sha256: str | None,
-    size_bytes: int | None = None,
-    revision: str | None,
     on_progress: ReportProgress,
     make_room: MakeRoom | None = None,
     patience: Patience = DEFAULT_PATIENCE,
@@ -121,21 +130,14 @@ async def fetch_file(
     Raises:
         ArtifactError: with a reason and whether a retry may help.
     """
-    source = repository.file_source(path, revision)
+    source = repository.file_source(path, expected.revision)
     with storage_faults(destination):
         async with locked(destination):
-            record = await _find_present(destination, source, sha256, revision, on_progress)
+            record = await _find_present(destination, source, expected, on_progress)
             if not record:
-                async with repository.open_file(path, revision) as opened:
-                    record = await _Download(
-                        source,
-                        opened,
-                        sha256=sha256,
-                        size_bytes=size_bytes,
-                        revision=revision,
-                        on_progress=on_progress,
-                        make_room=make_room,
-                    ).run(destination, patience)
+                async with repository.open_file(path, expected.revision) as opened:
+                    download = _Download(source, opened, expected, on_progress, make_room)
+                    record = await download.run(destination, patience)
     on_progress(record.size_bytes, record.size_bytes)
     return FetchedArtifact(
         destination, record.size_bytes, record.sha256, record.revision, is_of_source=record.source == source.text
@@ -155,10 +157,10 @@ async def verify_local(
 
 
 async def _find_present(
-    path: Path, source: Source, sha256: str | None, revision: str | None, on_progress: ReportProgress
+    path: Path, source: Source, expected: ExpectedFile, on_progress: ReportProgress
 ) -> DownloadRecord | None:
-    """Return the record of the file that is already present, if it is the wanted one."""
-    record = read_download_record(path)
+    """Return the record of the file that is already present, if it is the expected one."""
+    record, sha256, revision = read_download_record(path), expected.sha256, expected.revision
     if record:
         same = record.source == source.text and revision in (None, record.revision)
         return record if (record.sha256 == sha256 if sha256 else same) else None
@@ -180,10 +182,9 @@ def build_mismatch(
     source: Source, expected: str, holder: str, actual: str = "", *, retryable: bool = False
 ) -> ArtifactError:
     """Return the error for a digest that is not the expected one; `actual` is that of weights, which may be told."""
-    return ArtifactError(
+    return source.error(
         "ChecksumMismatch",
-        f"{source.display}: expected sha256 {expected}, but {holder} has {actual or 'another'}: correct the sha256 or "
-        "the source",
+        f"expected sha256 {expected}, but {holder} has {actual or 'another'}: correct the sha256 or the source",
         retryable=retryable,
     )
 
@@ -194,32 +195,20 @@ def _if_weights(path: Path, digest: str) -> str:
         return digest if file.read(len(MAGIC)) == MAGIC else ""
 
 
+@dataclasses.dataclass(frozen=True)
 class _Download:
     """One file from one origin, over as many requests as patience allows."""
 
-    def __init__(
-        self,
-        source: Source,
-        opened: ReadableFile,
-        *,
-        sha256: str | None,
-        size_bytes: int | None,
-        revision: str | None,
-        on_progress: ReportProgress,
-        make_room: MakeRoom | None,
-    ) -> None:
-        self._source = source
-        self._opened = opened
-        self._sha256 = sha256
-        self._size_bytes = size_bytes
-        self._revision = revision
-        self._on_progress = on_progress
-        self._make_room = make_room
+    source: Source
+    opened: ReadableFile
+    expected: ExpectedFile
+    on_progress: ReportProgress
+    make_room: MakeRoom | None
 
     async def run(self, path: Path, patience: Patience) -> DownloadRecord:
         backoff = Backoff(patience)
-        with open_partial_download(path, self._source.text) as partial:
-            await partial.resume(lambda done: self._on_progress(done, None))
+        with open_partial_download(path, self.source.text) as partial:
+            await partial.resume(lambda done: self.on_progress(done, None))
             while True:
                 try:
                     return await self._attempt(partial, patience)
@@ -235,57 +224,54 @@ class _Download:
         """Request the missing bytes, verify the whole file, and give it its final name."""
         if not partial.validator and partial.size_bytes:
             partial.discard()
-        async with self._opened.read(partial.size_bytes, validator=partial.validator) as response:
-            expected = self._expected(response)
+        async with self.opened.read(partial.size_bytes, validator=partial.validator) as response:
+            digest = self._find_digest(response)
             if response.first == 0:
                 await partial.restart(response.validator)
             elif response.validator and response.validator != partial.validator:
                 # The server ignored If-Range: these bytes would be appended to bytes of another version.
                 partial.discard()
                 raise self._build_changed("file changed while it was fetched")
-            if self._make_room:
-                await self._make_room(response.size_bytes - partial.size_bytes)
+            if self.make_room:
+                await self.make_room(response.size_bytes - partial.size_bytes)
             partial.require_space(response.size_bytes)
-            floor = SpeedFloor(patience, self._source.display)
+            floor = SpeedFloor(patience, self.source.display)
             async for block in response.blocks:
                 floor.add(len(block))
                 await partial.append(block)
-                self._on_progress(partial.size_bytes, response.size_bytes)
+                self.on_progress(partial.size_bytes, response.size_bytes)
         if partial.size_bytes != response.size_bytes:
             # A server may send less than the requested range: the next attempt requests the rest.
             have = f"{size_text(partial.size_bytes)} of {size_text(response.size_bytes)}"
-            raise ArtifactError(
-                "SourceUnreachable", f"{self._source.display}: the server ended the response at {have}", retryable=True
-            )
-        if expected and partial.sha256 != expected:
+            raise self.source.error("SourceUnreachable", f"the server ended the response at {have}", retryable=True)
+        if digest and partial.sha256 != digest:
             inherited, actual = partial.inherited, _if_weights(partial.partial_path, partial.sha256)
             partial.discard()
             # Bytes of an earlier process may be damaged by a power failure: one download from the start heals that.
-            raise build_mismatch(self._source, expected, "the fetched file", actual, retryable=inherited)
+            raise build_mismatch(self.source, digest, "the fetched file", actual, retryable=inherited)
         return await partial.finish(response.revision)
 
-    def _expected(self, response: SourceResponse) -> str | None:
+    def _find_digest(self, response: SourceResponse) -> str | None:
         """Return the digest to verify, if any. Raises ArtifactError when the response already contradicts it."""
-        if self._size_bytes is not None and response.size_bytes != self._size_bytes:
-            raise ArtifactError(
+        expected = self.expected
+        if expected.size_bytes is not None and response.size_bytes != expected.size_bytes:
+            raise self.source.error(
                 "SourceChanged",
-                f"{self._source.display}: has {response.size_bytes} bytes now, not the {self._size_bytes} that were "
-                "inspected: delete the Model and create it again to accept the new file",
+                f"has {response.size_bytes} bytes now, not the {expected.size_bytes} that were inspected: delete the "
+                "Model and create it again to accept the new file",
             )
-        if self._sha256 and response.sha256 and self._sha256 != response.sha256:
-            raise build_mismatch(self._source, self._sha256, "the file on the hub", response.sha256)
-        expected = self._sha256 or response.sha256
+        if expected.sha256 and response.sha256 and expected.sha256 != response.sha256:
+            raise build_mismatch(self.source, expected.sha256, "the file on the hub", response.sha256)
+        digest = expected.sha256 or response.sha256
         # The URL of a hub pins the revision; any other server sends its current file.
-        pinned = expected or self._source.scheme == "hf"
-        if not pinned and self._revision and response.revision != self._revision:
-            raise ArtifactError(
+        is_pinned = digest or self.source.scheme == "hf"
+        if not is_pinned and expected.revision and response.revision != expected.revision:
+            raise self.source.error(
                 "SourceChanged",
-                f"{self._source.display}: has revision {response.revision or 'unknown'} now, not {self._revision}: "
-                "delete the Model and create it again to accept the new file",
+                f"has revision {response.revision or 'unknown'} now, not {expected.revision}: delete the Model and "
+                "create it again to accept the new file",
             )
-        return expected
+        return digest
 
     def _build_changed(self, what: str) -> ArtifactError:
-        return ArtifactError(
-            "SourceChanged", f"{self._source.display}: the {what}; the download starts again", retryable=True
-        )
+        return self.source.error("SourceChanged", f"the {what}; the download starts again", retryable=True)

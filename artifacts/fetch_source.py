@@ -9,7 +9,7 @@ import msgspec
 
 from artifacts import durable
 from artifacts.errors import ArtifactError
-from artifacts.fetch import FetchedArtifact, ReportProgress, fetch
+from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch
 from artifacts.file_set import FileSet, refuse_digest
 from artifacts.partial_download import storage_faults
 from artifacts.repositories.repository import Listing, SourceAccess
@@ -27,46 +27,32 @@ class _ListingRecord(msgspec.Struct, frozen=True, rename="camel"):
 
 
 async def fetch_source(
-    source: Source,
-    destination_dir: Path,
-    access: SourceAccess,
-    *,
-    sha256: str | None,
-    size_bytes: int | None,
-    revision: str | None,
-    on_progress: ReportProgress,
+    source: Source, destination_dir: Path, access: SourceAccess, expected: ExpectedFile, on_progress: ReportProgress
 ) -> FetchedArtifact:
     """Download the files of any source to `destination_dir`; return its file, the first part of it, or the folder.
 
-    The arguments mean the same as in `fetch.fetch`; `size_bytes` is the size of all files.
+    The arguments mean the same as in `fetch.fetch`; the expected size is that of all files.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help.
     """
+    sha256, size_bytes = expected.sha256, expected.size_bytes
     refuse_digest(source, sha256)
     if not source.has_listing:
-        return await fetch(
-            source,
-            destination_dir,
-            access,
-            sha256=sha256,
-            size_bytes=size_bytes,
-            revision=revision,
-            on_progress=on_progress,
-        )
+        return await fetch(source, destination_dir, access, expected, on_progress=on_progress)
     files = FileSet(source, access)
-    listing = await _list_files(source, files, destination_dir, revision)
+    listing = await _list_files(source, files, destination_dir, expected.revision)
     if size_bytes is not None and listing.size_bytes != size_bytes:
-        raise ArtifactError(
+        raise source.error(
             "SourceChanged",
-            f"{source.display}: its files have {listing.size_bytes} bytes, not the {size_bytes} that were inspected: "
-            "delete the Model and create it again to accept them",
+            f"its files have {listing.size_bytes} bytes, not the {size_bytes} that were inspected: delete the Model "
+            "and create it again to accept them",
         )
     if source.scheme == "file":
         return await files.verify_local(listing, sha256, on_progress)
     with storage_faults(destination_dir):
         await asyncio.to_thread(_require_space, destination_dir, listing)
-    fetched = await files.fetch(listing, destination_dir, sha256=sha256, on_progress=on_progress)
+    fetched = await files.fetch(listing, destination_dir, sha256, on_progress)
     first = fetched[0]
     return FetchedArtifact(
         first.path if first.is_gguf else destination_dir,

@@ -48,7 +48,7 @@ def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
             way_out = "" if is_gguf_name(pattern) else "; a pattern for GGUF files ends in .gguf"
             there = _show(file.path for file in listing.files)
             problem = f"files has {pattern!r}, which matches nothing: there is {there}{way_out}"
-            raise ArtifactError("SourceNotFound", f"{source.display}: {problem}")
+            raise source.error("SourceNotFound", problem)
     matched = [file for file in listing.files if any(_is_match(file, pattern) for pattern in source.files)]
     if any(is_gguf_name(file.path) for file in matched):
         return _choose_gguf(source, listing, matched)
@@ -80,10 +80,10 @@ def choose_indexed(
     if not source.files and len(missing) < len(named):
         way_out = _advise_whole(weights)
         problem = f"{INDEX} names {missing[0]}, which is missing: the weights are not whole{way_out}"
-        raise ArtifactError("SourceNotFound", f"{source.display}: {problem}")
+        raise source.error("SourceNotFound", problem)
     if is_mounted:
         problem = f"{INDEX} names none of the weights beside it, so engines would load none: delete it there"
-        raise ArtifactError("SourceInvalid", f"{source.display}: {problem}")
+        raise source.error("SourceInvalid", problem)
     _require_all_numbers(source, weights)
     return [file for file in files if file.path != INDEX]
 
@@ -109,8 +109,7 @@ def _require_all_numbers(source: Source, weights: Sequence[RepositoryFile]) -> N
     for series, numbers in _group_numbered(weights).items():
         if missing := series.find_missing(numbers):
             way_out = _advise_whole(weights)
-            problem = f"{missing} is missing: the weights are not whole{way_out}"
-            raise ArtifactError("SourceNotFound", f"{source.display}: {problem}")
+            raise source.error("SourceNotFound", f"{missing} is missing: the weights are not whole{way_out}")
 
 
 class _Series(NamedTuple):
@@ -164,15 +163,15 @@ def _choose_gguf(source: Source, listing: Listing, matched: Sequence[RepositoryF
     others = [file.path for file in matched if not is_gguf_name(file.path)]
     first = {_first_part(file.path) for file in matched if is_gguf_name(file.path)}
     if others:
-        raise ArtifactError(
+        raise source.error(
             "SourceInvalid",
-            f"{source.display}: files matches two formats, {_show(first)} and {_show(others)}: give patterns "
+            f"files matches two formats, {_show(first)} and {_show(others)}: give patterns "
             f"that end in .gguf only, or none of these",
         )
     if len(first) > 1:
-        raise ArtifactError(
+        raise source.error(
             "SourceInvalid",
-            f"{source.display}: files matches {len(first)} models, {_show(first)}: write the one to serve"
+            f"files matches {len(first)} models, {_show(first)}: write the one to serve"
             f"{_advise_files(sorted(first.intersection(file.path for file in matched)))}",
         )
     return _find_parts(source, listing, next(iter(first)))
@@ -193,14 +192,11 @@ def _find_parts(source: Source, listing: Listing, first: str) -> list[Repository
     try:
         names = name_parts(name) or [name]
     except ValueError as error:
-        raise ArtifactError("SourceInvalid", f"{source.display}: {first} {error}") from error
+        raise source.error("SourceInvalid", f"{first} {error}") from error
     by_path = {file.path: file for file in listing.files}
     missing = [part for part in names if f"{folder}{slash}{part}" not in by_path]
     if missing:
-        raise ArtifactError(
-            "SourceNotFound",
-            f"{source.display}: {missing[0]} is missing: the model needs all of its {len(names)} files",
-        )
+        raise source.error("SourceNotFound", f"{missing[0]} is missing: the model needs all of its {len(names)} files")
     return [by_path[f"{folder}{slash}{part}"] for part in names]
 
 
@@ -216,10 +212,9 @@ def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[
     if not weights:
         weight_files = [file for file in weight_files if not file.path.startswith(_ORIGINAL)] or weight_files
     if len(weight_files) < len(weights):
-        raise ArtifactError(
+        raise source.error(
             "SourceInvalid",
-            f"{source.display}: files matches weights in a folder of the repository, {_show(weights)}: engines "
-            "read none there",
+            f"files matches weights in a folder of the repository, {_show(weights)}: engines read none there",
         )
     if not weight_files or not any(file.path in (CONFIG, ADAPTER_CONFIG) for file in top):
         ggufs = [file.path for file in listing.files if is_gguf_name(file.path)]
@@ -228,15 +223,14 @@ def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[
             if ggufs
             else "; a GGUF file needs its name in the source: hf://ORG/REPO/FILE.gguf"
         )
-        raise ArtifactError(
-            "SourceNotFound",
-            f"{source.display}: has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of weights{way_out}",
+        raise source.error(
+            "SourceNotFound", f"has no {CONFIG} with *{WEIGHTS} beside it, so it is no folder of weights{way_out}"
         )
     if all(file.path != INDEX for file in top):
         _require_all_numbers(source, weight_files)
     chosen = [file for file in top if file in weight_files or not file.path.endswith(WEIGHTS)]
     if len(chosen) > _MOST_FILES:
-        raise ArtifactError("SourceRefused", f"{source.display}: has more than {_MOST_FILES} files for an engine")
+        raise source.error("SourceRefused", f"has more than {_MOST_FILES} files for an engine")
     return chosen
 
 

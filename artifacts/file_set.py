@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from artifacts.errors import ArtifactError
-from artifacts.fetch import FetchedArtifact, MakeRoom, ReportProgress, fetch_file, verify_local
+from artifacts.fetch import ExpectedFile, FetchedArtifact, MakeRoom, ReportProgress, fetch_file, verify_local
 from artifacts.file_choice import ADAPTER_CONFIG, INDEX, choose_files, choose_indexed
 from artifacts.formats import gguf, safetensors_header
 from artifacts.formats.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
@@ -49,10 +49,7 @@ def refuse_digest(source: Source, sha256: str | None) -> None:
     """Raise SourceInvalid for an expected digest of several files: neither the hub nor a user has one."""
     if sha256 and source.has_listing and not source.files:
         what = "a split model" if source.is_split else "a folder"
-        raise ArtifactError(
-            "SourceInvalid",
-            f"{source.display}: {what} has no sha256: remove it, and pin a commit with @REVISION instead",
-        )
+        raise source.error("SourceInvalid", f"{what} has no sha256: remove it, and pin a commit with @REVISION instead")
 
 
 class _OpenedFile(NamedTuple):
@@ -172,9 +169,8 @@ class FileSet:
         self,
         listing: Listing,
         destination_dir: Path,
-        *,
+        sha256: str | None,
         on_progress: ReportProgress,
-        sha256: str | None = None,
         make_room: MakeRoom | None = None,
     ) -> list[FetchedArtifact]:
         """Fetch all listed files, one after the other; a verified file is not fetched again.
@@ -193,12 +189,12 @@ class FileSet:
             def advance(here: int, _total: int | None, before: int = done) -> None:
                 on_progress(before + here, listing.size_bytes)
 
+            wanted = ExpectedFile(sha256=sha256 or file.sha256, revision=file.revision or listing.revision)
             artifact = await fetch_file(
                 self._repository,
                 file.path,
                 destination_dir / file.name,
-                sha256=sha256 or file.sha256,
-                revision=file.revision or listing.revision,
+                wanted,
                 on_progress=advance,
                 make_room=make_room,
                 patience=self._access.patience,
@@ -206,7 +202,7 @@ class FileSet:
             if artifact.size_bytes != file.size_bytes:
                 # Disk and memory were reserved for the listed size.
                 problem = f"listed {file.path} with {file.size_bytes} bytes, but sent {artifact.size_bytes}"
-                raise ArtifactError("SourceRefused", f"{self._source.display}: the server {problem}")
+                raise self._source.error("SourceRefused", f"the server {problem}")
             fetched.append(artifact)
             done += artifact.size_bytes
         return fetched
@@ -214,7 +210,7 @@ class FileSet:
     def build_digest_refusal(self, listing: Listing) -> ArtifactError:
         """Return the error for an expected digest of several files."""
         problem = f"files matches {len(listing.files)} files, which have no one sha256: remove it"
-        return ArtifactError("SourceInvalid", f"{self._source.display}: {problem}")
+        return self._source.error("SourceInvalid", problem)
 
 
 async def _read_whole(file: _OpenedFile) -> bytes:

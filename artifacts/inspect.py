@@ -98,9 +98,9 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
     if manifest.files or not manifest.packed:
         return await _inspect_files(source, access, None, is_mounted=True)
     if len(source.files) != 1 or any(letter in source.files[0] for letter in "*?["):
-        raise ArtifactError(
+        raise source.error(
             "SourceInvalid",
-            f"{source.display}: is a container image, whose files only nodes unpack: give the path of the weights in "
+            "is a container image, whose files only nodes unpack: give the path of the weights in "
             "it in spec.files, for example files: ['models/tiny.gguf'], and their memory in spec.memoryBytes",
         )
     is_gguf = is_gguf_name(source.files[0])
@@ -159,16 +159,14 @@ async def inspect(
         async with asyncio.timeout(_TOTAL_SECONDS):
             return await _inspect_any(source, access, sha256, is_mounted=is_mounted)
     except TimeoutError as error:
-        raise ArtifactError(
-            "SourceUnreachable",
-            f"{source.display}: its header was not read within {_TOTAL_SECONDS:.0f} s",
-            retryable=True,
+        raise source.error(
+            "SourceUnreachable", f"its header was not read within {_TOTAL_SECONDS:.0f} s", retryable=True
         ) from error
     except ArtifactError as error:
         if error.reason not in _REASONS_WITHOUT_SOURCE:
             raise
         # These were raised without the source's name: add it.
-        raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
+        raise source.error(error.reason, error.message) from error
 
 
 async def inspect_with_mirrors(
@@ -215,7 +213,7 @@ def check_stored(source: Source, path: Path) -> HeaderFacts:
                 keep_part(headers, _read_stored_part(path, name), name)
             return _describe_gguf(merge_headers(headers, names))
         except ArtifactError as error:
-            raise ArtifactError(error.reason, f"{source.display}: {error.message}") from error
+            raise source.error(error.reason, error.message) from error
 
 
 def _read_stored_part(path: Path, name: str) -> gguf.GGUFHeader:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final, Literal, get_args
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from artifacts.errors import ArtifactError
+from artifacts.errors import ArtifactError, Reason
 from artifacts.formats.gguf_split import is_gguf_name, name_parts
 
 Scheme = Literal["hf", "http", "https", "s3", "oci", "pvc", "file", "ollama"]
@@ -118,6 +118,13 @@ class Source:
         """Text for messages: a query may be a signature, so it is left out."""
         return without_secrets(self.text)
 
+    def error(
+        self, reason: Reason, problem: str, *, retryable: bool = False, retry_after_seconds: float = 0.0
+    ) -> ArtifactError:
+        """Return the error with this message, which begins with the source."""
+        message = f"{self.display}: {problem}"
+        return ArtifactError(reason, message, retryable=retryable, retry_after_seconds=retry_after_seconds)
+
     def url(self, endpoint: str, revision: str | None = None) -> str:
         """Return the URL to request; `revision` replaces the revision of an hf:// source."""
         if self.scheme != "hf":
@@ -129,10 +136,9 @@ class Source:
 def refuse_library(source: Source) -> None:
     """Raise ArtifactError for a source that only Ollama can fetch."""
     if source.scheme == "ollama":
-        raise ArtifactError(
+        raise source.error(
             "SourceInvalid",
-            f"{source.display}: only Ollama can fetch from its library: serve it with runtime ollama, on a host where "
-            "Ollama runs",
+            "only Ollama can fetch from its library: serve it with runtime ollama, on a host where Ollama runs",
         )
 
 

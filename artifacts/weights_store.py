@@ -22,7 +22,7 @@ import structlog
 
 from artifacts import durable
 from artifacts.errors import ArtifactError
-from artifacts.fetch import FetchedArtifact, ReportProgress, fetch, verify_local
+from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch, verify_local
 from artifacts.file_set import FileSet, refuse_digest
 from artifacts.folder_lock import is_in_use, protect_from_eviction, try_lock_folder
 from artifacts.manifest import MANIFEST, Manifest, StoredFile, folder_digest
@@ -81,9 +81,7 @@ class _Wanted(NamedTuple):
     """The arguments of one `obtain`."""
 
     source: Source
-    sha256: str | None
-    size_bytes: int | None
-    revision: str | None
+    expected: ExpectedFile
     token: str | None
     check: CheckWeights
     access: str
@@ -160,9 +158,9 @@ class WeightsStore:
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
-        access = access_key(tenant, source, token)
+        expected = ExpectedFile(sha256=sha256, size_bytes=size_bytes, revision=revision)
         others = parse_mirrors(source, mirrors, sha256)
-        wanted = _Wanted(source, sha256, size_bytes, revision, token, check, access, others)
+        wanted = _Wanted(source, expected, token, check, access_key(tenant, source, token), others)
         refuse_library(source)
         refuse_digest(source, sha256)
         with storage_faults(self._objects):
@@ -178,7 +176,7 @@ class WeightsStore:
 
     async def _find_allowed(self, wanted: _Wanted) -> HeldWeights | None:
         """Return the stored weights if the caller may use them; None if they have to be fetched."""
-        held = await _hold_in_thread(self.find, wanted.source, wanted.revision, wanted.sha256)
+        held = await _hold_in_thread(self.find, wanted.source, wanted.expected.revision, wanted.expected.sha256)
         if held is None:
             return None
         try:
@@ -194,12 +192,12 @@ class WeightsStore:
         """Decide whether the caller may use an object; ask the server if that is not known. Raises ArtifactError."""
         if (await asyncio.to_thread(self._access.read, digest)).allows(wanted.access):
             return True
-        if durable.read(self._name_path(wanted.source, wanted.revision), str) != digest:
+        if durable.read(self._name_path(wanted.source, wanted.expected.revision), str) != digest:
             # The source has not delivered it, it only names the digest: it has to send all of it.
             return False
         manifest = durable.read(self._object_path(digest) / MANIFEST, Manifest)
         is_let_in = manifest is not None and await ask_for_access(
-            wanted.source, dataclasses.replace(self._settings, token=wanted.token), wanted.revision
+            wanted.source, dataclasses.replace(self._settings, token=wanted.token), wanted.expected.revision
         )
         if is_let_in:
             await in_thread(self._grant, wanted, digest)
@@ -304,7 +302,7 @@ class WeightsStore:
         source = wanted.source
         # What others fetch with a token or a signature is not continued without it.
         incoming = self._incoming / cache_key(
-            source.text, f"{wanted.revision or ''}{'' if wanted.is_public else wanted.access}", source.files
+            source.text, f"{wanted.expected.revision or ''}{'' if wanted.is_public else wanted.access}", source.files
         )
         with protect_from_eviction(incoming):
             try:
@@ -324,9 +322,13 @@ class WeightsStore:
         """Fetch the weights from their source, or from a mirror; return the files, their server and its revision."""
 
         async def read(server: Source, patience: Patience) -> tuple[list[FetchedArtifact], str]:
-            # A mirror has revisions of its own; its bytes are verified by their digest.
-            asked = wanted if server is wanted.source else wanted._replace(source=server, token=None, revision=None)
-            return await self._download(asked, incoming, on_progress, patience)
+            if server is not wanted.source:
+                # A mirror has revisions of its own; its bytes are verified by their digest.
+                expected = dataclasses.replace(wanted.expected, revision=None)
+                return await self._download(
+                    wanted._replace(source=server, token=None, expected=expected), incoming, on_progress, patience
+                )
+            return await self._download(wanted, incoming, on_progress, patience)
 
         (files, revision), server = await read_from_any(wanted.source, wanted.mirrors, read, self._settings.patience)
         return files, server, revision
@@ -335,32 +337,20 @@ class WeightsStore:
         self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress, patience: Patience
     ) -> tuple[list[FetchedArtifact], str]:
         """Fetch the file or files of one server to `incoming`; return them and their revision."""
-        source, revision = wanted.source, wanted.revision
+        source, expected = wanted.source, wanted.expected
         access = dataclasses.replace(self._settings, token=wanted.token, patience=patience)
 
         async def make_room(needed_bytes: int) -> None:
             await in_thread(self.make_room, needed_bytes, incoming)
 
         if not source.has_listing:
-            one = await fetch(
-                source,
-                incoming,
-                access,
-                sha256=wanted.sha256,
-                size_bytes=wanted.size_bytes,
-                revision=revision,
-                on_progress=on_progress,
-                make_room=make_room,
-            )
+            one = await fetch(source, incoming, access, expected, on_progress=on_progress, make_room=make_room)
             return [one], one.revision
         files = FileSet(source, access)
-        listing = await files.list_chosen(revision)
+        listing = await files.list_chosen(expected.revision)
         # Reserve space for all files before the first: a refusal now is better than a refusal after hours.
         await make_room(max(0, listing.size_bytes - await asyncio.to_thread(_disk_bytes, incoming)))
-        several = await files.fetch(
-            listing, incoming, sha256=wanted.sha256, on_progress=on_progress, make_room=make_room
-        )
-        return several, listing.revision
+        return await files.fetch(listing, incoming, expected.sha256, on_progress, make_room), listing.revision
 
     def _add_object(
         self, wanted: _Wanted, server: Source, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
@@ -372,7 +362,7 @@ class WeightsStore:
 
         Until the rename the folder is an unfinished download: after a crash the next call repeats this step.
         """
-        source, requested = wanted.source, wanted.revision
+        source, requested = wanted.source, wanted.expected.revision
         files = tuple(StoredFile.of(artifact.path, artifact.sha256) for artifact in fetched)
         is_folder = _is_folder(source, fetched)
         digest = folder_digest(files) if is_folder or len(files) > 1 else files[0].sha256

@@ -95,7 +95,7 @@ def command(*, wanted: WantedFiles, output_format: str, result: Path | None) -> 
 async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.errors import ArtifactError  # noqa: PLC0415
-    from artifacts.fetch import FetchedArtifact  # noqa: PLC0415
+    from artifacts.fetch import ExpectedFile, FetchedArtifact  # noqa: PLC0415
     from artifacts.fetch_source import fetch_source  # noqa: PLC0415
     from artifacts.inspect import check_stored  # noqa: PLC0415
     from artifacts.mirrors import parse_mirrors, read_from_any  # noqa: PLC0415
@@ -110,16 +110,10 @@ async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
 
         async def read(server: Source, patience: Patience) -> FetchedArtifact:
             access = outcome.build_source_access(server, source, wanted.file_root, wanted.allowed_networks, patience)
-            return await fetch_source(
-                server,
-                wanted.folder or Path(),
-                access,
-                sha256=wanted.sha256,
-                size_bytes=wanted.size_bytes,
-                # A mirror has revisions of its own; its bytes are verified by their digest.
-                revision=wanted.revision if server is source else None,
-                on_progress=show,
-            )
+            # A mirror has revisions of its own; its bytes are verified by their digest.
+            revision = wanted.revision if server is source else None
+            expected = ExpectedFile(sha256=wanted.sha256, size_bytes=wanted.size_bytes, revision=revision)
+            return await fetch_source(server, wanted.folder or Path(), access, expected, show)
 
         done, _server = await read_from_any(source, parse_mirrors(source, wanted.mirrors, wanted.sha256), read)
     # A server may send something else than it let `pomona inspect` read.

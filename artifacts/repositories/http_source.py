@@ -173,10 +173,10 @@ class Origin:
                     text += block
                     if len(text) > most_bytes:
                         problem = f"the server's response is longer than {most_bytes} bytes"
-                        raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+                        raise self._source.error("SourceRefused", problem)
         except RangeRefused as error:
             problem = "the server answered HTTP 416 to a request without a range"
-            raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}") from error
+            raise self._source.error("SourceRefused", problem) from error
         return bytes(text)
 
     @contextlib.asynccontextmanager
@@ -214,9 +214,7 @@ class Origin:
                 return _Received(response, hub_headers)
             response.close()
             url = self._redirect_target(url, location)
-        raise ArtifactError(
-            "SourceRefused", f"{self._source.display}: the server redirects more than {_MOST_REDIRECTS} times"
-        )
+        raise self._source.error("SourceRefused", f"the server redirects more than {_MOST_REDIRECTS} times")
 
     def _redirect_target(self, url: URL, location: str) -> URL:
         try:
@@ -229,8 +227,7 @@ class Origin:
         return target
 
     def _unusable_redirect(self) -> ArtifactError:
-        problem = "the server redirects to what is no http(s):// URL"
-        return ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+        return self._source.error("SourceRefused", "the server redirects to what is no http(s):// URL")
 
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send one request, with the credentials if `url` is of the source's own origin."""
@@ -247,17 +244,11 @@ class Origin:
             return await session.get(url, headers={**self._accept, **headers}, allow_redirects=False, proxy=proxy)
 
     def _private(self) -> ArtifactError:
-        return ArtifactError(
-            "SourceForbidden",
-            f"{self._source.display}: it, or what it redirects to, is {IN_PRIVATE_NETWORK}",
-        )
+        return self._source.error("SourceForbidden", f"it, or what it redirects to, is {IN_PRIVATE_NETWORK}")
 
     def _unreachable(self, problem: str, retry_after_seconds: float = 0.0) -> ArtifactError:
-        return ArtifactError(
-            "SourceUnreachable",
-            f"{self._source.display}: the server {problem}",
-            retryable=True,
-            retry_after_seconds=retry_after_seconds,
+        return self._source.error(
+            "SourceUnreachable", f"the server {problem}", retryable=True, retry_after_seconds=retry_after_seconds
         )
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
@@ -297,7 +288,7 @@ class Origin:
         """Refuse a body that is not sent as it is stored: it is neither unpacked nor kept."""
         if headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
             problem = "the server sends it compressed, although it was asked not to: turn off Content-Encoding there"
-            raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+            raise self._source.error("SourceRefused", problem)
 
     def _build_response(self, received: _Received, requested_first: int) -> SourceResponse:
         response, hub = received
@@ -305,15 +296,11 @@ class Origin:
         if response.status == _PARTIAL:
             match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if not match or int(match[1]) != requested_first:
-                raise ArtifactError(
-                    "SourceRefused", f"{self._source.display}: the server sent another range than the requested one"
-                )
+                raise self._source.error("SourceRefused", "the server sent another range than the requested one")
             first, size = requested_first, None if match[3] == "*" else int(match[3])
         if size is None:
             # Without a size, the end of the file looks like a broken connection, and no volume or host can be chosen.
-            raise ArtifactError(
-                "SourceRefused", f"{self._source.display}: the server does not say how large the file is"
-            )
+            raise self._source.error("SourceRefused", "the server does not say how large the file is")
         sha256, revision = None, _entity(response.headers)
         if self._source.scheme == "hf":
             sha256 = _digest(_text(hub, "X-Linked-Etag"))
@@ -385,7 +372,7 @@ def _parse_url(source: Source, text: str | URL) -> URL:
         url = URL(text) if isinstance(text, str) else text
         url.origin()
     except ValueError as error:
-        raise ArtifactError("SourceInvalid", f"{source.display}: its address is no http(s):// URL") from error
+        raise source.error("SourceInvalid", "its address is no http(s):// URL") from error
     return url
 
 

@@ -8,7 +8,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from artifacts.errors import ArtifactError
 from artifacts.repositories.http_source import connect
 from artifacts.repositories.repository import Listing, ReadableFile, RepositoryFile, SourceAccess, is_wanted
 from artifacts.retry import retry_read
@@ -71,16 +70,16 @@ def _parse_listing(source: Source, text: bytes) -> Listing:
     try:
         answer = msgspec.json.decode(text, type=_HubAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ArtifactError("SourceRefused", f"{source.display}: the hub's listing is not valid: {error}") from error
+        raise source.error("SourceRefused", f"the hub's listing is not valid: {error}") from error
     if not _COMMIT.fullmatch(answer.sha):
         problem = f"names {answer.sha[:100]!r} as its commit, which is none"
-        raise ArtifactError("SourceRefused", f"{source.display}: the hub {problem}")
+        raise source.error("SourceRefused", f"the hub {problem}")
     wanted = [sibling for sibling in answer.siblings if is_wanted(sibling.name)]
     if any(sibling.lfs and not is_digest(sibling.lfs.sha256) for sibling in wanted):
-        raise ArtifactError("SourceRefused", f"{source.display}: the hub states a sha256 that is none")
+        raise source.error("SourceRefused", "the hub states a sha256 that is none")
     unsized = next((sibling.name for sibling in wanted if sibling.size is None or sibling.size < 0), None)
     if unsized is not None:
-        raise ArtifactError("SourceRefused", f"{source.display}: the hub does not say how large {unsized} is")
+        raise source.error("SourceRefused", f"the hub does not say how large {unsized} is")
     files = [
         RepositoryFile(sibling.name, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
         for sibling in wanted

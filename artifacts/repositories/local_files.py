@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from artifacts.errors import ArtifactError
 from artifacts.formats.gguf_split import name_parts
 from artifacts.partial_download import storage_faults
 from artifacts.repositories.repository import (
@@ -43,12 +42,12 @@ def locate(source: Source, file_root: Path | None) -> Path:
         path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
         problem = getattr(error, "strerror", None) or "a loop of links"
-        raise ArtifactError("SourceNotFound", f"{source.display}: {problem}") from error
+        raise source.error("SourceNotFound", problem) from error
     if source.is_folder and not path.is_dir():
-        raise ArtifactError("SourceNotFound", f"{source.display}: is no folder: remove the slash at its end")
+        raise source.error("SourceNotFound", "is no folder: remove the slash at its end")
     if not source.is_folder and not path.is_file():
         way_out = ": end it with a slash to serve the folder" if path.is_dir() else ""
-        raise ArtifactError("SourceNotFound", f"{source.display}: is no regular file{way_out}")
+        raise source.error("SourceNotFound", f"is no regular file{way_out}")
     _require_inside(source, path, file_root)  # it may have been replaced meanwhile
     return path
 
@@ -56,15 +55,13 @@ def locate(source: Source, file_root: Path | None) -> Path:
 def _require_inside(source: Source, path: Path, file_root: Path | None, name: str = "") -> None:
     """Raise SourceForbidden for a path that leads out of `file_root`; `name` is that of a file beside the source's."""
     if file_root is None:
-        raise ArtifactError(
-            "SourceForbidden",
-            f"{source.display}: local files are not allowed here: start with --file-root DIR, a folder above this file",
+        raise source.error(
+            "SourceForbidden", "local files are not allowed here: start with --file-root DIR, a folder above this file"
         )
     if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(file_root)):
-        raise ArtifactError(
+        raise source.error(
             "SourceForbidden",
-            f"{source.display}: {name}is not below --file-root {file_root}, or is a link out of it: move it there or "
-            "widen the root",
+            f"{name}is not below --file-root {file_root}, or is a link out of it: move it there or widen the root",
         )
 
 
@@ -77,9 +74,8 @@ def locate_mounted(source: Source, file_root: Path | None) -> Source:
     if source.scheme != "pvc":
         return source
     if file_root is None:
-        raise ArtifactError(
-            "SourceForbidden",
-            f"{source.display}: only a pod can mount a claim: with its volume mounted at DIR, add --file-root DIR",
+        raise source.error(
+            "SourceForbidden", "only a pod can mount a claim: with its volume mounted at DIR, add --file-root DIR"
         )
     return dataclasses.replace(source, scheme="file", path=f"{file_root}/{source.path}")
 

@@ -120,8 +120,7 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
         raise _refusal(name, "the manifest must have either `layers` or `manifests`")
     expected = MANIFEST_TYPES if document.manifests is None else INDEX_TYPES
     if document.media_type and document.media_type not in expected:
-        problem = f"mediaType is {_shown(document.media_type)}, which is none of {', '.join(expected)}"
-        raise _refusal(name, problem)
+        raise _refusal(name, f"mediaType is {_shown(document.media_type)}, which is none of {', '.join(expected)}")
     if document.manifests is not None:
         return _choose(name, document.manifests)
     return _read_layers(name, document.layers or [])

@@ -118,7 +118,7 @@ class RegistryRepository:
         digest, manifest = await self.resolve(revision)
         file = next((entry for entry in manifest.files if entry.path == path), None)
         if file is None:
-            raise ArtifactError("SourceNotFound", f"{self._source.display}: the artifact has no file {path!r}")
+            raise self._source.error("SourceNotFound", f"the artifact has no file {path!r}")
         url = self._base / "blobs" / f"{_ALGORITHM}{file.sha256}"
         async with connect(
             self.file_source(path, digest), self._access, url=str(url), authorizer=self._authorizer
@@ -129,9 +129,9 @@ class RegistryRepository:
         text = await self._read_document(self._base / "manifests" / reference)
         digest = _ALGORITHM + hashlib.sha256(text).hexdigest()
         if reference.startswith(_ALGORITHM) and reference != digest:
-            raise ArtifactError(
+            raise self._source.error(
                 "ChecksumMismatch",
-                f"{self._source.display}: the registry sent a manifest with another digest than {reference}: it is "
+                f"the registry sent a manifest with another digest than {reference}: it is "
                 "damaged, or was replaced; push it again",
             )
         return digest, parse_manifest(self._source.display, text)
@@ -148,7 +148,7 @@ class RegistryRepository:
         return await retry_read(read, self._access.patience)
 
     def _refusal(self, problem: str) -> ArtifactError:
-        return ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+        return self._source.error("SourceRefused", problem)
 
 
 class _Blob:
@@ -171,9 +171,9 @@ class _Blob:
     async def _read(self, first: int, last: int | None) -> AsyncIterator[SourceResponse]:
         async with self._origin.read(first, last) as response:
             if response.size_bytes != self._file.size_bytes:
-                raise ArtifactError(
+                raise self._source.error(
                     "SourceRefused",
-                    f"{self._source.display}: the registry sends {response.size_bytes} bytes for {self._file.path}, "
+                    f"the registry sends {response.size_bytes} bytes for {self._file.path}, "
                     f"and its manifest states {self._file.size_bytes}: push the artifact again",
                 )
             yield dataclasses.replace(

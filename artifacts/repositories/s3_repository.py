@@ -60,9 +60,9 @@ class S3Repository:
         lines = "\n".join(f"{file.path}\0{file.revision}\0{file.size_bytes}" for file in files)
         digest = hashlib.sha256(lines.encode()).hexdigest()
         if revision and revision != digest:
-            raise ArtifactError(
+            raise self._source.error(
                 "SourceChanged",
-                f"{self._source.display}: its objects are not those that were inspected (revision {digest}, not "
+                f"its objects are not those that were inspected (revision {digest}, not "
                 f"{revision}): delete the Model and create it again to accept the new ones",
             )
         return Listing(digest, files)
@@ -83,7 +83,7 @@ class S3Repository:
                 return objects
         most = _MOST_PAGES * _PAGE_KEYS
         problem = f"has more than {most} objects below it: name a longer prefix, with the files of one model"
-        raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}")
+        raise self._source.error("SourceRefused", problem)
 
     async def _read_page(self, prefix: str, token: str) -> ListingPage:
         """Request one page; each of its keys is quoted, since XML cannot carry every character of a key."""
@@ -98,7 +98,7 @@ class S3Repository:
                     return parse_page(await origin.read_whole(PAGE_BYTES))
             except ValueError as error:
                 problem = f"the service's list of objects cannot be used: {error}"
-                raise ArtifactError("SourceRefused", f"{self._source.display}: {problem}") from error
+                raise self._source.error("SourceRefused", problem) from error
 
         return await retry_read(read, self._access.patience)
 

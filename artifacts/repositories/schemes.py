@@ -1,6 +1,5 @@
 """The repository of any source, by its scheme."""
 
-from artifacts.errors import ArtifactError
 from artifacts.repositories.hub_repository import HubRepository
 from artifacts.repositories.local_files import LocalRepository
 from artifacts.repositories.repository import Repository, SourceAccess
@@ -22,7 +21,5 @@ def open_repository(source: Source, access: SourceAccess) -> Repository:
 
         return S3Repository(source, access)
     if source.scheme == "pvc":
-        raise ArtifactError(
-            "SourceInvalid", f"{source.display}: only pods can read a claim: where its volume is mounted, use file://"
-        )
+        raise source.error("SourceInvalid", "only pods can read a claim: where its volume is mounted, use file://")
     return LocalRepository(source, access) if source.scheme == "file" else WebRepository(source, access)

@@ -27,9 +27,9 @@ class WebRepository:
         if len(files) > 1:
             current = hashlib.sha256("\0".join(file.revision for file in files).encode()).hexdigest()
         if revision and revision != current:
-            raise ArtifactError(
+            raise self._source.error(
                 "SourceChanged",
-                f"{self._source.display}: has revision {current} now, not {revision}: delete the Model and create it "
+                f"has revision {current} now, not {revision}: delete the Model and create it "
                 "again to accept the new files",
             )
         return Listing(current, files)

@@ -24,7 +24,7 @@ from artifacts.source import parse
 from tests.controlplane.process import CHECKOUT
 from tests.support.file_server import ALLOWED_NETWORKS
 from tests.support.servers.s3 import OWNER, REGION, STRANGER, S3Server, run_s3_server
-from tests.support.source_access import take_access
+from tests.support.source_access import take_access, take_expected
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
 
 BUCKET = "models"
@@ -47,9 +47,9 @@ class Bucket(NamedTuple):
         return await inspect(parse(source), access, **options)
 
     async def fetch(self, source: str, to: Path, s3: S3Access | None = None, **options: Any) -> FetchedArtifact:
-        defaults: dict[str, Any] = {"revision": None, "sha256": None, "on_progress": lambda _done, _total: None}
         access = take_access(options, patience=PATIENCE, s3=s3 or self.server.access())
-        return await fetch(parse(source), to, access, **(defaults | options))
+        options.setdefault("on_progress", lambda _done, _total: None)
+        return await fetch(parse(source), to, access, take_expected(options), **options)
 
     async def refuse(self, source: str, s3: S3Access) -> ArtifactError:
         with pytest.raises(ArtifactError) as caught:

@@ -8,7 +8,7 @@ import pytest
 from artifacts.errors import ArtifactError
 from artifacts.fetch import FetchedArtifact, fetch
 from artifacts.source import parse
-from tests.support.source_access import take_access
+from tests.support.source_access import take_access, take_expected
 from tests.unit.artifacts.stored_weights import HURRIED
 
 
@@ -19,9 +19,9 @@ class FetchCall(NamedTuple):
     endpoint: str
 
     async def __call__(self, source: str, **options: Any) -> FetchedArtifact:
-        defaults: dict[str, Any] = {"sha256": None, "revision": None, "on_progress": lambda _done, _total: None}
         access = take_access(options, endpoint=self.endpoint, patience=HURRIED)
-        return await fetch(parse(source), self.to, access, **(defaults | options))
+        options.setdefault("on_progress", lambda _done, _total: None)
+        return await fetch(parse(source), self.to, access, take_expected(options), **options)
 
     def names(self) -> set[str]:
         return {path.name for path in self.to.iterdir()} if self.to.exists() else set()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import ArtifactError
-from artifacts.fetch import FetchedArtifact, fetch_file
+from artifacts.fetch import ExpectedFile, FetchedArtifact, fetch_file
 from artifacts.repositories.address_policy import parse_network
 from artifacts.repositories.registry_repository import RegistryRepository, is_plain_http
 from artifacts.repositories.repository import SourceAccess
@@ -28,8 +28,7 @@ async def _fetch(repository: RegistryRepository, to: Path, revision: str | None 
         repository,
         file.path,
         to / file.name,
-        sha256=file.sha256,
-        revision=listing.revision,
+        ExpectedFile(sha256=file.sha256, revision=listing.revision),
         on_progress=lambda _done, _total: None,
         patience=HURRIED,
     )

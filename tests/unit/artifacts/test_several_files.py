@@ -18,7 +18,7 @@ from artifacts.inspect import Inspection, check_stored, inspect
 from artifacts.source import parse
 from artifacts.weights_store import WeightsStore
 from tests.support.file_server import COMMIT, FileServer, TransferFault
-from tests.support.source_access import take_access
+from tests.support.source_access import take_access, take_expected
 from tests.support.tiny_models import tiny_gguf, tiny_mlx, tiny_split
 from tests.unit.artifacts.stored_weights import HURRIED, obtain
 
@@ -32,9 +32,8 @@ async def inspect_source(server: FileServer, source: str, *files: str, **options
 
 async def fetch_files(server: FileServer, to: Path, source: str, *files: str, **options: Any) -> FetchedArtifact:
     access = take_access(options, endpoint=server.url, patience=HURRIED)
-    defaults: dict[str, Any] = {"sha256": None, "size_bytes": None, "revision": None}
-    defaults["on_progress"] = lambda _done, _total: None
-    return await fetch_source(parse(source, files), to, access, **(defaults | options))
+    options.setdefault("on_progress", lambda _done, _total: None)
+    return await fetch_source(parse(source, files), to, access, take_expected(options), **options)
 
 
 async def refused(call: Any) -> ArtifactError:
