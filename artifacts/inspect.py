@@ -1,9 +1,10 @@
 """Inspection: facts of weights from their headers and from a folder's config.json, without downloading the weights."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from artifacts.errors import ArtifactError
 from artifacts.fetch import build_mismatch
@@ -23,51 +24,21 @@ from artifacts.repositories.repository import SourceAccess
 from artifacts.repositories.schemes import open_repository
 from artifacts.retry import Patience, retry_read
 from artifacts.source import Source, refuse_library
-from crds.weights_header import GGUF, Layout, WeightsFormat
+from crds.model import ModelFacts
+from crds.weights_header import GGUF
 
 _TOTAL_SECONDS = 300.0
 _REASONS_WITHOUT_SOURCE = ("HeaderInvalid", "CustomCode", "SplitUnsupported")
 """Reasons of errors that are raised where only the bytes are known, and not their source."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class HeaderFacts:
-    """The facts in the headers of weights and in a folder's config.json.
+class Inspection(ModelFacts, frozen=True, kw_only=True):
+    """The facts that are known without downloading the weights, or those that stored weights state in their headers."""
 
-    Attributes:
-        format: format of the weights.
-        gguf: summary of the header, or of a folder's config.json.
-        layout: the sizes that decide the memory of serving; None if the header does not have all of them.
-        tensor_bytes: exact bytes of all weights.
-        total_parameters: number of parameters, if it follows exactly from the headers.
-        active_parameters: number of those that a token uses, if the model has experts.
-
-    """
-
-    format: WeightsFormat
-    gguf: GGUF
-    layout: Layout | None
-    tensor_bytes: int
-    total_parameters: int | None = None
-    active_parameters: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Inspection(HeaderFacts):
-    """The facts that are known without downloading the weights.
-
-    Attributes:
-        size_bytes: size of all files.
-        revision: the resolved revision: commit of hf://, entity tag or date of http(s)://, time and size of file://.
-        file: name of the file, or of the first part of a split model; empty for a folder.
-        sha256: the expected digest, else the digest that the hub states, else None.
-
-    """
-
-    size_bytes: int
-    revision: str
-    file: str
-    sha256: str | None
+    gguf: GGUF = GGUF()
+    size_bytes: int = 0
+    tensor_bytes: int = 0
+    """Exact bytes of all weights."""
 
 
 async def _inspect_files(
@@ -89,7 +60,7 @@ async def _inspect_files(
         raise files.build_digest_refusal(listing)
     stated = first.sha256 if len(listing.files) == 1 else None
     _refuse_other_digest(source, sha256, stated)
-    return _with_facts(facts, listing.size_bytes, listing.revision, file, sha256 or stated)
+    return _with_source(facts, listing.size_bytes, listing.revision, file, sha256 or stated)
 
 
 async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
@@ -104,8 +75,8 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
             "it in spec.files, for example files: ['models/tiny.gguf'], and their memory in spec.memoryBytes",
         )
     is_gguf = is_gguf_name(source.files[0])
-    facts = HeaderFacts(format="gguf" if is_gguf else "safetensors", gguf=GGUF(), layout=None, tensor_bytes=0)
-    return _with_facts(facts, manifest.size_bytes, digest, source.files[0], None)
+    facts = Inspection(format="gguf" if is_gguf else "safetensors", gguf=GGUF())
+    return _with_source(facts, manifest.size_bytes, digest, source.files[0], None)
 
 
 async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None) -> Inspection:
@@ -116,12 +87,12 @@ async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None
     header = await retry_read(read, access.patience)
     facts = _describe_gguf(merge_headers([header.header], [source.file]))
     _refuse_other_digest(source, sha256, header.sha256)
-    return _with_facts(facts, header.size_bytes, header.revision, source.file, sha256 or header.sha256)
+    return _with_source(facts, header.size_bytes, header.revision, source.file, sha256 or header.sha256)
 
 
-def _with_facts(facts: HeaderFacts, size_bytes: int, revision: str, file: str, sha256: str | None) -> Inspection:
-    fields = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
-    return Inspection(**fields, size_bytes=size_bytes, revision=revision, file=file, sha256=sha256)
+def _with_source(facts: Inspection, size_bytes: int, revision: str, file: str, sha256: str | None) -> Inspection:
+    """Return the facts of headers with those that the source states."""
+    return msgspec.structs.replace(facts, size_bytes=size_bytes, revision=revision, file=file, sha256=sha256 or "")
 
 
 def _refuse_other_digest(source: Source, expected: str | None, stated: str | None) -> None:
@@ -191,10 +162,11 @@ async def inspect_with_mirrors(
 
     inspection, server = await read_from_any(source, parse_mirrors(source, mirrors, sha256), read)
     # An artifact has one digest everywhere.
-    return inspection if server is source or server.scheme == "oci" else dataclasses.replace(inspection, revision="")
+    is_of_source = server is source or server.scheme == "oci"
+    return inspection if is_of_source else msgspec.structs.replace(inspection, revision="")
 
 
-def check_stored(source: Source, path: Path) -> HeaderFacts:
+def check_stored(source: Source, path: Path) -> Inspection:
     """Check weights on this disk before an engine loads them, and return what their header states.
 
     A server may have answered the inspection with other bytes: what is loaded must be of the source's format, and name
@@ -223,8 +195,8 @@ def _read_stored_part(path: Path, name: str) -> gguf.GGUFHeader:
         raise ArtifactError("SourceNotFound", f"{name} is missing beside {path.name}: provide all parts") from error
 
 
-def _describe_gguf(header: gguf.GGUFHeader) -> HeaderFacts:
-    return HeaderFacts(
+def _describe_gguf(header: gguf.GGUFHeader) -> Inspection:
+    return Inspection(
         format="gguf",
         gguf=summarize(header),
         layout=layout_of(header),
@@ -236,20 +208,19 @@ def _describe_gguf(header: gguf.GGUFHeader) -> HeaderFacts:
 
 def _describe_folder(
     configs: Mapping[str, bytes], weights: SafetensorsHeader, python_files: Sequence[str] = ()
-) -> HeaderFacts:
+) -> Inspection:
     """Return the facts of a folder; a LoRA adapter has no config.json."""
     if CONFIG not in configs:
         is_mlx = weights.written_for == "mlx" or folder_config.is_mlx_adapter(configs.get(ADAPTER_CONFIG, b"{}"))
-        return HeaderFacts(
+        return Inspection(
             format="mlx" if is_mlx else "safetensors",
             gguf=GGUF(architecture="lora"),
-            layout=None,
             tensor_bytes=weights.tensor_bytes,
             total_parameters=weights.parameters,
         )
     config = folder_config.parse(configs[CONFIG], python_files, configs.get(folder_config.QUANTIZATION))
     parameters = weights.parameters
-    return HeaderFacts(
+    return Inspection(
         format="mlx" if weights.written_for == "mlx" or folder_config.is_mlx(config) else "safetensors",
         gguf=folder_config.summarize(config),
         layout=folder_config.layout_of(config, weights.tensor_bytes),

@@ -107,7 +107,7 @@ async def inspect_source(wanted: InspectedSource) -> dict[str, Any]:
         "sizeBytes": inspection.size_bytes,
         "tensorBytes": inspection.tensor_bytes,
         "revision": inspection.revision,
-        "sha256": inspection.sha256 or "",
+        "sha256": inspection.sha256,
         **outcome.describe_headers(inspection),
     }
 

@@ -22,7 +22,7 @@ from cli.options import Parsed
 from cli.stop_signals import run_until_signal
 
 if TYPE_CHECKING:
-    from artifacts.inspect import HeaderFacts  # it imports aiohttp
+    from artifacts.inspect import Inspection  # it imports aiohttp
     from artifacts.repositories.repository import SourceAccess
     from artifacts.retry import Patience
 
@@ -108,7 +108,7 @@ def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:
     sys.exit(RETRYABLE_EXIT if error.retryable else PERMANENT_EXIT)
 
 
-def describe_headers(facts: "HeaderFacts") -> dict[str, Any]:
+def describe_headers(facts: "Inspection") -> dict[str, Any]:
     """Return the facts of headers as both commands print them, and as a Job's result has them."""
     return {
         "format": facts.format,

@@ -141,7 +141,7 @@ class HostWeights:
         return inspection.layout
 
 
-def _least_layout(facts: inspect.HeaderFacts) -> Layout:
+def _least_layout(facts: inspect.Inspection) -> Layout:
     """Return the layout or, of a header that does not state all of it, one by which the weights alone take memory."""
     return facts.layout or Layout(
         tensor_bytes=facts.tensor_bytes,

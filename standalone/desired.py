@@ -4,12 +4,10 @@ A cluster chooses between pods and hosts; here there is one host. So every servi
 Fields about pods are reported and ignored, and never prevent serving: the file is the same as for the cluster.
 """
 
-import dataclasses
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-import msgspec
 from msgspec import structs
 
 from artifacts.errors import ArtifactError
@@ -131,8 +129,7 @@ def with_inspection(model: Model, inspection: Inspection, problem: str = "") -> 
 
     `problem` is the reason why the facts are those of the stored weights, and the source was not asked.
     """
-    known = dataclasses.replace(inspection, sha256=inspection.sha256 or "")
-    facts = take_answer(model, msgspec.convert(known, ModelFacts, from_attributes=True))
+    facts = take_answer(model, inspection)
     if scheme_of(model.spec.source) == "file":
         # A cluster cannot read the file and so has no revision; with one, the process would have another name here.
         facts = structs.replace(facts, revision="")

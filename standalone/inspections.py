@@ -30,7 +30,7 @@ class SourceRecord(msgspec.Struct, frozen=True, rename="camel"):
 
     revision: str
     file: str
-    sha256: str | None
+    sha256: str
     size_bytes: int
 
 
@@ -88,10 +88,7 @@ class ModelInspector:
             facts = check_stored(source, held.path)
         finally:
             held.release()
-        fields = {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
-        return Inspection(
-            **fields, size_bytes=record.size_bytes, revision=record.revision, file=record.file, sha256=record.sha256
-        )
+        return msgspec.structs.replace(facts, **msgspec.structs.asdict(record))
 
     def _path(self, source: Source, sha256: str | None) -> Path:
         return self._folder / f"{cache_key(source.text, sha256 or '', source.files)}.json"

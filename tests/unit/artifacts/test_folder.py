@@ -54,7 +54,7 @@ async def test_a_repository_is_inspected_without_its_weights(server: FileServer)
     inspection = await look("hf://acme/mlx", server=server)
 
     assert inspection.revision == COMMIT
-    assert (inspection.file, inspection.sha256) == ("", None)
+    assert (inspection.file, inspection.sha256) == ("", "")
     assert inspection.size_bytes == sum((folder / name).stat().st_size for name in ("config.json", "model.safetensors"))
     assert inspection.tensor_bytes == WEIGHTS_BYTES
     assert (inspection.gguf.architecture, inspection.gguf.quantization) == ("llama", "4-bit")

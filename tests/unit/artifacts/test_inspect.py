@@ -58,7 +58,7 @@ async def test_only_the_header_is_read(server: FileServer, model: Path) -> None:
     inspection = await _inspect(server, server.url + "/tiny.gguf")
     stat = await asyncio.to_thread(model.stat)
     size = stat.st_size
-    assert (inspection.file, inspection.size_bytes, inspection.sha256) == ("tiny.gguf", size, None)
+    assert (inspection.file, inspection.size_bytes, inspection.sha256) == ("tiny.gguf", size, "")
     assert inspection.revision == f"{stat.st_mtime_ns:x}-{size:x}"
     assert (inspection.gguf.architecture, inspection.gguf.layer_count) == ("llama", 2)
     assert size - (64 << 10) < inspection.tensor_bytes < size

@@ -91,7 +91,7 @@ class TestSafetensors:
             "safetensors",
             COMMIT,
             "",
-            None,
+            "",
         )
         assert (inspection.tensor_bytes, inspection.total_parameters, inspection.active_parameters) == (
             4 * elements,
@@ -280,7 +280,7 @@ class TestSplitModels:
         )
         for source in sources:
             inspection = await inspect_source(server, *source)
-            assert (inspection.format, inspection.file, inspection.sha256) == ("gguf", parts[0].name, None)
+            assert (inspection.format, inspection.file, inspection.sha256) == ("gguf", parts[0].name, "")
             assert inspection.size_bytes == sum(path.stat().st_size for path in parts)
             assert (inspection.layout, inspection.total_parameters) == (whole.layout, whole.total_parameters)
             assert inspection.gguf.tensor_count == whole.gguf.tensor_count

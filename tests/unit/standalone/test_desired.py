@@ -41,7 +41,7 @@ def model(**spec: Any) -> Model:
     return accept_manifest(make_manifest(MODELS, name="tiny", **spec), Model)
 
 
-def found(sha256: str | None = "b" * 64, layout: Layout | None = LAYOUT) -> Inspection:
+def found(sha256: str = "b" * 64, layout: Layout | None = LAYOUT) -> Inspection:
     return Inspection(
         format="gguf",
         size_bytes=GIB,
@@ -106,7 +106,7 @@ def test_ignored_fields_are_listed() -> None:
 
 def test_local_file_is_same_process_as_in_cluster() -> None:
     local = model(source="file:///m/tiny.gguf", memoryBytes=3 * GIB)
-    decision = decide_assignments(service(), {KEY: with_inspection(local, found(sha256=None))})
+    decision = decide_assignments(service(), {KEY: with_inspection(local, found(sha256=""))})
     spec = decision.assignments[0].spec
     assert (spec.artifact.revision, spec.artifact.sha256) == ("", "")
     assert spec.memory_bytes == 3 * GIB
