@@ -230,7 +230,7 @@ def test_active_share_is_that_of_the_user_or_of_the_header(
     source = "hf://org/repo/file.gguf"
     spec = ModelSpec(source=source, total_parameters=stated[0], active_parameters=stated[1])
     status = ModelStatus(total_parameters=found[0], active_parameters=found[1])
-    model = Model(ObjectMeta(name="tiny"), spec, status)
+    model = Model(metadata=ObjectMeta(name="tiny"), spec=spec, status=status)
     assert find_active_share(model) == share
 
 
