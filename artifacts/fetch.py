@@ -19,7 +19,6 @@ from artifacts.partial_download import (
     PartialDownload,
     hash_file,
     locked,
-    open_partial_download,
     read_download_record,
     storage_faults,
     write_download_record,
@@ -207,7 +206,7 @@ class _Download:
 
     async def run(self, path: Path, patience: Patience) -> DownloadRecord:
         backoff = Backoff(patience)
-        with open_partial_download(path, self.source.text) as partial:
+        with contextlib.closing(PartialDownload(path, self.source.text)) as partial:
             await partial.resume(lambda done: self.on_progress(done, None))
             while True:
                 try:

@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from artifacts.errors import ArtifactError
 from artifacts.fetch import ExpectedFile, FetchedArtifact, MakeRoom, ReportProgress, fetch_file, verify_local
@@ -16,7 +16,7 @@ from artifacts.formats import gguf, safetensors_header
 from artifacts.formats.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
 from artifacts.formats.gguf_split import is_gguf_name, keep_part
 from artifacts.formats.safetensors_header import LENGTH_BYTES, SafetensorsHeader
-from artifacts.gguf_reader import FoundHeader, read_header
+from artifacts.gguf_reader import read_header
 from artifacts.repositories import local_files
 from artifacts.repositories.repository import (
     WEIGHTS,
@@ -32,6 +32,8 @@ from artifacts.source import Source
 from crds.size import size_text
 
 T = TypeVar("T")
+_ReadFile = Callable[[ReadableFile, RepositoryFile, str], Awaitable[T]]
+"""Reads an opened file, of which it gets the listed size, and the name for messages."""
 
 _CONFIG_BYTES: Final = 1 << 20
 _CHECKED_BYTES: Final = 16 << 20
@@ -50,14 +52,6 @@ def refuse_digest(source: Source, sha256: str | None) -> None:
     if sha256 and source.has_listing and not source.files:
         what = "a split model" if source.is_split else "a folder"
         raise source.error("SourceInvalid", f"{what} has no sha256: remove it, and pin a commit with @REVISION instead")
-
-
-class _OpenedFile(NamedTuple):
-    """A file that is being read, with its name for messages."""
-
-    opened: ReadableFile
-    file: RepositoryFile
-    name: str
 
 
 class FileSet:
@@ -147,7 +141,7 @@ class FileSet:
                 if error.reason != "HeaderInvalid":
                     raise
                 raise ArtifactError(error.reason, f"{file.path}: {error.message}") from error
-            keep_part(headers, header.header, file.path)
+            keep_part(headers, header, file.path)
         return headers
 
     async def _read(self, listing: Listing, file: RepositoryFile, most_bytes: int) -> bytes:
@@ -155,13 +149,13 @@ class FileSet:
             raise ArtifactError("HeaderInvalid", f"{file.path} is longer than {size_text(most_bytes)}")
         return await self._open(listing, file, _read_whole)
 
-    async def _open(self, listing: Listing, file: RepositoryFile, read: Callable[[_OpenedFile], Awaitable[T]]) -> T:
+    async def _open(self, listing: Listing, file: RepositoryFile, read: _ReadFile[T]) -> T:
         """Open a file and return what `read` returns; repeat it as patience allows."""
         name = self._repository.file_source(file.path, listing.revision).display
 
         async def read_once() -> T:
             async with self._repository.open_file(file.path, listing.revision) as opened:
-                return await read(_OpenedFile(opened, file, name))
+                return await read(opened, file, name)
 
         return await retry_read(read_once, self._access.patience)
 
@@ -213,26 +207,24 @@ class FileSet:
         return self._source.error("SourceInvalid", problem)
 
 
-async def _read_whole(file: _OpenedFile) -> bytes:
-    return await read_start(file.opened, file.name, file.file.size_bytes, file.file.size_bytes)
+async def _read_whole(opened: ReadableFile, file: RepositoryFile, name: str) -> bytes:
+    return await read_start(opened, name, file.size_bytes, file.size_bytes)
 
 
-async def _read_gguf_header(file: _OpenedFile) -> FoundHeader:
-    header = await read_header(file.name, file.opened)
-    if header.size_bytes != file.file.size_bytes:
-        problem = f"is listed with {file.file.size_bytes} bytes, but the server has {header.size_bytes}"
-        raise ArtifactError("SourceRefused", f"{file.name}: {problem}")
+async def _read_gguf_header(opened: ReadableFile, file: RepositoryFile, name: str) -> gguf.GGUFHeader:
+    header, response = await read_header(name, opened)
+    if response.size_bytes != file.size_bytes:
+        problem = f"is listed with {file.size_bytes} bytes, but the server has {response.size_bytes}"
+        raise ArtifactError("SourceRefused", f"{name}: {problem}")
     return header
 
 
-async def _read_safetensors_header(file: _OpenedFile) -> SafetensorsHeader:
-    path, size = file.file.path, file.file.size_bytes
-    text = await read_start(file.opened, file.name, size, _FIRST_BYTES)
-    end = LENGTH_BYTES + safetensors_header.parse_length(path, text, size)
+async def _read_safetensors_header(opened: ReadableFile, file: RepositoryFile, name: str) -> SafetensorsHeader:
+    text = await read_start(opened, name, file.size_bytes, _FIRST_BYTES)
+    end = LENGTH_BYTES + safetensors_header.parse_length(file.path, text, file.size_bytes)
     if len(text) < end:
-        text = await read_start(file.opened, file.name, size, end)
-    text = text[LENGTH_BYTES:end]
-    return await asyncio.to_thread(safetensors_header.parse, path, text, size)
+        text = await read_start(opened, name, file.size_bytes, end)
+    return await asyncio.to_thread(safetensors_header.parse, file.path, text[LENGTH_BYTES:end], file.size_bytes)
 
 
 def read_stored_configs(folder: Path) -> dict[str, bytes]:

@@ -1,7 +1,6 @@
 """Reads the header of a GGUF file in growing ranges, from a server or from this disk: only as much as it takes."""
 
 import asyncio
-import dataclasses
 from pathlib import Path
 from typing import Final
 
@@ -13,18 +12,10 @@ _FIRST_BYTES: Final = 256 << 10
 _GROWTH: Final = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class FoundHeader:
-    """A header, and what the server says about its file; the fields mean the same as in `SourceResponse`."""
+async def read_header(name: str, opened: ReadableFile) -> tuple[GGUFHeader, SourceResponse]:
+    """Return the header of a file and the response that completed it, from growing ranges of the file.
 
-    header: GGUFHeader
-    size_bytes: int
-    revision: str
-    sha256: str | None
-
-
-async def read_header(name: str, opened: ReadableFile) -> FoundHeader:
-    """Request growing ranges until the header is complete; stop reading there even if the server ignores ranges.
+    Reading stops at the end of the header even if the server ignores ranges.
 
     Raises:
         ArtifactError: with a reason and whether a retry may help; `name` is the file in its message.
@@ -48,7 +39,7 @@ def read_stored_header(path: Path) -> GGUFHeader:
     raise ArtifactError("HeaderInvalid", "the file was cut while it was read")
 
 
-async def _read_growing(name: str, opened: ReadableFile) -> FoundHeader:
+async def _read_growing(name: str, opened: ReadableFile) -> tuple[GGUFHeader, SourceResponse]:
     prefix = bytearray()
     wanted = _FIRST_BYTES
     validator = ""
@@ -61,7 +52,7 @@ async def _read_growing(name: str, opened: ReadableFile) -> FoundHeader:
                 raise ArtifactError("SourceChanged", f"{name}: {problem}", retryable=True)
             header = await _parse_growing(response, prefix, wanted)
             if header:
-                return FoundHeader(header, response.size_bytes, response.revision, response.sha256)
+                return header, response
         if len(prefix) == response.first:
             raise ArtifactError("SourceRefused", f"{name}: the server sends an empty range")
         validator = response.validator

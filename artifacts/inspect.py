@@ -15,12 +15,12 @@ from artifacts.formats.folder_config import CONFIG
 from artifacts.formats.gguf_facts import count_active, layout_of, summarize
 from artifacts.formats.gguf_split import is_gguf_name, keep_part, merge_headers, name_parts
 from artifacts.formats.safetensors_header import SafetensorsHeader
-from artifacts.gguf_reader import FoundHeader, read_header, read_stored_header
+from artifacts.gguf_reader import read_header, read_stored_header
 from artifacts.mirrors import parse_mirrors, read_from_any
 from artifacts.partial_download import storage_faults
 from artifacts.repositories import local_files
 from artifacts.repositories.registry_repository import RegistryRepository
-from artifacts.repositories.repository import SourceAccess
+from artifacts.repositories.repository import SourceAccess, SourceResponse
 from artifacts.repositories.schemes import open_repository
 from artifacts.retry import Patience, retry_read
 from artifacts.source import Source, refuse_library
@@ -80,14 +80,14 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
 
 
 async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None) -> Inspection:
-    async def read() -> FoundHeader:
+    async def read() -> tuple[gguf.GGUFHeader, SourceResponse]:
         async with open_repository(source, access).open_file(source.path, None) as opened:
             return await read_header(source.display, opened)
 
-    header = await retry_read(read, access.patience)
-    facts = _describe_gguf(merge_headers([header.header], [source.file]))
-    _refuse_other_digest(source, sha256, header.sha256)
-    return _with_source(facts, header.size_bytes, header.revision, source.file, sha256 or header.sha256)
+    header, response = await retry_read(read, access.patience)
+    facts = _describe_gguf(merge_headers([header], [source.file]))
+    _refuse_other_digest(source, sha256, response.sha256)
+    return _with_source(facts, response.size_bytes, response.revision, source.file, sha256 or response.sha256)
 
 
 def _with_source(facts: Inspection, size_bytes: int, revision: str, file: str, sha256: str | None) -> Inspection:

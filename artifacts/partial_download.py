@@ -15,8 +15,9 @@ import os
 import shutil
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator
+from io import BufferedReader, FileIO
 from pathlib import Path
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
@@ -31,10 +32,6 @@ _HASH_STEP_BYTES = 64 << 20
 _LOCK_RETRY_SECONDS = 0.2
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes | None: ...
 
 
 class VerifiedFile(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -112,7 +109,9 @@ async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs)
         raise
 
 
-async def hash_file(file: _Readable, size_bytes: int, on_hashed: Callable[[int], None]) -> "hashlib._Hash":
+async def hash_file(
+    file: FileIO | BufferedReader, size_bytes: int, on_hashed: Callable[[int], None]
+) -> "hashlib._Hash":
     """Return the SHA-256 state over the first `size_bytes` from the current position, in steps off the event loop."""
     digest = hashlib.sha256()
     done = 0
@@ -177,7 +176,7 @@ def write_download_record(path: Path, file: Path, source: str, revision: str, sh
 
 
 class PartialDownload:
-    """The partial download of `path`; made by `open_partial_download`, under the lock."""
+    """The partial download of `path`; made and closed under the lock."""
 
     def __init__(self, path: Path, source: str) -> None:
         self._path = path
@@ -278,13 +277,3 @@ class PartialDownload:
         if not self.size_bytes:
             self.partial_path.unlink(missing_ok=True)
             self._state_path.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def open_partial_download(path: Path, source: str) -> Iterator[PartialDownload]:
-    """Open the partial download of `path`; the caller holds the lock."""
-    partial = PartialDownload(path, source)
-    try:
-        yield partial
-    finally:
-        partial.close()

@@ -7,6 +7,7 @@ Proxies of the environment are used; passwords of a netrc file are not, since a 
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -21,7 +22,6 @@ from yarl import URL
 from artifacts.errors import ArtifactError
 from artifacts.repositories.address_policy import (
     IN_PRIVATE_NETWORK,
-    Networks,
     PrivateAddressError,
     find_stated_address,
     is_allowed,
@@ -29,11 +29,10 @@ from artifacts.repositories.address_policy import (
 )
 from artifacts.repositories.repository import RangeRefused, SourceAccess, SourceResponse
 from artifacts.repositories.s3_access import read_digest
-from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source
+from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source, is_digest
 from kube.public_trust import read_public_trust
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 # Bytes that aiohttp has buffered are lost when a connection breaks. The block is large enough for few thread switches,
 # and small enough to be requested again.
 _BLOCK_BYTES = 256 << 10
@@ -101,51 +100,40 @@ class _Received(NamedTuple):
     hub_headers: Mapping[str, str]
 
 
+@dataclasses.dataclass(frozen=True)
 class Origin:
     """A source on a server; made by `connect`.
 
-    Args:
-        head_seconds: limit for a response's head, whatever interim responses or parts of it arrive.
+    Attributes:
         direct: session whose sockets reach allowed addresses only.
         proxied: session for requests through a proxy, which resolves names by itself.
         source: the file or folder.
         url: the URL to request first.
+        access: settings to read the source.
         authorizer: credentials for the origin of `url`.
         accept: media types to ask for; empty for any.
         explain: reader of refusals, for a service that explains them.
-        networks: private networks that the source may lead to.
         hub: URL of the hub, whose headers name commit and digest, and whose address the operator chose; None for
             a source of another server.
         revision: the requested revision.
 
     """
 
-    def __init__(
-        self,
-        direct: aiohttp.ClientSession,
-        proxied: aiohttp.ClientSession,
-        source: Source,
-        url: URL,
-        *,
-        head_seconds: float,
-        authorizer: Authorizer,
-        accept: str,
-        explain: ExplainRefusal | None,
-        networks: Networks,
-        hub: URL | None,
-        revision: str | None,
-    ) -> None:
-        self._direct = direct
-        self._proxied = proxied
-        self._source = source
-        self._url = url
-        self._head_seconds = head_seconds
-        self._authorizer = authorizer
-        self._accept = {"Accept": accept} if accept else {}
-        self._explain = explain
-        self._networks = networks
-        self._hub = hub
-        self._requested_revision = revision
+    direct: aiohttp.ClientSession
+    proxied: aiohttp.ClientSession
+    source: Source
+    url: URL
+    access: SourceAccess
+    authorizer: Authorizer
+    accept: str
+    explain: ExplainRefusal | None
+    hub: URL | None
+    revision: str | None
+
+    @property
+    def head_seconds(self) -> float:
+        """Limit for the head of a response, whatever interim responses or parts of it arrive."""
+        return self.access.patience.connect_seconds + self.access.patience.silence_seconds
 
     @contextlib.asynccontextmanager
     async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
@@ -166,18 +154,15 @@ class Origin:
 
     async def read_whole(self, most_bytes: int) -> bytes:
         """Return the body of a short response. Raises ArtifactError, also when the body is longer than `most_bytes`."""
-        text = bytearray()
         try:
             async with self._get({}) as received:
-                async for block in received.response.content.iter_chunked(_BLOCK_BYTES):
-                    text += block
-                    if len(text) > most_bytes:
-                        problem = f"the server's response is longer than {most_bytes} bytes"
-                        raise self._source.error("SourceRefused", problem)
+                body = await _read_most(received.response, most_bytes)
         except RangeRefused as error:
             problem = "the server answered HTTP 416 to a request without a range"
-            raise self._source.error("SourceRefused", problem) from error
-        return bytes(text)
+            raise self.source.error("SourceRefused", problem) from error
+        if body is None:
+            raise self.source.error("SourceRefused", f"the server's response is longer than {most_bytes} bytes")
+        return body
 
     @contextlib.asynccontextmanager
     async def _get(self, headers: Mapping[str, str]) -> AsyncIterator[_Received]:
@@ -198,23 +183,23 @@ class Origin:
 
     async def _follow(self, headers: Mapping[str, str]) -> _Received:
         """Request the source's URL and follow redirects."""
-        url = self._url
+        url = self.url
         hub_headers: Mapping[str, str] = {}
         for _ in range(_MOST_REDIRECTS + 1):
             response = await self._request(url, headers)
-            if response.status == _LOGIN_REQUIRED and url.origin() == self._url.origin():
+            if response.status == _LOGIN_REQUIRED and url.origin() == self.url.origin():
                 challenges = response.headers.getall("WWW-Authenticate", [])
-                if await self._authorizer.answer_challenges(challenges):
+                if await self.authorizer.answer_challenges(challenges):
                     response.close()
                     response = await self._request(url, headers)
-            if self._hub and url.origin() == self._hub.origin():
+            if self.hub and url.origin() == self.hub.origin():
                 hub_headers = response.headers
             location = response.headers.get("Location", "")
-            if response.status not in _REDIRECTS or (self._explain and not location):
+            if response.status not in _REDIRECTS or (self.explain and not location):
                 return _Received(response, hub_headers)
             response.close()
             url = self._redirect_target(url, location)
-        raise self._source.error("SourceRefused", f"the server redirects more than {_MOST_REDIRECTS} times")
+        raise self.source.error("SourceRefused", f"the server redirects more than {_MOST_REDIRECTS} times")
 
     def _redirect_target(self, url: URL, location: str) -> URL:
         try:
@@ -227,45 +212,50 @@ class Origin:
         return target
 
     def _unusable_redirect(self) -> ArtifactError:
-        return self._source.error("SourceRefused", "the server redirects to what is no http(s):// URL")
+        return self.source.error("SourceRefused", "the server redirects to what is no http(s):// URL")
 
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Send one request, with the credentials if `url` is of the source's own origin."""
-        if url.origin() == self._url.origin():
-            headers = self._authorizer.authorize_headers(url, headers)
+        if url.origin() == self.url.origin():
+            headers = self.authorizer.authorize_headers(url, headers)
         proxy = _find_proxy(url)
-        chosen_by_operator = self._hub is not None and url.origin() == self._hub.origin()
+        chosen_by_operator = self.hub is not None and url.origin() == self.hub.origin()
         # The proxy resolves names, and decides about their addresses.
         stated = find_stated_address(url.raw_host or "") if proxy and not chosen_by_operator else None
-        if stated is not None and not is_allowed(stated, self._networks):
+        if stated is not None and not is_allowed(stated, self.access.allowed_networks):
             raise self._private()
-        session = self._proxied if proxy or chosen_by_operator else self._direct
-        async with asyncio.timeout(self._head_seconds):
-            return await session.get(url, headers={**self._accept, **headers}, allow_redirects=False, proxy=proxy)
+        session = self.proxied if proxy or chosen_by_operator else self.direct
+        if self.accept:
+            headers = {"Accept": self.accept, **headers}
+        async with asyncio.timeout(self.head_seconds):
+            return await session.get(url, headers=headers, allow_redirects=False, proxy=proxy)
 
     def _private(self) -> ArtifactError:
-        return self._source.error("SourceForbidden", f"it, or what it redirects to, is {IN_PRIVATE_NETWORK}")
+        return self.source.error("SourceForbidden", f"it, or what it redirects to, is {IN_PRIVATE_NETWORK}")
 
     def _unreachable(self, problem: str, retry_after_seconds: float = 0.0) -> ArtifactError:
-        return self._source.error(
+        return self.source.error(
             "SourceUnreachable", f"the server {problem}", retryable=True, retry_after_seconds=retry_after_seconds
         )
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
-        name, status = self._source.display, response.status
+        name, status = self.source.display, response.status
         if status == _RANGE_REFUSED:
             raise RangeRefused
-        if self._explain and status >= _FIRST_REDIRECT:
-            error = self._explain(status, response.headers, await self._read_refusal(response))
+        if self.explain and status >= _FIRST_REDIRECT:
+            async with asyncio.timeout(self.head_seconds):
+                body = await _read_most(response, _REFUSAL_BYTES)
+            # A body that is too long explains nothing.
+            error = self.explain(status, response.headers, body or b"")
             if error:
                 raise error
         if status in _REDIRECTS:
             raise self._unusable_redirect()
         if status in _UNAUTHORIZED:
-            way_out = _OTHER_LOGIN if self._source.scheme == "oci" else _OTHER_TOKEN
+            way_out = _OTHER_LOGIN if self.source.scheme == "oci" else _OTHER_TOKEN
             raise ArtifactError("SourceUnauthorized", f"{name}: HTTP {status}: no access: {way_out}")
         if status in _GONE:
-            missing = _NO_ARTIFACT if self._source.scheme == "oci" else "there is no such file: check path and revision"
+            missing = _NO_ARTIFACT if self.source.scheme == "oci" else "there is no such file: check path and revision"
             raise ArtifactError("SourceNotFound", f"{name}: HTTP {status}: {missing}")
         if status in _TRY_AGAIN or status >= _SERVER_ERROR:
             seconds = _read_retry_after(response.headers)
@@ -274,21 +264,11 @@ class Origin:
         if status >= _FIRST_ERROR:
             raise ArtifactError("SourceRefused", f"{name}: the server refused with HTTP {status}")
 
-    async def _read_refusal(self, response: aiohttp.ClientResponse) -> bytes:
-        """Return the body of a refusal; empty if it is too long to explain anything."""
-        text = bytearray()
-        async with asyncio.timeout(self._head_seconds):
-            async for block in response.content.iter_chunked(_REFUSAL_BYTES):
-                text += block
-                if len(text) > _REFUSAL_BYTES:
-                    return b""
-        return bytes(text)
-
     def _refuse_encoding(self, headers: Mapping[str, str]) -> None:
         """Refuse a body that is not sent as it is stored: it is neither unpacked nor kept."""
         if headers.get("Content-Encoding", "identity").lower() not in ("", "identity"):
             problem = "the server sends it compressed, although it was asked not to: turn off Content-Encoding there"
-            raise self._source.error("SourceRefused", problem)
+            raise self.source.error("SourceRefused", problem)
 
     def _build_response(self, received: _Received, requested_first: int) -> SourceResponse:
         response, hub = received
@@ -296,16 +276,17 @@ class Origin:
         if response.status == _PARTIAL:
             match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if not match or int(match[1]) != requested_first:
-                raise self._source.error("SourceRefused", "the server sent another range than the requested one")
+                raise self.source.error("SourceRefused", "the server sent another range than the requested one")
             first, size = requested_first, None if match[3] == "*" else int(match[3])
         if size is None:
             # Without a size, the end of the file looks like a broken connection, and no volume or host can be chosen.
-            raise self._source.error("SourceRefused", "the server does not say how large the file is")
+            raise self.source.error("SourceRefused", "the server does not say how large the file is")
         sha256, revision = None, _entity(response.headers)
-        if self._source.scheme == "hf":
-            sha256 = _digest(_text(hub, "X-Linked-Etag"))
-            revision = _text(hub, "X-Repo-Commit") or self._requested_revision or self._source.revision
-        elif self._source.scheme == "s3":
+        if self.source.scheme == "hf":
+            tag = _text(hub, "X-Linked-Etag").strip('"').lower()
+            sha256 = tag if is_digest(tag) else None
+            revision = _text(hub, "X-Repo-Commit") or self.revision or self.source.revision
+        elif self.source.scheme == "s3":
             sha256 = read_digest(response.headers)
         return SourceResponse(
             first=first,
@@ -357,14 +338,23 @@ async def connect(
             proxied,
             source,
             _parse_url(source, url or source.url(access.endpoint, revision)),
-            head_seconds=access.patience.connect_seconds + access.patience.silence_seconds,
-            authorizer=authorizer or FixedAuthorizer(f"Bearer {access.token}" if access.token else ""),
-            accept=accept,
-            explain=explain,
-            networks=access.allowed_networks,
+            access,
+            authorizer or FixedAuthorizer(f"Bearer {access.token}" if access.token else ""),
+            accept,
+            explain,
             hub=_parse_url(source, access.endpoint) if source.scheme == "hf" else None,
             revision=revision,
         )
+
+
+async def _read_most(response: aiohttp.ClientResponse, most_bytes: int) -> bytes | None:
+    """Return the body of a response; None if it is longer than `most_bytes`."""
+    text = bytearray()
+    async for block in response.content.iter_chunked(_BLOCK_BYTES):
+        text += block
+        if len(text) > most_bytes:
+            return None
+    return bytes(text)
 
 
 def _parse_url(source: Source, text: str | URL) -> URL:
@@ -411,11 +401,6 @@ def _validator(headers: Mapping[str, str]) -> str:
 
 def _entity(headers: Mapping[str, str]) -> str:
     return _text(headers, "ETag").removeprefix("W/").strip('"') or _text(headers, "Last-Modified")
-
-
-def _digest(entity_tag: str) -> str | None:
-    tag = entity_tag.strip('"').lower()
-    return tag if _SHA256.fullmatch(tag) else None
 
 
 def _describe(error: aiohttp.ClientError | UnicodeError) -> str:

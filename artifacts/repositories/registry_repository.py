@@ -9,7 +9,7 @@ import hashlib
 import ipaddress
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Final
 from urllib.parse import quote
 
@@ -89,7 +89,8 @@ class RegistryRepository:
             if isinstance(parsed, str):
                 _, parsed = await self._read_manifest(parsed)
             if isinstance(parsed, str):
-                raise self._refusal("the index names another index: give the digest of a manifest instead")
+                problem = "the index names another index: give the digest of a manifest instead"
+                raise self._source.error("SourceRefused", problem)
             self._resolved[reference] = self._resolved[digest] = digest, parsed
         return self._resolved[reference]
 
@@ -126,29 +127,24 @@ class RegistryRepository:
             yield _Blob(origin, file, digest, self._source)
 
     async def _read_manifest(self, reference: str) -> tuple[str, ArtifactManifest | str]:
-        text = await self._read_document(self._base / "manifests" / reference)
+        """Return digest and content of a manifest, or the digest of the manifest that an index names."""
+        url, accept = str(self._base / "manifests" / reference), ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
+
+        async def read() -> bytes:
+            async with connect(
+                self._source, self._access, url=url, authorizer=self._authorizer, accept=accept
+            ) as origin:
+                return await origin.read_whole(MAX_MANIFEST_BYTES)
+
+        text = await retry_read(read, self._access.patience)
         digest = _ALGORITHM + hashlib.sha256(text).hexdigest()
         if reference.startswith(_ALGORITHM) and reference != digest:
             raise self._source.error(
                 "ChecksumMismatch",
-                f"the registry sent a manifest with another digest than {reference}: it is "
-                "damaged, or was replaced; push it again",
+                f"the registry sent a manifest with another digest than {reference}: it is damaged, or was replaced; "
+                "push it again",
             )
         return digest, parse_manifest(self._source.display, text)
-
-    async def _read_document(self, url: URL) -> bytes:
-        accept = ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
-
-        async def read() -> bytes:
-            async with connect(
-                self._source, self._access, url=str(url), authorizer=self._authorizer, accept=accept
-            ) as origin:
-                return await origin.read_whole(MAX_MANIFEST_BYTES)
-
-        return await retry_read(read, self._access.patience)
-
-    def _refusal(self, problem: str) -> ArtifactError:
-        return self._source.error("SourceRefused", problem)
 
 
 class _Blob:
@@ -160,15 +156,10 @@ class _Blob:
         self._revision = revision
         self._source = source
 
-    def read(
-        self, first: int = 0, last: int | None = None, validator: str = ""
-    ) -> AbstractAsyncContextManager[SourceResponse]:
+    @asynccontextmanager
+    async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
         """Read bytes of the blob. Raises ArtifactError and RangeRefused."""
         del validator
-        return self._read(first, last)
-
-    @asynccontextmanager
-    async def _read(self, first: int, last: int | None) -> AsyncIterator[SourceResponse]:
         async with self._origin.read(first, last) as response:
             if response.size_bytes != self._file.size_bytes:
                 raise self._source.error(
