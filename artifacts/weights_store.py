@@ -29,9 +29,8 @@ from artifacts.manifest import MANIFEST, Manifest, StoredFile, folder_digest
 from artifacts.mirrors import parse_mirrors, read_from_any
 from artifacts.partial_download import in_thread, locked, storage_faults
 from artifacts.repositories import local_files
-from artifacts.repositories.address_policy import Networks
 from artifacts.repositories.repository import SourceAccess
-from artifacts.retry import DEFAULT_PATIENCE, Patience
+from artifacts.retry import Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
 from artifacts.stored_identities import StoredIdentities
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access
@@ -99,30 +98,17 @@ class WeightsStore:
 
     Args:
         folder: made when absent.
-        endpoint: hub of hf:// sources.
-        file_root: folder that file:// sources have to be in; None refuses them.
-        allowed_networks: private networks that sources may lead to.
-        patience: time-outs and attempts.
+        access: settings to read sources, without a token.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        endpoint: str,
-        file_root: Path | None,
-        allowed_networks: Networks = (),
-        patience: Patience = DEFAULT_PATIENCE,
-    ) -> None:
+    def __init__(self, folder: Path, access: SourceAccess) -> None:
         self._objects = folder / "objects"
         self._incoming = folder / "incoming"
         self._names = folder / "sources"
         self._local = folder / "local"
         self._access = AccessRecords(folder / "access")
         self._identities = StoredIdentities(self._objects, self._names)
-        self._settings = SourceAccess(
-            endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks, patience=patience
-        )
+        self._settings = access
         self._reserved_bytes: dict[Path, int] = {}
         """Bytes on disk that the folder of each running download may reach."""
 

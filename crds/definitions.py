@@ -34,6 +34,11 @@ def condition(type_: str, field: str) -> str:
     return f".status.conditions[?(@.type=='{type_}')].{field}"
 
 
+SCALE = {
+    "specReplicasPath": ".spec.replicas",
+    "statusReplicasPath": ".status.replicas",
+    "labelSelectorPath": ".status.selector",
+}
 AGE = Column("Age", ".metadata.creationTimestamp", "date")
 
 
@@ -64,7 +69,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
             "served": True,
             "storage": True,
             "schema": {"openAPIV3Schema": self._schema()},
-            "subresources": {"status": {}} | (self._scale() if self.scalable else {}),
+            "subresources": {"status": {}} | ({"scale": dict(SCALE)} if self.scalable else {}),
             "additionalPrinterColumns": [column.render() for column in (*self.columns, AGE)],
         }
         if self.selectable:
@@ -107,15 +112,6 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
         if self.rules:
             schema["x-kubernetes-validations"] = list(self.rules)
         return schema
-
-    def _scale(self) -> dict[str, Any]:
-        return {
-            "scale": {
-                "specReplicasPath": ".spec.replicas",
-                "statusReplicasPath": ".status.replicas",
-                "labelSelectorPath": ".status.selector",
-            }
-        }
 
 
 DEFINITIONS = (

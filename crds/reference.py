@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from msgspec import structs
 
@@ -17,16 +17,6 @@ _HEAD: Final = (
 _LONG_DESCRIPTION: Final = 80
 """Characters from which on the same description is not repeated."""
 _CONDITION_FIELDS: Final = frozenset(field.encode_name for field in structs.fields(Condition))
-
-
-class _Row(NamedTuple):
-    path: str
-    schema: Schema
-    is_required: bool
-    same_fields: str = ""
-    """Place of an earlier row whose fields are those of this one; empty if the fields follow."""
-    same_text: str = ""
-    """Place of an earlier row with the same long description; empty: this one has it."""
 
 
 def render_reference() -> str:
@@ -48,15 +38,18 @@ def _render_kind(definition: Definition, listed: dict[str, str]) -> str:
     ]
     for part in (section for section in ("spec", "status") if section in schema["properties"]):
         lines += [f"### {definition.kind}: {part}", "", "| field | type | description |", "|---|---|---|"]
-        lines += [_render_row(row) for row in _walk(schema["properties"][part], part, definition.kind, listed)]
+        lines += _render_fields(schema["properties"][part], part, definition.kind, listed)
         lines.append("")
     rules = [f"* {rule}" for rule in _list_rules(schema)]
     lines += [f"### {definition.kind}: rules", "", *rules] if rules else []
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _walk(schema: Schema, path: str, kind: str, listed: dict[str, str]) -> Iterator[_Row]:
-    """Yield the fields below an object, each before the fields below it; the same fields are listed once."""
+def _render_fields(schema: Schema, path: str, kind: str, listed: dict[str, str]) -> Iterator[str]:
+    """Yield a row for each field below an object, before those of the fields below it.
+
+    `listed` has the place of each long description and of each group of fields: later rows name the first place.
+    """
     required = schema.get("required", ())
     for name, inner in schema.get("properties", {}).items():
         below = f"{path}.{name}"
@@ -67,19 +60,12 @@ def _walk(schema: Schema, path: str, kind: str, listed: dict[str, str]) -> Itera
         place, text = f"{kind} {below}", inner.get("description", "")
         first_fields = listed.setdefault(json.dumps(fields), place) if len(fields) > 1 else place
         first_text = listed.setdefault(text, place) if len(text) > _LONG_DESCRIPTION else place
-        same_fields, same_text = (first if first != place else "" for first in (first_fields, first_text))
-        yield _Row(below, inner, name in required, same_fields, same_text)
-        if fields and not same_fields:
-            yield from _walk(item, f"{below}[]" if "items" in inner else below, kind, listed)
-
-
-def _render_row(row: _Row) -> str:
-    schema = row.schema
-    type_ = f"{_render_type(schema)}, required" if row.is_required else _render_type(schema)
-    text = schema.get("description", "").replace("|", "\\|").replace("\n", " ")
-    text = f"As `{row.same_text}`." if row.same_text else text
-    further = f" Its fields are those of `{row.same_fields}`." if row.same_fields else ""
-    return f"| `{row.path}` | {type_} | {text}{further} |"
+        shown = text.replace("|", "\\|").replace("\n", " ") if first_text == place else f"As `{first_text}`."
+        further = "" if first_fields == place else f" Its fields are those of `{first_fields}`."
+        type_ = f"{_render_type(inner)}, required" if name in required else _render_type(inner)
+        yield f"| `{below}` | {type_} | {shown}{further} |"
+        if fields and first_fields == place:
+            yield from _render_fields(item, f"{below}[]" if "items" in inner else below, kind, listed)
 
 
 def _render_type(schema: Schema) -> str:

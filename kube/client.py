@@ -101,7 +101,7 @@ class Client:
 
     def __init__(self, transport: Transport, on_call: OnCall | None = None) -> None:
         self._transport = transport
-        self._on_call = on_call or _ignore_call
+        self._on_call: OnCall = on_call or (lambda *_: None)
 
     async def reconnect(self) -> None:
         """Use new connections from now on: those of an address that this host has lost would fail only by time-out."""
@@ -397,10 +397,6 @@ async def connect(credentials: Credentials, on_call: OnCall | None = None) -> As
         yield Client(transport, on_call)
     finally:
         await transport.close()
-
-
-def _ignore_call(_verb: str, _resource: Resource, _status: int, _seconds: float) -> None:
-    """Do nothing."""
 
 
 def _describe(verb: str, resource: Resource, namespace: str | None, name: str | None) -> str:

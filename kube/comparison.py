@@ -51,8 +51,9 @@ class Comparison:
 
     def _covers_map(self, observed: Mapping[str, Any], desired: Mapping[str, Any], owned: FieldSet | None) -> bool:
         desired = {name: value for name, value in desired.items() if value is not None}
-        # An empty map only states that the field exists, so fields that the server adds to it are no difference.
-        atomic = owned is not None and _is_atomic(owned) and bool(desired)
+        # A field that we own without children is ours as a whole. An empty map only states that the field exists, so
+        # fields that the server adds to it are no difference.
+        atomic = owned is not None and not owned and bool(desired)
         if atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:
             return False
         fields = _children(owned or {})
@@ -180,11 +181,6 @@ def owned_fields(observed: Obj, field_manager: str, subresource: str = "") -> Fi
             fields: FieldSet = entry.get("fieldsV1", {})
             return fields
     return None
-
-
-def _is_atomic(owned: FieldSet) -> bool:
-    """Decide whether the field is owned as a whole, not by its children."""
-    return not owned
 
 
 def _children(owned: FieldSet) -> dict[str, FieldSet]:

@@ -7,6 +7,7 @@ library is imported only for those that run something: exec plugins and auth pro
 
 import asyncio
 import base64
+import importlib
 import os
 import ssl
 import tempfile
@@ -138,16 +139,16 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, ...] | None = None
         self._token = ""
 
     async def authorization(self) -> str | None:
         """Return the header's value; the file is read again when it changed."""
         try:
-            stat = self._path.stat()
-            if self._seen != (stat.st_ino, stat.st_mtime_ns):
+            version = _file_version(self._path)
+            if version is None or self._seen != version:
                 self._token = self._path.read_text(encoding="ascii").strip() or self._token
-                self._seen = (stat.st_ino, stat.st_mtime_ns)
+                self._seen = version
         except (OSError, UnicodeError) as error:
             if not self._token:
                 raise CredentialsError(f"token file {self._path}: {error}") from error
@@ -193,12 +194,14 @@ class Plugin:
         return True
 
     async def _log_in(self) -> None:
-        config = await asyncio.to_thread(_import_config)
-        settings = config.new_configuration()
+        # The first import takes most of a second, and 21 MiB that most processes do not need.
+        library = await asyncio.to_thread(importlib.import_module, "kubernetes.aio.client")
+        config = await asyncio.to_thread(importlib.import_module, "kubernetes.aio.config")
+        settings = library.Configuration()
         try:
             async with asyncio.timeout(PLUGIN_SECONDS):
-                loader = await config.load(self._config, client_configuration=settings)
-        except (TimeoutError, ValueError, OSError, config.error) as error:
+                loader = await config.load_kube_config_from_dict(self._config, client_configuration=settings)
+        except (TimeoutError, ValueError, OSError, config.ConfigException) as error:
             raise CredentialsError(f"{self._entry.source}: cannot log in: {error}") from error
         self._header = settings.api_key.get("BearerToken")
         certificate = settings.cert_file
@@ -220,23 +223,6 @@ def _file_version(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return stat.st_ino, stat.st_mtime_ns, stat.st_size
-
-
-@dataclass(frozen=True, slots=True)
-class _Library:
-    """The names that we use of `kubernetes`, once it is imported."""
-
-    load: Any
-    new_configuration: Any
-    error: type[Exception]
-
-
-def _import_config() -> _Library:
-    """Import the library; the first time takes most of a second, so call it in a thread."""
-    from kubernetes.aio.client import Configuration  # noqa: PLC0415 - 21 MiB that most processes do not need
-    from kubernetes.aio.config import ConfigException, load_kube_config_from_dict  # noqa: PLC0415 - same
-
-    return _Library(load_kube_config_from_dict, Configuration, ConfigException)
 
 
 def load(

@@ -7,6 +7,7 @@ on our own monotonic clock. The leader gives up before others may take over, and
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import structlog
@@ -186,35 +187,46 @@ class HeldElsewhereError(Exception):
     """Another agent renews the lease; the message names it."""
 
 
-class _HostLease:
-    """The Lease of one host, which one agent at a time may renew."""
+@dataclass
+class HostLease:
+    """The Lease of one host, which one agent at a time may renew; `identity` is the same after its restart."""
 
-    def __init__(
-        self,
-        client: Client,
-        namespace: str,
-        name: str,
-        identity: str,
-        *,
-        field_manager: str,
-        duration_seconds: int,
-    ) -> None:
-        self._client = client
-        self._metadata = {"namespace": namespace, "name": name}
-        self._identity = identity
-        self._field_manager = field_manager
-        self._duration = duration_seconds
-        self._version: str | None = None
-        """resourceVersion of the Lease that we wrote last or may take; None when it must be read again."""
-        self._rival: Obj = {}
-        """The spec that another holder wrote, as first seen."""
-        self._rival_since = 0.0
+    client: Client
+    namespace: str
+    name: str
+    identity: str
+    field_manager: str
+    duration_seconds: int = 40
+    _version: str | None = field(default=None, init=False)
+    """resourceVersion of the Lease that we wrote last or may take; None when it must be read again."""
+    _rival: Obj = field(default_factory=dict, init=False)
+    """The spec that another holder wrote, as first seen."""
+    _rival_since: float = field(default=0.0, init=False)
 
-    def forget(self) -> None:
-        """Read the Lease again next time: for use after a write that was refused or was not answered."""
-        self._version = None
+    async def keep_renewed(self, interval_seconds: float = 10.0, on_renewed: Callable[[], None] = lambda: None) -> None:
+        """Renew the Lease for ever: create it if absent, log every failure and soon try again.
 
-    async def renew(self) -> bool:
+        `on_renewed` is called after each renewal that the server confirmed.
+
+        Raises:
+            HeldElsewhereError: another agent renews it.
+        """
+        while True:
+            wait = interval_seconds / 5
+            try:
+                async with asyncio.timeout(interval_seconds):
+                    renewed = await self._renew()
+            except (ApiError, Unreachable, TimeoutError) as error:
+                self._version = None
+                message = str(error) or f"no answer in {interval_seconds} s"
+                log.warning("host_lease_renewal_failed", lease=self.name, error=message)
+            else:
+                if renewed:
+                    wait = interval_seconds
+                    on_renewed()
+            await asyncio.sleep(wait)
+
+    async def _renew(self) -> bool:
         """Renew the Lease, or take it over when its holder has not renewed it for its whole duration; False: not yet.
 
         Raises ApiError, Unreachable, and HeldElsewhereError when its holder still renews it.
@@ -222,75 +234,32 @@ class _HostLease:
         if self._version is None and not await self._may_take():
             return False
         spec = {
-            "holderIdentity": self._identity,
-            "leaseDurationSeconds": self._duration,
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self.duration_seconds,
             "renewTime": micro_time(datetime.now(UTC)),
         }
-        expected = {"resourceVersion": self._version} if self._version else {}
-        lease = {"metadata": self._metadata | expected, "spec": spec}
-        written = await self._client.apply(LEASES, lease, field_manager=self._field_manager)
+        metadata = {"namespace": self.namespace, "name": self.name}
+        if self._version:
+            metadata["resourceVersion"] = self._version
+        lease = {"metadata": metadata, "spec": spec}
+        written = await self.client.apply(LEASES, lease, field_manager=self.field_manager)
         self._version, self._rival = written["metadata"]["resourceVersion"], {}
         return True
 
     async def _may_take(self) -> bool:
         try:
-            found = await self._client.get(LEASES, self._metadata["name"], self._metadata["namespace"])
+            lease = await self.client.get(LEASES, self.name, self.namespace)
         except NotFound:
             self._version = ""
             return True
-        spec = found.get("spec") or {}
-        if not may_take(spec, self._identity, 0.0):
+        spec = lease.get("spec") or {}
+        if not may_take(spec, self.identity, 0.0):
             if self._rival and spec != self._rival:
                 raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, which renews it")
             if not self._rival:
                 self._rival, self._rival_since = spec, _now()
-                log.warning("host_lease_held", lease=self._metadata["name"], by=spec["holderIdentity"])
-            if not may_take(spec, self._identity, _now() - self._rival_since):
+                log.warning("host_lease_held", lease=self.name, by=spec["holderIdentity"])
+            if not may_take(spec, self.identity, _now() - self._rival_since):
                 return False
-        self._version = found["metadata"]["resourceVersion"]
+        self._version = lease["metadata"]["resourceVersion"]
         return True
-
-
-async def renew_host_lease(
-    client: Client,
-    namespace: str,
-    name: str,
-    *,
-    identity: str,
-    field_manager: str,
-    duration_seconds: int = 40,
-    interval_seconds: float = 10.0,
-    on_renewed: Callable[[], None] | None = None,
-) -> None:
-    """Renew the Lease of a host for ever: create it if absent, log every failure and soon try again.
-
-    `identity` is that of this agent, the same after its restart. `on_renewed` is called after each renewal that the
-    server confirmed.
-
-    Raises:
-        HeldElsewhereError: another agent renews it.
-    """
-    lease = _HostLease(
-        client,
-        namespace,
-        name,
-        identity,
-        field_manager=field_manager,
-        duration_seconds=duration_seconds,
-    )
-    while True:
-        wait = interval_seconds / 5
-        try:
-            async with asyncio.timeout(interval_seconds):
-                renewed = await lease.renew()
-        except (ApiError, Unreachable, TimeoutError) as error:
-            lease.forget()
-            log.warning(
-                "host_lease_renewal_failed", lease=name, error=str(error) or f"no answer in {interval_seconds} s"
-            )
-        else:
-            if renewed:
-                wait = interval_seconds
-                if on_renewed:
-                    on_renewed()
-        await asyncio.sleep(wait)

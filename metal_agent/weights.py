@@ -67,9 +67,9 @@ class HostWeights:
     """
 
     def __init__(self, folder: Path, file_root: Path | None, allowed_networks: Networks = ()) -> None:
-        self._file_root = file_root
         endpoint = os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
-        self.store = WeightsStore(folder, endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks)
+        self._access = SourceAccess(endpoint=endpoint, file_root=file_root, allowed_networks=allowed_networks)
+        self.store = WeightsStore(folder, self._access)
 
     def pin(self, spec: MetalProcessSpec) -> PinnedWeights | None:
         """Lock those weights of a process that are on the host, so that they are not deleted to make room for others.
@@ -136,8 +136,7 @@ class HostWeights:
         source = parse(artifact.source, artifact.files)
         if source.scheme != "file":
             return None
-        access = SourceAccess(file_root=self._file_root)
-        inspection = await inspect.inspect(source, access, sha256=artifact.sha256 or None)
+        inspection = await inspect.inspect(source, self._access, sha256=artifact.sha256 or None)
         return inspection.layout
 
 

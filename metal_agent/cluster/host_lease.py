@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client
-from kube.lease import HeldElsewhereError, renew_host_lease
+from kube.lease import HeldElsewhereError, HostLease
 from metal_agent.cluster.endpoint_slices import FIELD_MANAGER, LEASE_SECONDS, RENEW_SECONDS
 from metal_agent.options import StartError
 
@@ -12,16 +12,8 @@ from metal_agent.options import StartError
 async def keep_host_lease(client: Client, host: str, identity: str, on_renewed: Callable[[], None]) -> None:
     """Renew the Lease until cancelled. Raises StartError when another agent has it."""
     try:
-        await renew_host_lease(
-            client,
-            HOSTS_NAMESPACE,
-            host,
-            identity=identity,
-            field_manager=FIELD_MANAGER,
-            duration_seconds=LEASE_SECONDS,
-            interval_seconds=RENEW_SECONDS,
-            on_renewed=on_renewed,
-        )
+        lease = HostLease(client, HOSTS_NAMESPACE, host, identity, FIELD_MANAGER, LEASE_SECONDS)
+        await lease.keep_renewed(RENEW_SECONDS, on_renewed)
     except HeldElsewhereError as error:
         raise StartError(
             f"another agent serves as host {host}: Lease {HOSTS_NAMESPACE}/{host}: {error}; this agent is "

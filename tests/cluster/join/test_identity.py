@@ -9,7 +9,7 @@ import pytest
 
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client
-from kube.lease import renew_host_lease
+from kube.lease import HostLease
 from kube.resources import METAL_PROCESSES, ROLE_BINDINGS, SERVICE_ACCOUNTS
 from kube.store import Store
 from kube.transport import AiohttpTransport, Transport
@@ -46,14 +46,8 @@ async def test_token_is_renewed_while_watch_and_lease_go_on(
         running(
             identity.keep_renewed(host),
             reflect(host, store, Selection(METAL_PROCESSES, field_selector=selector)),
-            renew_host_lease(
-                host,
-                HOSTS_NAMESPACE,
-                HOST,
-                identity="a",
-                field_manager="pomona-metal-agent",
-                interval_seconds=RENEWAL_SECONDS,
-                on_renewed=lambda: renewed.append(time.monotonic()),
+            HostLease(host, HOSTS_NAMESPACE, HOST, "a", "pomona-metal-agent").keep_renewed(
+                RENEWAL_SECONDS, lambda: renewed.append(time.monotonic())
             ),
         ),
     ):
@@ -87,14 +81,7 @@ async def test_refused_identity_is_reported_and_another_join_ends_that(
         running(
             identity.keep_renewed(host),
             reflect(host, store, Selection(METAL_PROCESSES, field_selector=f"spec.hostName={HOST}")),
-            renew_host_lease(
-                host,
-                HOSTS_NAMESPACE,
-                HOST,
-                identity="a",
-                field_manager="pomona-metal-agent",
-                interval_seconds=RENEWAL_SECONDS,
-            ),
+            HostLease(host, HOSTS_NAMESPACE, HOST, "a", "pomona-metal-agent").keep_renewed(RENEWAL_SECONDS),
         ),
     ):
         await eventually(lambda: connection.status.state == "connected")

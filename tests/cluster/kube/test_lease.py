@@ -8,7 +8,7 @@ import pytest
 
 from kube.client import Client
 from kube.errors import LeadershipLost
-from kube.lease import Elector, HeldElsewhereError, renew_host_lease
+from kube.lease import Elector, HeldElsewhereError, HostLease
 from kube.resources import LEASES
 from kube.time import micro_time
 from kube.transport import Request
@@ -198,11 +198,7 @@ async def test_a_hosts_lease_is_renewed_through_failures(
         renewals += 1
 
     transport.plan = nth(2, Fault.HANG)
-    async with running(
-        renew_host_lease(
-            faulty, namespace, "host", identity="a", field_manager=MANAGER, interval_seconds=0.2, on_renewed=renewed
-        )
-    ):
+    async with running(HostLease(faulty, namespace, "host", "a", MANAGER).keep_renewed(0.2, renewed)):
         await eventually(lambda: renewals >= 2)
         before, seen = await client.get(LEASES, "host", namespace), renewals
         await eventually(lambda: renewals >= seen + 2)
@@ -219,11 +215,7 @@ async def test_a_hosts_lease_that_was_taken_over_is_not_taken_back(client: Clien
         nonlocal renewals
         renewals += 1
 
-    first = asyncio.create_task(
-        renew_host_lease(
-            client, namespace, "host", identity="a", field_manager=MANAGER, interval_seconds=0.1, on_renewed=renewed
-        )
-    )
+    first = asyncio.create_task(HostLease(client, namespace, "host", "a", MANAGER).keep_renewed(0.1, renewed))
     await eventually(lambda: renewals)
     lease = {"metadata": {"namespace": namespace, "name": "host"}}
     spec = {"holderIdentity": "b", "leaseDurationSeconds": 40}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.repositories.repository import SourceAccess
 from artifacts.weights_store import WeightsStore
 from tests.support.file_server import ALLOWED_NETWORKS, FileServer
 from tests.unit.artifacts.fetch_call import FetchCall
@@ -43,10 +44,9 @@ def weights(server: FileServer) -> bytes:
 def store(tmp_path: Path, server: FileServer) -> WeightsStore:
     return WeightsStore(
         tmp_path / "weights",
-        endpoint=server.url,
-        file_root=tmp_path / "files",
-        allowed_networks=ALLOWED_NETWORKS,
-        patience=HURRIED,
+        SourceAccess(
+            endpoint=server.url, file_root=tmp_path / "files", allowed_networks=ALLOWED_NETWORKS, patience=HURRIED
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from artifacts.errors import ArtifactError
+from artifacts.repositories.repository import SourceAccess
 from artifacts.retry import Patience
 from artifacts.source import parse
 from artifacts.weights_store import HeldWeights, WeightsStore
@@ -24,9 +25,8 @@ class _Usage(NamedTuple):
 def again(store: WeightsStore, tmp_path: Path, server: FileServer) -> WeightsStore:
     """Return the same store as another process opens it."""
     del store
-    return WeightsStore(
-        tmp_path / "weights", endpoint=server.url, file_root=None, allowed_networks=ALLOWED_NETWORKS, patience=HURRIED
-    )
+    access = SourceAccess(endpoint=server.url, allowed_networks=ALLOWED_NETWORKS, patience=HURRIED)
+    return WeightsStore(tmp_path / "weights", access)
 
 
 async def obtain(store: WeightsStore, source: str, **options: Any) -> HeldWeights:

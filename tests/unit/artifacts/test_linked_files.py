@@ -42,7 +42,7 @@ async def test_engine_gets_the_name_of_the_link(
 ) -> None:
     source = parse(f"file://{snapshot}/{path}", files)
     checked = []
-    held = await WeightsStore(tmp_path / "store", endpoint="", file_root=snapshot.parents[1]).obtain(
+    held = await WeightsStore(tmp_path / "store", SourceAccess(file_root=snapshot.parents[1])).obtain(
         source,
         sha256=None,
         revision=None,
@@ -59,7 +59,7 @@ async def test_part_that_leads_out_of_the_root_is_refused(snapshot: Path, tmp_pa
     (tmp_path / "outside").write_bytes(second.read_bytes())
     second.unlink()
     second.symlink_to(tmp_path / "outside")
-    store = WeightsStore(tmp_path / "store", endpoint="", file_root=snapshot.parents[1])
+    store = WeightsStore(tmp_path / "store", SourceAccess(file_root=snapshot.parents[1]))
     with pytest.raises(ArtifactError, match=r"tiny-00002-of-00003\.gguf is not below --file-root") as caught:
         await store.obtain(
             parse(f"file://{first}"), sha256=None, revision=None, token=None, on_progress=lambda _done, _total: None

@@ -19,6 +19,7 @@ from artifacts.errors import ArtifactError
 from artifacts.fetch import verify_local
 from artifacts.manifest import StoredFile
 from artifacts.partial_download import read_download_record
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from tests.support.eventually import eventually
@@ -134,13 +135,9 @@ async def test_a_cut_fetch_is_resumed_by_the_next_process(
 ) -> None:
     server.faults.append(TransferFault(3 << 20))
     source = f"{server.url}/weights.gguf"
-    impatient = WeightsStore(
-        tmp_path / "weights",
-        endpoint=server.url,
-        file_root=None,
-        allowed_networks=ALLOWED_NETWORKS,
-        patience=dataclasses.replace(HURRIED, attempts=1),
-    )
+    patience = dataclasses.replace(HURRIED, attempts=1)
+    access = SourceAccess(endpoint=server.url, allowed_networks=ALLOWED_NETWORKS, patience=patience)
+    impatient = WeightsStore(tmp_path / "weights", access)
     assert (await refused(impatient, source)).retryable
 
     held = await obtain(store, source)

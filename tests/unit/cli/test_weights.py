@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from artifacts.repositories.repository import SourceAccess
 from artifacts.source import parse
 from artifacts.weights_store import HeldWeights, WeightsStore
 from cli.agent.weights import command
@@ -26,7 +27,8 @@ def www(tmp_path: Path) -> Path:
 
 async def stored(state: Path, www: Path, name: str = "tiny.gguf?signature=secret") -> HeldWeights:
     async with FileServer(www) as server:
-        store = WeightsStore(state / "weights", endpoint=server.url, file_root=None, allowed_networks=ALLOWED_NETWORKS)
+        access = SourceAccess(endpoint=server.url, allowed_networks=ALLOWED_NETWORKS)
+        store = WeightsStore(state / "weights", access)
         source = parse(f"{server.url}/{name}")
         return await store.obtain(source, sha256=None, revision=None, token=None, on_progress=lambda _a, _b: None)
 

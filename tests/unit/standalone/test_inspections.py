@@ -34,10 +34,8 @@ class Machine:
     """The parts of `pomona up` that know weights, as each start makes them anew."""
 
     def __init__(self, folder: Path, endpoint: str) -> None:
-        self.store = WeightsStore(
-            folder / "weights", endpoint=endpoint, file_root=None, allowed_networks=ALLOWED_NETWORKS
-        )
         access = SourceAccess(endpoint=endpoint, allowed_networks=ALLOWED_NETWORKS)
+        self.store = WeightsStore(folder / "weights", access)
         self.inspector = ModelInspector(folder / "inspections", self.store, access)
 
     async def serve(self, model: Model) -> str:
