@@ -27,7 +27,7 @@ class StoredIdentities:
 
     def __init__(self, objects: Path, names: Path) -> None:
         self._objects, self._names = objects, names
-        self._known: tuple[object, Sequence[str]] = (None, ())
+        self._cached: tuple[object, Sequence[str]] = (None, ())
         """The times of all folders, and the identities that were read then."""
 
     def read(self) -> Sequence[str]:
@@ -41,11 +41,11 @@ class StoredIdentities:
         except OSError as error:
             _report(self._objects, error)
             return ()
-        known_times, cached = self._known
-        if times == known_times:
-            return cached
+        cached_times, identities = self._cached
+        if times == cached_times:
+            return identities
         identities = self._read_all([digest for _, digest in folders])
-        self._known = times, identities
+        self._cached = times, identities
         return identities
 
     def _read_all(self, digests: Iterable[str]) -> Sequence[str]:

@@ -85,8 +85,8 @@ class Store:
         uid, version = _version(obj)
         old = self._objects[resource].get(object_key(obj))
         if old:
-            known_uid, known_version = _version(old)
-            if not _is_newer(version, known_version) if known_uid == uid else _is_newer(known_version, version):
+            old_uid, old_version = _version(old)
+            if not _is_newer(version, old_version) if old_uid == uid else _is_newer(old_version, version):
                 return False
         if uid in self._deleted and not _is_newer(version, self._deleted[uid]):
             return False

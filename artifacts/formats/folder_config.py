@@ -393,7 +393,7 @@ def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Co
     shared = read_count(config.get("num_kv_shared_layers")) or 0
     if shared >= count:
         return None
-    kinds = Counter((window or None, near) if _ATTENTION[each] else (None, full) for each in types[: count - shared])
+    kinds = Counter((window or None, near) if _ATTENTION[kind] else (None, full) for kind in types[: count - shared])
     return kinds + Counter({(None, 0): shared}) + recurrent
 
 

@@ -270,7 +270,8 @@ class _LayoutReader:
         if self._architecture in _CACHELESS | _RECURRENT:
             return [(0, 0)] * self._count
         heads = self._values("attention.head_count", None)
-        heads_kv = heads if self._lacks("attention.head_count_kv") else self._values("attention.head_count_kv", None)
+        states_kv = f"{self._architecture}.attention.head_count_kv" in self._header.metadata
+        heads_kv = self._values("attention.head_count_kv", None) if states_kv else heads
         embedding, widest_heads = self._number("embedding_length"), widest(heads)
         if heads_kv is None or embedding is None:
             return None
@@ -291,9 +292,6 @@ class _LayoutReader:
             (count * (key or 0), 0 if latent else count * (value or 0)) if layer < kept else (0, 0)
             for layer, (count, (key, value)) in enumerate(zip(heads_kv, widths, strict=True))
         ]
-
-    def _lacks(self, key: str) -> bool:
-        return f"{self._architecture}.{key}" not in self._header.metadata
 
     def _shared_layers(self) -> int:
         """Return the number of last layers that reuse the cache of earlier ones."""

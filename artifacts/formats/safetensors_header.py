@@ -111,8 +111,8 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
             if len(ranges) > _MOST_TENSORS:
                 raise _invalid(name, f"has more than {_MOST_TENSORS} tensors, and no file of a model has so many")
             elements = math.prod(tensor.shape)
-            is_known = parameters is not None and tensor.dtype in _PLAIN
-            parameters = parameters + elements if is_known and parameters is not None else None
+            is_counted = parameters is not None and tensor.dtype in _PLAIN
+            parameters = (parameters or 0) + elements if is_counted else None
             expert_parameters += elements if _EXPERTS in tensor_name else 0
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid(name, f"has a header that is not valid JSON: {error}") from error
@@ -128,18 +128,15 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
 
 def merge(headers: Iterable[SafetensorsHeader]) -> SafetensorsHeader:
     """Return the facts of several files that make one model."""
-    merged = SafetensorsHeader()
-    for header in headers:
-        merged = SafetensorsHeader(
-            tensor_count=merged.tensor_count + header.tensor_count,
-            tensor_bytes=merged.tensor_bytes + header.tensor_bytes,
-            written_for=merged.written_for or header.written_for,
-            parameters=None
-            if merged.parameters is None or header.parameters is None
-            else merged.parameters + header.parameters,
-            expert_parameters=merged.expert_parameters + header.expert_parameters,
-        )
-    return merged
+    files = list(headers)
+    counts = [file.parameters for file in files if file.parameters is not None]
+    return SafetensorsHeader(
+        tensor_count=sum(file.tensor_count for file in files),
+        tensor_bytes=sum(file.tensor_bytes for file in files),
+        written_for=next((file.written_for for file in files if file.written_for), ""),
+        parameters=sum(counts) if len(counts) == len(files) else None,
+        expert_parameters=sum(file.expert_parameters for file in files),
+    )
 
 
 def _read_framework(metadata: bytes) -> str:

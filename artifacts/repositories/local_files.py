@@ -80,12 +80,6 @@ def locate_mounted(source: Source, file_root: Path | None) -> Source:
     return dataclasses.replace(source, scheme="file", path=f"{file_root}/{source.path}")
 
 
-def refuse_outside(source: Source, path: Path, file_root: Path | None) -> None:
-    """Raise SourceForbidden for a file of a folder that is a link out of `file_root`. Raises OSError."""
-    if path.is_symlink():
-        _require_inside(source, path, file_root, f"{path.name} ")
-
-
 def revision(path: Path) -> str:
     """Return the revision of a local file, its time and size: it changes when the file is written."""
     stat = path.stat()
@@ -117,7 +111,8 @@ class LocalRepository:
         files, newest = [], 0
         for path in sorted(folder.iterdir()):
             if is_wanted(path.name) and path.is_file():
-                refuse_outside(self._source, path, self._file_root)
+                if path.is_symlink():
+                    _require_inside(self._source, path, self._file_root, f"{path.name} ")
                 stat = path.stat()
                 files.append(RepositoryFile(path.name, stat.st_size, None))
                 newest = max(newest, stat.st_mtime_ns)

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from artifacts.errors import ArtifactError
+from artifacts.repositories.repository import RepositoryFile
 from artifacts.source import MAX_NAME_BYTES
 
 MANIFEST_TYPES: Final = (
@@ -72,26 +73,17 @@ class _Document(msgspec.Struct, rename={"schema_version": "schemaVersion", "medi
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerFile:
-    """One file of an artifact, and the digest and size of the blob that has its bytes."""
-
-    path: str
-    sha256: str
-    size_bytes: int
-
-
-@dataclasses.dataclass(frozen=True)
 class ArtifactManifest:
     """The content of a manifest.
 
     Attributes:
-        files: the layers that are files, sorted by path.
+        files: the layers that are files, sorted by path; the digest of each names its blob.
         packed: media types of the layers that are archives, whose files a registry cannot send one by one.
         size_bytes: bytes of all layers.
 
     """
 
-    files: Sequence[LayerFile]
+    files: Sequence[RepositoryFile]
     packed: Sequence[str]
     size_bytes: int
 
@@ -126,7 +118,7 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
     return _read_layers(name, document.layers or [])
 
 
-def require_files(name: str, manifest: ArtifactManifest) -> Sequence[LayerFile]:
+def require_files(name: str, manifest: ArtifactManifest) -> Sequence[RepositoryFile]:
     """Return the files of an artifact. Raises ArtifactError if its layers are archives, or no files."""
     repository = re.split(r"[@]|:(?=[^/]*$)", name.removeprefix("oci://"), maxsplit=1)[0]
     push = f"push the files themselves: oras push {repository}:TAG FILE..."
@@ -159,18 +151,18 @@ def _choose(name: str, entries: Sequence[_Descriptor]) -> str:
 
 def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
     _limit(name, "layers", layers)
-    files: dict[str, LayerFile] = {}
+    files: dict[str, RepositoryFile] = {}
     packed = []
     for number, layer in enumerate(layers):
         field = f"layers[{number}]"
         _check(name, field, layer)
         if _is_packed(layer):
             packed.append(layer.media_type)
-        elif path := _path_of(name, field, layer):
+        elif path := _read_path(name, field, layer):
             # Some file systems take names that differ in case for the same.
             if path.casefold() in files:
                 raise _refusal(name, f"{field} has the name of another layer, {_shown(path)}: push each file once")
-            files[path.casefold()] = LayerFile(path, layer.digest.removeprefix("sha256:"), layer.size)
+            files[path.casefold()] = RepositoryFile(path, layer.size, layer.digest.removeprefix("sha256:"))
     size_bytes = sum(layer.size for layer in layers)
     if size_bytes > _MOST_BYTES:
         raise _refusal(name, f"its layers state {size_bytes} bytes, more than any disk has")
@@ -203,10 +195,10 @@ def _is_packed(layer: _Descriptor) -> bool:
     return _PACKED.fullmatch(layer.media_type) is not None
 
 
-def _path_of(name: str, field: str, layer: _Descriptor) -> str:
+def _read_path(artifact: str, field: str, layer: _Descriptor) -> str:
     """Return the name of a layer's file, which may have folders; empty if it has none."""
     annotations: Mapping[str, str] = layer.annotations or {}
-    key = next((each for each in _NAMES if each in annotations), "")
+    key = next((name for name in _NAMES if name in annotations), "")
     if not key:
         return _UNNAMED.get(layer.media_type, "")
     path = annotations[key]
@@ -214,7 +206,7 @@ def _path_of(name: str, field: str, layer: _Descriptor) -> str:
     is_name = path.isprintable() and "\\" not in path and len(path.encode(errors="replace")) <= MAX_NAME_BYTES
     if not is_name or any(segment in ("", ".", "..") for segment in segments):
         problem = f"{field}.annotations[{key}] is {_shown(path)}, which is no name of a file inside the artifact"
-        raise _refusal(name, f"{problem}: push it with plain relative names")
+        raise _refusal(artifact, f"{problem}: push it with plain relative names")
     return path
 
 

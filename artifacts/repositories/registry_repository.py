@@ -24,7 +24,6 @@ from artifacts.repositories.oci_manifest import (
     MANIFEST_TYPES,
     MAX_MANIFEST_BYTES,
     ArtifactManifest,
-    LayerFile,
     parse_manifest,
     require_files,
 )
@@ -97,12 +96,8 @@ class RegistryRepository:
     async def list_files(self, revision: str | None) -> Listing:
         """Read the manifest, whose layers are the files. Raises ArtifactError."""
         digest, manifest = await self.resolve(revision)
-        files = [
-            RepositoryFile(file.path, file.size_bytes, file.sha256)
-            for file in require_files(self._source.display, manifest)
-            if is_wanted(file.path)
-        ]
-        return Listing(digest, files)
+        files = require_files(self._source.display, manifest)
+        return Listing(digest, [file for file in files if is_wanted(file.path)])
 
     def file_source(self, path: str, revision: str | None) -> Source:
         """Return the source of a file: the artifact at its digest, and the path in it."""
@@ -150,7 +145,7 @@ class RegistryRepository:
 class _Blob:
     """The blob of one file. Its digest makes all of its bytes the same, whatever a CDN says of their version."""
 
-    def __init__(self, origin: Origin, file: LayerFile, revision: str, source: Source) -> None:
+    def __init__(self, origin: Origin, file: RepositoryFile, revision: str, source: Source) -> None:
         self._origin = origin
         self._file = file
         self._revision = revision
@@ -167,9 +162,8 @@ class _Blob:
                     f"the registry sends {response.size_bytes} bytes for {self._file.path}, "
                     f"and its manifest states {self._file.size_bytes}: push the artifact again",
                 )
-            yield dataclasses.replace(
-                response, validator=self._file.sha256, revision=self._revision, sha256=self._file.sha256
-            )
+            digest = self._file.sha256
+            yield dataclasses.replace(response, validator=digest or "", revision=self._revision, sha256=digest)
 
 
 class _RegistryAuthorizer:
@@ -208,8 +202,8 @@ class _RegistryAuthorizer:
         if login is not None and not may_get_password(self._repository, challenge.realm):
             raise ArtifactError(
                 "SourceUnauthorized",
-                f"{name}: the registry names {server} for tokens, which gets no password of {self._repository.host}: "
-                "it is another site, or not https; get a token there, and give it in the key `token` of the Secret",
+                f"{name}: the registry issues tokens at {server}, which is another site than {self._repository.host} "
+                "or has no https, so it gets no password: get a token there, and write it as key `token` of the Secret",
             )
         # A registry could ask for more than to pull, and for other repositories: its own scope is not used.
         query = {"scope": f"repository:{self._repository.path.removeprefix('/v2/')}:pull"}

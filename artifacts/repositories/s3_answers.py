@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from xml.etree import ElementTree as ET
 
 from artifacts.errors import ArtifactError, Reason
+from artifacts.repositories.repository import RepositoryFile
 from artifacts.repositories.s3_access import ENDPOINT_VARIABLE, KEY_ID_VARIABLE, REGION_VARIABLE, SECRET_KEY_VARIABLE
 from artifacts.repositories.s3_access import SESSION_TOKEN_VARIABLE as SESSION_TOKEN
 
@@ -45,18 +46,11 @@ _REFUSALS: Final[Mapping[str, tuple[Reason, str]]] = {
 """Reason and way out by the code of a refusal."""
 
 
-class ListedObject(NamedTuple):
-    """An object of a bucket."""
-
-    key: str
-    size_bytes: int
-    entity_tag: str
-
-
 class ListingPage(NamedTuple):
     """A page of a listing; `next_token` asks for the next page, empty: this is the last one."""
 
-    objects: tuple[ListedObject, ...]
+    objects: list[RepositoryFile]
+    """The path of each is its key, and its revision the entity tag."""
     next_token: str
 
 
@@ -86,16 +80,16 @@ def parse_page(text: bytes) -> ListingPage:
     next_token = values.get("NextContinuationToken", "")
     if values.get("IsTruncated") == "true" and not next_token:
         raise ValueError("a truncated page without the token of the next one")
-    return ListingPage(tuple(objects), next_token if values.get("IsTruncated") == "true" else "")
+    return ListingPage(objects, next_token if values.get("IsTruncated") == "true" else "")
 
 
-def _read_object(fields: Mapping[str, str]) -> ListedObject:
+def _read_object(fields: Mapping[str, str]) -> RepositoryFile:
     size, entity_tag = fields.get("Size", ""), fields.get("ETag", "").strip('"')
     if not fields.get("Key") or not _ENTITY_TAG.fullmatch(entity_tag):
         raise ValueError("an object without key or entity tag")
     if not re.fullmatch(r"\d{1,19}", size, re.ASCII) or int(size) > _MOST_SIZE:
         raise ValueError("an object without size")
-    return ListedObject(unquote(fields["Key"]), int(size), entity_tag)
+    return RepositoryFile(unquote(fields["Key"]), int(size), None, entity_tag)
 
 
 def explain_refusal(

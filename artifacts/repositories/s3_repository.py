@@ -24,7 +24,7 @@ from artifacts.repositories.repository import (
     SourceResponse,
     is_wanted,
 )
-from artifacts.repositories.s3_answers import PAGE_BYTES, ListedObject, ListingPage, explain_refusal, parse_page
+from artifacts.repositories.s3_answers import PAGE_BYTES, ListingPage, explain_refusal, parse_page
 from artifacts.retry import retry_read
 from artifacts.source import Source
 
@@ -53,9 +53,9 @@ class S3Repository:
         common = self._source.path if not self._source.is_split else self._source.path.rpartition("-of-")[0][:-5]
         files = []
         for listed in await self._list_objects(common):
-            path = listed.key.removeprefix(root)
-            if listed.key.startswith(root) and is_wanted(path) and (parts is None or path in parts):
-                files.append(RepositoryFile(path, listed.size_bytes, None, listed.entity_tag))
+            path = listed.path.removeprefix(root)
+            if listed.path.startswith(root) and is_wanted(path) and (parts is None or path in parts):
+                files.append(dataclasses.replace(listed, path=path))
         files.sort(key=lambda file: file.path)
         lines = "\n".join(f"{file.path}\0{file.revision}\0{file.size_bytes}" for file in files)
         digest = hashlib.sha256(lines.encode()).hexdigest()
@@ -72,8 +72,8 @@ class S3Repository:
         """The key of the folder, with a slash at its end; empty for the whole bucket."""
         return self._source.path[: self._source.path.rfind("/") + 1]
 
-    async def _list_objects(self, prefix: str) -> list[ListedObject]:
-        objects: list[ListedObject] = []
+    async def _list_objects(self, prefix: str) -> list[RepositoryFile]:
+        objects: list[RepositoryFile] = []
         token = ""
         for _ in range(_MOST_PAGES):
             page = await self._read_page(prefix, token)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
-from artifacts.repositories.oci_manifest import ArtifactManifest, LayerFile, parse_manifest, require_files
+from artifacts.repositories.oci_manifest import ArtifactManifest, parse_manifest, require_files
+from artifacts.repositories.repository import RepositoryFile
 from tests.support.registry_artifacts import MANIFEST, TITLE, describe, digest_of, encode_index, encode_manifest
 
 NAME = "oci://r.example/acme/tiny:v1"
@@ -49,7 +50,7 @@ def _refuse_layer(**changes: Any) -> str:
     ],
 )
 def test_layer_is_a_file(layer: dict[str, Any]) -> None:
-    expected = LayerFile("model.gguf", digest_of(CONTENT).removeprefix("sha256:"), len(CONTENT))
+    expected = RepositoryFile("model.gguf", len(CONTENT), digest_of(CONTENT).removeprefix("sha256:"))
     assert require_files(NAME, _parse(layer)) == [expected]
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import ArtifactError
+from artifacts.repositories.repository import RepositoryFile
 from artifacts.repositories.s3_access import read_digest
-from artifacts.repositories.s3_answers import ListedObject, explain_refusal, parse_page
+from artifacts.repositories.s3_answers import explain_refusal, parse_page
 
 NAMESPACE = b'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 CONTENTS = b"<Contents><Key>a%2Fb%20c.gguf</Key><Size>7</Size><ETag>&#34;e-1&#34;</ETag></Contents>"
@@ -26,7 +27,7 @@ def refusal(code: str, more: str = "") -> bytes:
 @pytest.mark.parametrize("attributes", [NAMESPACE, b""])
 def test_page_lists_unquoted_keys(attributes: bytes) -> None:
     listing = parse_page(page(CONTENTS + b"<IsTruncated>false</IsTruncated>", attributes))
-    assert listing.objects == (ListedObject("a/b c.gguf", 7, "e-1"),)
+    assert listing.objects == [RepositoryFile("a/b c.gguf", 7, None, "e-1")]
     assert listing.next_token == ""
 
 
