@@ -138,9 +138,8 @@ async def fetch_file(
                     download = _Download(source, opened, expected, on_progress, make_room)
                     record = await download.run(destination, patience)
     on_progress(record.size_bytes, record.size_bytes)
-    return FetchedArtifact(
-        destination, record.size_bytes, record.sha256, record.revision, is_of_source=record.source == source.text
-    )
+    is_of_source = record.source == source.text
+    return FetchedArtifact(destination, record.size_bytes, record.sha256, record.revision, is_of_source)
 
 
 async def verify_local(

@@ -127,9 +127,7 @@ class _Series(NamedTuple):
     def find_missing(self, numbers: Collection[int]) -> str:
         """Return the name of a file that is missing; empty if all are there."""
         first = 0 if 0 in numbers else 1
-        number = next(
-            (candidate for candidate in range(first, first + int(self.total)) if candidate not in numbers), None
-        )
+        number = next((part for part in range(first, first + int(self.total)) if part not in numbers), None)
         return "" if number is None else f"{self.stem}{number:0{self.digits}}-of-{self.total}{WEIGHTS}"
 
 

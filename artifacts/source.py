@@ -136,10 +136,8 @@ class Source:
 def refuse_library(source: Source) -> None:
     """Raise ArtifactError for a source that only Ollama can fetch."""
     if source.scheme == "ollama":
-        raise source.error(
-            "SourceInvalid",
-            "only Ollama can fetch from its library: serve it with runtime ollama, on a host where Ollama runs",
-        )
+        way_out = "serve it with runtime ollama, on a host where Ollama runs"
+        raise source.error("SourceInvalid", f"only Ollama can fetch from its library: {way_out}")
 
 
 def is_digest(text: str) -> bool:
@@ -347,10 +345,8 @@ def _parse_web(text: str, parts: SplitResult, host: str | None) -> Source:
     if not host or re.search(r"\s", text):
         raise SourceError(text, "must have a host and no blanks: https://HOST/FILE.gguf")
     if "@" in parts.netloc:
-        raise SourceError(
-            text,
-            f"must not carry a password: use a token instead (spec.sourceSecretRef, {TOKEN_VARIABLE})",
-        )
+        way_out = f"use a token instead (spec.sourceSecretRef, {TOKEN_VARIABLE})"
+        raise SourceError(text, f"must not carry a password: {way_out}")
     url = text.partition("#")[0]
     scheme: Scheme = "https" if parts.scheme == "https" else "http"
     return Source(scheme=scheme, text=url, file=_file_name(text, unquote(parts.path)), path=url)

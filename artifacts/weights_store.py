@@ -210,9 +210,8 @@ class WeightsStore:
                 return None
             os.utime(descriptor)  # the folder's time records its last use
             on_return.pop_all()
-        return HeldWeights(
-            folder if manifest.is_folder else folder / manifest.files[0].name, manifest.digest, descriptor
-        )
+        path = folder if manifest.is_folder else folder / manifest.files[0].name
+        return HeldWeights(path, manifest.digest, descriptor)
 
     def stored(self) -> list[StoredWeights]:
         """Describe all objects, the most recently used first. Raises OSError."""
@@ -308,13 +307,12 @@ class WeightsStore:
         """Fetch the weights from their source, or from a mirror; return the files, their server and its revision."""
 
         async def read(server: Source, patience: Patience) -> tuple[list[FetchedArtifact], str]:
+            asked = wanted
             if server is not wanted.source:
                 # A mirror has revisions of its own; its bytes are verified by their digest.
                 expected = dataclasses.replace(wanted.expected, revision=None)
-                return await self._download(
-                    wanted._replace(source=server, token=None, expected=expected), incoming, on_progress, patience
-                )
-            return await self._download(wanted, incoming, on_progress, patience)
+                asked = wanted._replace(source=server, token=None, expected=expected)
+            return await self._download(asked, incoming, on_progress, patience)
 
         (files, revision), server = await read_from_any(wanted.source, wanted.mirrors, read, self._settings.patience)
         return files, server, revision
@@ -374,17 +372,15 @@ class WeightsStore:
             if path.name not in {MANIFEST, *(file.name for file in files)}:
                 path.unlink()  # files of the download
         if held is None:
-            raise ArtifactError(
-                "StorageFailed", f"{folder}: another process changed it right after the download", retryable=True
-            )
+            problem = "another process changed it right after the download"
+            raise ArtifactError("StorageFailed", f"{folder}: {problem}", retryable=True)
         return held
 
     def _object_path(self, digest: str) -> Path:
         """Return the folder of an object. Raises SourceInvalid for a digest that would name another file."""
         if not is_digest(digest):
-            raise ArtifactError(
-                "SourceInvalid", f"sha256 {digest[:80]!r} is none: give 64 lower-case hexadecimal digits"
-            )
+            problem = f"sha256 {digest[:80]!r} is none: give 64 lower-case hexadecimal digits"
+            raise ArtifactError("SourceInvalid", problem)
         return self._objects / digest
 
     def _name_path(self, source: Source, revision: str | None) -> Path:

@@ -52,7 +52,8 @@ class UndeclaredFields:
         Where an object is invalid without such a field, the whole field of the status that has it is left out. Return
         whether anything of `sent` is left out now.
         """
-        paths = {_parse_path(text) for text in _UNDECLARED.findall(error.message)}
+        # The names in a path such as `.coreLevels[0].speed`.
+        paths = {tuple(filter(None, _FIELD_NAME.findall(text))) for text in _UNDECLARED.findall(error.message)}
         if not paths and error.status == _INVALID:
             paths = self._list_paths(resource)
         for noted in (paths, {path[:1] for path in paths}):
@@ -60,20 +61,14 @@ class UndeclaredFields:
                 self._until[resource, path] = time.monotonic() + UNDECLARED_SECONDS
             if self.leave_out(resource, sent) != sent:
                 fields = sorted(map(".".join, noted))
-                log.warning(
-                    "status_fields_unknown", resource=str(resource), fields=fields, remedy="apply the newer crds/"
-                )
+                remedy = "apply the newer crds/"
+                log.warning("status_fields_unknown", resource=str(resource), fields=fields, remedy=remedy)
                 return True
         return False
 
     def _list_paths(self, resource: Resource) -> set[FieldPath]:
         now = time.monotonic()
         return {path for (kind, path), until in self._until.items() if kind == resource and until > now}
-
-
-def _parse_path(text: str) -> FieldPath:
-    """Return the names in a path such as `.coreLevels[0].speed`."""
-    return tuple(filter(None, _FIELD_NAME.findall(text)))
 
 
 def _prune(value: Any, paths: Collection[FieldPath]) -> Any:

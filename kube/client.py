@@ -207,9 +207,8 @@ class Client:
         """Create an object that must not exist yet (else Conflict, with reason AlreadyExists)."""
         namespace, name = _identity(obj)
         body = msgspec.json.encode(_typed(resource, obj))
-        return await self._call(
-            "create", resource, namespace, name, Request("POST", resource.path(namespace), {}, body)
-        )
+        request = Request("POST", resource.path(namespace), {}, body)
+        return await self._call("create", resource, namespace, name, request)
 
     async def review(self, resource: Resource, spec: Mapping[str, Any]) -> Obj:
         """Ask for a review, such as a TokenReview: the answer is an object that the server does not store."""

@@ -79,7 +79,7 @@ class Comparison:
     def _covers_list(self, observed: Sequence[Any], desired: Sequence[Any], owned: FieldSet | None) -> bool:
         if owned and (items := _keyed_items(owned)):
             return self._covers_items(observed, desired, items)
-        if owned and (members := _set_items(owned)):
+        if owned and (members := [msgspec.json.decode(name[2:]) for name in owned if name.startswith("v:")]):
             return all(item in observed for item in desired) and all(item in desired for item in members)
         return len(observed) == len(desired) and all(
             self.covers(there, wanted, owned) for there, wanted in zip(observed, desired, strict=True)
@@ -198,11 +198,6 @@ def _decode_identity(name: str) -> Obj:
     """Return the fields that identify an item; never change the result, which is kept."""
     identity: Obj = msgspec.json.decode(name[2:])
     return identity
-
-
-def _set_items(owned: FieldSet) -> Sequence[Any]:
-    """Return the items of a set."""
-    return [msgspec.json.decode(name[2:]) for name in owned if name.startswith("v:")]
 
 
 def skip_small_changes(

@@ -206,9 +206,8 @@ class Plugin:
         self._header = settings.api_key.get("BearerToken")
         certificate = settings.cert_file
         if not self._header and not certificate:
-            raise CredentialsError(
-                f"{self._entry.source}: the plugin gave neither token nor certificate; run it by hand"
-            )
+            problem = "the plugin gave neither token nor certificate; run it by hand"
+            raise CredentialsError(f"{self._entry.source}: {problem}")
         if certificate and self._tls:
             self._tls.load_cert_chain(certificate, settings.key_file)
         expiry = getattr(loader, "exec_plugin_expiry", None)

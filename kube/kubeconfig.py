@@ -55,9 +55,8 @@ def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> K
     context = _pick(source, named, "contexts", current)
     cluster = _pick(source, named, "clusters", context.get("cluster", ""))
     user = _pick(source, named, "users", context["user"]) if context.get("user") else {}
-    return KubeconfigEntry(
-        f"kubeconfig {source}, context {current}", cluster, user, str(context.get("namespace") or "")
-    )
+    namespace = str(context.get("namespace") or "")
+    return KubeconfigEntry(f"kubeconfig {source}, context {current}", cluster, user, namespace)
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -97,7 +96,5 @@ def _pick(source: str, named: Mapping[str, Mapping[str, dict[str, Any]]], sectio
     try:
         return named[section][name]
     except KeyError:
-        there = ", ".join(named[section]) or "none"
-        raise CredentialsError(
-            f"kubeconfig {source}: {section} has no entry named {name!r}: there are {there}"
-        ) from None
+        problem = f"{section} has no entry named {name!r}: there are {', '.join(named[section]) or 'none'}"
+        raise CredentialsError(f"kubeconfig {source}: {problem}") from None

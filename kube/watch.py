@@ -105,7 +105,8 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
             log.warning("watch_interrupted", resource=str(resource), namespace=namespace, error=str(error))
         except ApiError as error:
             # A busy or failing server does not object to this version; after any other error a new list is needed.
-            if not _is_transient(error) or failures >= PATIENT_TRIES:
+            is_transient = error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= 500  # noqa: PLR2004 - 5xx
+            if not is_transient or failures >= PATIENT_TRIES:
                 version = ""
             retry_after_seconds = min(error.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS)
             log.log(
@@ -138,18 +139,13 @@ async def load(client: Client, store: WatchCache, selection: Selection) -> str:
     return listed.resource_version
 
 
-def _is_transient(error: ApiError) -> bool:
-    return error.status == HTTPStatus.TOO_MANY_REQUESTS or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-
-
 def _apply_event(store: WatchCache, resource: Resource, event: WatchEvent) -> str:
     """Put one event into the store; return its resourceVersion, from which an interrupted watch continues."""
     metadata = event.object["metadata"]
     version = str(metadata["resourceVersion"])
     if event.type == "DELETED":
-        store.remove(
-            resource, metadata.get("namespace"), metadata["name"], uid=metadata["uid"], resource_version=version
-        )
+        namespace, name = metadata.get("namespace"), metadata["name"]
+        store.remove(resource, namespace, name, uid=metadata["uid"], resource_version=version)
     elif event.type != "BOOKMARK":
         store.put(resource, event.object)
     return version

@@ -89,13 +89,11 @@ def summarize(header: GGUFHeader) -> GGUF:
 
 def _head_size(header: GGUFHeader, architecture: str, part: str) -> int | None:
     """Return the elements of a head, the divisor of both sizes of a model with windows; None if it is not stated."""
-    heads = widest(header.metadata.get(f"{architecture}.attention.head_count"))
-    embedding = read_count(header.metadata.get(f"{architecture}.embedding_length"))
-    stated = [
-        read_count(header.metadata.get(f"{architecture}.attention.{part}_length{end}")) or 0 for end in ("", "_swa")
-    ]
+    read = header.metadata.get
+    heads, embedding = widest(read(f"{architecture}.attention.head_count")), read(f"{architecture}.embedding_length")
+    stated = [read_count(read(f"{architecture}.attention.{part}_length{end}")) or 0 for end in ("", "_swa")]
     if not stated[0]:
-        stated[0] = embedding // heads if embedding and heads else 0
+        stated[0] = (read_count(embedding) or 0) // heads if heads else 0
     return math.gcd(*stated) or None
 
 

@@ -77,11 +77,8 @@ def parse_length(name: str, prefix: bytes, file_bytes: int) -> int:
     if len(prefix) < LENGTH_BYTES or file_bytes < LENGTH_BYTES:
         raise _invalid(name, f"has {file_bytes} bytes, which is no safetensors file: it is cut or empty")
     if not 1 < length <= MAX_HEADER_BYTES:
-        raise _invalid(
-            name,
-            f"claims a header of {length} bytes: it is no safetensors file, or longer than "
-            f"{size_text(MAX_HEADER_BYTES)}",
-        )
+        most = size_text(MAX_HEADER_BYTES)
+        raise _invalid(name, f"claims a header of {length} bytes: it is no safetensors file, or longer than {most}")
     if LENGTH_BYTES + length > file_bytes:
         raise _invalid(name, f"claims a header of {length} bytes, but has {file_bytes} in all: it is cut or corrupted")
     return length

@@ -315,9 +315,8 @@ async def connect(
     """
     # Bytes must arrive as they are stored: a content encoding would break ranges and digests.
     headers = {"User-Agent": "pomona", "Accept-Encoding": "identity"}
-    timeout = aiohttp.ClientTimeout(
-        total=None, connect=access.patience.connect_seconds, sock_read=access.patience.silence_seconds
-    )
+    patience = access.patience
+    timeout = aiohttp.ClientTimeout(None, connect=patience.connect_seconds, sock_read=patience.silence_seconds)
 
     def open_session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(

@@ -74,14 +74,11 @@ def _parse_listing(source: Source, text: bytes) -> Listing:
     if not _COMMIT.fullmatch(answer.sha):
         problem = f"names {answer.sha[:100]!r} as its commit, which is none"
         raise source.error("SourceRefused", f"the hub {problem}")
-    wanted = [sibling for sibling in answer.siblings if is_wanted(sibling.name)]
-    if any(sibling.lfs and not is_digest(sibling.lfs.sha256) for sibling in wanted):
+    wanted = [file for file in answer.siblings if is_wanted(file.name)]
+    if any(file.lfs and not is_digest(file.lfs.sha256) for file in wanted):
         raise source.error("SourceRefused", "the hub states a sha256 that is none")
-    unsized = next((sibling.name for sibling in wanted if sibling.size is None or sibling.size < 0), None)
+    unsized = next((file.name for file in wanted if file.size is None or file.size < 0), None)
     if unsized is not None:
         raise source.error("SourceRefused", f"the hub does not say how large {unsized} is")
-    files = [
-        RepositoryFile(sibling.name, sibling.size or 0, sibling.lfs.sha256 if sibling.lfs else None)
-        for sibling in wanted
-    ]
-    return Listing(answer.sha, sorted(files, key=lambda file: file.path))
+    files = [RepositoryFile(file.name, file.size or 0, file.lfs.sha256 if file.lfs else None) for file in wanted]
+    return Listing(answer.sha, sorted(files, key=lambda entry: entry.path))

@@ -103,10 +103,8 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refusal(name, f"the registry's manifest is not valid: {error}") from error
     if document.schema_version != _SCHEMA_VERSION:
-        problem = (
-            f"schemaVersion is {document.schema_version}, not {_SCHEMA_VERSION}: push it again with a current client"
-        )
-        raise _refusal(name, problem)
+        version = f"{document.schema_version}, not {_SCHEMA_VERSION}"
+        raise _refusal(name, f"schemaVersion is {version}: push it again with a current client")
     # Two readers of a document that is both could see different content under one digest.
     if (document.layers is None) == (document.manifests is None):
         raise _refusal(name, "the manifest must have either `layers` or `manifests`")
@@ -124,9 +122,8 @@ def require_files(name: str, manifest: ArtifactManifest) -> Sequence[RepositoryF
     push = f"push the files themselves: oras push {repository}:TAG FILE..."
     if manifest.packed and not manifest.files:
         problem = f"its layers are archives ({_shown(manifest.packed[0])}), whose files cannot be read one by one"
-        raise _refusal(
-            name, f"{problem}: {push}; or, if it is a container image, let nodes mount it with spec.cache.medium Image"
-        )
+        way_out = f"{push}; or, if it is a container image, let nodes mount it with spec.cache.medium Image"
+        raise _refusal(name, f"{problem}: {way_out}")
     if not manifest.files:
         raise _refusal(name, f"none of its layers is a file with a name: {push}")
     return manifest.files

@@ -104,9 +104,8 @@ class RegistryRepository:
         at = revision or self._source.revision
         separator = "@" if at.startswith(_ALGORITHM) else ":"
         text = f"oci://{self._source.repo}{separator}{at}/{quote(path)}"
-        return Source(
-            scheme="oci", text=text, file=path.rpartition("/")[2], repo=self._source.repo, revision=at, path=path
-        )
+        name = path.rpartition("/")[2]
+        return Source(scheme="oci", text=text, file=name, repo=self._source.repo, revision=at, path=path)
 
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:

@@ -109,9 +109,8 @@ class S3Repository:
             return self._source
         key = f"{self._root}{path}"
         bucket = self._source.repo
-        return Source(
-            scheme="s3", text=f"s3://{bucket}/{quote(key)}", file=path.rpartition("/")[2], repo=bucket, path=key
-        )
+        name = path.rpartition("/")[2]
+        return Source(scheme="s3", text=f"s3://{bucket}/{quote(key)}", file=name, repo=bucket, path=key)
 
     @asynccontextmanager
     async def open_file(self, path: str, revision: str | None) -> AsyncIterator[ReadableFile]:
