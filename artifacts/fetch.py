@@ -169,7 +169,7 @@ async def _find_present(
 
 
 async def _hash_path(path: Path, on_progress: ReportProgress) -> str:
-    """Return the digest of the file at `path`; empty when there is none."""
+    """Return the digest of the file at `path`, or an empty text if there is no file."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         return (await hash_file(file, size, lambda done: on_progress(done, size))).hexdigest()

@@ -58,7 +58,9 @@ def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
 def choose_indexed(
     source: Source, files: Sequence[RepositoryFile], index: bytes, *, is_mounted: bool = False
 ) -> list[RepositoryFile]:
-    """Return `files` with no other weights than those that the index names, or without an index of another build.
+    """Return the files of a folder whose index names its weights.
+
+    Weights that the index does not name are left out. An index that names none of the weights is left out itself.
 
     Conversions keep the index of their original, none of whose files they have: then the files that are there decide.
     Engines in pods read an index first, so it has to be deleted from a volume that they mount (`is_mounted`).
@@ -142,7 +144,7 @@ def _group_numbered(weights: Iterable[RepositoryFile]) -> dict[_Series, set[int]
 
 
 def _advise_whole(weights: Sequence[RepositoryFile]) -> str:
-    """Return the way out of a message: weights that are whole by themselves; empty if there are none."""
+    """Return the end of a message: an example of `files` that chooses complete weights; empty if none are complete."""
     numbered = _group_numbered(weights)
     whole = [file.path for file in weights if not _NUMBERED.fullmatch(file.path)]
     patterns = list(map(quote_pattern, whole))

@@ -64,7 +64,9 @@ class FileSet:
         self._repository = open_repository(source, access)
 
     async def list_chosen(self, revision: str | None) -> Listing:
-        """List the files for an engine at a resolved revision, the parts of a GGUF model in order; None: the current.
+        """Return the files that an engine needs at a resolved revision; without one, at the current revision.
+
+        The parts of a GGUF model are in order.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.

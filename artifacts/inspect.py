@@ -33,7 +33,7 @@ _REASONS_WITHOUT_SOURCE = ("HeaderInvalid", "CustomCode", "SplitUnsupported")
 
 
 class Inspection(ModelFacts, frozen=True, kw_only=True):
-    """The facts that are known without downloading the weights, or those that stored weights state in their headers."""
+    """Facts from the headers of weights, and from their source if it was asked."""
 
     gguf: GGUF = GGUF()
     size_bytes: int = 0
@@ -91,7 +91,7 @@ async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None
 
 
 def _with_source(facts: Inspection, size_bytes: int, revision: str, file: str, sha256: str | None) -> Inspection:
-    """Return the facts of headers with those that the source states."""
+    """Return the facts with size, revision, name and digest as the source states them."""
     return msgspec.structs.replace(facts, size_bytes=size_bytes, revision=revision, file=file, sha256=sha256 or "")
 
 

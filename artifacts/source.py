@@ -236,7 +236,7 @@ def quote_pattern(path: str) -> str:
 
 
 def advise_files(patterns: Iterable[str]) -> str:
-    """Return the first of `patterns` that a user can write, as the field `files` in YAML; empty if there is none."""
+    """Return the field `files` in YAML with the first valid pattern of `patterns`; empty if no pattern is valid."""
     first = next((pattern for pattern in patterns if _is_pattern(pattern)), None)
     return "" if first is None else "files: ['{}']".format(first.replace("'", "''"))
 

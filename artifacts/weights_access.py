@@ -24,9 +24,9 @@ class WeightsAccess(msgspec.Struct, frozen=True, rename="camel"):
     """The callers that may use one object."""
 
     public: bool = False
-    """True once a server sent it to somebody without a token."""
+    """True once a server sent the object without a token."""
     keys: tuple[str, ...] = ()
-    """The `access_key` of everybody whom a server let in."""
+    """The `access_key` of each caller that a server has accepted."""
 
     def allows(self, key: str) -> bool:
         """Return whether the weights may be used by the owner of `key`."""
@@ -46,7 +46,7 @@ class AccessRecords:
         self._folder = folder
 
     def read(self, digest: str) -> WeightsAccess:
-        """Return the record of an object; one that is lost lets nobody in. Raises OSError."""
+        """Return the record of an object, or an empty record if it was lost, which allows no access. Raises OSError."""
         return durable.read(self._path(digest), WeightsAccess) or WeightsAccess()
 
     def grant(self, digest: str, key: str, *, public: bool) -> None:

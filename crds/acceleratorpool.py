@@ -1,4 +1,4 @@
-"""`AcceleratorPool`: nodes or hosts of one accelerator, and an administrator's limits for those who use them."""
+"""`AcceleratorPool`: nodes or hosts of one accelerator, and an administrator's limits for their use."""
 
 from typing import Annotated, Final
 

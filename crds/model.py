@@ -196,7 +196,7 @@ class ModelSpec(ApiStruct, frozen=True):
 
     @property
     def stated_bytes(self) -> int | None:
-        """Memory that serving the Model takes by `memory_bytes`; None: it is not stated, and computed."""
+        """Memory that serving the Model takes, as `memory_bytes` states it; None if it has to be computed."""
         return None if self.memory_bytes is None else quantity_bytes(self.memory_bytes)
 
 

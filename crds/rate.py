@@ -21,5 +21,5 @@ def format_rate(tokens_per_second: float) -> str:
 
 
 def is_notable_change(shown: float, measured: float) -> bool:
-    """Return whether a number differs by more than a tenth from the one that is shown."""
+    """Return whether the measured number differs by more than a tenth from the shown number."""
     return abs(measured - shown) > _LEAST_CHANGE * max(shown, measured)

@@ -120,7 +120,7 @@ def _map(info: inspect.DictType, *, defaults: bool) -> Schema:
 
 
 def _union(info: inspect.UnionType, *, defaults: bool) -> Schema:
-    """Render an optional field as one that is not required, and a number or string as Kubernetes' int-or-string."""
+    """Return the schema of an optional type without its null, and of `int | str` as Kubernetes' int-or-string."""
     members = [member for member in info.types if not isinstance(member, inspect.NoneType)]
     if {type(member) for member in members} == {inspect.IntType, inspect.StrType}:
         return {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}

@@ -7,7 +7,7 @@ SHOWN_LENGTH: Final = 64
 
 
 def shorten_text(text: str, most: int = SHOWN_LENGTH) -> str:
-    """Return the text; of one that has more than `most` characters, the beginning and the number of all."""
+    """Return the text, cut after `most` characters; a text that is cut ends with the number of its characters."""
     return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
 
 

@@ -85,7 +85,7 @@ class StaticToken:
         return f"Bearer {self.token}" if self.token else None
 
     async def refresh(self, _refused: str | None, /) -> bool:
-        """Return False: there is never a new token."""
+        """Return False, as there is never a new token."""
         return False
 
 
@@ -316,7 +316,7 @@ def _tls(entry: KubeconfigEntry) -> ssl.SSLContext | None:
 
 
 def build_tls(authority: bytes | None) -> ssl.SSLContext:
-    """Return a context that trusts only the PEM certificates `authority`; None: those of the system.
+    """Return a context that trusts the PEM certificates `authority` alone, or by default those of the system.
 
     Raises:
         ValueError: they cannot be read as PEM (ssl.SSLError, which is an OSError, if one is no certificate).

@@ -73,7 +73,7 @@ class PersistentVolume(ApiStruct, frozen=True):
 
     @property
     def node_terms(self) -> list[dict[str, Any]] | None:
-        """The terms of which its node meets one; None: any node reaches it."""
+        """Node selector terms of which a node must meet one to mount the volume; None if every node can mount it."""
         required = self.spec.node_affinity.required
         return required.node_selector_terms if required is not None else None
 

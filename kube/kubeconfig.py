@@ -29,7 +29,7 @@ class KubeconfigEntry:
 
 
 def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> KubeconfigEntry:
-    """Return the entry of a context; of several `paths` those that do not exist are skipped.
+    """Return the entry of a context. Files of `paths` that do not exist are skipped.
 
     Args:
         paths: the files.

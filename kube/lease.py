@@ -227,7 +227,9 @@ class HostLease:
             await asyncio.sleep(wait)
 
     async def _renew(self) -> bool:
-        """Renew the Lease, or take it over when its holder has not renewed it for its whole duration; False: not yet.
+        """Renew the Lease, or take it over once its holder has not renewed it for its whole duration.
+
+        Return False if it is too early to take it over.
 
         Raises ApiError, Unreachable, and HeldElsewhereError when its holder still renews it.
         """

@@ -125,7 +125,7 @@ def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict
 
 
 def _find_code(config: object, python_files: Sequence[str]) -> str:
-    """Return the first key at any depth with which a loader runs Python, and what to do; empty if there is none."""
+    """Return the first key, at any depth, that makes a loader run Python, with the remedy; empty if there is none."""
     for value in _list_nested(config):
         if isinstance(value, dict):
             for key, inner in value.items():
@@ -176,7 +176,7 @@ def _describe_classes(value: object, python_files: Sequence[str]) -> str:
 
 
 def _find_foreign_class(classes: object) -> str | None:
-    """Return the first item of an `auto_map` that is no class of the same folder; None if there is none."""
+    """Return the first item of an `auto_map` that names a class outside this folder, or None."""
     for entry in _list_nested(classes):
         is_beside = isinstance(entry, str) and _CLASS_BESIDE.fullmatch(entry)
         if not is_beside and entry is not None and not isinstance(entry, (dict, list)):
@@ -367,7 +367,9 @@ def _count_state_bytes(config: dict[str, Any]) -> int:
 
 
 def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Counter[tuple[int | None, int]] | None:
-    """Count the layers by window and elements of their keys, recurrent ones apart; None: one is of an unknown type.
+    """Return the number of layers for each window and number of key elements; None if a layer has an unknown type.
+
+    Recurrent layers are counted under `_RECURRENT_KIND`.
 
     Args:
         config: configuration of the language model.

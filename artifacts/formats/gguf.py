@@ -247,7 +247,7 @@ class _Reader:
         return count
 
     def name(self, what: str, seen: set[bytes]) -> tuple[str, bool]:
-        """Read a name, at most its first bytes, and return whether it is whole; refuse one that is in `seen`."""
+        """Return the next name, or its first bytes if it is long, and whether it is whole. Refuse a name in `seen`."""
         start, size = self._string(f"the name of a {what}", _MAX_NAME_BYTES)
         digest = hashlib.blake2b(self._data[start : start + size], digest_size=16).digest()
         name = self._text(start, min(size, _KEPT_NAME_BYTES))

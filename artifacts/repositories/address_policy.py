@@ -65,7 +65,7 @@ def open_socket(info: AddressInfo, networks: Networks) -> socket.socket:
 
 
 def find_stated_address(host: str) -> str | None:
-    """Return the IP address that a host of a URL states, in any spelling that resolvers take; None: it is a name.
+    """Return the IP address that the host of a URL is, in any spelling that resolvers accept; None if it is a name.
 
     `localhost` and the names below it state loopback wherever they are resolved.
     """

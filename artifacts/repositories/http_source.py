@@ -70,7 +70,7 @@ class Authorizer(Protocol):
         """Return the headers of a GET of `url`: those given, and the credentials. Raises ArtifactError."""
 
     async def answer_challenges(self, challenges: Sequence[str]) -> bool:
-        """Obtain other credentials after HTTP 401 with these WWW-Authenticate headers; False: there are none."""
+        """Obtain other credentials after HTTP 401 with these WWW-Authenticate headers; return whether there are any."""
 
 
 class FixedAuthorizer(NamedTuple):
@@ -84,7 +84,7 @@ class FixedAuthorizer(NamedTuple):
         return {**headers, "Authorization": self.value} if self.value else headers
 
     async def answer_challenges(self, challenges: Sequence[str]) -> bool:
-        """Return False: there are no others."""
+        """Return False, as there are no other credentials."""
         del challenges
         return False
 

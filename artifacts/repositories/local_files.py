@@ -53,7 +53,7 @@ def locate(source: Source, file_root: Path | None) -> Path:
 
 
 def _require_inside(source: Source, path: Path, file_root: Path | None, name: str = "") -> None:
-    """Raise SourceForbidden for a path that leads out of `file_root`; `name` is that of a file beside the source's."""
+    """Raise SourceForbidden if `path` leads out of `file_root`. `name` is for the message, if it is another file's."""
     if file_root is None:
         raise source.error(
             "SourceForbidden", "local files are not allowed here: start with --file-root DIR, a folder above this file"

@@ -77,7 +77,7 @@ class RegistryRepository:
         self._resolved: dict[str, tuple[str, ArtifactManifest]] = {}
 
     async def resolve(self, revision: str | None) -> tuple[str, ArtifactManifest]:
-        """Return digest and content of the manifest at a resolved revision; None: at the source's tag or digest.
+        """Return digest and content of the manifest at a resolved revision, or at the tag or digest of the source.
 
         Raises:
             ArtifactError: with a reason and whether a retry may help.

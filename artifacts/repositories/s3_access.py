@@ -123,7 +123,7 @@ class S3Access:
         return dict(signed.headers)
 
     async def answer_challenges(self, challenges: Sequence[str]) -> bool:
-        """Return False: there are no other keys."""
+        """Return False, as there are no other keys."""
         del challenges
         return False
 
@@ -133,7 +133,7 @@ ANONYMOUS_S3: Final = S3Access()
 
 
 def _check_endpoint(text: str) -> str:
-    """Return a URL without a slash at its end; the owner of a Secret states it, who may be anybody's tenant."""
+    """Return the endpoint without a slash at its end. It comes from a Secret of any tenant, so it is checked."""
     try:
         url = URL(text)
         is_usable = not text or (url.scheme in ("http", "https") and url.host and url == url.with_user(None))

@@ -137,7 +137,7 @@ class _S3Object:
 
     @asynccontextmanager
     async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
-        """Read from the object; who needs a part at its start stops reading. Raises as `ReadableFile.read`."""
+        """Read from the object; a caller that needs its start only stops reading. Raises as `ReadableFile.read`."""
         if first and validator not in self._digests:
             async with self._origin.read() as whole:
                 self._digests[whole.validator] = whole.sha256

@@ -8,7 +8,7 @@ from artifacts.source import Source
 
 
 def open_repository(source: Source, access: SourceAccess) -> Repository:
-    """Return the repository of a source, by its scheme. Raises ArtifactError for one that nothing here can read."""
+    """Return the repository of a source, by its scheme. Raises ArtifactError if no repository can read it."""
     if source.scheme == "hf":
         return HubRepository(source, access)
     # Few hosts have sources of these two, whose modules take a MiB.
