@@ -20,6 +20,7 @@ from artifacts.partial_download import (
     hash_file,
     locked,
     read_download_record,
+    require_space,
     storage_faults,
     write_download_record,
 )
@@ -232,7 +233,7 @@ class _Download:
                 raise self._build_changed("file changed while it was fetched")
             if self.make_room:
                 await self.make_room(response.size_bytes - partial.size_bytes)
-            partial.require_space(response.size_bytes)
+            require_space(partial.path, response.size_bytes - partial.size_bytes)
             floor = SpeedFloor(patience, self.source.display)
             async for block in response.blocks:
                 floor.add(len(block))

@@ -1,7 +1,6 @@
 """Download of any source to one folder: a file, all parts of a split model, or the files of a folder."""
 
 import asyncio
-import shutil
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +10,9 @@ from artifacts import durable
 from artifacts.errors import ArtifactError
 from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch
 from artifacts.file_set import FileSet, refuse_digest
-from artifacts.partial_download import storage_faults
+from artifacts.partial_download import require_space, storage_faults
 from artifacts.repositories.repository import Listing, SourceAccess
 from artifacts.source import Source
-from crds.size import size_text
 
 _LISTING: Final = ".listing.json"
 
@@ -83,15 +81,7 @@ async def _list_files(source: Source, files: FileSet, folder: Path, revision: st
 
 
 def _require_space(folder: Path, listing: Listing) -> None:
-    """Raise NoSpace unless the files that are not in `folder` yet fit: better now than after hours."""
+    """Raise NoSpace unless the files that are not in `folder` yet fit."""
     folder.mkdir(parents=True, exist_ok=True)
     present = [folder / f"{file.name}{end}" for file in listing.files for end in ("", ".part")]
-    missing = listing.size_bytes - sum(path.stat().st_size for path in present if path.exists())
-    free = shutil.disk_usage(folder).free
-    if missing > free:
-        raise ArtifactError(
-            "NoSpace",
-            f"{folder}: needs {size_text(missing)} more for all files, {size_text(free)} are free: free some space or "
-            "use a larger volume",
-            retryable=True,
-        )
+    require_space(folder, listing.size_bytes - sum(path.stat().st_size for path in present if path.exists()))

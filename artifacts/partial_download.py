@@ -175,11 +175,24 @@ def write_download_record(path: Path, file: Path, source: str, revision: str, sh
     return record
 
 
+def require_space(path: Path, needed_bytes: int) -> None:
+    """Raise NoSpace unless `needed_bytes` fit on the volume of `path`, which is a folder or a file in one."""
+    free = shutil.disk_usage(path if path.is_dir() else path.parent).free
+    if needed_bytes > free:
+        raise ArtifactError(
+            "NoSpace",
+            f"{path}: needs {size_text(needed_bytes)} more, {size_text(free)} are free: free "
+            f"{size_text(needed_bytes - free)} or use a larger volume",
+            retryable=True,
+        )
+
+
 class PartialDownload:
     """The partial download of `path`; made and closed under the lock."""
 
     def __init__(self, path: Path, source: str) -> None:
-        self._path = path
+        self.path = path
+        """The file with its final name."""
         self.partial_path = path.with_name(f"{path.name}.part")
         """The file with the bytes so far."""
         # Unbuffered: every counted byte is written, and closing cannot fail on buffered bytes.
@@ -238,27 +251,15 @@ class PartialDownload:
 
         await in_thread(write)
 
-    def require_space(self, total_bytes: int) -> None:
-        """Raise NoSpace unless the rest of `total_bytes` fits on the volume."""
-        free = shutil.disk_usage(self._path.parent).free
-        missing = total_bytes - self.size_bytes - free
-        if missing > 0:
-            raise ArtifactError(
-                "NoSpace",
-                f"{self._path}: needs {size_text(total_bytes - self.size_bytes)} more, {size_text(free)} are "
-                f"free: {size_text(missing)} are missing: free some space or use a larger volume",
-                retryable=True,
-            )
-
     async def finish(self, revision: str) -> DownloadRecord:
         """Turn the partial file into the final file: flush it to disk, write the record, rename the file."""
 
         def finish() -> DownloadRecord:
             os.fsync(self._file.fileno())
-            record = write_download_record(self._path, self.partial_path, self._source, revision, self.sha256)
-            self.partial_path.replace(self._path)
+            record = write_download_record(self.path, self.partial_path, self._source, revision, self.sha256)
+            self.partial_path.replace(self.path)
             self._state_path.unlink(missing_ok=True)
-            durable.sync_folder(self._path.parent)
+            durable.sync_folder(self.path.parent)
             return record
 
         return await in_thread(finish)

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,44 +17,26 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-class StoredIdentities:
-    """The identities of objects; manifests and names are read again only after a folder of the store has changed.
+def list_stored_identities(objects: Path, names: Path) -> Sequence[str]:
+    """Return the `weights_identity` of each complete object, by its digest and by each of its sources.
+
+    Nothing is hashed. The most recently used object comes first. Never raises: what cannot be read is left out.
 
     Args:
         objects: the folder of objects, each a folder named by its digest.
         names: the folder of files that name the object of a source at a revision, by their `cache_key`.
     """
-
-    def __init__(self, objects: Path, names: Path) -> None:
-        self._objects, self._names = objects, names
-        self._cached: tuple[object, Sequence[str]] = (None, ())
-        """The times of all folders, and the identities that were read then."""
-
-    def read(self) -> Sequence[str]:
-        """Return the `weights_identity` of each complete object by its digest and by each of its sources.
-
-        Nothing is hashed. The most recently used object comes first. Never raises: what cannot be read is not there.
-        """
-        try:
-            folders = sorted(_list_objects(self._objects), reverse=True)
-            times = folders, _find_time(self._names)
-        except OSError as error:
-            _report(self._objects, error)
-            return ()
-        cached_times, identities = self._cached
-        if times == cached_times:
-            return identities
-        identities = self._read_all([digest for _, digest in folders])
-        self._cached = times, identities
-        return identities
-
-    def _read_all(self, digests: Iterable[str]) -> Sequence[str]:
-        complete = {digest: [digest] for digest in digests if _is_complete(self._objects / digest)}
-        for path in sorted(self._names.glob("*.json")):
-            named = complete.get(_read(path, str) or "")
-            if named is not None:
-                named.append(name_identity(path.stem))
-        return [identity for identities in complete.values() for identity in identities]
+    try:
+        digests = [digest for _, digest in sorted(_list_objects(objects), reverse=True)]
+    except OSError as error:
+        _report(objects, error)
+        return ()
+    complete = {digest: [digest] for digest in digests if _is_complete(objects / digest)}
+    for path in sorted(names.glob("*.json")):
+        named = complete.get(_read(path, str) or "")
+        if named is not None:
+            named.append(name_identity(path.stem))
+    return [identity for identities in complete.values() for identity in identities]
 
 
 def _list_objects(folder: Path) -> list[tuple[int, str]]:
@@ -66,13 +48,6 @@ def _list_objects(folder: Path) -> list[tuple[int, str]]:
                 if is_digest(entry.name):
                     objects.append((entry.stat().st_mtime_ns, entry.name))
     return objects
-
-
-def _find_time(folder: Path) -> int:
-    try:
-        return folder.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def _is_complete(folder: Path) -> bool:

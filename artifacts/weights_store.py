@@ -32,7 +32,7 @@ from artifacts.repositories import local_files
 from artifacts.repositories.repository import SourceAccess
 from artifacts.retry import Patience
 from artifacts.source import Source, cache_key, is_digest, refuse_library
-from artifacts.stored_identities import StoredIdentities
+from artifacts.stored_identities import list_stored_identities
 from artifacts.weights_access import AccessRecords, access_key, ask_for_access
 from crds.size import size_text
 
@@ -107,7 +107,6 @@ class WeightsStore:
         self._names = folder / "sources"
         self._local = folder / "local"
         self._access = AccessRecords(folder / "access")
-        self._identities = StoredIdentities(self._objects, self._names)
         self._settings = access
         self._reserved_bytes: dict[Path, int] = {}
         """Bytes on disk that the folder of each running download may reach."""
@@ -225,7 +224,7 @@ class WeightsStore:
 
     def identities(self) -> Sequence[str]:
         """Return the `weights_identity` of all complete objects, the most recently used first. Never raises."""
-        return self._identities.read()
+        return list_stored_identities(self._objects, self._names)
 
     def remove(self, digest: str) -> bool:
         """Delete one object; return False when it is in use. Raises OSError and ArtifactError."""

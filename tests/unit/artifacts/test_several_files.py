@@ -260,7 +260,7 @@ class TestSafetensors:
         del folder
         usage = os.statvfs(tmp_path)
         monkeypatch.setattr(
-            "artifacts.fetch_source.shutil.disk_usage", lambda _path: type("Usage", (), {"free": usage.f_frsize})
+            "artifacts.partial_download.shutil.disk_usage", lambda _path: type("Usage", (), {"free": usage.f_frsize})
         )
         error = await refused(fetch_files(server, tmp_path / "to", "hf://acme/tiny"))
         assert (error.reason, error.retryable) == ("NoSpace", True)

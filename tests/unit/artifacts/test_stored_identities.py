@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from artifacts import durable
 from artifacts.source import weights_identity
 from artifacts.weights_store import HeldWeights, WeightsStore
 from tests.support.file_server import COMMIT, FileServer, TransferFault
@@ -21,20 +20,6 @@ def use(held: HeldWeights, seconds: int) -> None:
     """Make a moment the last use of an object, however exact the clock of the disk is."""
     held.release()
     os.utime(held.path.parent, (seconds, seconds))
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Files of the store that were read."""
-    seen: list[Path] = []
-
-    def read(path: Path, type_: type[object]) -> object:
-        seen.append(path)
-        return durable_read(path, type_)
-
-    durable_read = durable.read
-    monkeypatch.setattr(durable, "read", read)
-    return seen
 
 
 @pytest.mark.parametrize(
@@ -118,28 +103,6 @@ async def test_most_recently_used_weights_come_first(store: WeightsStore, server
     assert order(store.identities()) == [1, 0, 2]
     use(held[2], 40)
     assert order(store.identities()) == [2, 1, 0]
-
-
-async def test_only_a_changed_folder_is_read_again(store: WeightsStore, server: FileServer, reads: list[Path]) -> None:
-    use(await obtain(store, publish(server, "a.gguf")), 10)
-    before = store.identities()
-    assert reads
-    reads.clear()
-    assert store.identities() is before
-    assert reads == []
-    use(await obtain(store, publish(server, "b.gguf")), 20)
-    assert len(store.identities()) == 4
-    assert reads
-
-
-async def test_second_source_of_stored_weights_is_read(store: WeightsStore, server: FileServer) -> None:
-    held = await obtain(store, publish(server, "a.gguf"))
-    (name,) = (held.path.parents[2] / "sources").glob("*.json")
-    use(held, 10)
-    assert len(store.identities()) == 2
-    os.utime(name.parent, (5, 5))
-    durable.write(name.with_name("0123456789abcdef.json"), held.digest)
-    assert len(store.identities()) == 3
 
 
 async def test_what_cannot_be_read_hides_nothing_else(store: WeightsStore, server: FileServer) -> None:
