@@ -2,26 +2,12 @@
 
 import asyncio
 from pathlib import Path
-from typing import Final
 
-import msgspec
-
-from artifacts import durable
-from artifacts.errors import ArtifactError
 from artifacts.fetch import ExpectedFile, FetchedArtifact, ReportProgress, fetch
 from artifacts.file_set import FileSet, refuse_digest
 from artifacts.partial_download import require_space, storage_faults
 from artifacts.repositories.repository import Listing, SourceAccess
 from artifacts.source import Source
-
-_LISTING: Final = ".listing.json"
-
-
-class _ListingRecord(msgspec.Struct, frozen=True, rename="camel"):
-    """The content of `.listing.json`: the files of a source, with the patterns that choose them, at a revision."""
-
-    key: tuple[str, tuple[str, ...], str]
-    listing: Listing
 
 
 async def fetch_source(
@@ -39,7 +25,7 @@ async def fetch_source(
     if not source.has_listing:
         return await fetch(source, destination_dir, access, expected, on_progress=on_progress)
     files = FileSet(source, access)
-    listing = await _list_files(source, files, destination_dir, expected.revision)
+    listing = await files.list_chosen(expected.revision)
     if size_bytes is not None and listing.size_bytes != size_bytes:
         raise source.error(
             "SourceChanged",
@@ -58,26 +44,6 @@ async def fetch_source(
         first.sha256 if len(fetched) == 1 else "",
         listing.revision,
     )
-
-
-async def _list_files(source: Source, files: FileSet, folder: Path, revision: str | None) -> Listing:
-    """List the files at a revision or, while the source cannot be reached, return the list that was kept in `folder`.
-
-    Files at a resolved revision never change, and those that are in the folder are not requested again.
-    """
-    path = folder / _LISTING
-    try:
-        listing = await files.list_chosen(revision)
-    except ArtifactError as error:
-        with storage_faults(path):
-            kept = await asyncio.to_thread(durable.read, path, _ListingRecord) if revision else None
-        if error.reason != "SourceUnreachable" or kept is None or kept.key != (source.text, source.files, revision):
-            raise
-        return kept.listing
-    if revision and source.scheme != "file":
-        with storage_faults(path):
-            await asyncio.to_thread(durable.write, path, _ListingRecord((source.text, source.files, revision), listing))
-    return listing
 
 
 def _require_space(folder: Path, listing: Listing) -> None:

@@ -9,7 +9,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -58,14 +58,9 @@ class _ListMetadata(msgspec.Struct, frozen=True, rename={"resource_version": "re
     more: str = ""
 
 
-class _Page(msgspec.Struct, frozen=True):
+class _Page(msgspec.Struct, Generic[T], frozen=True):
     metadata: _ListMetadata
-    items: list[Obj] | None = None
-
-
-class _UnreadPage(msgspec.Struct, frozen=True):
-    metadata: _ListMetadata
-    items: list[msgspec.Raw] | None = None
+    items: list[T] | None = None
 
 
 class _UnreadEvent(msgspec.Struct, frozen=True):
@@ -155,7 +150,7 @@ class Client:
         query = _selectors("", field_selector) | {"resourceVersion": "0"}
         call = _describe("list", resource, None, None)
         body = await self._send(call, "list", resource, Request("GET", resource.path(None), query))
-        page = _decode(call, body, _Page)
+        page = _decode(call, body, _Page[Obj])
         return ObjectList(page.items or [], page.metadata.resource_version)
 
     async def list_metadata(
@@ -168,7 +163,7 @@ class Client:
         """Read the metadata of one object, if any exists: an error says why objects of the kind cannot be listed."""
         request = Request("GET", resource.path(namespace), {"limit": "1"}, accept=_METADATA_LIST)
         call = _describe("list", resource, namespace, None)
-        _decode(call, await self._send(call, "list", resource, request), _Page)
+        _decode(call, await self._send(call, "list", resource, request), _Page[Obj])
 
     async def watch(
         self,
@@ -364,7 +359,7 @@ class Client:
                     raise
                 items, page_query = [], query
                 continue
-            page = _decode(call, body, _Page) if read is None else _read_page(call, body, read)
+            page = _decode(call, body, _Page[Obj]) if read is None else _read_page(call, body, read)
             objects = page.items or []
             items += map(complete, objects) if complete is not None else objects
             if most or not page.metadata.more:
@@ -424,8 +419,8 @@ def _decode(call: str, body: bytes, type_: type[T]) -> T:
         raise Unreachable(f"{call}: the answer is not what the API sends: {error}") from error
 
 
-def _read_page(call: str, body: bytes, read: Read) -> _Page:
-    page = _decode(call, body, _UnreadPage)
+def _read_page(call: str, body: bytes, read: Read) -> _Page[Obj]:
+    page = _decode(call, body, _Page[msgspec.Raw])
     return _Page(page.metadata, [_read_object(call, item, read) for item in page.items or ()])
 
 

@@ -31,6 +31,7 @@ def may_take(spec: Obj, identity: str, unchanged_seconds: float) -> bool:
     return holder in ("", identity) or unchanged_seconds >= spec.get("leaseDurationSeconds", 0)
 
 
+@dataclass(eq=False)
 class Elector:
     """Leader election on the Lease `namespace/name` as `identity`, which no other process may have.
 
@@ -38,30 +39,19 @@ class Elector:
     that of the next leader.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        namespace: str,
-        name: str,
-        identity: str,
-        *,
-        duration_seconds: int = 15,
-        renew_deadline_seconds: float = 10.0,
-        retry_seconds: float = 2.0,
-    ) -> None:
-        self._client = client
-        self._namespace = namespace
-        self._name = name
-        self._identity = identity
-        self._duration = duration_seconds
-        self._deadline = renew_deadline_seconds
-        self._retry = retry_seconds
-        self._version = ""
-        """resourceVersion of the lease as we last saw it; empty when it must be read again."""
-        self._spec: Obj = {}
-        self._seen_at = 0.0
-        self._leads_until = -math.inf
-        """Time by which the led work ends unless the lease is renewed."""
+    client: Client
+    namespace: str
+    name: str
+    identity: str
+    duration_seconds: int = 15
+    renew_deadline_seconds: float = 10.0
+    retry_seconds: float = 2.0
+    _version: str = field(default="", init=False)
+    """resourceVersion of the lease as we last saw it; empty when it must be read again."""
+    _spec: Obj = field(default_factory=dict, init=False)
+    _seen_at: float = field(default=0.0, init=False)
+    _leads_until: float = field(default=-math.inf, init=False)
+    """Time by which the led work ends unless the lease is renewed."""
 
     def require_leadership(self) -> None:
         """Raise LeadershipLost unless we lead.
@@ -69,7 +59,9 @@ class Elector:
         A process that was suspended may continue its led work after the deadline and before its cancellation.
         """
         if _now() >= self._leads_until:
-            raise LeadershipLost(f"lease {self._namespace}/{self._name} was not renewed for {self._deadline} s")
+            raise LeadershipLost(
+                f"lease {self.namespace}/{self.name} was not renewed for {self.renew_deadline_seconds} s"
+            )
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, run `work`, release the lease when it ended, failed or was cancelled.
@@ -79,7 +71,7 @@ class Elector:
         """
         try:
             await self._acquire()
-            log.info("leadership_acquired", lease=self._name, identity=self._identity)
+            log.info("leadership_acquired", lease=self.name, identity=self.identity)
             async with asyncio.TaskGroup() as group:
                 renewal = group.create_task(self._renew_until_lost())
                 await work()
@@ -90,23 +82,23 @@ class Elector:
             raise failed.exceptions[0] from None
         finally:
             self._leads_until = -math.inf
-            await self._attempt(self._deadline / 2, self._release)
+            await self._attempt(self.renew_deadline_seconds / 2, self._release)
 
     async def _acquire(self) -> None:
         """Try until we hold the lease."""
-        while not await self._try_lead(self._deadline / 2):
+        while not await self._try_lead(self.renew_deadline_seconds / 2):
             self._version = ""
-            await asyncio.sleep(self._retry)
+            await asyncio.sleep(self.retry_seconds)
 
     async def _renew_until_lost(self) -> None:
         """Renew until it fails for too long; raises LeadershipLost."""
         while True:
-            await asyncio.sleep(self._retry)
+            await asyncio.sleep(self.retry_seconds)
             self.require_leadership()
-            if await self._try_lead(min(self._leads_until - _now(), self._deadline / 2)):
+            if await self._try_lead(min(self._leads_until - _now(), self.renew_deadline_seconds / 2)):
                 continue
-            if (holder := self._spec.get("holderIdentity")) not in ("", None, self._identity):
-                raise LeadershipLost(f"lease {self._namespace}/{self._name} is held by {holder}")
+            if (holder := self._spec.get("holderIdentity")) not in ("", None, self.identity):
+                raise LeadershipLost(f"lease {self.namespace}/{self.name} is held by {holder}")
 
     async def _try_lead(self, seconds: float) -> bool:
         """Try to take or renew the lease within `seconds`."""
@@ -114,7 +106,7 @@ class Elector:
         if not await self._attempt(seconds, self._take_or_renew):
             return False
         # Counted from before the request, the earliest time at which the server can have recorded the renewal.
-        self._leads_until = started + self._deadline
+        self._leads_until = started + self.renew_deadline_seconds
         return True
 
     async def _attempt(self, seconds: float, step: Callable[[], Awaitable[bool]]) -> bool:
@@ -125,20 +117,20 @@ class Elector:
         except Conflict:
             pass
         except (ApiError, Unreachable, TimeoutError) as error:
-            log.warning("lease_write_failed", lease=self._name, error=str(error) or f"no answer within {seconds} s")
+            log.warning("lease_write_failed", lease=self.name, error=str(error) or f"no answer within {seconds} s")
         return False
 
     async def _take_or_renew(self) -> bool:
         """Take or renew the lease, if we may."""
         if not self._version:
             try:
-                self._remember(await self._client.get(LEASES, self._name, self._namespace))
+                self._remember(await self.client.get(LEASES, self.name, self.namespace))
             except NotFound:
-                metadata = {"namespace": self._namespace, "name": self._name}
+                metadata = {"namespace": self.namespace, "name": self.name}
                 lease = {"metadata": metadata, "spec": self._build_spec({})}
-                self._remember(await self._client.create(LEASES, lease))
+                self._remember(await self.client.create(LEASES, lease))
                 return True
-        if not may_take(self._spec, self._identity, _now() - self._seen_at):
+        if not may_take(self._spec, self.identity, _now() - self._seen_at):
             return False
         await self._write(self._build_spec(self._spec))
         return True
@@ -147,8 +139,8 @@ class Elector:
         """Release the Lease if it is ours, so that the next leader need not wait for it to expire."""
         while True:
             if not self._version:
-                self._remember(await self._client.get(LEASES, self._name, self._namespace))
-            if self._spec.get("holderIdentity") != self._identity:
+                self._remember(await self.client.get(LEASES, self.name, self.namespace))
+            if self._spec.get("holderIdentity") != self.identity:
                 return False
             try:
                 await self._write({**self._spec, "holderIdentity": "", "leaseDurationSeconds": 1})
@@ -163,7 +155,7 @@ class Elector:
         ]
         # Until the answer, and without one, it is not known whether the write happened: then the lease is read again.
         self._version = ""
-        self._remember(await self._client.patch_json(LEASES, self._name, self._namespace, operations))
+        self._remember(await self.client.patch_json(LEASES, self.name, self.namespace, operations))
 
     def _remember(self, lease: Obj) -> None:
         self._version = lease["metadata"]["resourceVersion"]
@@ -173,10 +165,10 @@ class Elector:
 
     def _build_spec(self, spec: Obj) -> Obj:
         now = micro_time(datetime.now(UTC))
-        ours = spec.get("holderIdentity") == self._identity
+        ours = spec.get("holderIdentity") == self.identity
         return {
-            "holderIdentity": self._identity,
-            "leaseDurationSeconds": self._duration,
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self.duration_seconds,
             "acquireTime": spec.get("acquireTime", now) if ours else now,
             "renewTime": now,
             "leaseTransitions": spec.get("leaseTransitions", 0) + (not ours),
@@ -187,7 +179,7 @@ class HeldElsewhereError(Exception):
     """Another agent renews the lease; the message names it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class HostLease:
     """The Lease of one host, which one agent at a time may renew; `identity` is the same after its restart."""
 
