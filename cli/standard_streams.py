@@ -1,4 +1,4 @@
-"""Standard streams of a command: one that is closed is replaced, and output that cannot be written is no traceback."""
+"""Standard streams of a command: closed streams are replaced, and a failed write ends without a traceback."""
 
 import contextlib
 import errno

@@ -22,7 +22,7 @@ from kube.resources import INFERENCE_SERVICES, NODE_FITNESSES, SUBJECT_ACCESS_RE
 log = structlog.get_logger()
 
 YES_SECONDS: Final = 30.0
-"""Time for which a caller keeps what he was allowed, at most, after it was taken from him."""
+"""Longest time for which a right still counts after it was revoked."""
 NO_SECONDS: Final = 5.0
 MOST_KEPT: Final = 4096
 MOST_RIGHTS: Final = 65_536
@@ -79,8 +79,8 @@ class _AccessStatus(msgspec.Struct, frozen=True):
     denied: bool = False
 
 
-class _Kept(Generic[T]):
-    """Answers for a time, of which the oldest are forgotten first."""
+class _AnswerCache(Generic[T]):
+    """A cache of answers with an expiry; when it is full, the oldest answer goes first."""
 
     def __init__(self, clock: Callable[[], float], most: int) -> None:
         self._clock = clock
@@ -116,10 +116,10 @@ class AccessReviews:
 
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
-        self._callers = _Kept[Caller](clock, MOST_KEPT)
-        self._strangers = _Kept[None](clock, MOST_KEPT)
-        """Digests of tokens that are of nobody; apart, so that a flood of them pushes no caller out."""
-        self._rights = _Kept[bool](clock, MOST_RIGHTS)
+        self._callers = _AnswerCache[Caller](clock, MOST_KEPT)
+        self._strangers = _AnswerCache[None](clock, MOST_KEPT)
+        """Digests of invalid tokens, in a cache of their own, so that a flood of them evicts no caller."""
+        self._rights = _AnswerCache[bool](clock, MOST_RIGHTS)
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
         self._slots_of = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
         """By user, as long as reviews of his rights run."""
@@ -128,7 +128,7 @@ class AccessReviews:
         self._running: dict[Hashable, _SharedQuestion] = {}
 
     async def identify(self, token: str, peer: str) -> Caller | None:
-        """Return the user of a token that came from address `peer`; None: it is of nobody. Raises ReviewFailedError."""
+        """Return the user of a token that came from address `peer`; None if it is invalid. Raises ReviewFailedError."""
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         cached = self._callers.get(key) or self._strangers.get(key)
         if cached is not None:
@@ -208,7 +208,7 @@ class AccessReviews:
         return allowed
 
     async def _share(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Ask, or wait for the answer to the same question, which ends with the last request that waits for it."""
+        """Ask, or share a running question; it is cancelled when no request waits for it any more."""
         question = self._running.get(key)
         if question is None:
             question = self._running[key] = _SharedQuestion(asyncio.create_task(ask()))

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 ANSWER_SECONDS: Final = 20.0
 """Time in which an answer must have been made."""
-MOST_PLACES: Final = 8
+MOST_KEPT_CONNECTIONS: Final = 8
 """Requests of one user whose connections give way to no others."""
 CAPS: Final = ConnectionCaps(total=128, per_peer=32, buffered_bytes=16 << 10)
 _BODIES: Final = BodyLimits(MOST_BODY_BYTES, CAPS.total * MOST_BODY_BYTES)
@@ -52,7 +52,7 @@ def build_api(context: DensityContext, reviews: AccessReviews) -> AnswerServer:
         context: what routes answer by.
         reviews: who callers are, and what they may see.
     """
-    turns, places = _Turns(), _Places()
+    turns, places = _Turns(), _ConnectionShares()
     routes = dict[str, Route]()
     for route in ROUTES:
         body = _BODIES if route.body_type is not None else None
@@ -63,16 +63,16 @@ def build_api(context: DensityContext, reviews: AccessReviews) -> AnswerServer:
     return AnswerServer(routes, refuse)
 
 
-class _Places:
-    """The requests of callers that keep their connections, a share for each: others give way, as those of strangers."""
+class _ConnectionShares:
+    """The connections that requests in progress keep, at most some for each user; further ones may be closed."""
 
     def __init__(self) -> None:
         self._kept = Counter[str]()
 
     @contextlib.contextmanager
     def keep(self, question: AskedQuestion, user: str) -> Iterator[None]:
-        """Keep the place of a request while it is answered, if its user has not enough of them."""
-        if self._kept[user] < MOST_PLACES:
+        """Keep the connection of a request while it is answered, unless its user has too many."""
+        if self._kept[user] < MOST_KEPT_CONNECTIONS:
             question.keep_place()
         self._kept[user] += 1
         try:
@@ -84,7 +84,7 @@ class _Places:
 
 
 def _build_answer(
-    route: ApiRoute, context: DensityContext, reviews: AccessReviews, turns: _Turns, places: _Places
+    route: ApiRoute, context: DensityContext, reviews: AccessReviews, turns: _Turns, places: _ConnectionShares
 ) -> Answer:
     async def answer_stranger(question: AskedQuestion) -> WholeAnswer:
         token = read_token(question.headers.get("Authorization"))
@@ -138,7 +138,7 @@ async def _report_failures(question: AskedQuestion, answer: Awaitable[WholeAnswe
 
 
 def _respond(question: AskedQuestion, body: bytes) -> WholeAnswer:
-    """Answer with a body, or that it is the one that the client has."""
+    """Answer with a body, or with 304 if the client has it already."""
     etag = f'"{hashlib.sha256(body).hexdigest()[:_ETAG_CHARACTERS]}"'
     fields = (*_SAFE_FIELDS, (b"ETag", etag.encode()))
     etags = {etag.strip().removeprefix("W/") for etag in question.headers.get("If-None-Match").split(",")}

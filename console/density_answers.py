@@ -267,15 +267,15 @@ class NamespaceCost(DensityAnswer, frozen=True):
     model_count: int
     total_gpu: int
     total_memory_gb: float | None
-    """null: that of a service is unknown."""
+    """null if that of any service is unknown."""
     watts: float | None
-    """null: those of a service are unknown."""
+    """null if the watts of any service are unknown."""
     cost_per_hour: float | None
-    """null: that of a service is unknown."""
+    """null if that of any service is unknown."""
     known_cost_per_hour: float
-    """Sum of those that are known."""
+    """Sum of the known costs."""
     tokens_per_second: float | None
-    """Speed of all replicas of its services; null: that of a service with replicas is unknown."""
+    """Speed of all replicas of its services; null if that of any service with replicas is unknown."""
     cost_per_million_tokens: float | None
     """At the speed above, for the cost above."""
 

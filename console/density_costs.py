@@ -144,7 +144,7 @@ def _round(value: float | None, digits: int) -> float | None:
 
 
 def _find_speed(service: InferenceService, classes: set[str]) -> _ServiceSpeed:
-    """Return the speed of all replicas as it is now, else that of one as it was measured, else as it is estimated.
+    """Return the live speed of all replicas, else the measured or estimated speed of one replica.
 
     Args:
         service: the service.
@@ -194,7 +194,7 @@ def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCos
 
 
 def _count_tokens(cost: ModelCost) -> float | None:
-    """Return the tokens per second of all replicas of a service: the speed of now is that of all already."""
+    """Return the tokens per second of all replicas of a service; a live speed covers all of them already."""
     if cost.tokens_per_second is None or cost.speed_source == "live":
         return cost.tokens_per_second
     return cost.tokens_per_second * cost.replicas

@@ -35,7 +35,7 @@ class DensityCollector(Collector):
         self._snapshot, self._table = snapshot, table
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield all gauges; what is unknown has no series."""
+        """Yield all gauges; unknown values have no series."""
         snapshot = self._snapshot
         families = {
             name: GaugeMetricFamily(f"pomona_density_node_{name}", text, labels=("node",))

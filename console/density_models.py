@@ -39,7 +39,7 @@ class KnownModel(NamedTuple):
     namespace: str
     """Namespace of the Model; empty: it is of the catalog."""
     version: str
-    """Another one means that it may fit otherwise."""
+    """Changes whenever its fit may change."""
     title: str
     source: str
     workloads: Mapping[str, Workload]
@@ -49,7 +49,7 @@ class KnownModel(NamedTuple):
     active_share: float | None = None
     use_cases: frozenset[UseCase] = frozenset()
     mode: Mode = "chat"
-    """Use of a service of it, by which its need is computed."""
+    """The mode of its services, by which its memory is estimated."""
     hashes: Mapping[str, str] = {}
     """Identities of its measurements, by engine."""
 
@@ -60,7 +60,7 @@ class KnownModel(NamedTuple):
 
     @property
     def full_name(self) -> str:
-        """Name by which people find it: a name of the catalog, or that of a Model with its namespace."""
+        """The name in the catalog, or NAMESPACE/NAME of a Model."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
     def matches(self, text: str) -> bool:
@@ -153,7 +153,7 @@ def _build_catalog_model(name: str, entry: CatalogEntry, accelerators: tuple[str
 
 
 def change_quantization(model: KnownModel, quantization: str) -> KnownModel | None:
-    """Return a model in another quantization of GGUF files; None: it is in no GGUF file, or its size is unknown.
+    """Return a model in another quantization; None if it is no GGUF model, or its size is unknown.
 
     Args:
         model: the model.

@@ -44,7 +44,7 @@ def check_request(request: SimulateRequest) -> SimulateRequest:
 
 
 def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> KnownModel:
-    """Return the model of this name, else the only one that has the text in it.
+    """Return the model with this name, else the only model whose name contains the text.
 
     Raises:
         ModelNotFound: there is none.

@@ -200,7 +200,7 @@ class SnapshotSource:
 
 
 def _describe_replica(pod: Obj, vendors: Vendors) -> PlacedReplica | None:
-    """Return the replica that a pod is; None: it is none, or takes no room yet."""
+    """Return a pod as a replica of a service; None if it is none, or is on no node yet."""
     service, node = (pod["metadata"].get("labels") or {}).get(LABEL_SERVICE), find_taken_node(pod)
     if not service or not node:
         return None

@@ -81,7 +81,7 @@ class RankedFit(NamedTuple):
 
 
 class _Need(NamedTuple):
-    """The need of a model of a device, by which its level follows from what is free."""
+    """The free memory of a device that a model needs for each level of fit."""
 
     least: float
     """Free bytes with which it fits."""
@@ -97,7 +97,7 @@ class _ClassNeeds(NamedTuple):
     needs: list[_Need | None]
     """By position; None: nothing is known of the model there."""
     order: list[int]
-    """Positions, the fastest first; those of which nothing is known come last."""
+    """Positions of the models, the fastest first, unknown ones last."""
 
 
 def compute_score(level: FitLevel, tokens_per_second: float | None) -> float:
@@ -134,7 +134,7 @@ class FitTable:
         self._count = 0
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """Forget some models, of which a measurement has changed."""
+        """Forget the fits of some models, whose measurements have changed."""
         for key in keys:
             for cache in (*self._idle.values(), *self._places.values()):
                 cache.pop(key, None)  # type: ignore[attr-defined] # both are dictionaries by key
@@ -142,7 +142,7 @@ class FitTable:
         self._needs.clear()
 
     def forget_corrected(self) -> None:
-        """Forget all that follows from corrections, which have changed: no need is estimated again for it."""
+        """Forget what follows from corrections, which have changed; memory needs stay."""
         self._places.clear()
         self._ranked.clear()
         self._needs.clear()
@@ -163,7 +163,7 @@ class FitTable:
         cached = self._ranked.get(key)
         if cached is not None and cached[0] is models:
             return cached[1]
-        ranked = self._rank_anew(models, profile)
+        ranked = self._compute_ranks(models, profile)
         self._ranked.pop(key, None)
         while self._ranked and (len(self._ranked) + 1) * len(models) > MOST_RANKED:
             # Those of profiles that exist no more are among the oldest ones.
@@ -171,7 +171,7 @@ class FitTable:
         self._ranked[key] = (models, ranked)
         return ranked
 
-    def _rank_anew(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
+    def _compute_ranks(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
         settled: list[RankedFit] = []
         waiting: list[int] | range = range(len(models))
         best = dict[int, RankedFit]()
@@ -217,7 +217,7 @@ class FitTable:
         workload = model.workloads.get(accelerator)
         if workload is None or devices.memory_bytes is None:
             return None
-        idle = self._find_whole(model, workload, devices)
+        idle = self._find_corrected(model, workload, devices)
         if idle.fit is None:
             return None
         fit, nowhere = idle.fit, float("inf")
@@ -262,8 +262,8 @@ class FitTable:
         places[model.key] = best
         return best
 
-    def _find_whole(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
-        """Return the fit on idle devices; the memory that a user states counts where the devices have no own."""
+    def _find_corrected(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
+        """Return the fit on idle devices, with corrected speed; memory that the user states replaces the estimate."""
         idle = self._find_idle(model, workload, devices)
         if idle.fit is not None and idle.fit.speed is not None and idle.fit.speed.method == "roofline":
             # Whoever may see a model may see the measurements of its namespace.
@@ -279,7 +279,7 @@ class FitTable:
         free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
         if free is None:
             return None
-        idle = self._find_whole(model, workload, devices)
+        idle = self._find_corrected(model, workload, devices)
         if idle.fit is None:
             return None
         fit = regrade_fit(idle.fit, free, idle.least_bytes)
@@ -316,7 +316,7 @@ class FitTable:
 
 
 def _list_rows(model: KnownModel, position: int, slowness: float) -> tuple[RankedFit, ...]:
-    """Return a model with each level; one that does not fit has no speed."""
+    """Return a row of a model for each level of fit."""
     name = model.full_name
     return tuple(
         RankedFit(level, slowness if level < _TOO_TIGHT else 0.0, name, position) for level in range(len(FIT_LEVELS))

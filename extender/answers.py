@@ -1,4 +1,4 @@
-"""The answers to the scheduler's requests; what is not known, and what fails here, rejects no node."""
+"""The answers to the scheduler's requests; neither unknown facts nor failures reject a node."""
 
 import time
 from collections.abc import Callable

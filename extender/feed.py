@@ -51,7 +51,7 @@ def open_view(vendors: Vendors, annotation_prefix: str, **clocks: Any) -> Cluste
 
 
 class ExtenderFeed:
-    """Answers for pods by a view of the cluster, of which the table is kept equal to the nodes.
+    """Finds score boards for pods, and keeps the speed table equal to the nodes of the cluster.
 
     Args:
         table: gets nodes; its measurements are those of the view.
@@ -77,7 +77,7 @@ class ExtenderFeed:
             tasks.create_task(self._age_for_ever())
 
     def find_board(self, pod: PodFacts) -> ScoreBoard | None:
-        """Return the answers for the model of a pod; None: it is not known."""
+        """Return the score board of the model of a pod; None if the model is unknown."""
         demand = read_demand(pod, self.view.vendors)
         if name := pod.labels.get(LABEL_SERVICE):
             pair = self._find_served(pod.namespace, name)

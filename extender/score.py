@@ -42,5 +42,5 @@ def compute_score(speed_share: float, utilization: float, cost_share: float, wei
 
 
 def neutral_score(weights: ScoreWeights) -> int:
-    """Return the score of a node of which nothing is known: that of an idle one that is free, at unknown speed."""
+    """Return the score of an unknown node: idle, without cost, and of unknown speed."""
     return compute_score(0.0, 0.0, 0.0, weights)

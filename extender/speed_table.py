@@ -37,7 +37,7 @@ EstimateSpeed = Callable[[ServedModel, ServingDevices, CorrectionSource], float 
 
 
 class ScorePieces(dict[str, bytes]):
-    """The HostPriority of each node as JSON; one that is not known gets the neutral score."""
+    """The HostPriority of each node as JSON; unknown nodes get the neutral score."""
 
     __slots__ = ("neutral",)
 
@@ -59,13 +59,13 @@ class ScoreScale(NamedTuple):
     """Cost of the dearest node."""
 
 
-class HardwareStanding(NamedTuple):
-    """Hardware as a subject sees it."""
+class HardwareVerdict(NamedTuple):
+    """The fit and the speed of a subject on some hardware."""
 
     misfit: str | None
     """Why it can never run a replica."""
     speed: float
-    """Tokens a second; 0: unknown."""
+    """Tokens a second; 0 if unknown."""
 
 
 class ScoreBoard:
@@ -152,7 +152,7 @@ class SpeedTable:
         self._facts[name] = facts
         self._groups.setdefault(facts.hardware, {}).setdefault(facts, {})[name] = None
         self._costs[facts.cost or 0.0] += 1
-        self._note_change(name)
+        self._record_change(name)
 
     def remove_node(self, name: str) -> None:
         """Forget a node."""
@@ -160,7 +160,7 @@ class SpeedTable:
         if facts is not None:
             self._leave_group(name, facts)
             self._pieces.pop(name, None)
-            self._note_change(name)
+            self._record_change(name)
 
     def forget_speeds(self) -> None:
         """Forget what follows from the measurements: one of them has changed."""
@@ -217,24 +217,24 @@ class SpeedTable:
         self, board: ScoreBoard | None, subject: ScoringSubject, speeds: Mapping[DeviceHardware, float | None]
     ) -> ScoreBoard:
         """Score what has changed since the last board; all nodes if there is none, or if it has another scale."""
-        standings = {
-            hardware: HardwareStanding(find_static_misfit(hardware, subject, self._vendors), speeds[hardware] or 0.0)
+        verdicts = {
+            hardware: HardwareVerdict(find_static_misfit(hardware, subject, self._vendors), speeds[hardware] or 0.0)
             for hardware in self._groups
         }
-        fastest = max((standing.speed for standing in standings.values() if standing.misfit is None), default=0.0)
+        fastest = max((verdict.speed for verdict in verdicts.values() if verdict.misfit is None), default=0.0)
         scale = ScoreScale(fastest, max(self._costs, default=0.0))
         if board is None or board.scale != scale or board.revision < self._dropped:
             board = ScoreBoard(self._neutral, scale)
             for hardware, groups in self._groups.items():
                 for facts, names in groups.items():
-                    self._score_nodes(board, names, facts, subject, standings[hardware])
+                    self._score_nodes(board, names, facts, subject, verdicts[hardware])
         else:
             for name in self._list_changed(board.revision):
                 for entries in (board.pieces, board.failed, board.unresolvable):
                     entries.pop(name, None)
                 now = self._facts.get(name)
                 if now is not None:
-                    self._score_nodes(board, (name,), now, subject, standings[now.hardware])
+                    self._score_nodes(board, (name,), now, subject, verdicts[now.hardware])
         board.revision = self._revision
         return board
 
@@ -244,17 +244,17 @@ class SpeedTable:
         names: Iterable[str],
         facts: ScoringFacts,
         subject: ScoringSubject,
-        standing: HardwareStanding,
+        verdict: HardwareVerdict,
     ) -> None:
         """Enter nodes with equal facts in a board."""
-        if standing.misfit is not None:
-            board.unresolvable.update(dict.fromkeys(names, standing.misfit))
+        if verdict.misfit is not None:
+            board.unresolvable.update(dict.fromkeys(names, verdict.misfit))
         elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
             board.failed.update(dict.fromkeys(names, busy))
-        share = standing.speed / (board.scale.fastest or 1.0)
+        share = verdict.speed / (board.scale.fastest or 1.0)
         cost_share = (facts.cost or 0.0) / (board.scale.dearest or 1.0)
         score = 0
-        if standing.misfit is None:
+        if verdict.misfit is None:
             score = compute_score(share, facts.utilization or 0.0, cost_share, self._weights)
         for name in names:
             board.pieces[name] = self._find_piece(name, score)
@@ -266,8 +266,8 @@ class SpeedTable:
                 return
             yield name
 
-    def _note_change(self, name: str) -> None:
-        """Note that a node is another; of nodes that are gone, the oldest are forgotten."""
+    def _record_change(self, name: str) -> None:
+        """Record that a node has changed; the oldest changes are forgotten."""
         self._revision += 1
         self._changed.pop(name, None)
         self._changed[name] = self._revision

@@ -58,7 +58,7 @@ class DeviceDemand(NamedTuple):
     """The devices that a pod requests."""
 
     accelerator: str = ""
-    """Empty: none that a vendor of the table offers."""
+    """Name of their vendor; empty if the pod requests no device."""
     number: int = 0
     partition: str = ""
 

@@ -34,7 +34,7 @@ READY_SECONDS: Final = 60.0
 """Time for an agent to become ready; it adopts its engines first."""
 _PAUSE_SECONDS: Final = 0.2
 _LINE_SECONDS: Final = 15.0
-"""Interval between two lines about what is waited for."""
+"""Interval between two progress lines."""
 _STOP_SECONDS: Final = 3600.0 + 180.0
 """Time for everything to stop: the longest drain, then engines, last reports and proxy for seconds each."""
 
@@ -63,14 +63,15 @@ class ServiceManagers:
         return cls(system_systemd(), user_systemd(home))
 
     def find_installed(self) -> ServiceManager | None:
-        """Return the service manager that has an agent; that of the system comes first.
+        """Return the service manager that has an agent; the system's is asked first.
 
         Raises ServiceError, also if the agent is that of the user who called sudo: it is in no domain of root.
         """
-        found = next((manager for manager in (self.system, self.user) if manager.read_arguments() is not None), None)
-        if found is self.user and (caller := find_sudo_caller()):
-            raise ServiceError(f"{found.definition_path} is {caller.pw_name}'s own: run this command without sudo")
-        return found
+        managers = (self.system, self.user)
+        manager = next((manager for manager in managers if manager.read_arguments() is not None), None)
+        if manager is self.user and (caller := find_sudo_caller()):
+            raise ServiceError(f"{manager.definition_path} is {caller.pw_name}'s own: run this command without sudo")
+        return manager
 
 
 def find_managers(ctx: click.Context) -> ServiceManagers:

@@ -70,7 +70,7 @@ def command(
 def _find_host(
     managers: ServiceManagers, name: str | None, kubeconfig: Path | None, state_dir: Path | None
 ) -> CheckedHost:
-    """Return the host to check: what is not given is that of the installed agent, or of the one that joined.
+    """Return the host to check; options that are not given are those of the installed agent, or of the join.
 
     Raises ServiceError and click.UsageError.
     """

@@ -88,7 +88,7 @@ def _find_engine_log(folder: Path, name: str) -> Path:
 
 
 def _follow(path: Path) -> None:
-    """Print what is added to a log, which may be shortened in place or made anew, for ever."""
+    """Print new lines of a log for ever; the log may be truncated or replaced."""
     file, decoder = open_regular(path, follow_links=False), codecs.getincrementaldecoder("utf-8")(errors="replace")
     file.seek(0, os.SEEK_END)
     while True:

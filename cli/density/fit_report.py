@@ -53,7 +53,7 @@ def read_source(source: str, files: tuple[str, ...], vendors: Vendors, networks:
         listed = find_catalog_header(source)
         if listed is None:
             raise click.ClickException(f"{source} is not known: {error}") from error
-        click.echo(f"{source}: {error}; the figures of the catalog are taken for it", err=True)
+        click.echo(f"{source}: {error}; using the figures of the catalog", err=True)
         facts = msgspec.to_builtins(listed)
     if facts.get("layout") is None:
         raise click.ClickException(

@@ -31,7 +31,7 @@ from kube.resources import INFERENCE_SERVICES, MODELS, ObjectKey, Resource
 from kube.store import Store
 
 SIMULATED: Final = "what-if"
-"""Name of the service, and the begin of that of its Model, if no Model of the cluster is as it was asked."""
+"""Name of the simulated service; the name of a simulated Model begins with it."""
 
 
 class WantedService(NamedTuple):
@@ -131,13 +131,13 @@ async def _simulate_queue(
 
 
 def build_manifests(model: KnownModel, store: Store, wanted: WantedService, namespace: str) -> list[Obj]:
-    """Return the service, and before it its Model, unless that of the cluster is as it was asked.
+    """Return the manifests of the service and, first, of a Model, if none of the cluster is as wanted.
 
     Raises:
         click.UsageError: the API server would refuse one of them.
     """
 
-    def name_free(resource: Resource, name: str) -> str:
+    def find_unused_name(resource: Resource, name: str) -> str:
         taken = {manifest["metadata"]["name"] for manifest in store.list(resource)}
         while name in taken:
             name += "-again"
@@ -153,7 +153,7 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
 
     made, served = list[Obj](), model.name
     if not model.namespace or wanted.quantization is not None or wanted.memory_bytes is not None:
-        served = name_free(MODELS, f"{SIMULATED}-model")
+        served = find_unused_name(MODELS, f"{SIMULATED}-model")
         stored = store.get(MODELS, model.name, model.namespace) if model.namespace else None
         spec = dict(stored["spec"]) if stored is not None else {"source": model.source}
         if wanted.quantization is not None:
@@ -166,14 +166,14 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
     spec |= {"priority": wanted.priority} if wanted.priority is not None else {}
     spec |= {"contextLength": wanted.context} if wanted.context is not None else {}
     spec |= {"mode": model.mode} if model.mode != "chat" else {}
-    made.append(build("InferenceService", name_free(INFERENCE_SERVICES, SIMULATED), spec))
+    made.append(build("InferenceService", find_unused_name(INFERENCE_SERVICES, SIMULATED), spec))
     if problems := [str(problem) for manifest in made for problem in validation.problems(manifest)]:
         raise click.UsageError("; ".join(problems))
     return made
 
 
 def list_remaining(plan: QueuePlan) -> list[tuple[str, Mapping[str, int]]]:
-    """Return what is left of each node and host on which a replica starts."""
+    """Return the amounts that stay free on each node and host on which a replica starts."""
     touched = {cell for change in plan.changes if change.fate.state == "starts" for cell in change.fate.cells}
     return [
         (cell.id, {name: amount for name, amount in sorted(cell.free.items()) if name == MEMORY or "/" in name})

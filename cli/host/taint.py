@@ -85,7 +85,7 @@ def parse_change(text: str) -> TaintChange:
 
 
 def apply_changes(taints: Sequence[Obj], changes: Iterable[TaintChange]) -> list[Obj]:
-    """Return the taints of a host after changes; one that is set again gets the new value."""
+    """Return the taints of a host after changes; setting a taint again replaces its value."""
     by_key = {(taint["key"], taint["effect"]): taint for taint in taints}
     for change in changes:
         if change.removes:

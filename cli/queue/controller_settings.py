@@ -47,7 +47,7 @@ controller_options: Final = gather_options(
 
 
 async def read_settings(cluster: Cluster, stated: StatedSettings) -> "tuple[QueueSettings, str]":
-    """Return the options of the controller, and a line about what is assumed if its Deployment cannot be read.
+    """Return the options of the controller, and a line that names assumed options if its Deployment cannot be read.
 
     Raises ApiError, Unreachable.
     """
@@ -103,12 +103,12 @@ def merge_settings(arguments: Sequence[str], vendors: Vendors, stated: StatedSet
         seconds = DURATION.convert(min_run, None, None) if min_run else default.min_run_seconds
     # A controller of some namespaces has no queue.
     is_native = mode == "Native" or (mode is None and find_option(arguments, "--namespace") is not None)
-    known: DefaultSchedulingMode = "Native" if is_native else default.pods.scheduling_mode
+    default_mode: DefaultSchedulingMode = "Native" if is_native else default.pods.scheduling_mode
     pods = PodSettings(
         image=find_option(arguments, "--image") or default.pods.image,
         image_pull_secrets=tuple(list_values(arguments, "--image-pull-secret")),
         vendors=vendors,
-        scheduling_mode=stated.scheduling_mode or known,
+        scheduling_mode=stated.scheduling_mode or default_mode,
     )
     return QueueSettings(pods, seconds)
 

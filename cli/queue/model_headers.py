@@ -39,18 +39,18 @@ async def read_headers(copied: ClusterCopy, manifests: list[Obj], networks: Netw
                 facts = await inspect_source(InspectedSource(spec["source"], files, networks, spec.get("sha256")))
             headers[key] = msgspec.convert(facts, ModelFacts)
         except (ArtifactError, TimeoutError, msgspec.ValidationError) as error:
-            why = f"all headers together took more than {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error
-            line = f"Model {key}: its header cannot be read here: {getattr(why, 'message', why)}"
+            why = f"reading all headers took more than {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error
+            line = f"Model {key}: cannot read its header: {getattr(why, 'message', why)}"
             listed = find_catalog_header(spec["source"])
             if listed is not None:
                 headers[key] = listed
-                line += "; the figures of the catalog are taken for it"
+                line += "; using the figures of the catalog"
             problems.append(line)
     return headers, problems
 
 
 def find_catalog_header(source: str) -> ModelFacts | None:
-    """Return what the catalog says about the header of a source; None: it does not know it."""
+    """Return the facts of a source by the catalog; None if the catalog does not list it, or not its layout."""
     for entry in load_catalog().values():
         for listed in entry.sources:
             layout = entry.find_layout(listed) if listed.source == source else None
@@ -60,7 +60,7 @@ def find_catalog_header(source: str) -> ModelFacts | None:
 
 
 def build_header(model: KnownModel, accelerator: str | None) -> ModelFacts | None:
-    """Return what the header of a model would say; None: its layout is not known on any accelerator.
+    """Return the facts that the header of a model would have; None if its layout is unknown.
 
     Args:
         model: the model.

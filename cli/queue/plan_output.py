@@ -35,9 +35,9 @@ class PlannedChange(NamedTuple):
     origin: tuple[str, ...]
     """`Cell.id` of the cells where it runs before; empty: it waits, or is new."""
     wait: Wait | None
-    """None: it does not wait."""
+    """Its place in the queue; None if the unit does not wait."""
     speed: ClassSpeed | None = None
-    """Its speed where it starts; None: it is unknown, or it does not start."""
+    """Its speed where it starts; None if that is unknown, or the unit does not start."""
 
     @property
     def outcome(self) -> str:
@@ -89,7 +89,7 @@ def list_changes(
 
 
 def _find_speed(speeds: Sequence[ClassSpeed], place: Cell | None) -> ClassSpeed | None:
-    """Return the speed of a replica on a cell, whose class is that of a single device."""
+    """Return the speed of a replica on a cell; None if it is unknown."""
     if place is None or not place.device_class:
         return None
     alike = (speed for speed in speeds if find_single_class(speed.device_class) == place.device_class)
@@ -123,7 +123,7 @@ def print_changes(plan: QueuePlan, width: int | None, empty: str, further: Seque
 
 
 def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
-    """Return the table; `width` None: with all columns, of which nothing is cut."""
+    """Return the table of changes; without a width it has all columns and cuts nothing."""
     rows = [
         (
             str(change.fate.unit.service),
@@ -162,7 +162,7 @@ def _describe_place(change: PlannedChange) -> str:
 
 
 def describe_cause(change: PlannedChange) -> str:
-    """Return why a unit gets its place or none, in words."""
+    """Return the reasons for the fate of a unit, in words."""
     fate, parts = change.fate, list[str]()
     if fate.preemptor is not None:
         parts.append(f"evicted for {fate.preemptor.service} of priority {fate.preemptor.priority}")

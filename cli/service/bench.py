@@ -21,7 +21,7 @@ class BenchTarget:
     name: str
     """A service of the cluster, or a URL."""
     model: str | None = None
-    """Name by which the engine knows its model; None: the only one that it lists."""
+    """The engine's name of its model; None for the only model that the engine lists."""
     token_file: Path | None = None
     hosts_ca: Path | None = None
 

@@ -54,7 +54,7 @@ def _describe(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def _estimate_bytes(entry: CatalogEntry) -> int | None:
-    """Return the memory of what is deployed on the default accelerator; None if it is not known."""
+    """Return the memory of a replica on the default accelerator; None if it is unknown."""
     workload = entry.find_workload(entry.accelerator)
     if workload is None:
         return None

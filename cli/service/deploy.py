@@ -147,7 +147,7 @@ def _apply_and_wait(
 
 
 def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> ClusterOptions:
-    """Return the options that reach a service: one of a file may be in another namespace than that of the context."""
+    """Return the options that reach a service, whose file may name a namespace."""
     name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
     stated = any(
         (manifest["metadata"]["name"], manifest["metadata"].get("namespace")) == (name, namespace)

@@ -157,7 +157,7 @@ def test_model_for_embeddings_needs_the_memory_of_embeddings() -> None:
 def test_source_of_the_catalog_is_answered_without_its_hub() -> None:
     assert _ask("hf://Qwen/Qwen3.5-27B").keys() >= {"h200", "mi300"}
     said = CliRunner().invoke(command, ["hf://Qwen/Qwen3.5-27B"])
-    assert "the hub does not answer; the figures of the catalog are taken for it" in said.stderr
+    assert "the hub does not answer; using the figures of the catalog" in said.stderr
     unknown = CliRunner().invoke(command, ["hf://Qwen/Qwen9-27B"])
     assert unknown.exit_code == 1
     assert "hf://Qwen/Qwen9-27B is not known: the hub does not answer" in unknown.output

@@ -178,7 +178,7 @@ async def test_header_in_a_private_network_is_read_only_if_it_is_allowed(monkeyp
     headers, problems = await read_headers(make_copy(), [manifest], ())
     assert headers == {}
     (line,) = problems
-    assert line.startswith("Model team/mine: its header cannot be read here: ")
+    assert line.startswith("Model team/mine: cannot read its header: ")
     assert "169.254.169.254" in line
 
 
@@ -193,4 +193,4 @@ async def test_header_that_cannot_be_read_is_that_of_the_catalog_if_it_has_one(
         headers, problems = await read_headers(make_copy(), [manifest], ())
     assert headers[ObjectKey("team", "listed")].layout is not None
     (line,) = problems
-    assert line.endswith("; the figures of the catalog are taken for it")
+    assert line.endswith("; using the figures of the catalog")
