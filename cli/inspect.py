@@ -37,11 +37,7 @@ class InspectedSource(NamedTuple):
 @gather_options("wanted", InspectedSource)
 @click.argument("source")
 @choose_files
-@click.option(
-    "--sha256",
-    type=outcome.DIGEST,
-    help="Expected SHA-256, compared with that of the hub, if it states one.",
-)
+@click.option("--sha256", type=outcome.DIGEST, help="Expected SHA-256, compared with that of the hub if it states one.")
 @click.option(
     "--image-volume",
     "is_mounted",

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -40,7 +39,7 @@ def configure(*, verbose: bool = False, errors_only: bool = False, stream: TextI
     # Not by way of the standard library, which takes several times as long for the line that each request has.
     structlog.configure(
         processors=own,
-        logger_factory=_LossyLogger.create(stream),
+        logger_factory=lambda *_: _LossyLogger(stream),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
@@ -61,11 +60,6 @@ def configure(*, verbose: bool = False, errors_only: bool = False, stream: TextI
 
 class _LossyLogger(structlog.WriteLogger):
     """A logger that loses the lines that cannot be written: a full disk must end no process that serves."""
-
-    @classmethod
-    def create(cls, stream: TextIO) -> Callable[..., "_LossyLogger"]:
-        """Return a factory of loggers that write to `stream`."""
-        return lambda *_: cls(stream)
 
     def msg(self, message: str) -> None:
         """Write one line."""

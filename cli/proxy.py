@@ -14,11 +14,7 @@ from gateway.proxy import control, control_socket
 @click.command("proxy")
 @click.option("--socket", required=True, type=PATH, help="Unix socket of the control API.")
 @click.option("--drain-seconds", default=30.0, show_default=True, help="Seconds for running requests after SIGTERM.")
-@click.option(
-    "--take-over",
-    is_flag=True,
-    help="Take the listeners over from the proxy on this socket, which then ends.",
-)
+@click.option("--take-over", is_flag=True, help="Take over the listeners of the proxy on this socket, which then ends.")
 def command(socket: Path, drain_seconds: float, *, take_over: bool) -> None:
     """Forward requests to engines until SIGTERM.
 

@@ -1,5 +1,6 @@
 """Resources and costs of services, by service and by namespace: pure functions of a snapshot and of prices."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -49,10 +50,12 @@ def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibi
         key=lambda service: (service.metadata.namespace, service.metadata.name),
     )
     models = [_describe_service(snapshot, prices, service) for service in shown]
+    members = itertools.groupby(models, key=lambda model: model.namespace)
+    namespaces = [_sum_namespace(namespace, list(costs)) for namespace, costs in members]
     return CostAnswer(
         currency=prices.currency,
         models=list(page.cut(models)),
-        namespaces=_sum_namespaces(models),
+        namespaces=namespaces,
         total=len(models),
         next_offset=page.find_next(len(models)),
     )
@@ -166,13 +169,6 @@ def _find_speed(service: InferenceService, classes: set[str]) -> _ServiceSpeed:
 
 def _read_rate(text: str) -> float | None:
     return float(text) or None if text else None
-
-
-def _sum_namespaces(models: Sequence[ModelCost]) -> list[NamespaceCost]:
-    by_namespace: dict[str, list[ModelCost]] = {}
-    for model in models:
-        by_namespace.setdefault(model.namespace, []).append(model)
-    return [_sum_namespace(namespace, members) for namespace, members in sorted(by_namespace.items())]
 
 
 def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCost:

@@ -206,11 +206,9 @@ def query_nodes(
             model = snapshot.models[ranked_fit.position]
             place = table.find_place(model, profile)
             if place is not None:
-                fit = describe_fit(model, place)
+                fit, level = describe_fit(model, place), place.fit.level
                 shown = profile.names[max(0, page.offset - first) : wanted - first]
-                nodes += [
-                    RankedNode(node_name=name, score=fit.score, fit_level=fit.fit_level, model=fit) for name in shown
-                ]
+                nodes += [RankedNode(node_name=name, score=fit.score, fit_level=level, model=fit) for name in shown]
         if skipped >= wanted:
             break
     return QueryAnswer(

@@ -41,9 +41,7 @@ class ExtenderMetrics:
         )
         self._rejected = Counter("pomona_extender_rejected_nodes", "Nodes that a filter rejected.", registry=registry)
         Gauge("pomona_extender_nodes", "Known nodes.", registry=registry).set_function(lambda: table.node_count)
-        Gauge("pomona_extender_boards", "Models with a board.", registry=registry).set_function(
-            lambda: table.board_count
-        )
+        Gauge("pomona_extender_boards", "Kept score boards.", registry=registry).set_function(lambda: table.board_count)
         Gauge("pomona_build_info", "1.", ("version",), registry=registry).labels(version("pomona")).set(1)
 
     def count_request(self, verb: Verb, outcome: Outcome, seconds: float) -> None:

@@ -156,6 +156,10 @@ class AgentArguments:
 
     def render(self, state_folder: Path) -> list[str]:
         """Return the command line of an agent with these options, for a start in another folder by another program."""
+        metrics_address = "off"
+        if self.metrics_address is not None:
+            address, port = self.metrics_address
+            metrics_address = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
         given = {
             "--name": self.name,
             "--kubeconfig": self.kubeconfig,
@@ -166,7 +170,7 @@ class AgentArguments:
             "--tls-certificate": self.tls_certificate,
             "--tls-key": self.tls_key,
             "--memory-budget": self.memory_budget,
-            "--metrics-address": "off" if self.metrics_address is None else _place_text(*self.metrics_address),
+            "--metrics-address": metrics_address,
             "--metric-prefix": None if self.metric_prefix == METRIC_PREFIX else self.metric_prefix,
         }
         words = []
@@ -177,10 +181,6 @@ class AgentArguments:
             words += ["--allow-private-sources", str(network)]
         words += [] if self.benchmarks else ["--no-benchmarks"]
         return [*words, *render_owner_policy(self.owner_policy, keep_awake=self.keep_awake)]
-
-
-def _place_text(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _read_tls(certificate: Path | None, key: Path | None) -> Tls | None:

@@ -12,7 +12,7 @@ from cli.output import DATA_FORMATS, facts_option, print_facts, progress_width, 
 from devices.vendors import Vendors
 
 if TYPE_CHECKING:
-    from console.density_answers import ModelCost
+    from console.density_answers import ModelCost, NamespaceCost
 
 
 @click.command("cost")
@@ -48,27 +48,11 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
         print_facts(msgspec.to_builtins(answer), output_format)
         return
     rows = [
-        (
-            f"{model.namespace}/{model.name}",
-            f"{model.replicas}",
-            f"{model.gpu}",
-            _describe_memory(model),
-            _money(model.watts),
-            _money(model.cost_per_hour),
-            _money(model.cost_per_million_tokens),
-        )
+        _build_row(f"{model.namespace}/{model.name}", f"{model.replicas}", model.gpu, model.memory_required_gb, model)
         for model in answer.models
     ]
     rows += [
-        (
-            f"{namespace.namespace} in all",
-            "",
-            f"{namespace.total_gpu}",
-            "?" if namespace.total_memory_gb is None else f"{namespace.total_memory_gb:g} GiB",
-            _money(namespace.watts),
-            _money(namespace.cost_per_hour),
-            _money(namespace.cost_per_million_tokens),
-        )
+        _build_row(f"{namespace.namespace} in all", "", namespace.total_gpu, namespace.total_memory_gb, namespace)
         for namespace in answer.namespaces
     ]
     money = answer.currency
@@ -79,11 +63,10 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
             click.echo(f"{model.namespace}/{model.name}: not known: {'; '.join(model.unknown)}", err=True)
 
 
-def _describe_memory(cost: "ModelCost") -> str:
-    if cost.memory_required_gb is None:
-        return "?" if cost.replicas else ""
-    return f"{cost.memory_required_gb:g} GiB"
-
-
-def _money(value: float | None) -> str:
-    return "?" if value is None else f"{value:.4g}"
+def _build_row(
+    name: str, replicas: str, gpus: int, memory_gb: float | None, cost: "ModelCost | NamespaceCost"
+) -> tuple[str, ...]:
+    unknown = "" if replicas == "0" else "?"
+    memory = unknown if memory_gb is None else f"{memory_gb:g} GiB"
+    figures = (cost.watts, cost.cost_per_hour, cost.cost_per_million_tokens)
+    return name, replicas, f"{gpus}", memory, *("?" if figure is None else f"{figure:.4g}" for figure in figures)

@@ -67,5 +67,6 @@ def command(
     manifests = load_files(paths, target.namespace)
 
     plan = run_in_cluster(target, lambda cluster: plan_files(cluster, manifests, stated, allowed_networks))
-    print_plan(plan, output_format, {"services": describe_services(plan.services)})
+    services = describe_services(plan.services)
+    print_plan(plan, output_format, {"services": services}, empty="no replica would start, move or end")
     ctx.exit(1 if any(service.problem is not None for service in plan.services) else 0)

@@ -96,9 +96,7 @@ def _find_speed(speeds: Sequence[ClassSpeed], place: Cell | None) -> ClassSpeed 
     return next((speed for speed in alike if speed.tokens_per_second), None)
 
 
-def print_plan(
-    plan: QueuePlan, output_format: str, extra: Obj, *, empty: str = "no replica would start, move or end"
-) -> None:
+def print_plan(plan: QueuePlan, output_format: str, extra: Obj, *, empty: str) -> None:
     """Print a plan.
 
     Args:

@@ -86,11 +86,10 @@ def choose_replicas(name: str, replicas: Sequence[Obj], wanted: str | None) -> l
     """
     if wanted is None:
         return list(replicas)
-    matching = [
-        replica for number, replica in enumerate(replicas) if wanted in {str(number), replica["metadata"]["name"]}
-    ]
+    names = [replica["metadata"]["name"] for replica in replicas]
+    matching = [replica for number, replica in enumerate(replicas) if wanted in {str(number), names[number]}]
     if not matching:
-        there = ", ".join(f"{number} ({replica['metadata']['name']})" for number, replica in enumerate(replicas))
+        there = ", ".join(f"{number} ({replica})" for number, replica in enumerate(names))
         raise click.ClickException(f"{name} has no replica {wanted}: choose {there}")
     return matching
 

@@ -45,7 +45,8 @@ class ServiceObjects:
 def render_status(objects: ServiceObjects, verdict: Verdict, width: int) -> list[str]:
     """Return the verdict and the tree, in lines of at most `width` columns where words allow it."""
     name = objects.service["metadata"]["name"]
-    text = f"{name} {_describe_state(verdict)}" + (f": {verdict.message}" if verdict.message else "")
+    states = {"on its way": "is on its way", "suspended": "is suspended", "not seen": "is not seen yet"}
+    text = f"{name} {states.get(verdict.state, verdict.state)}" + (f": {verdict.message}" if verdict.message else "")
     lines = [*wrap_text(text, width), *wrap_text(f"next: {verdict.next_step}", width), ""]
     lines += _render_node(build_tree(objects), "", "", width)
     for sentence in objects.hidden:
@@ -88,14 +89,6 @@ def _describe_placement(status: Obj) -> Iterable[str]:
         degraded = find_condition({"status": status}, kind)
         if degraded and degraded["status"] == "True":
             yield _describe_condition(degraded)
-
-
-def _describe_state(verdict: Verdict) -> str:
-    return {
-        "on its way": "is on its way",
-        "suspended": "is suspended",
-        "not seen": "is not seen yet",
-    }.get(verdict.state, verdict.state)
 
 
 def _phase(obj: Obj) -> str:
