@@ -66,14 +66,14 @@ complete_namespaces: Final = complete_names(NAMESPACES)
 
 def complete_catalog(_ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of an entry of the catalog."""
-    from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - same
+    from fitness.catalog_entries import load_catalog  # noqa: PLC0415 - not needed for --help
 
     return [CompletionItem(name) for name in load_catalog() if name.startswith(incomplete)]
 
 
 def _list_items(ctx: click.Context, resource: Resource, incomplete: str) -> list[CompletionItem]:
     """Return the names of objects that begin so; none if the cluster does not answer, as no message can be shown."""
-    from cli.cluster_access import Cluster, run_in_cluster  # noqa: PLC0415 - same
+    from cli.cluster_access import Cluster, run_in_cluster  # noqa: PLC0415 - not needed for --help
     from cli.cluster_options import ClusterOptions  # noqa: PLC0415 - it imports this module
 
     async def list_names(cluster: Cluster) -> list[str]:

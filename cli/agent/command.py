@@ -138,7 +138,7 @@ def _run_agent(arguments: AgentArguments) -> int:
 
 def _configure_log(folder: Path, supervisor: ServiceManagerName | None) -> None:
     """Log to a file that the agent keeps short by itself when a service manager runs it, else to the terminal."""
-    from cli import log  # noqa: PLC0415 - same
+    from cli import log  # noqa: PLC0415 - not needed for --help
     from metal_agent.native.log_files import AGENT_LOG  # noqa: PLC0415 - same
 
     log.configure()

@@ -38,7 +38,7 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
       pomona cost --prices prices.yaml
       pomona cost --prices prices.yaml -o json
     """
-    from cli.density.reading import load_prices, read_density  # noqa: PLC0415 - same
+    from cli.density.reading import load_prices, read_density  # noqa: PLC0415 - not needed for --help
     from console.density_costs import list_costs  # noqa: PLC0415 - same
     from console.density_queries import MOST_LIMIT, Page  # noqa: PLC0415 - same
 

@@ -22,7 +22,7 @@ def command(name: str, *, server: str | None, target: ClusterOptions) -> None:
       pomona host join studio-1 --server https://192.0.2.10:6443
       pomona host join studio-1 | ssh studio-1 '~/.local/bin/pomona' agent join -
     """
-    from metal_agent.join.invitation import CODE_SECONDS, InvitationError, invite_host  # noqa: PLC0415 - same
+    from metal_agent.join.invitation import CODE_SECONDS, InvitationError, invite_host  # noqa: PLC0415 - not for --help
 
     try:
         code = run_in_cluster(target, lambda cluster: invite_host(cluster.client, cluster.credentials, name, server))

@@ -32,7 +32,7 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
       pomona host remove studio-1
       pomona host remove studio-1 --yes
     """
-    from metal_agent.join.invitation import InvitationError, check_host_name  # noqa: PLC0415 - same
+    from metal_agent.join.invitation import InvitationError, check_host_name  # noqa: PLC0415 - not needed for --help
 
     try:
         check_host_name(name)
@@ -42,7 +42,7 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
 
 
 async def _remove(cluster: Cluster, name: str, *, yes: bool) -> None:
-    from metal_agent.join.removal import (  # noqa: PLC0415 - same
+    from metal_agent.join.removal import (  # noqa: PLC0415 - not needed for --help
         TOKEN_CACHE_SECONDS,
         list_bound_processes,
         remove_host,

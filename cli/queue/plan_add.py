@@ -93,7 +93,7 @@ def build_machine(accelerator: str, devices: int | None, memory: str, labels: tu
     Raises:
         click.UsageError: they contradict each other, or there is no such accelerator.
     """
-    from runtimes.registry import RUNTIMES  # noqa: PLC0415 - same
+    from runtimes.registry import RUNTIMES  # noqa: PLC0415 - not needed for --help
 
     try:
         size_bytes = quantity_bytes(memory)

@@ -25,11 +25,6 @@ class BenchTarget:
     token_file: Path | None = None
     hosts_ca: Path | None = None
 
-    @property
-    def is_url(self) -> bool:
-        """True if the engine is at a URL and in no cluster."""
-        return "://" in self.name
-
 
 @click.command("bench")
 @gather_options("wanted", BenchTarget)

@@ -38,7 +38,7 @@ def measure_or_exit(
 ) -> MeasuredPerformance:
     """Return the measurement; without one, print and write the error, and exit."""
     try:
-        return _measure_url(wanted, plan) if wanted.is_url else _measure_service(target, wanted, plan)
+        return _measure_url(wanted, plan) if "://" in wanted.name else _measure_service(target, wanted, plan)
     except BenchError as error:
         _fail(error.reason, error.message, result, is_final=error.reason in _FINAL_REASONS)
     except AskError as error:

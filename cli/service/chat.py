@@ -39,7 +39,7 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
       pomona chat chat
       pomona chat chat < question.txt
     """
-    from standalone.ask import AskError  # noqa: PLC0415 - same
+    from standalone.ask import AskError  # noqa: PLC0415 - not needed for --help
 
     try:
         if question is None:
