@@ -144,12 +144,8 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
         return name
 
     def build(kind: str, name: str, spec: Obj) -> Obj:
-        return {
-            "apiVersion": API_VERSION,
-            "kind": kind,
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": spec,
-        }
+        metadata = {"name": name, "namespace": namespace}
+        return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
     made, served = list[Obj](), model.name
     if not model.namespace or wanted.quantization is not None or wanted.memory_bytes is not None:

@@ -79,9 +79,8 @@ def _edit(target: ClusterOptions, name: str, spec: Obj) -> Obj:
 
     async def merge(cluster: Cluster) -> Obj:
         await read_object(cluster.client, METAL_HOSTS, name)
-        return await cluster.client.patch_merge(
-            METAL_HOSTS, name, None, {"spec": spec}, field_manager=CLI_FIELD_MANAGER
-        )
+        patch = {"spec": spec}
+        return await cluster.client.patch_merge(METAL_HOSTS, name, None, patch, field_manager=CLI_FIELD_MANAGER)
 
     return run_in_cluster(target, merge)
 

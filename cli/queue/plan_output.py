@@ -4,15 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from cli.api_objects import Obj
-from cli.output import (
-    DATA_FORMATS,
-    duration_text,
-    print_facts,
-    progress_width,
-    render_table,
-    terminal_width,
-    wrap_text,
-)
+from cli.output import DATA_FORMATS, duration_text, print_facts, progress_width, render_table, terminal_width, wrap_text
 from controller.placement.forecast import QueueForecast, UnitFate, Wait, explain_wait, first_uid, list_differences
 from controller.placement.units import Cell
 from controller.services.planned_services import PlannedService

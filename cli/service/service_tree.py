@@ -105,9 +105,8 @@ def _build_model(name: str, model: Obj | None) -> TreeNode:
     texts = [", ".join(str(fact) for fact in facts if fact)]
     if not status:
         texts.append("the controller has not seen it yet")
-    texts += [
-        _describe_condition(condition) for condition in status.get("conditions", []) if _is_notable(model, condition)
-    ]
+    conditions = status.get("conditions", [])
+    texts += [_describe_condition(condition) for condition in conditions if _is_notable(model, condition)]
     return TreeNode(f"Model {name}  {_phase(model)}", tuple(text for text in texts if text))
 
 
