@@ -6,22 +6,15 @@ Earlier weights stay on a node while pods mount them there, until their successo
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
-from controller.models import claims, jobs
+from controller.models import claims
 from controller.models.copy_observation import NODE, CopyConsumer, stated_node
 from controller.models.decision import InspectedModel
-from controller.models.observation import ObservedModel
 from controller.models.volume import WEIGHTS
-from controller.reconcile import triggers
-from controller.reconcile.indexes import mounted_claims
 from crds.cache import NodeCopy
 from crds.inferenceservice import wanted_replicas
-from crds.meta import GROUP
-from kube.client import Obj
 from kube.kinds import PersistentVolumeClaim
 
 MOST_COPIES: Final = 64
-EVICTED: Final = f"{GROUP}/evicted"
-"""Annotation of a claim whose copy was evicted: it is deleted, and never used again."""
 
 
 class CopyClaim(NamedTuple):
@@ -44,24 +37,9 @@ class CopyClaim(NamedTuple):
         return self.claim.metadata.name
 
     @property
-    def is_bound(self) -> bool:
-        """True if its volume has been made, on its node."""
-        return bool(self.node) and self.claim.is_bound
-
-    @property
     def is_made_for_node(self) -> bool:
         """True if no scheduler has chosen its node."""
         return NODE in self.claim.metadata.annotations
-
-    @property
-    def is_evicted(self) -> bool:
-        """True if it is marked as evicted."""
-        return EVICTED in self.claim.metadata.annotations
-
-    @property
-    def is_superseded(self) -> bool:
-        """True if pods mount other weights than the wanted ones."""
-        return self.is_mounted and not self.fits
 
     @property
     def age(self) -> tuple[str, str]:
@@ -87,13 +65,10 @@ class SortedClaims(NamedTuple):
     """Claims that have a node, to which the weights are being fetched, and those whose node takes no pod for that."""
     unplaced: Sequence[CopyClaim] = ()
     """The same without a node."""
-    evicted: Sequence[CopyClaim] = ()
-    """Copies that go to make room."""
     deleted: Sequence[CopyClaim] = ()
     """Claims that nothing needs once no pod mounts them."""
     in_use: frozenset[str] = frozenset()
     """Names of the claims of copies that are mounted or that a replica needs."""
-    gone_nodes: frozenset[str] = frozenset()
 
     @property
     def going(self) -> int:
@@ -105,12 +80,6 @@ class SortedClaims(NamedTuple):
         """Nodes that have, or get, a copy of the wanted weights."""
         return frozenset(claim.node for claim in (*self.ready, *self.making))
 
-    @property
-    def replaced_nodes(self) -> list[str]:
-        """Nodes whose pods mount earlier weights that nothing replaces yet, also those that an edit has superseded."""
-        mounted = (claim.node for claim in (*self.earlier, *self.deleted) if claim.is_superseded)
-        return sorted({node for node in mounted if node} - self.taken_nodes - self.gone_nodes)
-
 
 def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
     """Return the claims of the Model that are not being deleted, the oldest first; `path` is that of the weights."""
@@ -119,51 +88,29 @@ def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
     surveyed = []
     for claim in observed.claims.claims:
         name, copy = claim.metadata.name, verified.get(claim.metadata.uid)
+        node = copy.node if copy is not None else observed.copies.pod_nodes.get(name) or stated_node(claim)
+        is_gone = node in observed.copies.gone_nodes
         is_of_class = claim.spec.storage_class_name == cache.storage_class_name
         is_for_weights = claim.metadata.annotations.get(WEIGHTS) == path
-        fits = is_for_weights and is_of_class and not claims.is_too_small(claim, cache)
+        fits = is_for_weights and is_of_class and not claims.is_too_small(claim, cache) and not is_gone
         is_wanted = copy is not None and (copy.path, copy.sha256) == (path, facts.sha256)
-        if not is_wanted and (fits or inspected.is_edited):
+        if is_gone or (not is_wanted and (fits or inspected.is_edited)):
             copy = None
-        node = copy.node if copy is not None else _find_node(observed, claim)
-        is_refused = any(map(triggers.is_refused, _list_fetch_pods(observed, name)))
-        surveyed.append(CopyClaim(claim, node, copy, fits, name in observed.claims.mounted, is_refused))
+        is_mounted, is_refused = name in observed.claims.mounted, name in observed.copies.refused
+        surveyed.append(CopyClaim(claim, node, copy, fits, is_mounted, is_refused))
     return sorted(surveyed, key=lambda claim: claim.age)
 
 
-def _list_fetch_pods(observed: ObservedModel, claim: str) -> list[Obj]:
-    """Return the pods that fetch to a claim."""
-    return [
-        pod
-        for job in observed.jobs
-        if jobs.verb(job) == "fetch" and claim in mounted_claims(job["spec"]["template"]["spec"])
-        for pod in observed.pods.find(job)
-    ]
-
-
-def _find_node(observed: ObservedModel, claim: PersistentVolumeClaim) -> str:
-    """Return the node of the pods that fetch to a claim or mount it, else that which it states; empty: none yet."""
-    name = claim.metadata.name
-    for pod in _list_fetch_pods(observed, name):
-        if node := pod.get("spec", {}).get("nodeName"):
-            return str(node)
-    return observed.copies.pod_nodes.get(name) or stated_node(claim)
-
-
-def list_ready(surveyed: Iterable[CopyClaim], gone_nodes: Collection[str]) -> list[CopyClaim]:
+def list_ready(surveyed: Iterable[CopyClaim]) -> list[CopyClaim]:
     """Return the verified copies of the wanted weights, one on each node: the one that is mounted, else the oldest."""
+    verified = (claim for claim in surveyed if claim.copy is not None and claim.fits)
     by_node: dict[str, CopyClaim] = {}
-    for claim in surveyed:
-        if claim.copy is not None and claim.fits and not claim.is_evicted and claim.node not in gone_nodes:
-            known = by_node.get(claim.node)
-            if known is None or (claim.is_mounted and not known.is_mounted):
-                by_node[claim.node] = claim
+    for claim in sorted(verified, key=lambda claim: not claim.is_mounted):
+        by_node.setdefault(claim.node, claim)
     return list(by_node.values())
 
 
-def count_demand(
-    consumers: Sequence[CopyConsumer], ready: Sequence[CopyClaim], surveyed: Sequence[CopyClaim]
-) -> CopyDemand:
+def count_demand(consumers: Sequence[CopyConsumer], surveyed: Sequence[CopyClaim]) -> CopyDemand:
     """Return the number of copies: one for each replica, and one more if the present ones have no place for a replica.
 
     Services share copies, so the one with the most replicas decides. Where pods of earlier weights are about to leave
@@ -172,52 +119,42 @@ def count_demand(
     serving = [consumer for consumer in consumers if wanted_replicas(consumer.service) > 0]
     if not serving:
         return CopyDemand(0)
-    largest = max(serving, key=lambda consumer: wanted_replicas(consumer.service))
+    largest, ready = max(serving, key=lambda consumer: wanted_replicas(consumer.service)), list_ready(surveyed)
     number, names = min(wanted_replicas(largest.service), MOST_COPIES), {claim.name for claim in ready}
-    is_changing = bool({claim.node for claim in ready} & {claim.node for claim in surveyed if claim.is_superseded})
-    is_full = bool(ready) and not is_changing
-    refused = next((consumer for consumer in serving if is_full and names <= consumer.refused), None)
-    if refused is None:
-        return CopyDemand(number, largest)
-    return CopyDemand(min(max(number, len(ready) + 1), MOST_COPIES), refused)
+    leaving_nodes = {claim.node for claim in surveyed if claim.is_mounted and not claim.fits}
+    if ready and leaving_nodes.isdisjoint(claim.node for claim in ready):
+        for consumer in serving:
+            if names <= consumer.refused:
+                return CopyDemand(min(max(number, len(ready) + 1), MOST_COPIES), consumer)
+    return CopyDemand(number, largest)
 
 
-def sort_claims(inspected: InspectedModel, surveyed: Sequence[CopyClaim], demand: CopyDemand) -> SortedClaims:
-    """Decide what becomes of each claim."""
-    observed = inspected.observed.copies
-    ready = list_ready(surveyed, observed.gone_nodes)
+def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand: CopyDemand) -> SortedClaims:
+    """Decide what becomes of each claim; `victims` are the uids of the claims that make room for other copies."""
+    ready = list_ready(surveyed)
     in_use = _list_in_use(ready, demand)
-    victims = [claim for claim in ready if claim.claim.metadata.uid in observed.victims and claim.name not in in_use]
-    ready = [claim for claim in ready if claim not in victims]
-    there = {claim.node for claim in ready}
-    others = [
-        claim
-        for claim in surveyed
-        if claim not in ready
-        and claim not in victims
-        and not claim.is_evicted
-        and claim.node not in observed.gone_nodes
-    ]
+    ready = [claim for claim in ready if claim.name in in_use or claim.claim.metadata.uid not in victims]
+    ready_nodes = {claim.node for claim in ready}
+    others = [claim for claim in surveyed if claim not in ready]
     earlier = [
-        other
-        for other in others
-        if other.copy is not None and not other.fits and (not ready or (other.is_mounted and other.node not in there))
+        claim
+        for claim in others
+        if claim.copy is not None
+        and not claim.fits
+        and (not ready or (claim.is_mounted and claim.node not in ready_nodes))
     ]
-    if not ready and demand.number:
-        in_use |= {claim.name for claim in earlier}
-    in_use |= {claim.name for claim in earlier if claim.is_mounted}
-    started = [other for other in others if other.copy is None and other.fits]
-    placed = {claim.node: claim for claim in reversed(started) if claim.node and claim.node not in there}
+    in_use |= {claim.name for claim in earlier if claim.is_mounted or (not ready and demand.number)}
+    started = [claim for claim in others if claim.copy is None and claim.fits]
+    placed = {claim.node: claim for claim in reversed(started) if claim.node and claim.node not in ready_nodes}
     lacking = max(0, demand.number - len(ready))
     making = sorted(placed.values(), key=lambda claim: claim.age)
     going = [claim for claim in making if not claim.is_refused][:lacking]
     # Where the node takes no pod, another copy is made meanwhile; the refused pod stays, by which that is known.
     making = [*going, *[claim for claim in making if claim.is_refused][:lacking]]
     unplaced = [claim for claim in started if not claim.node][: min(1, lacking - len(going))]
-    evicted = [*victims, *(claim for claim in surveyed if claim.is_evicted)]
-    kept = [*ready, *earlier, *making, *unplaced, *evicted]
+    kept = [*ready, *earlier, *making, *unplaced]
     deleted = [claim for claim in surveyed if claim not in kept]
-    return SortedClaims(ready, earlier, making, unplaced, evicted, deleted, frozenset(in_use), observed.gone_nodes)
+    return SortedClaims(ready, earlier, making, unplaced, deleted, frozenset(in_use))
 
 
 def _list_in_use(ready: Sequence[CopyClaim], demand: CopyDemand) -> set[str]:

@@ -1,14 +1,16 @@
-"""Inputs of a decision about copies of weights on nodes, and the changes of pods and nodes after which it is made."""
+"""Inputs of a decision about copies of weights on nodes, and the changes of pods and nodes after which it is made.
+
+Unused copies are evicted from a node whose cache is full, the one that is unused for the longest time first. All Models
+come to the same choice by one pure function over all copies of the node, and each deletes only its own.
+"""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from controller.models.claims import list_claims
-from controller.models.copy_eviction import count_bytes, find_victims
 from controller.models.jobs import Reservation
 from controller.models.served import Served, read_companions, runtime_of
 from controller.reconcile.indexes import (
@@ -16,12 +18,13 @@ from controller.reconcile.indexes import (
     MODEL_INDEX,
     NODE_INDEX,
     SERVICE_INDEX,
+    SHORTAGE_INDEX,
     controller_of,
     mounted_claims,
     namespaced,
 )
-from controller.reconcile.plan import Snapshot
-from controller.reconcile.triggers import ENDED, end_of_pod, lacks_room, queue_seconds, waits_for_node
+from controller.reconcile.plan import Snapshot, decode_stored
+from controller.reconcile.triggers import ENDED, end_of_pod, is_refused, lacks_room, queue_seconds, waits_for_node
 from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
 from crds.model import Model
@@ -30,7 +33,6 @@ from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
 from kube.kinds import PersistentVolumeClaim
 from kube.resources import (
-    DEPLOYMENTS,
     INFERENCE_SERVICES,
     JOBS,
     MODELS,
@@ -47,8 +49,6 @@ NODE: Final = f"{GROUP}/node"
 """Annotation of a claim that is made for a certain node."""
 _SELECTED_NODE: Final = "volume.kubernetes.io/selected-node"
 """Annotation by which the scheduler tells a provisioner the node."""
-MOUNTING: Final = (PODS, DEPLOYMENTS)
-"""Kinds of objects that mount volumes."""
 _RELEASE_SECONDS: Final = 1.0
 """Time after which a pod that should have ended is seen to have ended, or to stay."""
 
@@ -67,8 +67,8 @@ class CopyConsumer(NamedTuple):
     """Names of the claims on whose node the scheduler finds no place for a pod, and no other pod is about to leave."""
     final_seconds: float | None = None
     """Time after which refusals are final, because no other pod leaves any more; None: they are."""
-    other_nodes: frozenset[str] = frozenset()
-    """Nodes with a pod of the service that serves something else, such as another Model, or a claim that is deleted."""
+    nodes: frozenset[str] = frozenset()
+    """Nodes of the pods of the service that stay, whatever they serve."""
 
 
 class ObservedCopies(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,9 @@ class ObservedCopies(msgspec.Struct, frozen=True, kw_only=True):
     gone_nodes: frozenset[str] = frozenset()
     """Nodes with a claim of the Model that do not exist any more."""
     pod_nodes: Mapping[str, str] = {}
-    """Nodes of the pods that mount the Model's claims, by the name of the claim."""
+    """Node of the pods that mount a claim of the Model or fetch to it, by the name of the claim."""
+    refused: frozenset[str] = frozenset()
+    """Names of the claims with a pod that fetches to it and for which the scheduler finds no place."""
     victims: frozenset[str] = frozenset()
     """Uids of the claims whose copies are evicted to make room on their node."""
     node_bytes: Mapping[str, int] = {}
@@ -114,22 +116,29 @@ def observe_copies(
         limit_bytes: the administrator's limit of each node.
         binds_immediately: the result of `read_binding`.
     """
-    nodes = {copy.node for copy in model.status.copies}
+    store, namespace, copies = snapshot.store, model.metadata.namespace, model.status.copies
     claims = list_claims(snapshot, model)
-    pod_nodes = dict(_find_pod_nodes(snapshot, claims))
-    stated = {*map(stated_node, claims), *_list_fetch_nodes(snapshot, model), *pod_nodes.values()}
-    unused = {copy.node for copy in model.status.copies if copy.unused_since}
-    victims = (victim.claim for node in unused for victim in find_victims(snapshot.store, node, limit_bytes))
+    fetching = [
+        pod
+        for job in snapshot.children(JOBS, namespace, model.metadata.uid)
+        for pod in snapshot.children(PODS, namespace, job["metadata"]["uid"])
+    ]
+    mounting = [
+        pod for claim in claims for pod in store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim.metadata.name))
+    ]
+    pod_nodes = {name: node for pod in (*mounting, *fetching) if (node := _node_of(pod)) for name in _claims_of(pod)}
+    refused = frozenset(name for pod in fetching if is_refused(pod) for name in _claims_of(pod))
+    nodes = {copy.node for copy in copies}
+    stated = {*map(stated_node, claims), *pod_nodes.values()} - {""}
+    unused = {copy.node for copy in copies if copy.unused_since}
+    consumers = (_observe_consumer(snapshot, model, service, reserve, vendors) for service in services)
     return ObservedCopies(
-        consumers=[
-            consumer
-            for service in services
-            if (consumer := _observe_consumer(snapshot, model, service, reserve, vendors)) is not None
-        ],
-        gone_nodes=frozenset(each for each in nodes | stated if _is_gone(snapshot.store, each)),
+        consumers=[consumer for consumer in consumers if consumer is not None],
+        gone_nodes=frozenset(node for node in nodes | stated if _is_gone(store, node)),
         pod_nodes=pod_nodes,
-        victims=frozenset(victims),
-        node_bytes={node: count_bytes(snapshot.store, node) for node in stated - nodes},
+        refused=refused,
+        victims=frozenset(victim.claim for node in unused for victim in find_victims(store, node, limit_bytes)),
+        node_bytes={node: sum(copy.size_bytes for copy in _list_copies(store, node)) for node in stated - nodes},
         binds_immediately=binds_immediately,
     )
 
@@ -137,65 +146,34 @@ def observe_copies(
 def _observe_consumer(
     snapshot: Snapshot, model: Model, service: InferenceService, reserve: Reserve, vendors: Vendors
 ) -> CopyConsumer | None:
+    store, now = snapshot.store, snapshot.now
     namespace, name = service.metadata.namespace, service.metadata.name
     companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
-    stored = snapshot.store.get(INFERENCE_SERVICES, name, namespace)
+    stored = store.get(INFERENCE_SERVICES, name, namespace)
     measure = functools.partial(reserve, service, Served(model, runtime_of(service, model, vendors), companions))
     # A Model may have a thousand services, each pod of which wakes it.
     models = (model, *(companion.model for companion in companions))
     reservation = (
-        measure()
-        if stored is None
-        else snapshot.store.derive(INFERENCE_SERVICES, stored, "reservation", measure, *models)
+        measure() if stored is None else store.derive(INFERENCE_SERVICES, stored, "reservation", measure, *models)
     )
     if reservation is None:
         return None
-    pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
-    refused = {
-        claim for pod in pods if _lacks_place(pod, snapshot.now) for claim in mounted_claims(pod.get("spec") or {})
-    }
+    pods = store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
+    staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    refused = {claim for pod in staying if lacks_room(pod, now) for claim in _claims_of(pod)}
     # The pods of a lost node are never gone, which is no reason to wait for them.
-    ends = [(end, pod) for pod in pods if (end := end_of_pod(pod, snapshot.now)) is not None]
-    leaving = {claim for _end, pod in ends for claim in mounted_claims(pod.get("spec") or {})}
+    ends = {claim: end for pod in pods if (end := end_of_pod(pod, now)) is not None for claim in _claims_of(pod)}
     # A pod that the queue lets wait has no room later than one that the scheduler refuses.
-    waits = (queue_seconds(pod, snapshot.now) for pod in pods)
-    final_seconds = min((seconds for seconds in waits if seconds is not None), default=None)
-    if refused & leaving:
-        final_seconds = (max(end for end, _pod in ends) - snapshot.now).total_seconds() + _RELEASE_SECONDS
+    waits = [seconds for pod in pods if (seconds := queue_seconds(pod, now)) is not None]
+    waits += [(ends[claim] - now).total_seconds() + _RELEASE_SECONDS for claim in refused & ends.keys()]
+    nodes = {_node_of(pod) for pod in staying if not _has_ended(pod)}
     return CopyConsumer(
-        service, reservation, frozenset(refused - leaving), final_seconds, _list_other_nodes(snapshot, model, pods)
+        service,
+        reservation,
+        frozenset(refused - ends.keys()),
+        min(waits, default=None),
+        frozenset(node for node in nodes if node and not _is_gone(store, node)),
     )
-
-
-def _list_other_nodes(snapshot: Snapshot, model: Model, pods: Iterable[Obj]) -> frozenset[str]:
-    """Return the nodes of pods that stay and mount no claim of the Model, or only one that is being deleted."""
-    there = list_claims(snapshot, model)
-    claims = {claim.metadata.name for claim in there if claim.metadata.deletion_timestamp is None}
-    nodes = {
-        str((pod.get("spec") or {}).get("nodeName") or "")
-        for pod in pods
-        if "deletionTimestamp" not in pod["metadata"]
-        and (pod.get("status") or {}).get("phase") not in ENDED
-        and claims.isdisjoint(mounted_claims(pod.get("spec") or {}))
-    }
-    return frozenset(node for node in nodes if node and not _is_gone(snapshot.store, node))
-
-
-def _find_pod_nodes(snapshot: Snapshot, claims: Iterable[PersistentVolumeClaim]) -> Iterator[tuple[str, str]]:
-    """Yield the names of the claims that pods mount, with the node of such a pod."""
-    for claim in claims:
-        namespace, name = claim.metadata.namespace, claim.metadata.name
-        for pod in snapshot.store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, name)):
-            if node := (pod.get("spec") or {}).get("nodeName"):
-                yield name, node
-
-
-def _list_fetch_nodes(snapshot: Snapshot, model: Model) -> Iterator[str]:
-    """Yield the nodes of the pods of the Model's Jobs."""
-    namespace = model.metadata.namespace
-    for job in snapshot.children(JOBS, namespace, model.metadata.uid):
-        for pod in snapshot.children(PODS, namespace, job["metadata"]["uid"]):
-            yield pod.get("spec", {}).get("nodeName") or ""
 
 
 def stated_node(claim: PersistentVolumeClaim) -> str:
@@ -204,13 +182,21 @@ def stated_node(claim: PersistentVolumeClaim) -> str:
     return annotations.get(NODE) or annotations.get(_SELECTED_NODE) or ""
 
 
+def _node_of(pod: Obj) -> str:
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def _claims_of(pod: Obj) -> list[str]:
+    return mounted_claims(pod.get("spec") or {})
+
+
+def _has_ended(pod: Obj) -> bool:
+    return (pod.get("status") or {}).get("phase") in ENDED
+
+
 def _is_gone(store: Store, node: str) -> bool:
     """Return whether a node does not exist; if none is known at all, nothing is concluded."""
     return bool(node) and store.count(NODES) > 0 and store.get(NODES, node) is None
-
-
-def _lacks_place(pod: Obj, now: datetime) -> bool:
-    return lacks_room(pod, now) and "deletionTimestamp" not in pod["metadata"]
 
 
 async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool:
@@ -221,17 +207,71 @@ async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool
     cache = model.spec.cache
     if cache.scope != "node" or cache.storage_class_name is None:
         return False
-    namespace = model.metadata.namespace
+    index_value = namespaced(model.metadata.namespace, model.metadata.name)
     claims = list_claims(snapshot, model)
-    is_known = any(claim.spec.storage_class_name == cache.storage_class_name for claim in claims)
-    consumers = snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, namespaced(namespace, model.metadata.name))
-    if is_known or not consumers:
+    has_claim = any(claim.spec.storage_class_name == cache.storage_class_name for claim in claims)
+    if has_claim or not snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, index_value):
         return False
     try:
         storage_class = await client.get(STORAGE_CLASSES, cache.storage_class_name)
     except (Forbidden, NotFound):
         return False
     return bool(storage_class.get("volumeBindingMode", "Immediate") == "Immediate")
+
+
+class StoredCopy(NamedTuple):
+    """One copy on a node, of any Model, in the order in which copies are evicted."""
+
+    unused_since: str
+    """Empty: the copy is in use, and stays."""
+    model: ObjectKey
+    claim: str
+    """metadata.uid of its PersistentVolumeClaim."""
+    size_bytes: int
+
+
+def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[StoredCopy]:
+    """Return the copies of one node that are evicted, so that the others take at most `limit_bytes` if possible."""
+    copies = list(copies)
+    total, victims = sum(copy.size_bytes for copy in copies), []
+    for copy in sorted(copy for copy in copies if copy.unused_since):
+        if total > limit_bytes:
+            victims.append(copy)
+            total -= copy.size_bytes
+    return victims
+
+
+def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[StoredCopy]:
+    """Return the copies that are evicted from a node, whose limit the administrator states, or its disk."""
+    short = decode_stored(store, MODELS, store.by_index(MODELS, SHORTAGE_INDEX, node), Model)
+    limits = [shortage.keep_bytes for model in short for shortage in model.status.shortages if shortage.node == node]
+    if limit_bytes is not None:
+        limits.append(limit_bytes)
+    return choose_victims(_list_copies(store, node), min(limits)) if limits else []
+
+
+def _list_copies(store: Store, node: str) -> list[StoredCopy]:
+    models = decode_stored(store, MODELS, store.by_index(MODELS, NODE_INDEX, node), Model)
+    return [
+        StoredCopy(
+            copy.unused_since, ObjectKey(model.metadata.namespace, model.metadata.name), copy.claim, copy.size_bytes
+        )
+        for model in models
+        for copy in model.status.copies
+        if copy.node == node
+    ]
+
+
+def models_of_victims(store: Store, model: Obj, limit_bytes: int | None) -> list[ObjectKey]:
+    """Return the Models with a copy that is evicted from one of the nodes of this Model."""
+    nodes = {entry["node"] for entries in read_space(model) for entry in entries}
+    return sorted({victim.model for node in nodes for victim in find_victims(store, node, limit_bytes)})
+
+
+def read_space(model: Obj) -> list[list[Obj]]:
+    """Return what the eviction of other Models' copies depends on."""
+    status = model.get("status") or {}
+    return [status.get("copies") or [], status.get("shortages") or []]
 
 
 def models_of_mounts(store: Store, user: Obj) -> list[ObjectKey]:
@@ -253,9 +293,8 @@ def mounts(user: Obj) -> object:
     spec = user.get("spec") or {}
     if "template" in spec:
         return mounted_claims(spec["template"].get("spec") or {})
-    is_over = (user.get("status") or {}).get("phase") in ENDED
     is_ending = "deletionTimestamp" in user["metadata"]
-    return None if is_over else (mounted_claims(spec), not is_ending and waits_for_node(user))
+    return None if _has_ended(user) else (mounted_claims(spec), not is_ending and waits_for_node(user))
 
 
 def models_on_node(store: Store, node: Obj) -> list[ObjectKey]:

@@ -39,6 +39,11 @@ REASONS_WITHOUT_EVENT: Final = {
 """Reasons without an Event: normal progress, and problems that the scheduler reports itself."""
 
 
+Explanation = tuple[str, str]
+"""Reason and message of a condition."""
+NOT_NEEDED: Final[Explanation] = ("NoConsumers", "not needed: no InferenceService that runs in pods uses this Model")
+
+
 class ModelDecision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision about a Model, before it is written as a Plan."""
 
@@ -78,12 +83,29 @@ class InspectedModel(NamedTuple):
     is_edited: bool = False
     """True if this inspection follows an edit, so that earlier weights are not wanted any more."""
 
-    def decide(self, *conditions: Obj, cached: CachedWeights | None = None) -> ModelDecision:
-        """Return the decision about a Model that needs no Job for its weights."""
-        ready = model_condition(self.model, READY, true=True, reason="Inspected", message=inspected_message(self.facts))
-        return ModelDecision(
-            phase="Ready", conditions=[ready, *conditions], facts=self.facts, cached=cached, works=[self.inspected]
-        )
+    def report_weights(
+        self, held: str, lack: Explanation | None = None, change: Explanation | None = None
+    ) -> list[Obj]:
+        """Return the conditions Ready, Cached and VolumeChanging.
+
+        Args:
+            held: where verified weights are that pods can read; empty: nowhere.
+            lack: why pods cannot read the wanted weights yet; None: they can, or none needs them.
+            change: the replacement or growth of a volume that is not complete.
+        """
+        reason, message = ("Fetched", held) if held else lack or NOT_NEEDED
+        conditions = [
+            model_condition(self.model, READY, true=True, reason="Inspected", message=inspected_message(self.facts)),
+            model_condition(self.model, CACHED, true=bool(held), reason=reason, message=message),
+        ]
+        has_trouble = bool(held) and lack is not None and lack[0] not in REASONS_WITHOUT_EVENT
+        if explanation := lack if has_trouble else change:
+            reason, message = explanation
+            changing = model_condition(
+                self.model, VOLUME_CHANGING, true=not has_trouble, reason=reason, message=message
+            )
+            conditions.append(changing)
+        return conditions
 
 
 def refused_secret(observed: ObservedModel) -> SecretVerdict | None:
@@ -91,7 +113,7 @@ def refused_secret(observed: ObservedModel) -> SecretVerdict | None:
     return observed.secret if observed.secret is not None and not observed.secret.accepted else None
 
 
-def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: str) -> tuple[str, str]:
+def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: str) -> Explanation:
     """Return reason and message of an unfinished work, with the way out if the user has one."""
     namespace, outcome = model.metadata.namespace, progress.outcome
     if outcome.reason == jobs.NO_IMAGE:

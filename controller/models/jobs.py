@@ -29,7 +29,7 @@ ANNOTATION_WORK: Final = f"{GROUP}/work"
 """Digest of the work of a Job; equal for all attempts."""
 ANNOTATION_ATTEMPT: Final = f"{GROUP}/attempt"
 ANNOTATION_PLACED: Final = f"{GROUP}/placed"
-"""Digest of the taints that the pod of a Job tolerates, and for an inspection of the nodes that it selects."""
+"""Digest of the nodes that the pod of a Job selects, of the taints that it tolerates and of what it reserves."""
 NO_IMAGE: Final = "NoImage"
 """Reason of a work that needs a Job, of a controller without an image for Jobs."""
 MEMORY_MIB: Final = 512
@@ -165,15 +165,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         return marks | ({ANNOTATION_PLACED: placed} if placed else {})
 
     def _digest_placement(self) -> str:
-        """Return the value of ANNOTATION_PLACED; empty for a pod that any node may run and that tolerates nothing.
-
-        The nodes of a fetch are those of its volume: the Job for another one is another work.
-        """
-        selected = self.placement.node_selector if self.verb == "inspect" else {}
-        if not selected and not self.placement.tolerations:
+        """Return the value of ANNOTATION_PLACED; empty for a pod that any node may run and that tolerates nothing."""
+        placed = (self.placement, self.reservation)
+        if placed == (Placement(), Reservation()):
             return ""
-        encoded = msgspec.json.encode((selected, self.placement.tolerations), order="sorted")
-        return hashlib.sha256(encoded).hexdigest()[:16]
+        return hashlib.sha256(msgspec.json.encode(placed, order="sorted")).hexdigest()[:16]
 
     def _name_volume(self) -> str:
         if not self.claim:

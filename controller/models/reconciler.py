@@ -10,11 +10,10 @@ from datetime import datetime
 import msgspec
 
 from artifacts.source import Source, SourceError, parse
-from controller.models import claims, copy_eviction, jobs, refresh, source_secret, volume
+from controller.models import claims, copy_observation, jobs, refresh, source_secret, volume
 from controller.models.cache_decision import decide_weights
 from controller.models.claims import read_expandable
 from controller.models.copy_observation import (
-    MOUNTING,
     Reserve,
     models_of_mounts,
     models_on_node,
@@ -53,7 +52,7 @@ from controller.reconcile.triggers import Trigger, all_but_status, everything, e
 from crds.model import Model, ModelFacts
 from crds.size import size_text
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, ObjectKey
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, ObjectKey
 from kube.store import Store
 
 
@@ -79,7 +78,7 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
         )
 
     def models_of_victims(store: Store, model: Obj) -> list[ObjectKey]:
-        return copy_eviction.models_of_victims(store, model, settings.node_cache_bytes)
+        return copy_observation.models_of_victims(store, model, settings.node_cache_bytes)
 
     return Reconciler(
         resource=MODELS,
@@ -90,8 +89,8 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
             Trigger(PODS, model_of_pod, everything),
             Trigger(INFERENCE_SERVICES, models_of_service, read_placement),
             Trigger(MODELS, models_served_beside, all_but_status),
-            Trigger(MODELS, models_of_victims, copy_eviction.read_space),
-            *(Trigger(resource, models_of_mounts, mounts) for resource in MOUNTING),
+            Trigger(MODELS, models_of_victims, copy_observation.read_space),
+            *(Trigger(resource, models_of_mounts, mounts) for resource in (PODS, DEPLOYMENTS)),
             Trigger(NODES, models_on_node, existence),
         ),
     )

@@ -1,17 +1,16 @@
 """Copies that leave a node to make room: all Models come to the same choice by one pure function."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.models.copy_eviction import StoredCopy, choose_victims, find_victims, models_of_victims
+from controller.models.copy_observation import StoredCopy, choose_victims, find_victims, models_of_victims
 from controller.reconcile.indexes import declare_indexes
 from crds.quantity import parse_quantity
 from kube.client import Obj
-from kube.resources import MODELS, NODES, PODS, ObjectKey
+from kube.resources import MODELS, NODES, PODS, PVCS, ObjectKey
 from kube.store import Store
 from tests.support.simulated_copies import SimulatedCopies
 from tests.support.simulated_model import INSPECTED
@@ -62,7 +61,9 @@ def store_of(*models: tuple[str, list[Obj], list[Obj]]) -> Store:
     for name, copies, shortages in models:
         metadata = {"name": name, "namespace": "team", "uid": name, "resourceVersion": "1"}
         status = {"copies": copies, "shortages": shortages}
-        store.put(MODELS, {"metadata": metadata, "spec": {}, "status": status})
+        store.put(
+            MODELS, {"metadata": metadata, "spec": {"source": "http://models.example/tiny.gguf"}, "status": status}
+        )
     return store
 
 
@@ -81,29 +82,6 @@ def test_limit_counts_the_copies_of_all_models_on_one_node() -> None:
     assert names(store, "a", 29) == ["one"]
     assert names(store, "a", 0) == ["one", "two"]
     assert names(store, "b", 9) == ["one"]
-
-
-class CountedCopies(list[Obj]):
-    """Counts how often it is read."""
-
-    reads = 0
-
-    def __iter__(self) -> Iterator[Obj]:
-        self.reads += 1
-        return super().__iter__()
-
-
-@pytest.mark.parametrize("has_node", [True, False])
-def test_copies_of_a_model_are_read_once_for_the_decisions_about_all_its_nodes(has_node: bool) -> None:
-    nodes = [f"node-{number}" for number in range(64)]
-    counted = {name: CountedCopies(copy(name, node, unused="10") for node in nodes) for name in ("one", "two")}
-    store = store_of(*((name, copies, []) for name, copies in counted.items()))
-    for node in nodes if has_node else ():
-        store.put(NODES, {"metadata": {"name": node, "uid": node, "resourceVersion": "1"}})
-    before = {name: counter.reads for name, counter in counted.items()}
-    for _ in range(2):
-        assert all(names(store, node, 10) == ["one"] for node in nodes)
-    assert {name: counter.reads - before[name] for name, counter in counted.items()} == {"one": 1, "two": 1}
 
 
 def test_victims_follow_each_change_of_a_model() -> None:
@@ -176,20 +154,19 @@ def test_copy_in_use_stays_whatever_the_limit() -> None:
     assert (simulated.copies(), simulated.claims()) == ([], {})
 
 
-def test_claim_of_an_evicted_copy_is_marked_and_deleted_only_after_the_status_has_lost_it() -> None:
-    """A controller that dies in between must not take it for a copy again."""
+def test_claim_of_an_evicted_copy_is_deleted_only_after_the_status_has_lost_it() -> None:
     simulated = make_cache(126 * MIB, "one")
     (copy,) = simulated.copies("one")
-    simulated.plans.clear()
     simulated.make_model("two")
     simulated.make_service("of-two", model="two", replicas=1)
-    simulated.fetch_all()
-    changes = [plan for plan in simulated.plans if any(patch.ref.name == copy.name for patch in plan.patch)]
-    deletions = [plan for plan in simulated.plans if any(ref.name == copy.name for ref in plan.delete)]
-    assert len(changes) == len(deletions) == 1
-    assert simulated.plans.index(changes[0]) < simulated.plans.index(deletions[0])
-    assert changes[0].status is not None
+    simulated.schedule()
+    (job,) = simulated.pending("two")
+    simulated.end(job, 0, {"sizeBytes": 1})
+    simulated.step("two")
+    first = simulated.step("one")
+    assert all(ref.resource != PVCS for ref in first.delete), "services may choose the copy by the status"
     assert simulated.copies("one") == []
+    assert [ref.name for ref in simulated.step("one").delete if ref.resource == PVCS] == [copy.name]
 
 
 def test_full_disk_takes_no_more_unused_copies_than_it_needs() -> None:
