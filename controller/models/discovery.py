@@ -8,7 +8,7 @@ and a letter follows, as 8g and 80g, so that `kubectl diff` would report objects
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -36,41 +36,32 @@ _LONGEST_VALUE: Final = 63
 _UNUSABLE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class LabelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts from which the labels of one object are derived."""
+def list_labels(
+    spec: ModelSpec,
+    *,
+    context_length: int | None = None,
+    memory_bytes: int | None = None,
+    has_experts: bool | None = None,
+    **values: str,
+) -> dict[str, str]:
+    """Return all discovery labels of an object; one whose value is not known is left out.
 
-    spec: ModelSpec
-    """The Model's."""
-    context_length: int | None = None
-    """Tokens: the longest that the model was trained for, or that the service serves."""
-    memory_bytes: int | None = None
-    """Memory that one replica takes."""
-    has_experts: bool | None = None
-    """True for a mixture of experts; None if it is not known."""
-    quantization: str = ""
-    format: str = ""
-    accelerator: str = ""
-    engine: str = ""
-
-
-def list_labels(facts: LabelFacts) -> dict[str, str]:
-    """Return all discovery labels of an object; one whose value is not known is left out."""
-    spec = facts.spec
+    Args:
+        spec: that of the Model.
+        context_length: tokens, the most that the model was trained for, or that the service serves.
+        memory_bytes: memory that one replica takes.
+        has_experts: whether it is a mixture of experts.
+        values: further labels, whose names have a dash for each underscore; empty: it is not known.
+    """
     names = [
         *(f"domain-{domain}" for domain in spec.domains),
         *(f"language-{language}" for language in spec.languages),
         *(f"capability-{capability}" for capability in spec.capabilities),
-        *(f"context-{name}" for name, least in _CONTEXTS.items() if (facts.context_length or 0) >= least),
-        *_tiers(facts.memory_bytes),
+        *(f"context-{name}" for name, least in _CONTEXTS.items() if (context_length or 0) >= least),
+        *(f"vram-tier-{tier}-g" for tier in _TIERS_GIB if memory_bytes is not None and memory_bytes <= tier * GIB),
     ]
-    values = {
-        "model-type": describe_type(spec, has_experts=facts.has_experts),
-        "quantization": facts.quantization,
-        "format": facts.format,
-        "accelerator-vendor": facts.accelerator,
-        "engine": facts.engine,
-    }
-    stated = {name: label_value(value) for name, value in values.items()}
+    values = {"model_type": describe_type(spec, has_experts=has_experts)} | values
+    stated = {name.replace("_", "-"): label_value(value) for name, value in values.items()}
     labels = dict.fromkeys(names, TRUE) | {name: value for name, value in stated.items() if value}
     return {f"{GROUP}/{name}": value for name, value in labels.items()}
 
@@ -89,15 +80,9 @@ def label_value(text: str) -> str:
     return _UNUSABLE.sub("-", text)[:_LONGEST_VALUE].strip("-_.")
 
 
-def _tiers(memory_bytes: int | None) -> Iterable[str]:
-    if memory_bytes is None:
-        return ()
-    return (f"vram-tier-{tier}-g" for tier in _TIERS_GIB if memory_bytes <= tier * GIB)
-
-
-def describe_parameters(spec: ModelSpec, found_total: int | None, found_active: int | None) -> str:
-    """Return the numbers of parameters in readable form, stated or else found; empty if they are not known."""
-    total, active = spec.total_parameters or found_total, spec.active_parameters or found_active
+def describe_parameters(spec: ModelSpec, inspected_total: int | None, inspected_active: int | None) -> str:
+    """Return the numbers of parameters in readable form, stated or else inspected; empty if they are not known."""
+    total, active = spec.total_parameters or inspected_total, spec.active_parameters or inspected_active
     if total is None:
         return ""
     return f"{count_text(total)} of which {count_text(active)} are active" if active else count_text(total)
@@ -112,15 +97,13 @@ def label_model(model: Model, status: Mapping[str, Any], vendors: Vendors) -> di
         needed = estimate(Workload(layout, default_runtime(model, vendors)), ServingOptions())
         memory_bytes = needed.total_bytes if needed else None
     return list_labels(
-        LabelFacts(
-            spec=model.spec,
-            context_length=gguf.context_length,
-            memory_bytes=memory_bytes,
-            has_experts=layout.expert_outputs > 0 if layout else None,
-            quantization=gguf.quantization,
-            format=format_of(model) if status.get("file") or status.get("gguf") else "",
-            accelerator=model.spec.hardware.accelerator,
-        )
+        model.spec,
+        context_length=gguf.context_length,
+        memory_bytes=memory_bytes,
+        has_experts=layout.expert_outputs > 0 if layout else None,
+        quantization=gguf.quantization,
+        format=format_of(model) if status.get("file") or status.get("gguf") else "",
+        accelerator_vendor=model.spec.hardware.accelerator,
     )
 
 
@@ -128,17 +111,14 @@ def label_service(
     service: InferenceService, model: Model, accelerator: str, engine: RuntimeName, memory_bytes: int | None
 ) -> dict[str, str]:
     """Return the discovery labels of a service: those of its Model, with its own context, memory, place and engine."""
-    layout = model.status.layout
-    gguf = model.status.gguf or GGUF()
+    layout, gguf = model.status.layout, model.status.gguf or GGUF()
     return list_labels(
-        LabelFacts(
-            spec=model.spec,
-            context_length=service.spec.context_length,
-            memory_bytes=memory_bytes,
-            has_experts=layout.expert_outputs > 0 if layout else None,
-            quantization=gguf.quantization,
-            format=format_of(model),
-            accelerator=accelerator,
-            engine=engine,
-        )
+        model.spec,
+        context_length=service.spec.context_length,
+        memory_bytes=memory_bytes,
+        has_experts=layout.expert_outputs > 0 if layout else None,
+        quantization=gguf.quantization,
+        format=format_of(model),
+        accelerator_vendor=accelerator,
+        engine=engine,
     )

@@ -5,6 +5,7 @@ when a service that runs as pods refers to it. The results are kept in the statu
 deleted Job or a stopped controller.
 """
 
+import functools
 from datetime import datetime
 
 import msgspec
@@ -24,6 +25,7 @@ from controller.models.copy_observation import (
 from controller.models.decision import (
     CACHED,
     DONE,
+    NOT_NEEDED,
     READY,
     REASONS_WITHOUT_EVENT,
     InspectedModel,
@@ -73,9 +75,8 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
         verdict = await source_secret.read_verdict(client, model, has_work=has_work)
         expandable = await read_expandable(client, snapshot, model)
         binds_immediately = await read_binding(client, snapshot, model)
-        return ModelInputs(
-            verdict, expandable, binds_immediately, await read_refusals(client, snapshot, model.metadata)
-        )
+        refusals = await read_refusals(client, snapshot, model.metadata)
+        return ModelInputs(verdict, expandable, binds_immediately, refusals)
 
     def models_of_victims(store: Store, model: Obj) -> list[ObjectKey]:
         return copy_observation.models_of_victims(store, model, settings.node_cache_bytes)
@@ -113,51 +114,35 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
     if source.scheme in {"file", "ollama"} or _needs_no_job(model, source, observed, settings):
         return _decide_hosts_only(model, source)
     refused = refused_secret(observed)
-    if refused and not _is_inspected(model):
-        ready = model_condition(model, READY, true=False, reason=refused.reason, message=refused.message)
-        cached = find(model.status.conditions, CACHED)
-        return ModelDecision(
-            phase="Pending",
-            conditions=[ready, *([msgspec.to_builtins(cached)] if cached else [])],
-            facts=_kept_facts(model),
-            cached=model.status.cached,
-            copies=model.status.copies,
-        )
-    if _is_inspected(model):
-        facts, inspected = _inspected_facts(model, observed, settings)
-        inspected_model = InspectedModel(model, observed, settings, now, facts, inspected)
-        if refused or not refresh.is_watched(model):
-            return decide_weights(inspected_model)
-
-        def look(last_checked: str) -> JobProgress:
-            return _inspect(model, observed, settings, now, last_checked)
-
-        check = refresh.check_source(model, facts, look, now)
-        made = decide_weights(inspected_model._replace(facts=check.facts))
+    if not _is_inspected(model):
+        if refused:
+            return _await_inspection(model, refused.reason, refused.message)
+        progress = _inspect(model, observed, settings, now)
+        if progress.outcome.state == "Succeeded":
+            facts = volume.take_answer(model, progress.outcome.answer)
+            return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
+        reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
+        decision = _await_inspection(model, reason, message)
         return msgspec.structs.replace(
-            made,
-            conditions=[*made.conditions, *check.conditions],
-            works=[*made.works, check.progress],
-            last_checked=check.last_checked,
+            decision,
+            phase="Failed" if progress.outcome.state == "Failed" else "Pending",
+            works=[progress],
+            undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
         )
-    progress = _inspect(model, observed, settings, now)
-    if progress.outcome.state == "Succeeded":
-        facts = volume.take_answer(model, progress.outcome.answer)
-        return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
-    reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
-    cached = find(model.status.conditions, CACHED)
-    return ModelDecision(
-        phase="Failed" if progress.outcome.state == "Failed" else "Pending",
-        # An edit may leave the weights unchanged: their last condition stays until the inspection has ended.
-        conditions=[
-            model_condition(model, READY, true=False, reason=reason, message=message),
-            *([msgspec.to_builtins(cached)] if cached else []),
-        ],
-        facts=_kept_facts(model),
-        cached=model.status.cached,
-        copies=model.status.copies,
-        works=[progress],
-        undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
+    is_watched = refresh.is_watched(model)
+    # An edit takes the answer of a Job that is kept. That of a source which moves may be out of date by then.
+    kept = "" if is_watched else jobs.last(volume.inspection(model, settings), observed.jobs)
+    facts, progress = volume.read_facts(model), JobProgress(outcome=DONE, job=kept)
+    inspected = InspectedModel(model, observed, settings, now, facts, progress)
+    if refused or not is_watched:
+        return decide_weights(inspected)
+    check = refresh.check_source(model, facts, functools.partial(_inspect, model, observed, settings, now), now)
+    decision = decide_weights(inspected._replace(facts=check.facts))
+    return msgspec.structs.replace(
+        decision,
+        conditions=[*decision.conditions, *check.conditions],
+        works=[*decision.works, check.progress],
+        last_checked=check.last_checked,
     )
 
 
@@ -170,16 +155,20 @@ def _inspect(
     return jobs.proceed(work, observed.jobs, observed.pods, now)
 
 
-def _kept_facts(model: Model) -> ModelFacts | None:
-    """Return the facts of the weights on the volume, which stay known until an inspection shows others."""
-    return volume.read_facts(model) if model.status.cached is not None or model.status.copies else None
-
-
-def _inspected_facts(model: Model, observed: ObservedModel, settings: PodSettings) -> tuple[ModelFacts, JobProgress]:
-    """Return the facts of an inspected Model, with the Job that is kept of its inspection."""
-    # An edit takes the answer of a Job that is kept. That of a source which moves may be out of date by then.
-    kept = "" if refresh.is_watched(model) else jobs.last(volume.inspection(model, settings), observed.jobs)
-    return volume.read_facts(model), JobProgress(outcome=DONE, job=kept)
+def _await_inspection(model: Model, reason: str, message: str) -> ModelDecision:
+    """Return the decision about a Model whose header is not read: an edit may leave the weights unchanged."""
+    cached = find(model.status.conditions, CACHED)
+    has_weights = model.status.cached is not None or model.status.copies
+    return ModelDecision(
+        phase="Pending",
+        conditions=[
+            model_condition(model, READY, true=False, reason=reason, message=message),
+            *([msgspec.to_builtins(cached)] if cached else []),
+        ],
+        facts=volume.read_facts(model) if has_weights else None,
+        cached=model.status.cached,
+        copies=model.status.copies,
+    )
 
 
 def _needs_no_job(model: Model, source: Source, observed: ObservedModel, settings: PodSettings) -> bool:
@@ -196,16 +185,13 @@ def _needs_no_job(model: Model, source: Source, observed: ObservedModel, setting
 
 def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
     ready = "only a host that has the file can read it: the host's agent inspects it, and rejects it if it does not fit"
-    cached = (
-        f"pods cannot read a {source.scheme}:// source: set hardware.accelerator to metal, or use an hf:// or https:// "
-        "source"
-    )
+    cached = "pods cannot read a file:// source: set hardware.accelerator to metal, or use an hf:// or https:// source"
     if source.scheme == "ollama":
         ready = "the Ollama that serves it, in a pod or on a host, pulls and inspects it"
         cached = "it is on no volume: the Ollama of each pod pulls it into a folder of its own"
     elif source.scheme != "file":
         ready = "the source is public and pinned, and spec.memoryBytes is stated: each host fetches and inspects it"
-        cached = "not needed: no InferenceService that runs in pods uses this Model"
+        cached = NOT_NEEDED[1]
     return ModelDecision(
         phase="Ready",
         conditions=[
@@ -225,12 +211,8 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
         "phase": decision.phase,
         "conditions": list(decision.conditions),
     }
-    if decision.cached is not None:
-        status["cached"] = msgspec.to_builtins(decision.cached)
-    if decision.copies:
-        status["copies"] = msgspec.to_builtins(decision.copies)
-    if decision.shortages:
-        status["shortages"] = msgspec.to_builtins(decision.shortages)
+    weights = {"cached": decision.cached, "copies": decision.copies, "shortages": decision.shortages}
+    status |= {field: msgspec.to_builtins(value) for field, value in weights.items() if value}
     if decision.facts is not None:
         status |= msgspec.to_builtins(decision.facts)
         if decision.facts.size_bytes is not None:
@@ -239,9 +221,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
         status["lastChecked"] = decision.last_checked
     if parameters := describe_parameters(model.spec, status.get("totalParameters"), status.get("activeParameters")):
         status["parameters"] = parameters
-    waits = [work.again_seconds for work in decision.works if work.again_seconds is not None]
-    if decision.again_seconds is not None:
-        waits.append(decision.again_seconds)
+    waits = [decision.again_seconds, *(work.again_seconds for work in decision.works)]
     if refused_secret(observed):
         waits.append(source_secret.READ_AGAIN_SECONDS)
     return Plan(
@@ -254,7 +234,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
         events=transitions(
             model.status.conditions, decision.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
         ),
-        again_seconds=min(waits, default=None),
+        again_seconds=min((wait for wait in waits if wait is not None), default=None),
     )
 
 
@@ -266,7 +246,9 @@ def _waits_for_weights(decision: ModelDecision) -> bool:
 
 def _is_inspected(model: Model) -> bool:
     """Return whether the status has an inspection of this generation."""
-    ready = find(model.status.conditions, READY)
-    generation = model.metadata.generation
-    is_true = ready is not None and ready.status == "True" and ready.reason == "Inspected"
-    return is_true and ready is not None and ready.observed_generation == generation
+    ready, generation = find(model.status.conditions, READY), model.metadata.generation
+    return ready is not None and (ready.status, ready.reason, ready.observed_generation) == (
+        "True",
+        "Inspected",
+        generation,
+    )

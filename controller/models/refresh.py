@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+import msgspec
+
 from artifacts.source import SourceError, parse
 from controller.models.jobs import JobOutcome, JobProgress
 from controller.models.volume import take_answer
@@ -75,40 +77,30 @@ def check_source(
 
     `inspect` inspects the source once for each time of the check before.
     """
-    condition = find(model.status.conditions, REFRESHED)
-    last = (
-        _condition(model, true=condition.status == "True", reason=condition.reason, message=condition.message)
-        if condition
-        else None
-    )
-    waits = JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=model.spec.refresh_interval_seconds)
-    if not model.status.last_checked:
-        message = f"the source has revision {facts.revision}"
-        return SourceCheck(
-            facts, waits, rfc3339(now), [_condition(model, true=True, reason=UP_TO_DATE, message=message)]
-        )
+    earlier, last_checked = find(model.status.conditions, REFRESHED), model.status.last_checked
+    conditions = [msgspec.to_builtins(earlier)] if earlier else []
     if seconds := wait_seconds(model, now):
-        waits = JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=seconds)
-        return SourceCheck(facts, waits, model.status.last_checked, [last] if last else [])
-    progress = inspect(model.status.last_checked)
-    outcome = progress.outcome
-    if outcome.state == "Succeeded":
-        model_facts = take_answer(model, outcome.answer)
+        return SourceCheck(facts, _wait(seconds), last_checked, conditions)
+    rest = _wait(model.spec.refresh_interval_seconds)
+    progress = inspect(last_checked) if last_checked else None
+    if progress is None or progress.outcome.state == "Succeeded":
         reason, message = UP_TO_DATE, f"the source has revision {facts.revision}"
-        if model_facts.revision != facts.revision:
-            reason, message = (
-                "RevisionChanged",
-                f"the source has revision {model_facts.revision}, after {facts.revision}",
-            )
-            facts = model_facts
-        return SourceCheck(facts, waits, rfc3339(now), [_condition(model, true=True, reason=reason, message=message)])
+        if progress is not None and (fresh := take_answer(model, progress.outcome.answer)).revision != facts.revision:
+            reason, message = "RevisionChanged", f"the source has revision {fresh.revision}, after {facts.revision}"
+            facts = fresh
+        return SourceCheck(facts, rest, rfc3339(now), [_condition(model, true=True, reason=reason, message=message)])
+    outcome = progress.outcome
     if outcome.state == "Going":
-        return SourceCheck(facts, progress, model.status.last_checked, [last] if last else [])
+        return SourceCheck(facts, progress, last_checked, conditions)
     way_out = "the last revision stays in use, and the source is checked again"
     failed = _condition(model, true=False, reason=outcome.reason, message=f"{outcome.message.rstrip('.')}; {way_out}")
     if outcome.state == "Failed":
-        return SourceCheck(facts, waits, rfc3339(now), [failed])
-    return SourceCheck(facts, progress, model.status.last_checked, [failed])
+        return SourceCheck(facts, rest, rfc3339(now), [failed])
+    return SourceCheck(facts, progress, last_checked, [failed])
+
+
+def _wait(seconds: float) -> JobProgress:
+    return JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=seconds)
 
 
 def _condition(model: Model, *, true: bool, reason: str, message: str) -> Obj:

@@ -3,9 +3,9 @@
 Pods that serve find the weights at the same path; hosts find them by the same revision and checksum.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -77,26 +77,14 @@ def inspection(
 
     `last_checked` distinguishes later checks of a moving source: the time of the one before.
     """
-    spec, secret = model.spec, _secret(model)
+    spec, claim = model.spec, own_claim(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
-    claim = own_claim(model)
     mounted = ("--image-volume",) if is_mounted_image(model) else ("--file-root", MODELS_PATH) if claim else ()
-    return Work(
-        owner=model.metadata,
-        verb="inspect",
-        identity=(
-            *(model.metadata.uid, spec.source, spec.sha256 or "", secret or ""),
-            *spec.files,
-            *([f"look={last_checked}"] if last_checked else []),
-            *_mirrors(model),
-        ),
-        arguments=(spec.source, *_patterns(model), *_mirrors(model), *verified, *mounted),
-        image=settings.image,
-        image_pull_secrets=settings.image_pull_secrets,
-        environment=settings.environment,
-        token_secret=None if scheme_of(model.spec.source) == "oci" else secret,
-        secret_variables=_secret_variables(model),
-        login_secret=secret if scheme_of(model.spec.source) == "oci" else None,
+    work = _prepare_work(model, settings, "inspect", (*verified, *mounted))
+    checked = (f"look={last_checked}",) if last_checked else ()
+    return msgspec.structs.replace(
+        work,
+        identity=(model.metadata.uid, spec.source, spec.sha256 or "", *spec.files, *checked, *work.identity),
         claim=claim,
         placement=placement,
         # A claim may be made later than the Model, and no server can hang.
@@ -104,8 +92,24 @@ def inspection(
     )
 
 
-def _patterns(model: Model) -> list[str]:
-    return [f"--files={pattern}" for pattern in model.spec.files]
+def _prepare_work(model: Model, settings: PodSettings, verb: Literal["inspect", "fetch"], more: Sequence[str]) -> Work:
+    """Return a work with what any work reads of the Model and the settings, and with these further arguments."""
+    spec, is_image = model.spec, scheme_of(model.spec.source) == "oci"
+    secret = spec.source_secret_ref.name if spec.source_secret_ref else None
+    mirrors = tuple(argument for mirror in spec.mirrors for argument in ("--mirror", mirror))
+    patterns = [f"--files={pattern}" for pattern in spec.files]
+    return Work(
+        owner=model.metadata,
+        verb=verb,
+        identity=(secret or "", *mirrors),
+        arguments=(spec.source, *patterns, *mirrors, *more),
+        image=settings.image,
+        image_pull_secrets=settings.image_pull_secrets,
+        environment=settings.environment,
+        token_secret=None if is_image else secret,
+        secret_variables=_secret_variables(model),
+        login_secret=secret if is_image else None,
+    )
 
 
 def fetching(
@@ -120,38 +124,22 @@ def fetching(
 ) -> Work:
     """Return the download onto the claim's volume; a volume that waits for its first pod is created for this one.
 
-    With a `reservation` the claim is for one node: it is replaced if it has none and the placement changes. One with
-    devices is another work, of a Job that another one replaces when the volume has a node.
+    With a `reservation` the claim is for one node, whatever the placement. One with devices is another work,
+    of a Job that another one replaces when the volume has a node.
     """
-    secret, uid = _secret(model), claim.metadata.uid
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     revision = ("--revision", facts.revision) if facts.revision else ()
     # Which files of a repository are fetched may differ from one version to the next.
     is_one = facts.size_bytes is not None and not parse(model.spec.source, model.spec.files).has_listing
     sized = ("--size-bytes", str(facts.size_bytes)) if is_one else ()
     verified = ("--sha256", facts.sha256) if facts.sha256 else ()
+    folder = f"{MODELS_PATH}/{path.partition('/')[0]}"
+    work = _prepare_work(model, settings, "fetch", (*revision, *sized, "--to", folder, *verified))
     placed = (msgspec.json.encode(placement).decode(),) if reservation is None else ("devices",) * holds_devices
-    return Work(
-        owner=model.metadata,
-        verb="fetch",
+    return msgspec.structs.replace(
+        work,
         # A claim of another uid is an empty volume, and a Job's placement cannot change: either makes another fetch.
-        identity=(path, facts.sha256, uid, secret or "", *placed, *_mirrors(model)),
-        arguments=(
-            model.spec.source,
-            *_patterns(model),
-            *_mirrors(model),
-            *revision,
-            *sized,
-            "--to",
-            f"{MODELS_PATH}/{path.partition('/')[0]}",
-            *verified,
-        ),
-        image=settings.image,
-        image_pull_secrets=settings.image_pull_secrets,
-        environment=settings.environment,
-        token_secret=None if scheme_of(model.spec.source) == "oci" else secret,
-        secret_variables=_secret_variables(model),
-        login_secret=secret if scheme_of(model.spec.source) == "oci" else None,
+        identity=(path, facts.sha256, claim.metadata.uid, *placed, *work.identity),
         claim=claim.metadata.name,
         storage_class=claim.spec.storage_class_name or "",
         placement=placement,
@@ -189,8 +177,8 @@ def place_inspection(
     if (undecided := find_undecided()) is not None:
         vendors = list(settings.vendors.values())
         stated = allowed_tolerations(undecided.spec.tolerations, settings.limits)
-    found = [toleration for vendor in vendors for toleration in vendor.tolerations] + stated
-    return Placement(tolerations=tuple(msgspec.to_builtins(toleration) for toleration in found))
+    tolerations = [toleration for vendor in vendors for toleration in vendor.tolerations] + stated
+    return Placement(tolerations=tuple(msgspec.to_builtins(toleration) for toleration in tolerations))
 
 
 def new_claim(model: Model, facts: ModelFacts, name: str, path: str) -> tuple[Resource, Obj]:
@@ -215,14 +203,6 @@ def is_settling(claim: PersistentVolumeClaim, now: datetime) -> bool:
     """Return whether a claim may be bound soon: the scheduler backs off from a pod that is created before that."""
     age = (now - datetime.fromisoformat(claim.metadata.creation_timestamp)).total_seconds()
     return not claim.is_bound and 0 <= age < SETTLING_SECONDS
-
-
-def _mirrors(model: Model) -> tuple[str, ...]:
-    return tuple(argument for mirror in model.spec.mirrors for argument in ("--mirror", mirror))
-
-
-def _secret(model: Model) -> str | None:
-    return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
 
 
 def _secret_variables(model: Model) -> tuple[SecretVariable, ...]:

@@ -3,13 +3,12 @@
 import itertools
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.models.discovery import LabelFacts, label_service, label_value, list_labels
+from controller.models.discovery import label_service, label_value, list_labels
 from controller.reconcile.labels import LABEL_MANAGER, desired_labels
 from controller.reconcile.partial_objects import declare_partial_objects
 from crds.meta import GROUP
@@ -21,13 +20,11 @@ from tests.support.api_objects import GIB, as_model, as_service, model, service
 from tests.support.service_decisions import decide_chat
 from tests.support.simulated_model import INSPECTED, SimulatedModel, make_inspected
 
+SPEC = ModelSpec(source="hf://a/b/c.gguf")
+
 
 def names(labels: Mapping[str, str], prefix: str) -> list[str]:
     return [name.partition("/")[2] for name in labels if name.startswith(f"{GROUP}/{prefix}")]
-
-
-def facts(**fields: Any) -> LabelFacts:
-    return LabelFacts(**({"spec": ModelSpec(source="hf://a/b/c.gguf")} | fields))
 
 
 @pytest.mark.parametrize(
@@ -43,20 +40,20 @@ def facts(**fields: Any) -> LabelFacts:
     ],
 )
 def test_context_labels_are_cumulative(tokens: int | None, longest: str | None) -> None:
-    labels = names(list_labels(facts(context_length=tokens)), "context-")
+    labels = names(list_labels(SPEC, context_length=tokens), "context-")
     every = [f"context-{name}" for name in ("32-k", "64-k", "128-k", "256-k", "512-k", "1-m", "2-m", "4-m", "10-m")]
     assert labels == (every[: every.index(f"context-{longest}") + 1] if longest else [])
 
 
 @given(st.integers(1, 600 * GIB))
 def test_query_for_a_tier_loses_no_model_that_fits(memory_bytes: int) -> None:
-    labels = names(list_labels(facts(memory_bytes=memory_bytes)), "vram-tier-")
+    labels = names(list_labels(SPEC, memory_bytes=memory_bytes), "vram-tier-")
     for tier in (8, 20, 24, 80, 512):
         assert (f"vram-tier-{tier}-g" in labels) == (memory_bytes <= tier * GIB)
 
 
 def test_model_of_18_gib_is_found_by_a_query_for_20() -> None:
-    labels = list_labels(facts(memory_bytes=18 * GIB))
+    labels = list_labels(SPEC, memory_bytes=18 * GIB)
     assert labels[f"{GROUP}/vram-tier-20-g"] == "true"
     assert f"{GROUP}/vram-tier-16-g" not in labels
 
@@ -82,7 +79,7 @@ def test_kubectl_prints_all_labels_in_one_order() -> None:
     circle = ("8g", "12g", "80g", "8g")
     assert all(itertools.starmap(comes_first, itertools.pairwise(circle))), "a letter after a number has no place"
     spec = ModelSpec(source="hf://a/b/c.gguf", domains=["code"], languages=["en", "de"], thinking=True)
-    least = list_labels(facts(spec=spec, context_length=1 << 40, memory_bytes=1, quantization="Q4_K_M", engine="vllm"))
+    least = list_labels(spec, context_length=1 << 40, memory_bytes=1, quantization="Q4_K_M", engine="vllm")
     assert len(least) > 24
     for one, other, third in itertools.permutations(least, 3):
         if comes_first(one, other) and comes_first(other, third):
@@ -101,7 +98,7 @@ def test_kubectl_prints_all_labels_in_one_order() -> None:
 )
 def test_model_type_is_stated_or_computed(stated: Obj, has_experts: bool | None, expected: str | None) -> None:
     spec = ModelSpec(source="hf://a/b/c.gguf", **stated)
-    labels = list_labels(facts(spec=spec, has_experts=has_experts))
+    labels = list_labels(spec, has_experts=has_experts)
     assert labels.get(f"{GROUP}/model-type") == expected
 
 
