@@ -45,7 +45,6 @@ class LeaderQueue(NamedTuple):
 def build_queue(
     store: Store,
     registry: CellRegistry,
-    board: Board,
     measured: PerformanceSource,
     options: ControllerOptions,
     *,
@@ -53,22 +52,25 @@ def build_queue(
     metrics: ControllerMetrics,
     precedence: AdmissionPrecedence,
     enqueue: Callable[[Resource, ObjectKey], None],
+    enqueue_report: Callable[[Resource, ObjectKey], None],
 ) -> LeaderQueue:
     """Return the queue, not yet running.
 
     Args:
         store: the watch cache.
         registry: the cells.
-        board: what waiting services are told.
         measured: the stored measurements.
         options: options of the controller.
         identity: name of this replica.
         metrics: counts rounds, admissions and preemptions.
         precedence: gives admissions precedence before reconciles.
         enqueue: lets an object be decided again.
+        enqueue_report: lets only the status of an object be written again.
     """
     volumes, vendors = BoundVolumes(store, registry), options.pods.vendors
     enqueue_service = functools.partial(enqueue, INFERENCE_SERVICES)
+    report_service = functools.partial(enqueue_report, INFERENCE_SERVICES)
+    board = Board(enqueue_service, metrics.queue.count_start, report_service, metrics.queue.set_depths)
     pools = PoolBoard(store, vendors, registry, functools.partial(enqueue, ACCELERATOR_POOLS))
     rooms = CandidateRooms(registry, enqueue_service, volumes.find_nodes, volumes.has_read)
     notes = PlacementNotes(registry.find_cell, enqueue_service)

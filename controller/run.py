@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
@@ -26,18 +26,19 @@ from controller.http_endpoints import ControllerHealth
 from controller.leader_queue import LeaderQueue, build_queue
 from controller.metrics import ControllerMetrics, ReconcileResult
 from controller.models.reconciler import model_reconciler
-from controller.placement.board import Board
+from controller.placement.cell_registry import CellRegistry
 from controller.placement.cluster_view import ClusterView
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
 from controller.pools.reconciler import pool_reconciler
+from controller.preflight.preflight_verdict import FitFacts, find_fit_facts
 from controller.preflight.preflight_webhook import PreflightWebhook
 from controller.reconcile.executor import Executor
 from controller.reconcile.feed import OURS, Feed
 from controller.reconcile.kopf_feed import load
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.paced_call import PacedCall
-from controller.reconcile.plan import LeaderTask, Leading, Reconciler, lead_alone
+from controller.reconcile.plan import LeaderTask, Leading, Reconciler, Snapshot, lead_alone
 from controller.reconcile.precedence import AdmissionPrecedence
 from controller.reconcile.triggers import Trigger
 from controller.services.class_speeds import SpeedAssessor
@@ -46,12 +47,13 @@ from controller.services.performance_source import PerformanceSource
 from controller.services.pods.replica_reservation import reserve_replica
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import NO_SPEED_SOURCES, ServiceSources, service_reconciler
+from controller.services.reconciler import ServiceSources, service_reconciler
 from controller.services.speed_replacer import SpeedReplacer
 from controller.services.speed_report import SpeedSources
 from controller.services.speed_watch import SpeedWatch
 from controller.services.tokens import KnownTokens
 from controller.services.traffic_meter import TrafficMeter
+from crds.inferenceservice import InferenceService
 from crds.meta import CONTROLLER_NAMESPACE
 from fitness.correction_table import ALL_NAMESPACES
 from kube.backoff import backoff_seconds
@@ -100,68 +102,6 @@ class Item(NamedTuple):
     key: ObjectKey
 
 
-def registrations(
-    options: ControllerOptions,
-    leases: LeaseReader,
-    metrics: ControllerMetrics,
-    monitors: OptionalKind,
-    queue: LeaderQueue | None = None,
-    *,
-    kueue: KueueQueues,
-    devices: DeviceFeed | None = None,
-    speeds: SpeedSources = NO_SPEED_SOURCES,
-    enqueue_service: Callable[[ObjectKey], None] = lambda _key: None,
-) -> tuple[tuple[Reconciler, ...], tuple[LeaderTask, ...]]:
-    """Return all reconcilers, and the tasks that run beside them while this replica leads.
-
-    A controller of some namespaces has none for hosts and no queue, which are of the whole cluster.
-    """
-    tokens = KnownTokens()
-    prober = Prober(options.trust, metrics.count_probe, tokens.read_again)
-    replacer = None
-    if queue is not None:
-        watch = SpeedWatch(options.replacement, enqueue_service)
-        find_speeds = speeds.find_speeds
-        replacer = SpeedReplacer(watch, queue.rooms, options.pods, find_speeds, metrics.queue.count_replacement)
-    meter = TrafficMeter(metrics.models.set_tokens, replacer.watch if replacer is not None else None)
-    pacer = UpdatePacer()
-    in_pods = (
-        model_reconciler(options.pods, functools.partial(reserve_replica, settings=options.pods)),
-        service_reconciler(
-            ServiceSources(
-                prober,
-                options.pods,
-                tokens,
-                pacer,
-                monitors,
-                meter,
-                find_standing=queue.board.standing if queue is not None else lambda _service, _last: None,
-                kueue=kueue,
-                rooms=queue.rooms if queue is not None else None,
-                devices=devices,
-                speeds=speeds._replace(replacer=replacer),
-            )
-        ),
-    )
-    if options.namespaces:
-        return in_pods, (prober.run, meter.run, pacer.run, kueue.run)
-    queue_tasks: tuple[LeaderTask, ...] = ()
-    pools: tuple[Reconciler, ...] = ()
-    if queue is not None:
-        leases.subscribe(queue.admission.wake)
-        queue_tasks = (queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, queue.admission.run)
-        queue_tasks += (queue.host_results.run, queue.host_traffic.run)
-        if queue.benchmarks is not None:
-            queue_tasks += (queue.benchmarks.run,)
-        if options.flexinfer_export and speeds.measured is not None:
-            queue_tasks += (FlexInferExport(speeds.measured).run,)
-        pools = (pool_reconciler(queue.pools.standing),)
-    hosts = ReachabilityProber()
-    on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
-    tasks = (leases.run, *queue_tasks, prober.run, hosts.run, meter.run, pacer.run, kueue.run)
-    return (*in_pods, *on_hosts, *pools), tasks
-
-
 class Controller:
     """One replica; `election` is its client for the Lease, with connections of its own, or None for `client`."""
 
@@ -180,7 +120,9 @@ class Controller:
         self._metrics = metrics = metrics or ControllerMetrics()
         self._health = health or ControllerHealth()
         monitors = OptionalKind(POD_MONITORS, OURS, options.namespaces)
-        self._node_kinds = _list_node_kinds(options.namespaces)
+        # A controller of the whole cluster follows nodes as all else. Labels tell their hardware, too: a cluster that
+        # has no NodeFitness yet is served.
+        self._node_kind = OptionalKind(NODES if options.namespaces else NODE_FITNESSES, "")
         self._kueue = KueueQueues(options.namespaces)
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         candidate = Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity)
@@ -196,25 +138,12 @@ class Controller:
         self.store = view.store
         self._feeds = [Feed(client, self.store, namespace) for namespace in options.namespaces or (None,)]
         self._registry = None if options.namespaces else view.registry
-        enqueue_service = functools.partial(self._enqueue, INFERENCE_SERVICES)
-        report_service = functools.partial(self._enqueue_report, INFERENCE_SERVICES)
-        self._board = Board(enqueue_service, metrics.queue.count_start, report_service, metrics.queue.set_depths)
+        self._enqueue_service = functools.partial(self._enqueue, INFERENCE_SERVICES)
         self._devices = DeviceFeed(self.store, options.namespaces)
-        self._measured = measured = PerformanceSource(self.store, view.measured, enqueue_service)
-        self._optional_kinds = (monitors, measured.kind, self._kueue.local_queues, *self._node_kinds)
-        queue = self._make_queue(options, measured)
-        reconcilers, self._leader_tasks = registrations(
-            options,
-            leases,
-            metrics,
-            monitors,
-            queue,
-            kueue=self._kueue,
-            devices=self._devices,
-            speeds=self._list_speed_sources(measured, options, queue),
-            enqueue_service=enqueue_service,
-        )
-        self._preflight = self._make_preflight(measured, options)
+        self._measured = PerformanceSource(self.store, view.measured, self._enqueue_service)
+        self._optional_kinds = (monitors, self._measured.kind, self._kueue.local_queues, self._node_kind)
+        reconcilers, self._leader_tasks = self._make_reconcilers(options, leases, monitors)
+        self._preflight = self._make_preflight(options)
         self._reconcilers = {reconciler.resource: reconciler for reconciler in reconcilers}
         self._triggers = _group_triggers(reconcilers)
         self.store.subscribe(self._enqueue_concerned)
@@ -223,58 +152,87 @@ class Controller:
         self._require_leadership = self._elector.require_leadership if self._elector else lead_alone
         self._executor = Executor(client, self.store, self._recorder, _read_clock, self._require_leadership)
 
-    def _list_speed_sources(
-        self, measured: PerformanceSource, options: ControllerOptions, queue: LeaderQueue | None
-    ) -> SpeedSources:
-        notes, probes = (queue.notes, queue.benchmarks) if queue is not None else (None, None)
-        return SpeedSources(measured, self._make_assessor(measured, options), notes, probes)
+    def _make_reconcilers(
+        self, options: ControllerOptions, leases: LeaseReader, monitors: OptionalKind
+    ) -> tuple[Sequence[Reconciler], Sequence[LeaderTask]]:
+        """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
-    def _make_assessor(self, measured: PerformanceSource, options: ControllerOptions) -> SpeedAssessor | None:
-        """Return the speeds by device class; None: the nodes and hosts are not this controller's."""
-        if self._registry is None:
-            return None
-        paced = PacedCall(self._enqueue_services, CLASSES_SECONDS)
-        self._registry.classes.subscribe(lambda _accelerator: paced.ask())
-        measured.table.corrections.subscribe(self._enqueue_corrected)
-        return SpeedAssessor(self._registry.list_classes, measured.table, options.pods.vendors)
-
-    def _enqueue_corrected(self, namespaces: frozenset[str]) -> None:
-        """Enqueue the services whose estimates follow from measurements of these namespaces."""
-        for service in self.store.list(INFERENCE_SERVICES):
-            key = object_key(service)
-            if ALL_NAMESPACES in namespaces or key.namespace in namespaces:
-                self._enqueue(INFERENCE_SERVICES, key)
-
-    def _make_preflight(self, measured: PerformanceSource, options: ControllerOptions) -> PreflightWebhook | None:
-        """Return the webhook; None: it is off, or nodes and hosts are not this controller's."""
-        if self._registry is None or options.preflight is None:
-            return None
-        make = functools.partial(SpeedAssessor, self._registry.list_classes, measured.table, options.pods.vendors)
-        facts = (self.store, options.pods, make, self._registry.has_unknown_devices)
-        return PreflightWebhook(
-            options.preflight, *facts, folder=options.preflight_folder, is_ready=lambda: self._health.is_ready
+        A controller of some namespaces has none for hosts and no queue, which are of the whole cluster.
+        """
+        metrics, pods, measured = self._metrics, options.pods, self._measured
+        tokens, pacer = KnownTokens(), UpdatePacer()
+        prober = Prober(options.trust, metrics.count_probe, tokens.read_again)
+        queue, speeds, watch = None, SpeedSources(measured), None
+        if self._registry is not None:
+            queue = self._make_queue(self._registry, options)
+            assessor = self._make_assessor(self._registry, options)
+            watch = SpeedWatch(options.replacement, self._enqueue_service)
+            replacer = SpeedReplacer(watch, queue.rooms, pods, assessor.assess, metrics.queue.count_replacement)
+            speeds = SpeedSources(measured, assessor, queue.notes, queue.benchmarks, replacer)
+        meter = TrafficMeter(metrics.models.set_tokens, watch)
+        sources = ServiceSources(
+            prober, pods, tokens, pacer, monitors, meter, kueue=self._kueue, devices=self._devices, speeds=speeds
         )
+        if queue is not None:
+            sources = sources._replace(find_standing=queue.board.standing, rooms=queue.rooms)
+        reserve = functools.partial(reserve_replica, settings=pods)
+        in_pods = (model_reconciler(pods, reserve), service_reconciler(sources))
+        tasks: list[LeaderTask] = [prober.run, meter.run, pacer.run, self._kueue.run]
+        if queue is None:
+            return in_pods, tasks
+        leases.subscribe(queue.admission.wake)
+        hosts = ReachabilityProber()
+        tasks = [leases.run, queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, *tasks]
+        tasks += [queue.admission.run, queue.host_results.run, queue.host_traffic.run, hosts.run]
+        if queue.benchmarks is not None:
+            tasks.append(queue.benchmarks.run)
+        if options.flexinfer_export:
+            tasks.append(FlexInferExport(measured).run)
+        on_hosts = (release_reconciler(leases.wait_seconds), host_reconciler(leases, tokens, hosts))
+        return (*in_pods, *on_hosts, pool_reconciler(queue.pools.standing)), tasks
 
-    def _make_queue(self, options: ControllerOptions, measured: PerformanceSource) -> LeaderQueue | None:
-        """Return the queue; None: the nodes and hosts are not this controller's."""
-        if self._registry is None:
-            return None
+    def _make_assessor(self, registry: CellRegistry, options: ControllerOptions) -> SpeedAssessor:
+        """Return the speeds by device class; a change of them enqueues the services that it concerns."""
+        corrections = self._measured.table.corrections
+        paced = PacedCall(self._enqueue_services, CLASSES_SECONDS)
+        registry.classes.subscribe(lambda _accelerator: paced.ask())
+        corrections.subscribe(self._enqueue_services)
+        return SpeedAssessor(registry.list_classes, self._measured.table, options.pods.vendors)
+
+    def _make_queue(self, registry: CellRegistry, options: ControllerOptions) -> LeaderQueue:
         return build_queue(
             self.store,
-            self._registry,
-            self._board,
-            measured,
+            registry,
+            self._measured,
             options,
             identity=self._identity,
             metrics=self._metrics,
             precedence=self._precedence,
             enqueue=self._enqueue,
+            enqueue_report=self._enqueue_report,
         )
 
-    def _enqueue_services(self) -> None:
-        """Decide all services again: a device class has come, has changed or has gone."""
+    def _enqueue_services(self, namespaces: Collection[str] = (ALL_NAMESPACES,)) -> None:
+        """Decide services again whose device classes, or estimates in these namespaces, have changed."""
         for service in self.store.list(INFERENCE_SERVICES):
-            self._enqueue(INFERENCE_SERVICES, object_key(service))
+            key = object_key(service)
+            if ALL_NAMESPACES in namespaces or key.namespace in namespaces:
+                self._enqueue_service(key)
+
+    def _make_preflight(self, options: ControllerOptions) -> PreflightWebhook | None:
+        """Return the webhook; None: it is off, or nodes and hosts are not this controller's."""
+        registry = self._registry
+        if registry is None or options.preflight is None:
+            return None
+
+        def find_fit(service: InferenceService) -> FitFacts | None:
+            if not self._health.is_ready:
+                return None
+            snapshot = Snapshot(self.store, _read_clock())
+            assessor = SpeedAssessor(registry.list_classes, self._measured.table, options.pods.vendors)
+            return find_fit_facts(snapshot, service, options.pods, assessor.assess, registry.has_unknown_devices)
+
+        return PreflightWebhook(options.preflight, options.preflight_folder, find_fit)
 
     async def run(self) -> None:
         """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""
@@ -292,11 +250,8 @@ class Controller:
                 tasks.create_task(self._preflight.run())
             # Without a look at Kueue, each service that is given to it would be said to lack it. Without measured
             # speeds, each would be written as estimated first, and placed by that.
-            kinds = (*self._node_kinds, self._kueue.local_queues, self._measured.kind)
-            for settled in (
-                *(each.settled for each in self._feeds),
-                *(optional_kind.settled for optional_kind in kinds),
-            ):
+            kinds = (self._node_kind, self._kueue.local_queues, self._measured.kind)
+            for settled in (*(feed.settled for feed in self._feeds), *(kind.settled for kind in kinds)):
                 await settled.wait()
             if self._registry is not None:
                 await self._registry.foreign.synced.wait()
@@ -349,18 +304,15 @@ class Controller:
 
     async def _reconcile(self, item: Item) -> float | None:
         async with self._precedence.reconciling():
-            return await self._reconcile_now(item)
-
-    async def _reconcile_now(self, item: Item) -> float | None:
-        started = time.monotonic()
-        result: ReconcileResult = "error"
-        try:
-            with structlog.contextvars.bound_contextvars(kind=item.resource.kind, key=str(item.key)):
-                again_seconds = await self._executor.reconcile(self._reconcilers[item.resource], item.key)
-            result = "success" if again_seconds is None else "requeue_after"
-            return again_seconds
-        finally:
-            self._metrics.count_reconcile(item.resource.kind, result, time.monotonic() - started)
+            started, kind = time.monotonic(), item.resource.kind
+            result: ReconcileResult = "error"
+            try:
+                with structlog.contextvars.bound_contextvars(kind=kind, key=str(item.key)):
+                    again_seconds = await self._executor.reconcile(self._reconcilers[item.resource], item.key)
+                result = "success" if again_seconds is None else "requeue_after"
+                return again_seconds
+            finally:
+                self._metrics.count_reconcile(kind, result, time.monotonic() - started)
 
     async def _load(self) -> None:
         """List everything, as the store of a standby may be out of date; each kind is retried until that succeeds.
@@ -371,24 +323,21 @@ class Controller:
         async with asyncio.TaskGroup() as tasks:
             for feed in self._feeds:
                 if feed.namespace not in self._withheld:
-                    # The kinds of the whole cluster are listed at once, those of a namespace beside other namespaces.
-                    kinds = [(selection,) for selection in feed.watched] if feed.namespace is None else [feed.watched]
-                    for watched in kinds:
-                        tasks.create_task(self._load_kinds(feed, watched, listing))
+                    for selection in feed.watched:
+                        tasks.create_task(self._load_kind(feed.namespace, selection, listing))
 
-    async def _load_kinds(self, feed: Feed, watched: Sequence[Selection], listing: asyncio.Semaphore) -> None:
-        for selection in watched:
-            for failures in itertools.count(1):
-                try:
-                    async with listing:
-                        await load(self._client, self.store, (selection,), feed.namespace)
-                except (ApiError, Unreachable) as error:
-                    log.warning("list_failed", namespace=feed.namespace, error=str(error))
-                    if feed.namespace is not None and isinstance(error, Forbidden):
-                        return  # it is gone, or the controller is not bound there any more: no other waits for it
-                    await asyncio.sleep(_pause_seconds(failures))
-                else:
-                    break
+    async def _load_kind(self, namespace: str | None, selection: Selection, listing: asyncio.Semaphore) -> None:
+        for failures in itertools.count(1):
+            try:
+                async with listing:
+                    await load(self._client, self.store, (selection,), namespace)
+            except (ApiError, Unreachable) as error:
+                log.warning("list_failed", namespace=namespace, error=str(error))
+                if namespace is not None and isinstance(error, Forbidden):
+                    return  # it is gone, or the controller is not bound there any more: no other waits for it
+                await asyncio.sleep(_pause_seconds(failures))
+            else:
+                return
 
     async def _resync(self) -> None:
         """Enqueue every object: all at first, and then one after the other, each every `RESYNC_SECONDS`."""
@@ -427,7 +376,7 @@ class Controller:
                     for item in self._queue.processing():
                         if item.resource == enqueued:
                             self._enqueue(*item)
-                there = [each for each in (old, new) if each is not None]
+                there = [obj for obj in (old, new) if obj is not None]
                 write = self._executor.writer.under_way.get((resource, object_key(there[-1])))
                 # Most are found by the object before the change and after it.
                 for key in dict.fromkeys(key for obj in there for key in trigger.keys(self.store, obj)):
@@ -439,15 +388,6 @@ class Controller:
 
 def _read_clock() -> datetime:
     return datetime.now(UTC)
-
-
-def _list_node_kinds(namespaces: Sequence[str]) -> list[OptionalKind]:
-    """Return what is followed of nodes if it can be.
-
-    A controller that reads the whole cluster follows nodes as it does all else, and decides nothing without them.
-    Labels tell the hardware of nodes, too, so that a cluster is served that has no NodeFitness yet.
-    """
-    return [OptionalKind(NODES if namespaces else NODE_FITNESSES, "")]
 
 
 def _group_triggers(reconcilers: Iterable[Reconciler]) -> Mapping[Resource, Sequence[tuple[Resource, Trigger]]]:

@@ -2,6 +2,9 @@
 
 Only a service is refused that certainly fits on no device class of the cluster as it is. What is unknown passes with a
 warning, and so does every edit of a service that did not fit before: nobody is kept from repairing one.
+
+The facts about a service that is not stored yet are found as the reconciler finds them, from the watch cache, but
+nothing is kept of them and no queue follows them: whoever asks could else fill the controller's memory with names.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,12 +12,21 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from controller.models.served import read_companions
+from controller.placement.pool_table import read_pools
+from controller.pod_settings import PodSettings
+from controller.reconcile.plan import Snapshot
 from controller.services.accelerator_choice import CHOOSES_NOTHING
+from controller.services.candidates import check_candidate, list_candidates, state_accelerator
+from controller.services.checked_replica import check_replica
+from controller.services.class_speeds import FindSpeeds, sort_speeds
 from controller.services.preconditions import DEVICE_TOO_SMALL, ServiceProblem
 from controller.services.speed_report import describe_fit
 from crds.inferenceservice import InferenceService, wanted_replicas
+from crds.model import Model
 from crds.placement import MOST_CLASSES, ClassSpeed
 from crds.text import shorten_text
+from kube.resources import MODELS, ObjectKey
 
 NO_CLASSES: Final = "it is not known what devices it may use: no node or host says what hardware it has"
 LONGEST_REASON: Final = 1200
@@ -55,6 +67,56 @@ class PreflightAnswer(NamedTuple):
 
 
 ALLOWED: Final = PreflightAnswer()
+
+
+def find_fit_facts(
+    snapshot: Snapshot,
+    service: InferenceService,
+    settings: PodSettings,
+    find_speeds: FindSpeeds,
+    has_unknown_devices: Callable[[str], bool],
+) -> FitFacts:
+    """Return the facts about a service.
+
+    Args:
+        snapshot: the cluster.
+        service: the service, which need not be stored.
+        settings: options of the controller.
+        find_speeds: returns the speed of a replica on the device classes of an accelerator, and keeps nothing.
+        has_unknown_devices: returns whether nobody says of some devices of an accelerator what they are.
+    """
+    hardware = service.spec.hardware
+    least = service.spec.placement.min_tokens_per_second
+    expects_nodes = hardware.memory is not None or hardware.device_selector is not None
+    key = ObjectKey(service.metadata.namespace, service.metadata.name)
+    model = snapshot.read(MODELS, ObjectKey(key.namespace, service.spec.model_ref), Model)
+    companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
+    table = read_pools(snapshot.store, settings.vendors)
+    names = list_candidates(service, model, table, settings.vendors)
+    if not names:
+        replica = check_replica(snapshot.store, service, model, companions, settings)
+        classes = find_speeds(key, service, replica.accelerator, replica.checked.served)
+        problem = replica.checked.problem
+        has_unknown = problem is None and has_unknown_devices(replica.accelerator or "")
+        return FitFacts(classes, [problem] if problem is not None else [], expects_nodes, has_unknown, least)
+    checked = [
+        check_candidate(
+            snapshot.store,
+            state_accelerator(service, name, table, 1),
+            model,
+            companions,
+            settings,
+            find_speeds=find_speeds,
+        )
+        for name in names
+    ]
+    return FitFacts(
+        sort_speeds(speed for candidate in checked for speed in candidate.speeds),
+        [candidate.problem for candidate in checked if candidate.problem is not None],
+        expects_nodes,
+        any(candidate.problem is None and has_unknown_devices(candidate.accelerator) for candidate in checked),
+        least,
+    )
 
 
 def judge_service(

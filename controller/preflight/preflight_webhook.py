@@ -2,30 +2,35 @@
 
 The chart makes the certificate and the path at which API servers ask, and keeps them in a Secret that the pod has as a
 volume: all replicas serve what is in it, and what a `helm upgrade` puts there is served without a restart.
+
+A request is answered within the pass of the event loop in which its body is complete. One at another path costs no more
+than its head, so a stranger who reaches the port learns nothing and delays nothing.
 """
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from controller.http_endpoints import RETRY_SECONDS, BindAddress
-from controller.pod_settings import PodSettings
-from controller.preflight.admission_review import ReviewedWrite
-from controller.preflight.fit_facts import find_fit_facts
+from controller.preflight.admission_review import InvalidReviewError, ReviewedWrite, encode_answer, parse_review
 from controller.preflight.preflight_verdict import FitFacts, PreflightAnswer, judge_service
-from controller.preflight.webhook_server import CAPS, PATH, build_server
-from controller.reconcile.plan import Snapshot
-from controller.services.class_speeds import SpeedAssessor
 from crds.inferenceservice import InferenceService
-from gateway.http.whole_answers import serve_answers
+from gateway.http.limits import ConnectionCaps
+from gateway.http.whole_answers import JSON, AnswerServer, AskedQuestion, Route, WholeAnswer, explain, serve_answers
+from gateway.http.whole_body import BodyLimits
 from gateway.proxy.config import Tls
 from gateway.proxy.tls import ReloadedCertificate
-from kube.store import Store
 
+PATH: Final = "/preflight/"
+MOST_BODY_BYTES: Final = 8 << 20
+"""A review has an object twice, and the API server takes none of more than 3 MiB."""
+MOST_HELD_BYTES: Final = 16 << 20
+"""All bodies that are being received: two of the largest, and thousands of usual ones."""
+CAPS: Final = ConnectionCaps(total=128, per_peer=64, buffered_bytes=16 << 10)
+"""API servers need some; each of a stranger's takes memory of the controller, and gives way to that of another."""
 OPTION: Final = "--preflight-bind-address"
 CERTIFICATE_FILE: Final = "tls.crt"
 KEY_FILE: Final = "tls.key"
@@ -41,27 +46,14 @@ class PreflightWebhook:
 
     Args:
         address: the address to listen on.
-        store: the watch cache.
-        settings: options of the controller.
-        make_assessor: returns a new source of speeds, which is used once.
-        has_unknown_devices: returns whether nobody says of some devices of an accelerator what they are.
         folder: the volume of the Secret.
-        is_ready: returns whether the watch cache is complete.
+        find_fit: returns the facts about a service; None: the controller has not read the cluster yet.
     """
 
     def __init__(
-        self,
-        address: BindAddress,
-        store: Store,
-        settings: PodSettings,
-        make_assessor: Callable[[], SpeedAssessor],
-        has_unknown_devices: Callable[[str], bool],
-        *,
-        folder: Path,
-        is_ready: Callable[[], bool],
+        self, address: BindAddress, folder: Path, find_fit: Callable[[InferenceService], FitFacts | None]
     ) -> None:
-        self._address, self._folder, self._store, self._settings = address, folder, store, settings
-        self._make_assessor, self._has_unknown_devices, self._is_ready = make_assessor, has_unknown_devices, is_ready
+        self._address, self._folder, self._find_fit = address, folder, find_fit
         self._server = build_server(self.knows_path, self.judge)
 
     def knows_path(self, path: str) -> bool:
@@ -106,9 +98,31 @@ class PreflightWebhook:
             return PreflightAnswer(warning=NOT_UNDERSTOOD)
         return judge_service(write.service, write.before if write.is_update else None, self._find_fit)
 
-    def _find_fit(self, service: InferenceService) -> FitFacts | None:
-        if not self._is_ready():
-            return None
-        snapshot = Snapshot(self._store, datetime.now(UTC))
-        find_speeds = self._make_assessor().assess
-        return find_fit_facts(snapshot, service, self._settings, find_speeds, self._has_unknown_devices)
+
+def build_server(knows_path: Callable[[str], bool], judge: Callable[[ReviewedWrite], PreflightAnswer]) -> AnswerServer:
+    """Return the routes of the webhook.
+
+    Args:
+        knows_path: returns whether a path is that of the webhook.
+        judge: returns the answer to a write.
+    """
+
+    def check(question: AskedQuestion) -> WholeAnswer | None:
+        if not knows_path(question.path):
+            return explain(404, "not found")
+        question.keep_place()
+        return None
+
+    def answer(question: AskedQuestion) -> WholeAnswer:
+        try:
+            write = parse_review(question.body)
+        except InvalidReviewError as error:
+            return explain(400, str(error))
+        try:
+            verdict = judge(write)
+        except Exception:  # the boundary of the request: the service is written without preflight
+            log.exception("preflight_failed")
+            return explain(500, "preflight failed: see the log of the controller")
+        return WholeAnswer(200, encode_answer(write.uid, verdict), JSON)
+
+    return AnswerServer({PATH: Route(answer, "POST", BodyLimits(MOST_BODY_BYTES, MOST_HELD_BYTES))}, check=check)

@@ -5,8 +5,7 @@ from base64 import b64decode
 from pathlib import Path
 
 from controller.controller_options import ControllerOptions
-from controller.preflight.preflight_webhook import PATH_FILE
-from controller.preflight.webhook_server import PATH
+from controller.preflight.preflight_webhook import PATH, PATH_FILE
 from kube.resources import INFERENCE_SERVICES
 from tests.cluster.install.test_chart import CONTROLLER, Identity, render
 from tests.support.service_decisions import SETTINGS

@@ -13,8 +13,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from controller.preflight.preflight_webhook import PATH_FILE
-from controller.preflight.webhook_server import PATH
+from controller.preflight.preflight_webhook import PATH, PATH_FILE
 from crds.meta import CONTROLLER_NAMESPACE
 from kube.client import Client, Obj
 from kube.errors import Invalid

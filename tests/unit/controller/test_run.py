@@ -8,15 +8,11 @@ import pytest
 
 from controller import run
 from controller.controller_options import ControllerOptions
-from controller.hosts.reconciler import LeaseReader
 from controller.http_endpoints import ControllerHealth
-from controller.metrics import ControllerMetrics
 from controller.placement.foreign_pods import FOREIGN
-from controller.placement.kueue import KueueQueues
 from controller.pod_settings import PodSettings
 from controller.reconcile import feed
 from controller.reconcile.feed import REPORTED, WRITTEN_BY_USERS
-from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Leading, Plan, Reconciler, Snapshot
 from controller.run import Controller, Item
 from controller.services.tokens import token_secret
@@ -30,7 +26,6 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
-    POD_MONITORS,
     SECRETS,
     ObjectKey,
     Resource,
@@ -156,7 +151,7 @@ async def test_replica_that_leads_again_forgets_what_it_read_before(monkeypatch:
         return Plan()
 
     kind = Reconciler(resource=MODELS, decide=decide, restart=lambda: done.append("restart"))
-    monkeypatch.setattr(run, "registrations", lambda *_, **__: ((kind,), ()))
+    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_, **__: ((kind,), ()))
     controller = Controller(World(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     for _ in range(2):
         done.clear()
@@ -195,7 +190,7 @@ async def test_controller_that_was_suspended_beyond_its_lease_finishes_no_plan(m
 
     jobs = tuple((JOBS, {"metadata": {"name": name, "namespace": "team"}}) for name in ("first", "second"))
     kind = Reconciler(resource=MODELS, decide=lambda *_: Plan(create=jobs))
-    monkeypatch.setattr(run, "registrations", lambda *_, **__: ((kind,), ()))
+    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_, **__: ((kind,), ()))
     world = SuspendedAtJob(monkeypatch, "chat")
     controller = Controller(world, no_credentials, ControllerOptions(PodSettings("pomona:test")))
     assert controller._elector is not None
@@ -215,7 +210,9 @@ async def test_controller_that_was_suspended_beyond_its_lease_tries_nothing_more
         decided.append(key)
         return Plan(create=((JOBS, {"metadata": {"name": key.name, "namespace": key.namespace}}),))
 
-    monkeypatch.setattr(run, "registrations", lambda *_, **__: ((Reconciler(resource=MODELS, decide=decide),), ()))
+    monkeypatch.setattr(
+        Controller, "_make_reconcilers", lambda *_, **__: ((Reconciler(resource=MODELS, decide=decide),), ())
+    )
     controller = Controller(
         SuspendedAtJob(monkeypatch, *map(str, range(100))),
         no_credentials,
@@ -236,7 +233,7 @@ async def test_a_defect_in_a_leaders_task_stops_nothing(monkeypatch: pytest.Monk
         starts += 1
         raise ZeroDivisionError
 
-    monkeypatch.setattr(run, "registrations", lambda *_, **__: ((), (crash,)))
+    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_, **__: ((), (crash,)))
     controller = Controller(World(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     async with running(controller._lead()):
         await eventually(lambda: starts > 2)
@@ -296,14 +293,8 @@ class NothingIsRead(Client):
 
 
 async def test_host_gets_the_token_of_a_new_service_without_a_read() -> None:
-    leases = LeaseReader()
-    monitors = OptionalKind(POD_MONITORS, "")
-    options = ControllerOptions(PodSettings("pomona:test"))
-    reconcilers, _ = run.registrations(options, leases, ControllerMetrics(), monitors, kueue=KueueQueues())
-    services, hosts = (
-        next(reconciler for reconciler in reconcilers if reconciler.resource == kind)
-        for kind in (INFERENCE_SERVICES, METAL_HOSTS)
-    )
+    controller = Controller(NothingIsRead(), no_credentials, ControllerOptions(PodSettings("pomona:test")))
+    services, hosts = (controller._reconcilers[kind] for kind in (INFERENCE_SERVICES, METAL_HOSTS))
     assert services.written is not None
     assert hosts.observe is not None
     _, secret = token_secret(as_service(service()), "first")

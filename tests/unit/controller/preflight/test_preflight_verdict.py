@@ -10,8 +10,14 @@ from msgspec.structs import replace
 
 from controller.models.served import Served
 from controller.placement.device_classes import DeviceClasses
-from controller.preflight.fit_facts import find_fit_facts
-from controller.preflight.preflight_verdict import ALLOWED, FitFacts, PreflightAnswer, judge_fit, judge_service
+from controller.preflight.preflight_verdict import (
+    ALLOWED,
+    FitFacts,
+    PreflightAnswer,
+    find_fit_facts,
+    judge_fit,
+    judge_service,
+)
 from controller.reconcile.plan import Snapshot
 from controller.services.class_speeds import SpeedAssessor, assess_classes
 from controller.services.preconditions import DEVICE_TOO_SMALL, ServiceProblem

@@ -9,19 +9,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from controller.http_endpoints import BindAddress
-from controller.placement.device_classes import DeviceClasses
 from controller.preflight import preflight_webhook
 from controller.preflight.admission_review import ReviewedWrite
+from controller.preflight.preflight_verdict import FitFacts
 from controller.preflight.preflight_webhook import NOT_UNDERSTOOD, PreflightWebhook
-from controller.services.class_speeds import SpeedAssessor
 from crds.inferenceservice import InferenceService
-from devices.vendors import VENDORS
-from fitness.performance_store import PerformanceTable
-from tests.support.api_objects import as_service, service, store
+from tests.support.api_objects import as_service, service
 from tests.support.background import running
 from tests.support.certificates import HOST
 from tests.support.eventually import eventually
-from tests.support.service_decisions import SETTINGS
 
 CHAT = as_service(service())
 
@@ -34,16 +30,8 @@ def fill(folder: Path) -> None:
 
 
 def build_webhook(port: int = 0, folder: Path = Path("/nonexistent"), *, is_ready: bool = True) -> PreflightWebhook:
-    classes = DeviceClasses()
-    return PreflightWebhook(
-        BindAddress("127.0.0.1", port),
-        store(),
-        SETTINGS,
-        lambda: SpeedAssessor(classes.list_classes, PerformanceTable(), VENDORS),
-        classes.has_unknown,
-        folder=folder,
-        is_ready=lambda: is_ready,
-    )
+    facts = FitFacts() if is_ready else None
+    return PreflightWebhook(BindAddress("127.0.0.1", port), folder, lambda _service: facts)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +40,7 @@ def build_webhook(port: int = 0, folder: Path = Path("/nonexistent"), *, is_read
         (None, None, False, True, NOT_UNDERSTOOD),
         (CHAT, None, True, True, NOT_UNDERSTOOD),
         (CHAT, None, False, False, "still reading the cluster"),
-        (CHAT, None, False, True, "tiny"),
+        (CHAT, None, False, True, "no node or host says"),
         (CHAT, CHAT, True, True, ""),
     ],
 )

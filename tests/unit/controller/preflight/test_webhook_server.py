@@ -9,10 +9,10 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from controller.preflight import webhook_server
+from controller.preflight import preflight_webhook
 from controller.preflight.admission_review import ReviewedWrite
 from controller.preflight.preflight_verdict import ALLOWED, PreflightAnswer
-from controller.preflight.webhook_server import build_server
+from controller.preflight.preflight_webhook import build_server
 from gateway.http.limits import ConnectionCaps
 from gateway.http.whole_answers import AnswerServer, serve_answers
 from gateway.proxy.tls import load_certificate
@@ -43,7 +43,7 @@ def refuse(_write: ReviewedWrite) -> PreflightAnswer:
 @contextlib.asynccontextmanager
 async def serve(server: AnswerServer | None = None) -> AsyncIterator[Served]:
     server = server or build_server(lambda path: path == PATH, refuse)
-    context, caps = load_certificate(HOST), webhook_server.CAPS
+    context, caps = load_certificate(HOST), preflight_webhook.CAPS
     async with serve_answers(server, "127.0.0.1", 0, context=context, caps=caps) as (_, port):
         yield Served(server, port)
 
@@ -116,7 +116,7 @@ async def test_chunked_body_without_end_is_not_kept() -> None:
 
 
 async def test_bodies_of_many_clients_together_are_limited_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_server, "MOST_HELD_BYTES", 100)
+    monkeypatch.setattr(preflight_webhook, "MOST_HELD_BYTES", 100)
     async with serve() as served:
         async with connect(served) as slow:
             await slow.send(post(b"x" * 80, length=90))
@@ -127,7 +127,7 @@ async def test_bodies_of_many_clients_together_are_limited_and_freed(monkeypatch
 
 
 async def test_idle_connections_of_strangers_are_few_and_keep_no_review_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook_server, "CAPS", ConnectionCaps(total=4, per_peer=2))
+    monkeypatch.setattr(preflight_webhook, "CAPS", ConnectionCaps(total=4, per_peer=2))
     async with serve() as served, contextlib.AsyncExitStack() as stack:
         strangers = [await stack.enter_async_context(connect(served)) for _ in range(3)]
         async with asyncio.timeout(60):
