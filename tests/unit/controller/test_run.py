@@ -151,7 +151,7 @@ async def test_replica_that_leads_again_forgets_what_it_read_before(monkeypatch:
         return Plan()
 
     kind = Reconciler(resource=MODELS, decide=decide, restart=lambda: done.append("restart"))
-    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_, **__: ((kind,), ()))
+    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_: ((kind,), ()))
     controller = Controller(World(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     for _ in range(2):
         done.clear()
@@ -190,7 +190,7 @@ async def test_controller_that_was_suspended_beyond_its_lease_finishes_no_plan(m
 
     jobs = tuple((JOBS, {"metadata": {"name": name, "namespace": "team"}}) for name in ("first", "second"))
     kind = Reconciler(resource=MODELS, decide=lambda *_: Plan(create=jobs))
-    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_, **__: ((kind,), ()))
+    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_: ((kind,), ()))
     world = SuspendedAtJob(monkeypatch, "chat")
     controller = Controller(world, no_credentials, ControllerOptions(PodSettings("pomona:test")))
     assert controller._elector is not None
@@ -233,7 +233,7 @@ async def test_a_defect_in_a_leaders_task_stops_nothing(monkeypatch: pytest.Monk
         starts += 1
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_, **__: ((), (crash,)))
+    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_: ((), (crash,)))
     controller = Controller(World(), no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
     async with running(controller._lead()):
         await eventually(lambda: starts > 2)
