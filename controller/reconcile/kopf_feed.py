@@ -3,24 +3,20 @@
 kopf only reads watches and logs in again: it has `on.event` handlers only, so it writes nothing. This module works
 around three of its habits. kopf never reports objects that vanished before one of its lists, so every start begins
 with a list of ours that replaces the content of the store, and the store is swept after each list of kopf and from time
-to time. kopf exits on a refused list or a broken watch, so it is started again with back-off; if the exit hangs,
-because a watch waits for a login that no longer comes, that run is abandoned. kopf cancels all tasks of its event loop
-that are younger than itself and takes the process's signals, so it runs in a separate thread and event loop and passes
-its events to our loop. The separate thread also lets us continue when kopf exits while a stream hangs.
+to time. kopf ends on a refused list or a broken watch, so it is started again with back-off. Its own exit hangs while a
+watch waits for a login that no longer comes, and it takes the process's signals: so it runs in a separate thread and
+event loop, all of whose tasks we cancel when the first one has ended, and passes its events to our loop.
 """
 
 import asyncio
 import contextlib
 import logging
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, cast
-from weakref import WeakSet
 
 import aiohttp
 import structlog
@@ -60,31 +56,13 @@ LONGEST_PAUSE_SECONDS = 15.0
 RETRY_SECONDS = (0.5, 1.0, 2.0)
 """The last is the longest delay before a returned API server is noticed."""
 STOP_SECONDS = 5.0
-FAREWELL_SECONDS = 2.0
+CANCEL_SECONDS = 0.1
+"""Pause before what has not ended is cancelled again: a watch that waits for a login suppresses the cancellation."""
 SWEEP_SECONDS = 600.0
 SETTLING_SECONDS = 2.0
 """kopf reports a list object by object, one resource after the other: after this pause, one sweep covers all."""
 
 log = structlog.get_logger()
-
-
-class KopfHangsError(Exception):
-    """kopf has closed its connections and does not end."""
-
-
-@dataclass(slots=True)
-class _Connections:
-    """The connections of one run of kopf."""
-
-    sockets: WeakSet[socket.socket] = field(default_factory=WeakSet)
-    session: aiohttp.ClientSession | None = None
-    """The session of the last login."""
-    authorization: str | None = None
-    """The value of the Authorization header that was sent last."""
-
-    @property
-    def closed(self) -> bool:
-        return self.session is not None and self.session.closed
 
 
 async def follow(
@@ -163,15 +141,11 @@ async def _run_kopf(
     relisted: asyncio.Event,
     namespace: str | None,
 ) -> None:
-    """Run kopf in a thread until it exits, hangs in its exit, or we are cancelled.
-
-    Raises the error of kopf, or KopfHangsError.
-    """
+    """Run kopf in a thread until it ends, or we are cancelled. Raises the error of kopf."""
     # kopf steps through its loop several times for each event: with asyncio's own loop that is most of its cost.
     ours, its = asyncio.get_running_loop(), uvloop.new_event_loop()
     its.set_exception_handler(_log_in_one_line)
-    stop, connections = asyncio.Event(), _Connections()
-    outcome: Future[None] = Future()
+    stop, outcome = asyncio.Event(), Future[None]()
 
     def deliver(resource: Resource, event: kopf.RawEvent) -> None:
         ours.call_soon_threadsafe(_put, store, resource, event, relisted)
@@ -179,7 +153,7 @@ async def _run_kopf(
     def run() -> None:
         try:
             with asyncio.Runner(loop_factory=lambda: its) as runner:
-                runner.run(_operate(watched, credentials, deliver, connections, stop, namespace=namespace))
+                runner.run(_operate(watched, credentials(), deliver, stop, namespace))
         except BaseException as error:  # noqa: BLE001 - the thread's end, whatever it is, is reported to its owner
             outcome.set_exception(error)
         else:
@@ -189,37 +163,17 @@ async def _run_kopf(
     ended = asyncio.wrap_future(outcome)
     ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # else asyncio logs an unretrieved error
     try:
-        if not await _ends(ended, connections):
-            its.call_soon_threadsafe(_cancel_all, its)  # again: kopf's watches suppressed the first cancellation
-            await asyncio.wait([ended], timeout=STOP_SECONDS)
-            raise KopfHangsError("kopf has closed its connections and does not end")
         await asyncio.shield(ended)
     except asyncio.CancelledError:
-        if not outcome.done():
-            with contextlib.suppress(RuntimeError):  # kopf ended meanwhile, and closed its loop
-                its.call_soon_threadsafe(stop.set)
-            await asyncio.wait([ended], timeout=STOP_SECONDS)
+        with contextlib.suppress(RuntimeError):  # kopf has ended meanwhile, and closed its loop
+            its.call_soon_threadsafe(stop.set)
+        await asyncio.wait([ended], timeout=STOP_SECONDS)
         raise
-
-
-async def _ends(kopf_ended: asyncio.Future[None], connections: _Connections) -> bool:
-    """Wait until kopf has ended; return False if its connections have been closed for a while and it has not ended."""
-    while not kopf_ended.done():
-        closed = connections.closed
-        await asyncio.wait([kopf_ended], timeout=STOP_SECONDS)
-        if closed and connections.closed and not kopf_ended.done():
-            return False
-    return True
 
 
 def _log_in_one_line(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log an error of a task of kopf: what ends kopf is raised to us too, and reported there with its traceback."""
     log.warning("kopf_task_failed", message=context["message"], error=repr(context.get("exception")))
-
-
-def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
 
 
 def _put(store: Store, resource: Resource, event: kopf.RawEvent, relisted: asyncio.Event) -> None:
@@ -240,62 +194,38 @@ def _put(store: Store, resource: Resource, event: kopf.RawEvent, relisted: async
 
 
 async def _operate(
-    watched: Collection[Selection],
-    credentials: Callable[[], Credentials],
-    deliver: Callable[[Resource, kopf.RawEvent], None],
-    connections: _Connections,
-    stop: asyncio.Event,
-    *,
-    namespace: str | None,
-) -> None:
-    # kopf would log every event that it handles, and that it gets no signals in a thread, which is intended.
-    logging.getLogger("kopf").setLevel(logging.ERROR)
-    try:
-        await kopf.operator(
-            registry=_registry(watched, credentials(), deliver, connections, stop),
-            settings=_settings(watched),
-            # Without it kopf asks for the name of its user, and ends if there is none. It is written nowhere.
-            identity=cast("Any", "pomona-controller"),
-            clusterwide=namespace is None,
-            namespaces=[] if namespace is None else [namespace],
-            standalone=True,
-            stop_flag=stop,
-        )
-    finally:
-        await _until_closed(connections.sockets)
-
-
-async def _until_closed(sockets: WeakSet[socket.socket]) -> None:
-    """Wait until closed watches have shut down TLS: a loop that ends before that leaks their sockets."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(FAREWELL_SECONDS):
-            while any(sock.fileno() >= 0 for sock in sockets):  # noqa: ASYNC110 - a socket has no event for its end
-                await asyncio.sleep(0.01)
-
-
-def _registry(
     watched: Iterable[Selection],
     credentials: Credentials,
     deliver: Callable[[Resource, kopf.RawEvent], None],
-    connections: _Connections,
     stop: asyncio.Event,
-) -> kopf.OperatorRegistry:
-    registry = kopf.OperatorRegistry()
-
-    @kopf.on.login(registry=registry)
-    async def login(**_: Any) -> kopf.AiohttpSession:
-        is_first = connections.session is None
-        if not is_first and not await credentials.refresh(connections.authorization):
-            # kopf would send the same at once, again and again: it is started again after a pause instead. An error
-            # would be reported by several of its tasks, each with a traceback; the credentials have said it already.
-            stop.set()
-            await asyncio.Event().wait()
-        connections.session = _session(credentials, connections)
-        return kopf.AiohttpSession(server=credentials.server, aiohttp_session=connections.session)
-
+    namespace: str | None,
+) -> None:
+    """Run kopf until one of its tasks ends, or `stop` is set; raises the error of the task."""
+    # kopf would log every event that it handles, and that it gets no signals in a thread, which is intended.
+    logging.getLogger("kopf").setLevel(logging.ERROR)
+    registry, logins = kopf.OperatorRegistry(), _Logins(credentials, stop)
+    kopf.on.login(registry=registry)(logins.log_in)
     for selection in watched:
         _subscribe(registry, selection.resource, deliver)
-    return registry
+    tasks = await kopf.spawn_tasks(
+        registry=registry,
+        settings=_settings(watched),
+        # Without it kopf asks for the name of its user, and ends if there is none. It is written nowhere.
+        identity=cast("Any", "pomona-controller"),
+        clusterwide=namespace is None,
+        namespaces=[] if namespace is None else [namespace],
+        standalone=True,
+    )
+    stopped = asyncio.create_task(stop.wait())
+    ended, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for session in logins.sessions:
+        await session.close()  # before the watches end: it waits for the connections that are in use
+    while running := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running, timeout=CANCEL_SECONDS)
+    for task in ended:
+        task.result()
 
 
 def _subscribe(
@@ -308,31 +238,42 @@ def _subscribe(
         deliver(resource, event)
 
 
-def _session(credentials: Credentials, connections: _Connections) -> aiohttp.ClientSession:
-    """Return a session that authorizes each request anew: tokens rotate on disk while a session lives.
+class _Logins:
+    """The logins of one run of kopf; `stop` is set if the API server refuses the credentials."""
 
-    Its sockets and what it sends are noted in `connections`.
-    """
+    def __init__(self, credentials: Credentials, stop: asyncio.Event) -> None:
+        self._credentials = credentials
+        self._stop = stop
+        self._authorization: str | None = None
+        """The value of the Authorization header that was sent last."""
+        self.sessions: list[aiohttp.ClientSession] = []
 
-    def connected_by(address: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol, *_ = address
-        opened = socket.socket(family, kind, protocol)
-        connections.sockets.add(opened)
-        return opened
+    async def log_in(self, **_: Any) -> kopf.AiohttpSession:
+        """Return another session, at first or because the API server has refused the last one."""
+        credentials = self._credentials
+        if self.sessions and not await credentials.refresh(self._authorization):
+            # kopf would send the same at once, again and again: it is started again after a pause instead. An error
+            # would be reported by several of its tasks, each with a traceback; the credentials have said it already.
+            self._stop.set()
+            await asyncio.Event().wait()
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=0),
+            middlewares=(self._authorize,),
+            proxy=credentials.proxy,
+            trust_env=False,
+        )
+        self.sessions.append(session)
+        return kopf.AiohttpSession(server=credentials.server, aiohttp_session=session)
 
-    async def authorize(request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-        connections.authorization = authorization = await credentials.authorization()
+    async def _authorize(
+        self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
+    ) -> aiohttp.ClientResponse:
+        """Authorize each request anew: tokens rotate on disk while a session lives."""
+        self._authorization = authorization = await self._credentials.authorization()
         if authorization:
             request.headers["Authorization"] = authorization
-        request.server_hostname = credentials.tls_server_name
+        request.server_hostname = self._credentials.tls_server_name
         return await send(request)
-
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=credentials.tls or True, limit=0, socket_factory=connected_by),
-        middlewares=(authorize,),
-        proxy=credentials.proxy,
-        trust_env=False,
-    )
 
 
 def _settings(watched: Iterable[Selection]) -> kopf.OperatorSettings:
