@@ -8,12 +8,11 @@ is each string.
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from controller.reconcile.indexes import mounted_claims
 from controller.reconcile.labels import LABEL_MANAGER
 from controller.reconcile.plan import FIELD_MANAGER
 from controller.reconcile.stamp import (
@@ -57,19 +56,66 @@ _MOST_SHARED: Final = 4096
 _LONGEST_SHARED: Final = 64
 """Characters; longer strings are messages, each of its own."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+Fields = Mapping[str, "Fields | None"]
+"""Names of the fields that are kept, with those that are kept of each; None: all."""
+
+
+def _only(*names: str, **nested: Fields) -> Fields:
+    return {**dict.fromkeys(names), **nested}
+
+
+_CONDITION: Final = _only("type", "status", "reason", "message", "lastTransitionTime")
+_CLAIM_VOLUMES: Final = _only(persistentVolumeClaim=_only("claimName"))
+"""Of the volumes of a pod, those that are PersistentVolumeClaims: one that is mounted is not deleted."""
+_REQUESTS: Final = _only("restartPolicy", resources=_only("requests"))
+_CONTAINER_STATUS: Final = _only("name", "state", "lastState", "started", "ready")
+_POD_ANNOTATIONS: Final = _only(DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE)
 _POD_CONDITIONS: Final = frozenset({"Ready", "PodScheduled"})
-_POD_ANNOTATIONS: Final = frozenset({DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE})
-_POD_SPEC: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName", "resourceClaims")
-_REPLICA_COUNTS: Final = ("observedGeneration", "replicas", "updatedReplicas", "readyReplicas")
-_READ_OF_TEMPLATE: Final = ("priorityClassName", "schedulingGates", "resourceClaims", GRACE_FIELD)
-_DEPLOYMENT_CONDITIONS: Final = frozenset({"ReplicaFailure"})
+_SELECTS_NODE: Final = ("nodeSelector", "tolerations", "affinity")
+"""Fields of a pod's spec that are read of one that has no node yet."""
+_POD_NAMES: Final = ("nodeName", "schedulingGates", "overhead", "priorityClassName", "resourceClaims", *_SELECTS_NODE)
+_POD: Final = _only(
+    "metadata",
+    spec=_only(
+        *_POD_NAMES,
+        volumes=_CLAIM_VOLUMES,
+        resources=_only("requests"),
+        **dict.fromkeys(("initContainers", "containers"), _REQUESTS),
+    ),
+    status=_only(
+        *("phase", "podIPs"),
+        conditions=_CONDITION,
+        **dict.fromkeys(("initContainerStatuses", "containerStatuses"), _CONTAINER_STATUS),
+    ),
+)
+_CONTAINER: Final = _only("name", "resources", "restartPolicy", "args")
+"""What decides whether a later template restarts a pod."""
+_TEMPLATE_NAMES: Final = ("priorityClassName", "schedulingGates", "resourceClaims", GRACE_FIELD)
+_TEMPLATE_SPEC: Final = _only(
+    *_TEMPLATE_NAMES, volumes=_CLAIM_VOLUMES, **dict.fromkeys(("initContainers", "containers"), _CONTAINER)
+)
+_TEMPLATE: Final = _only(metadata=_only("labels", annotations=_only(POD_TEMPLATE)), spec=_TEMPLATE_SPEC)
+_DEPLOYMENT: Final = _only(
+    "metadata",
+    spec=_only("replicas", "strategy", template=_TEMPLATE),
+    status=_only("observedGeneration", "replicas", "updatedReplicas", "readyReplicas", conditions=_CONDITION),
+)
+"""What the stamp of a Deployment stands for is left out."""
+_DEPLOYMENT_ANNOTATIONS: Final = _only(ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE, ANNOTATION_SERVED)
+_JOB_POD: Final = _only("imagePullSecrets", containers=_only("name"), volumes=_CLAIM_VOLUMES)
+_JOB: Final = _only("metadata", spec=_only(template=_only(spec=_JOB_POD)), status=_only("conditions"))
+"""Models keep the Job of each copy on a node as a record."""
+_DEVICES: Final = _only(results=_only("driver", "pool", "device", "adminAccess"))
+_RESOURCE_CLAIM: Final = _only("metadata", status=_only(allocation=_only(devices=_DEVICES)))
+"""Those of the whole cluster are kept."""
 
 
 class _SharedEntries:
     """The entries of managedFields that many objects have in common."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Obj] = {}
+        self._shared: dict[bytes, Obj] = {}
 
     def reduce(self, part: Callable[[Obj], Obj], obj: Obj) -> Obj:
         """Return a part of the object; what equals a part of another object is kept once."""
@@ -86,9 +132,9 @@ class _SharedEntries:
         if "manager" not in entry:
             return entry
         timeless = {name: value for name, value in entry.items() if name != "time"}
-        if len(self._known) > _MOST_SHARED:
-            self._known.clear()
-        return self._known.setdefault(msgspec.json.encode(timeless), timeless)
+        if len(self._shared) > _MOST_SHARED:
+            self._shared.clear()
+        return self._shared.setdefault(msgspec.json.encode(timeless), timeless)
 
 
 def declare_partial_objects(store: Store) -> None:
@@ -107,8 +153,13 @@ def _intern(value: Any) -> Any:
     return [_intern(child) for child in value] if type(value) is list else value
 
 
-def _pick(obj: Mapping[str, Any], names: Collection[str]) -> Obj:
-    return {name: obj[name] for name in names if name in obj}
+def _keep(value: Any, fields: Fields | None) -> Any:
+    """Return the fields of JSON that are kept; of a list those of each item, without items that have none."""
+    if fields is None or value is None:
+        return value
+    if isinstance(value, list):
+        return [kept for item in value if (kept := _keep(item, fields))]
+    return {name: _keep(value[name], nested) for name, nested in fields.items() if name in value}
 
 
 def _unmanaged(obj: Obj) -> Obj:
@@ -133,134 +184,48 @@ def _managed_by_us(obj: Obj) -> Obj:
 def _of_process(obj: Obj) -> Obj:
     """Return a MetalProcess with the time of its last report: a rejection counts from it."""
     kept = _managed_by_us(obj)
-    kept["metadata"]["managedFields"] += [
-        _pick(entry, ("subresource", "time"))
-        for entry in obj["metadata"].get("managedFields", ())
-        if entry.get("subresource") == "status"
-    ]
+    entries = [entry for entry in obj["metadata"].get("managedFields", ()) if entry.get("subresource") == "status"]
+    kept["metadata"]["managedFields"] += _keep(entries, _only("subresource", "time"))
     return kept
 
 
-def _conditions(status: Obj, kinds: Collection[str], timed: Collection[str] = ()) -> list[Obj]:
-    """Return the conditions of these types, with what explains them; those of type `timed` with their time."""
-    fields = ("type", "status", "reason", "message")
-    return [
-        _pick(condition, (*fields, "lastTransitionTime") if condition["type"] in timed else fields)
-        for condition in status.get("conditions") or ()
-        if condition["type"] in kinds
-    ]
-
-
 def _of_pod(obj: Obj) -> Obj:
-    metadata = {name: value for name, value in obj["metadata"].items() if name not in {"managedFields", "annotations"}}
-    if annotations := _pick(obj["metadata"].get("annotations") or {}, _POD_ANNOTATIONS):
-        metadata["annotations"] = annotations
-    status = obj.get("status") or {}
+    kept: Obj = {"spec": {}, "status": {}, **_keep(_unmanaged(obj), _POD)}
+    spec, status = kept["spec"] or {}, kept["status"] or {}
+    if spec.get("nodeName"):
+        spec = {name: value for name, value in spec.items() if name not in _SELECTS_NODE}
     # A sidecar is an init container that runs on: a pod with one that has ended does not serve.
-    containers = (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
-    kept = {
-        **_pick(status, ("phase", "podIPs")),
-        "conditions": _conditions(status, _POD_CONDITIONS, timed=_POD_CONDITIONS),
-        "containerStatuses": [
-            _pick(container, ("name", "state", "lastState", "started", "ready")) for container in containers
-        ],
-    }
-    spec = obj.get("spec") or {}
-    requests: Obj = {
-        kind: [
-            _pick(container, ("restartPolicy",)) | {"resources": _requests_of(container)} for container in spec[kind]
-        ]
-        for kind in ("initContainers", "containers")
-        if kind in spec
-    }
-    if in_all := _requests_of(spec):
-        requests["resources"] = in_all
-    # Where a pod may run is read of one that has no node yet.
-    selects = () if spec.get("nodeName") else ("nodeSelector", "tolerations", "affinity")
-    read = _pick(spec, (*_POD_SPEC, *selects))
-    return {"metadata": metadata, "spec": read | requests | _claim_volumes(spec), "status": kept}
+    containers = [*(status.pop("initContainerStatuses", None) or ()), *(status.get("containerStatuses") or ())]
+    conditions = [condition for condition in status.get("conditions") or () if condition["type"] in _POD_CONDITIONS]
+    status = {**status, "conditions": conditions, "containerStatuses": containers}
+    return {"metadata": _keep_annotations(kept["metadata"], _POD_ANNOTATIONS), "spec": spec, "status": status}
 
 
-def _requests_of(spec: Obj) -> Obj:
-    """Return the resources of a container, or those that a pod states for all of its containers, without limits."""
-    return _pick(spec.get("resources") or {}, ("requests",))
-
-
-def _claim_volumes(pod_spec: Obj) -> Obj:
-    """Return the volumes of a pod's spec that are PersistentVolumeClaims: one that is mounted is not deleted."""
-    claims = mounted_claims(pod_spec)
-    return {"volumes": [{"persistentVolumeClaim": {"claimName": claim}} for claim in claims]} if claims else {}
-
-
-def _of_job(obj: Obj) -> Obj:
-    """Return a Job with its work, claims, pull secrets and end: Models keep that of each copy on a node as a record."""
-    pod = obj["spec"]["template"]["spec"]
-    containers = [_pick(container, ("name",)) for container in pod.get("containers") or ()]
-    return {
-        "metadata": _unmanaged(obj)["metadata"],
-        "spec": {
-            "template": {
-                "spec": {"containers": containers, **_claim_volumes(pod), **_pick(pod, ("imagePullSecrets",))},
-            },
-        },
-        "status": _pick(obj.get("status") or {}, ("conditions",)),
-    }
+def _keep_annotations(metadata: Obj, names: Fields) -> Obj:
+    """Return metadata with these annotations and no others."""
+    kept = {name: value for name, value in metadata.items() if name != "annotations"}
+    if annotations := _keep(metadata.get("annotations") or {}, names):
+        kept["annotations"] = annotations
+    return kept
 
 
 def _of_deployment(obj: Obj) -> Obj:
-    """Return a Deployment without what its stamp stands for."""
-    kept = _managed_by_us(obj)
-    metadata, status = kept["metadata"], obj.get("status") or {}
+    kept: Obj = _keep(_managed_by_us(obj), _DEPLOYMENT)
+    kept["metadata"] = metadata = _keep_annotations(kept["metadata"], _DEPLOYMENT_ANNOTATIONS)
     # The fields of the metadata name the owner, so they would differ in each object.
     metadata["managedFields"] = [
-        {**entry, "fieldsV1": _pick(entry.get("fieldsV1", {}), ("f:spec",))} for entry in metadata["managedFields"]
+        {**entry, "fieldsV1": _keep(entry.get("fieldsV1", {}), _only("f:spec"))} for entry in metadata["managedFields"]
     ]
-    read = (ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE, ANNOTATION_SERVED)
-    metadata["annotations"] = _pick(metadata.get("annotations") or {}, read)
-    pod = obj["spec"]["template"]["spec"]
-    named: Obj = obj["spec"]["template"].get("metadata") or {}
-    mark = _pick(named.get("annotations") or {}, (POD_TEMPLATE,))
-    containers = {
-        kind: [_of_container(container) for container in pod[kind]]
-        for kind in ("initContainers", "containers")
-        if kind in pod
-    }
-    return {
-        "metadata": metadata,
-        "spec": {
-            **_pick(obj["spec"], ("replicas", "strategy")),
-            "template": {
-                "metadata": _pick(named, ("labels",)) | ({"annotations": mark} if mark else {}),
-                "spec": {**containers, **_claim_volumes(pod), **_pick(pod, _READ_OF_TEMPLATE)},
-            },
-        },
-        "status": {
-            # Until a pod is ready, nothing follows from the numbers.
-            **(_pick(status, _REPLICA_COUNTS) if status.get("readyReplicas") else {}),
-            "conditions": _conditions(status, _DEPLOYMENT_CONDITIONS),
-        },
-    }
-
-
-def _of_claim(obj: Obj) -> Obj:
-    """Return a ResourceClaim with its pod and its devices: those of the whole cluster are kept."""
-    allocation = (obj.get("status") or {}).get("allocation") or {}
-    names = ("name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp")
-    results = [
-        _pick(result, ("driver", "pool", "device", "adminAccess"))
-        for result in (allocation.get("devices") or {}).get("results") or ()
-    ]
-    kept: Obj = {"allocation": {"devices": {"results": results}}} if results else {}
-    return {"metadata": _pick(obj["metadata"], names), "status": kept}
-
-
-def _of_container(container: Obj) -> Obj:
-    """Return what decides whether a later template restarts a pod."""
-    kept = _pick(container, ("name", "resources", "restartPolicy"))
-    arguments: list[str] = container.get("args") or []
-    if DRAIN_OPTION in arguments:
-        place = arguments.index(DRAIN_OPTION)
-        kept["args"] = arguments[place : place + 2]
+    status = kept.get("status") or {}
+    conditions = [condition for condition in status.get("conditions") or () if condition["type"] == "ReplicaFailure"]
+    # Until a pod is ready, nothing follows from the numbers.
+    kept["status"] = {**(status if status.get("readyReplicas") else {}), "conditions": conditions}
+    pod = kept["spec"]["template"]["spec"]
+    for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
+        arguments: list[str] = container.pop("args", None) or []
+        if DRAIN_OPTION in arguments:
+            place = arguments.index(DRAIN_OPTION)
+            container["args"] = arguments[place : place + 2]
     return kept
 
 
@@ -281,8 +246,8 @@ _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
         (SERVICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS, RESOURCE_CLAIM_TEMPLATES), _applied_spec
     ),
     METAL_PROCESSES: _of_process,
-    JOBS: _of_job,
-    RESOURCE_CLAIMS: _of_claim,
+    JOBS: lambda job: _keep(_unmanaged(job), _JOB),
+    RESOURCE_CLAIMS: lambda claim: _keep(_unmanaged(claim), _RESOURCE_CLAIM),
     **dict.fromkeys((PVCS, ENDPOINT_SLICES, RESOURCE_SLICES, NODE_FITNESSES), _unmanaged),
     **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, ROLES, ROLE_BINDINGS), _managed_by_us),
 }
