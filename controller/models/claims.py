@@ -74,7 +74,12 @@ def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str])
     return ObservedClaims(
         claims=claims,
         leaving=frozenset(there.difference(names)),
-        mounted=frozenset(name for name in names if _is_mounted(snapshot, namespaced(namespace, name))),
+        mounted=frozenset(
+            name
+            for name in names
+            for resource in (PODS, DEPLOYMENTS)
+            if snapshot.store.by_index(resource, CLAIM_INDEX, namespaced(namespace, name))
+        ),
         readers={name: _list_readers(snapshot, namespaced(namespace, name)) for name in names},
         expandable=expandable,
     )
@@ -99,10 +104,7 @@ def _list_readers(snapshot: Snapshot, claim: str) -> list[OwnerReference]:
         service = snapshot.get(INFERENCE_SERVICES, ObjectKey(deployment["metadata"]["namespace"], owner["name"]))
         if service is not None and service["metadata"]["uid"] == owner["uid"]:
             owners[owner["name"]] = OwnerReference(
-                api_version=INFERENCE_SERVICES.api_version,
-                kind=INFERENCE_SERVICES.kind,
-                name=owner["name"],
-                uid=owner["uid"],
+                INFERENCE_SERVICES.api_version, INFERENCE_SERVICES.kind, owner["name"], owner["uid"]
             )
     return [owners[name] for name in sorted(owners)]
 
@@ -132,10 +134,6 @@ def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
     return tuple(patches)
 
 
-def _is_mounted(snapshot: Snapshot, claim: str) -> bool:
-    return any(snapshot.store.by_index(resource, CLAIM_INDEX, claim) for resource in (PODS, DEPLOYMENTS))
-
-
 async def read_expandable(client: Client, snapshot: Snapshot, model: Model) -> frozenset[str]:
     """Return the StorageClasses whose volumes can grow, of the Model's claims that are too small.
 
@@ -162,18 +160,19 @@ def decide_volume(
     Pods serve earlier weights meanwhile, unless the Model is edited: then its owner wants others.
     """
     cache, cached = model.spec.cache, model.status.cached
-    matching = [claim for claim in observed.claims if _is_for(claim, path)]
-    target = max(
-        (claim for claim in matching if not is_needed or _fits(claim, cache, observed.expandable)),
-        key=lambda claim: (
-            cached is not None and claim.metadata.uid == cached.claim,
-            claim.metadata.creation_timestamp,
-        ),
-        default=None,
-    )
+    cached_uid = cached.claim if cached is not None else None
+    matching = [
+        claim
+        for claim in observed.claims
+        if claim.metadata.annotations.get(WEIGHTS) == path
+        and (not is_needed or _fits(claim, cache, observed.expandable))
+    ]
+    matching.sort(key=lambda claim: (claim.metadata.uid == cached_uid, claim.metadata.creation_timestamp))
+    target = matching[-1] if matching else None
     superseded = tuple(claim for claim in observed.claims if claim is not target)
-    earlier = next((claim for claim in superseded if cached is not None and claim.metadata.uid == cached.claim), None)
-    holder = cached if earlier is not None and (not is_edited or _is_of(cached, path, facts)) else None
+    holder = cached if any(claim.metadata.uid == cached_uid for claim in superseded) else None
+    if is_edited and holder is not None and (holder.path, holder.sha256) != (path, facts.sha256):
+        holder = None
     if target is None:
         if not is_needed:
             return VolumeDecision(holder=holder, superseded=superseded)
@@ -203,23 +202,12 @@ def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedCla
 def find_size_problem(model: Model, facts: ModelFacts) -> tuple[str, str] | None:
     """Return reason and message if the stated size cannot hold the weights, with the way out; None if it can."""
     size, weights_bytes = model.spec.cache.size, facts.size_bytes or 0
-    if size is None:
-        return None
-    if quantity_bytes(size) >= weights_bytes:
+    if size is None or quantity_bytes(size) >= weights_bytes:
         return None
     return "VolumeTooSmall", (
         f"spec.cache.size {size} is less than the weights, which have {size_text(weights_bytes)}: raise it to "
         f"{sufficient_size(facts)}, or remove it"
     )
-
-
-def _is_of(cached: CachedWeights | None, path: str, facts: ModelFacts) -> bool:
-    return cached is not None and (cached.path, cached.sha256) == (path, facts.sha256)
-
-
-def _is_for(claim: PersistentVolumeClaim, path: str) -> bool:
-    """Return whether a claim is for the weights at `path`."""
-    return claim.metadata.annotations.get(WEIGHTS) == path
 
 
 def _fits(claim: PersistentVolumeClaim, cache: CacheOptions, expandable: frozenset[str]) -> bool:
@@ -234,8 +222,7 @@ def is_too_small(claim: PersistentVolumeClaim, cache: CacheOptions) -> bool:
     """Return whether the spec states a larger size than the claim requests and its volume has."""
     if cache.size is None:
         return False
-    sizes = (claim.requested, claim.capacity)
-    return quantity_bytes(cache.size) > max(parse_quantity(siz) or 0 for siz in sizes)
+    return quantity_bytes(cache.size) > max(parse_quantity(size) or 0 for size in (claim.requested, claim.capacity))
 
 
 def requested_bytes(claim: PersistentVolumeClaim) -> int:

@@ -144,38 +144,29 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     def read(self, attempt: Obj, pods: Sequence[Obj], now: datetime) -> "JobOutcome":
         """Return the outcome of an attempt so far; `pods` are those of the Job."""
         outcome = read(attempt, pods, now)
-        if outcome.reason == _STORAGE_FAILED:
-            return msgspec.structs.replace(outcome, message=f"{outcome.message}{self._name_volume()}")
+        if outcome.reason == _STORAGE_FAILED and self.claim:
+            of_class = f"of StorageClass {self.storage_class}" if self.storage_class else "of no StorageClass"
+            volume = f"the volume is that of PersistentVolumeClaim {self.claim}, {of_class}"
+            return msgspec.structs.replace(outcome, message=f"{outcome.message}; {volume}")
         # A Job cannot be changed: another one is made with what this one lacks.
         created = _time(attempt["metadata"].get("creationTimestamp"))
         placed = (attempt["metadata"].get("annotations") or {}).get(ANNOTATION_PLACED, "")
-        if outcome.reason == _UNSCHEDULABLE and self._digest_placement() != placed:
+        if outcome.reason == _UNSCHEDULABLE and self.digest_placement() != placed:
             return msgspec.structs.replace(outcome, state="Broken", ended=created)
         if outcome.reason not in _PULL_FAILURES:
             return outcome
-        if not set(self.image_pull_secrets) <= _list_pull_secrets(attempt):
+        pull_secrets = attempt["spec"]["template"]["spec"].get("imagePullSecrets") or ()
+        if not set(self.image_pull_secrets) <= {secret["name"] for secret in pull_secrets}:
             return msgspec.structs.replace(outcome, state="Broken", ended=created)
         message = f"{outcome.message.rstrip('.')}; {self._advise_on_pull(attempt['metadata']['name'])}"
         return msgspec.structs.replace(outcome, message=message)
 
-    def mark(self, attempt: int) -> dict[str, str]:
-        """Return the annotations of the Job of an attempt."""
-        placed = self._digest_placement()
-        marks = {ANNOTATION_WORK: self.digest(), ANNOTATION_ATTEMPT: str(attempt)}
-        return marks | ({ANNOTATION_PLACED: placed} if placed else {})
-
-    def _digest_placement(self) -> str:
+    def digest_placement(self) -> str:
         """Return the value of ANNOTATION_PLACED; empty for a pod that any node may run and that tolerates nothing."""
         placed = (self.placement, self.reservation)
         if placed == (Placement(), Reservation()):
             return ""
         return hashlib.sha256(msgspec.json.encode(placed, order="sorted")).hexdigest()[:16]
-
-    def _name_volume(self) -> str:
-        if not self.claim:
-            return ""
-        of_class = f", of StorageClass {self.storage_class}" if self.storage_class else ", of no StorageClass"
-        return f"; the volume is that of PersistentVolumeClaim {self.claim}{of_class}"
 
     def _advise_on_pull(self, job: str) -> str:
         """Return the way out for a Job whose node cannot pull its image, whatever the registry's words for that."""
@@ -266,7 +257,13 @@ def _start(work: Work, attempt: int, outcome: JobOutcome) -> JobProgress:
 def _find_current(work: Work, jobs: Iterable[Obj]) -> Obj | None:
     """Return the Job of the last attempt, or None."""
     digest = work.digest()
-    return max((job for job in jobs if _is_of(job, digest)), key=_attempt, default=None)
+    attempts = (
+        job
+        for job in jobs
+        if "deletionTimestamp" not in job["metadata"]
+        and job["metadata"].get("annotations", {}).get(ANNOTATION_WORK) == digest
+    )
+    return max(attempts, key=_attempt, default=None)
 
 
 def last(work: Work, jobs: Iterable[Obj]) -> str:
@@ -287,7 +284,8 @@ def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     ended = _ended(job)
     if ended is not None and ended.reason == DEADLINE_EXCEEDED:
         return JobOutcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
-    if pod is not None and (state := _terminated(pod)) is not None:
+    containers = (pod.get("status", {}).get("containerStatuses") if pod is not None else None) or [{}]
+    if (state := containers[0].get("state", {}).get("terminated")) is not None:
         return _read_end(state, ended)
     if ended is None:
         return read_waiting(pod) if pod is not None else JobOutcome(state="Going")
@@ -310,15 +308,11 @@ def _read_end(state: Obj, ended: _Ended | None) -> JobOutcome:
     else:
         if state["exitCode"] == 0:
             return JobOutcome(state="Succeeded", answer=answer, ended=when)
-    reason = answer.reason or state.get("reason") or "Error"
-    message = (
-        answer.message
-        or f"the Job's container ended with exit code {state['exitCode']} ({reason}) and without a result"
-    )
+    reason, code = answer.reason or state.get("reason") or "Error", state["exitCode"]
     return JobOutcome(
-        state="Failed" if state["exitCode"] == PERMANENT_EXIT else "Broken",
+        state="Failed" if code == PERMANENT_EXIT else "Broken",
         reason=reason,
-        message=message,
+        message=answer.message or f"the Job's container ended with exit code {code} ({reason}) and without a result",
         ended=when,
         retry_after_seconds=answer.retry_after_seconds,
     )
@@ -337,13 +331,6 @@ def read_waiting(pod: Obj) -> JobOutcome:
     return JobOutcome(state="Going")
 
 
-def _terminated(pod: Obj) -> Obj | None:
-    for container in pod.get("status", {}).get("containerStatuses", []):
-        state: Obj | None = container.get("state", {}).get("terminated")
-        return state
-    return None
-
-
 def has_ended(job: Obj) -> bool:
     """Return whether a Job has succeeded or failed."""
     return _ended(job) is not None
@@ -360,15 +347,6 @@ def _ended(job: Obj) -> _Ended | None:
 def _time(text: str | None) -> datetime:
     """Return a time of a status; whoever may write that can state one after which there is none."""
     return min(datetime.fromisoformat(text), _LATEST) if text else datetime.fromtimestamp(0, UTC)
-
-
-def _is_of(job: Obj, digest: str) -> bool:
-    deleted = "deletionTimestamp" in job["metadata"]
-    return not deleted and job["metadata"].get("annotations", {}).get(ANNOTATION_WORK) == digest
-
-
-def _list_pull_secrets(job: Obj) -> set[str]:
-    return {secret["name"] for secret in job["spec"]["template"]["spec"].get("imagePullSecrets") or ()}
 
 
 def _attempt(job: Obj) -> int:
@@ -414,7 +392,9 @@ def build_job(work: Work, attempt: int) -> Obj:
     if work.deadline_seconds is not None:
         spec["activeDeadlineSeconds"] = work.deadline_seconds
     _, job = child(JOBS, work.name(attempt), MODELS, work.owner, {LABEL_MODEL: work.owner.name}, spec=spec)
-    job["metadata"]["annotations"] = work.mark(attempt)
+    job["metadata"]["annotations"] = {ANNOTATION_WORK: work.digest(), ANNOTATION_ATTEMPT: str(attempt)}
+    if placed := work.digest_placement():
+        job["metadata"]["annotations"][ANNOTATION_PLACED] = placed
     return job
 
 

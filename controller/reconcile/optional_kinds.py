@@ -7,7 +7,7 @@ granted later, is found by the next discovery.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import structlog
@@ -63,43 +63,36 @@ class OptionalKind:
 
     async def _watch_while_served(self, client: Client, store: Store, namespaces: Collection[str | None]) -> None:
         log.info("optional_kind_found", resource=str(self.resource))
-        async with self._reflecting(client, store, namespaces):
-            self.settled.set()
-            refusals = 0
-            while refusals <= 1:
-                await asyncio.sleep(RETRY_SECONDS if refusals else DISCOVERY_SECONDS)
-                with contextlib.suppress(ApiError, Unreachable):
-                    # A server that starts, or whose roles are being replaced, may say once that there is no such kind.
-                    refusals = refusals + 1 if await self._find_namespaces(client) != namespaces else 0
-        log.info("optional_kind_changed", resource=str(self.resource))
-
-    @contextlib.asynccontextmanager
-    async def _reflecting(
-        self, client: Client, store: Store, namespaces: Collection[str | None]
-    ) -> AsyncIterator[None]:
-        synced = [asyncio.Event() for _ in namespaces]
-        selector = self._label_selector
-        watches = [
-            asyncio.create_task(
-                reflect(client, store, Selection(self.resource, namespace, label_selector=selector), event)
-            )
-            for namespace, event in zip(namespaces, synced, strict=True)
-        ]
         try:
-            for event in synced:
-                await event.wait()
-            self.exists = True
-            yield
+            async with asyncio.TaskGroup() as tasks:
+                synced = {namespace: asyncio.Event() for namespace in namespaces}
+                watches = [
+                    tasks.create_task(
+                        reflect(client, store, Selection(self.resource, namespace, self._label_selector), event)
+                    )
+                    for namespace, event in synced.items()
+                ]
+                for event in synced.values():
+                    await event.wait()
+                self.exists = True
+                self.settled.set()
+                await self._wait_until_changed(client, namespaces)
+                for watch in watches:
+                    watch.cancel()
         finally:
             self.exists = False
-            for watch in watches:
-                watch.cancel()
-            for watch in watches:
-                with contextlib.suppress(asyncio.CancelledError):
-                    await watch
             # They are not deleted, only out of sight: the same versions count if they can be read again.
             for key in store.snapshot(self.resource):
                 store.remove(self.resource, key.namespace or None, key.name)
+        log.info("optional_kind_changed", resource=str(self.resource))
+
+    async def _wait_until_changed(self, client: Client, namespaces: Collection[str | None]) -> None:
+        refusals = 0
+        while refusals <= 1:
+            await asyncio.sleep(RETRY_SECONDS if refusals else DISCOVERY_SECONDS)
+            with contextlib.suppress(ApiError, Unreachable):
+                # A server that starts, or whose roles are being replaced, may say once that there is no such kind.
+                refusals = refusals + 1 if await self._find_namespaces(client) != namespaces else 0
 
     async def _find_namespaces(self, client: Client) -> list[str | None]:
         """Return the namespaces in which the kind can be read; None stands for all. Raises as `Client`."""

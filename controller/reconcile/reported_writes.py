@@ -133,7 +133,7 @@ def report_refusal(plan: Plan, reason: str, message: str, generation: int) -> Pl
     if plan.status is None:
         return report
     status = plan.status
-    conditions = {each["type"]: each for each in status.get("conditions", [])}
+    conditions = {condition["type"]: condition for condition in status.get("conditions", [])}
     kinds = [RECONCILED]
     # Without a phase, Ready does not report our writes: a host's Ready is its liveness, on which rollouts depend.
     waiting = [kind for kind in ("Ready", *plan.waiting) if conditions.get(kind, {}).get("status") == "False"]
@@ -145,13 +145,6 @@ def report_refusal(plan: Plan, reason: str, message: str, generation: int) -> Pl
     return msgspec.structs.replace(report, status=status | {"conditions": [*conditions.values()]})
 
 
-class _Doubt(NamedTuple):
-    """The API server's last answer without fields that were sent for an object."""
-
-    asked_at: datetime
-    version: str
-
-
 class DroppedFields:
     """The fields that are missing, and what the API server has answered about them."""
 
@@ -161,8 +154,8 @@ class DroppedFields:
         self._now = now
         self._dropped: dict[Reconciled, dict[tuple[Resource, ObjectKey], list[str]]] = {}
         """By the object for which they were sent, and the one that lacks them."""
-        self._doubts: dict[Reconciled, _Doubt] = {}
-        """By the object for which they were sent."""
+        self._answers: dict[Reconciled, tuple[datetime, str]] = {}
+        """Time of the API server's last answer without them and its version, by the object for which they were sent."""
 
     def note(self, writer: Reconciled, resource: Resource, sent: Obj, answer: Obj) -> None:
         """Note the fields of a spec that the answer to its write lacks; none, and none is known any more."""
@@ -179,33 +172,34 @@ class DroppedFields:
         if there:
             self._dropped[writer] = there
         else:
-            self._doubts.pop(writer, None)
+            self._answers.pop(writer, None)
         return [path for lost in there.values() for path in lost]
 
     def is_doubted(self, writer: Reconciled) -> bool:
         """Return whether the API server is to be asked again for fields that it has not kept, which is then noted."""
-        current, doubt = self._find(writer), self._doubts.get(writer)
+        current, answer = self._find(writer), self._answers.get(writer)
         if current is None or not _lacks_fields(current):
             return False
-        if doubt is not None and (self._now() - doubt.asked_at).total_seconds() < DOUBT_SECONDS:
+        if answer is not None and (self._now() - answer[0]).total_seconds() < DOUBT_SECONDS:
             return False
-        self._doubts.pop(writer, None)
+        self._answers.pop(writer, None)
         return True
 
     async def add_condition(self, plan: Plan, dropped: Sequence[str], decided: Obj, writer: Reconciled) -> Plan:
         """Return the plan with the condition about fields that the API server has not kept."""
-        doubt = self._doubts.get(writer)
-        if doubt is None:
+        if writer not in self._answers:
             try:
                 version = await self._client.get_version()
             except (ApiError, Unreachable) as error:
                 version = f"of unknown version ({error})"
-            doubt = self._doubts[writer] = _Doubt(self._now(), version)
-        message = _describe_dropped(dropped, doubt.version)
+            self._answers[writer] = self._now(), version
+        asked_at, version = self._answers[writer]
+        message = _describe_dropped(dropped, version)
         report = report_refusal(plan, DROPPED, message, decided["metadata"]["generation"])
         events = plan.events if _lacks_fields(decided) else (*plan.events, *report.events)
-        left_seconds = DOUBT_SECONDS - (self._now() - doubt.asked_at).total_seconds()
-        again = left_seconds if plan.again_seconds is None else min(plan.again_seconds, left_seconds)
+        again = DOUBT_SECONDS - (self._now() - asked_at).total_seconds()
+        if plan.again_seconds is not None:
+            again = min(again, plan.again_seconds)
         return msgspec.structs.replace(plan, status=report.status, events=events, again_seconds=max(again, 0.0))
 
     def _find(self, reconciled: Reconciled) -> Obj | None:
