@@ -106,8 +106,8 @@ def build_queue(
 def list_waiting_pools(report: RoundReport) -> frozenset[str]:
     """Return the pools that a unit may use which waits after a round: a failed write leaves it waiting, too."""
     admitted = {action.unit.uid for action in report.round.actions if isinstance(action, Admit)}
-    waiting = [each for each in report.round.queue if each.uid not in admitted]
-    failed = [each for each in report.units if each.uid in report.failures] if report.failures else []
+    waiting = [unit for unit in report.round.queue if unit.uid not in admitted]
+    failed = [unit for unit in report.units if unit.uid in report.failures]
     return frozenset(pool for unit in (*waiting, *failed) for pool in unit.pools)
 
 

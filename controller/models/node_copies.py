@@ -131,8 +131,8 @@ def _explain_lack(
     """Return the phase of a Model without copies, and why a copy is lacking."""
     if going:
         rank = {"Failed": 0, "Broken": 1, "Going": 2, "Succeeded": 3}
-        progress = [fetch.progress for fetch in going]
-        worst = min(progress, key=lambda each: (rank[each.outcome.state], not each.outcome.reason))
+        outcomes = (fetch.progress for fetch in going)
+        worst = min(outcomes, key=lambda progress: (rank[progress.outcome.state], not progress.outcome.reason))
         phase = "Failed" if worst.outcome.state == "Failed" else "Downloading"
         return phase, explain_progress(model, worst, doing="Fetching", what="fetches the weights to the volume")
     if demand.number > len(copies):

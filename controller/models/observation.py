@@ -62,7 +62,7 @@ def observe_model(
 ) -> ObservedModel:
     """Gather the inputs of a decision about this Model from the store."""
     children = snapshot.children(JOBS, key.namespace, model.metadata.uid)
-    owned = [each for each in children if LABEL_BENCHMARK not in each["metadata"].get("labels", {})]
+    owned = [job for job in children if LABEL_BENCHMARK not in job["metadata"].get("labels", {})]
     inputs: ModelInputs = snapshot.inputs or ModelInputs()
     consumers = _find_consumers(snapshot, _list_services(snapshot, key), model, settings.vendors)
     consumer, copies = next(consumers, None), ObservedCopies()

@@ -57,11 +57,8 @@ def required_keys(model: Model) -> KeyAlternatives:
     """Return the keys that the Secret of a Model needs: those of one of the alternatives."""
     if scheme_of(model.spec.source) == "s3":
         return (REQUIRED_VARIABLES,)
-    return (
-        ((KEY,), (USERNAME_KEY, PASSWORD_KEY), (DOCKER_CONFIG_KEY,))
-        if scheme_of(model.spec.source) == "oci"
-        else ((KEY,),)
-    )
+    is_image = scheme_of(model.spec.source) == "oci"
+    return ((KEY,), (USERNAME_KEY, PASSWORD_KEY), (DOCKER_CONFIG_KEY,)) if is_image else ((KEY,),)
 
 
 def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlternatives = ((KEY,),)) -> SecretVerdict:
@@ -105,10 +102,9 @@ async def read_verdict(client: Client, model: Model, *, has_work: bool = False) 
     if reference is None:
         return None
     condition = find(model.status.conditions, ACCEPTED)
-    is_known = (
-        condition is not None and condition.status == "True" and condition.observed_generation == metadata.generation
-    )
-    if is_known and model.status.phase == "Ready" and not has_work:
+    accepted = ("True", metadata.generation)
+    is_accepted = condition is not None and (condition.status, condition.observed_generation) == accepted
+    if is_accepted and model.status.phase == "Ready" and not has_work:
         return None
     try:
         secret: Obj | None = await client.get(SECRETS, reference.name, metadata.namespace)
@@ -125,19 +121,12 @@ def list_conditions(model: Model, verdict: SecretVerdict | None) -> list[Obj]:
     if model.spec.source_secret_ref is None:
         return []
     if verdict is None:
-        known = find(model.status.conditions, ACCEPTED)
-        if known is None:
+        last = find(model.status.conditions, ACCEPTED)
+        if last is None:
             return []
-        verdict = SecretVerdict(known.status == "True", known.reason, known.message)
-    return [
-        condition(
-            ACCEPTED,
-            true=verdict.accepted,
-            reason=verdict.reason,
-            message=verdict.message,
-            generation=model.metadata.generation,
-        )
-    ]
+        verdict = SecretVerdict(last.status == "True", last.reason, last.message)
+    accepted, reason, message = verdict
+    return [condition(ACCEPTED, true=accepted, reason=reason, message=message, generation=model.metadata.generation)]
 
 
 def _example(key: str) -> str:

@@ -66,9 +66,12 @@ class Executor:
                 inputs = await reconciler.observe(self._client, snapshot, key)
                 snapshot = Snapshot(self._store, self._now(), inputs)
             decided = self._find(resource, key)
-            plan = _decide_and_perform(reconciler, snapshot, key)
+            plan = reconciler.decide(snapshot, key)
+            if (perform := reconciler.perform) is not None:
+                for effect in plan.effects:
+                    perform(key, effect)
             revision = self._store.revision
-            overtaken = await self.writer.write((resource, key), plan, reconciler.written or _ignore)
+            overtaken = await self.writer.write((resource, key), plan, reconciler.written)
         except (ApiError, NotOurs) as error:
             if decided is not None and (refused := self._refusals.find_report(resource, decided, plan, error)):
                 await self._report(resource, key, refused)
@@ -129,15 +132,6 @@ class Executor:
             self._store.remove(resource, key.namespace or None, key.name, uid=observed["metadata"]["uid"])
 
 
-def _decide_and_perform(reconciler: Reconciler, snapshot: Snapshot, key: ObjectKey) -> Plan:
-    """Return the plan, and perform its effects in this process."""
-    plan = reconciler.decide(snapshot, key)
-    if reconciler.perform is not None:
-        for effect in plan.effects:
-            reconciler.perform(key, effect)
-    return plan
-
-
 def _has_more_writes(plan: Plan, earlier: Plan) -> bool:
     """Return whether a plan has a write that was not in the earlier one, which has just been executed."""
     created = {(resource, obj["metadata"]["name"]) for resource, obj in earlier.create}
@@ -147,7 +141,3 @@ def _has_more_writes(plan: Plan, earlier: Plan) -> bool:
         or any(patch not in earlier.patch for patch in plan.patch)
         or any(ref not in earlier.delete for ref in plan.delete)
     )
-
-
-def _ignore(_resource: Resource, _answer: Obj) -> None:
-    """Do nothing."""

@@ -4,7 +4,7 @@ Each index is declared here, once, and is kept for its whole resource. A test co
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from crds.meta import (
     KUEUE_GATE,
@@ -125,11 +125,16 @@ def _owners(obj: Obj) -> list[str]:
     return [namespaced(obj["metadata"]["namespace"], owner["uid"])] if owner else []
 
 
-def _labelled(label: str) -> IndexKeys:
+def _value_at(*path: str, in_namespace: bool = True) -> IndexKeys:
+    """Return the function that returns the value of a field, by default with the namespace of the object."""
+
     def keys(obj: Obj) -> list[str]:
-        metadata = obj["metadata"]
-        name = metadata.get("labels", {}).get(label)
-        return [namespaced(metadata["namespace"], name)] if name else []
+        value: Any = obj
+        for name in path:
+            value = (value or {}).get(name)
+        if not value:
+            return []
+        return [namespaced(obj["metadata"]["namespace"], value) if in_namespace else value]
 
     return keys
 
@@ -142,11 +147,6 @@ def _benchmarks(job: Obj) -> list[str]:
 
 def _models(obj: Obj) -> list[str]:
     return [namespaced(obj["metadata"]["namespace"], name) for name in model_names(obj)]
-
-
-def _host_of_process(obj: Obj) -> list[str]:
-    host = obj["spec"].get("hostName")
-    return [host] if host else []
 
 
 def _service_of_waiting_process(obj: Obj) -> list[str]:
@@ -185,15 +185,11 @@ def waits_for_kueue(pod: Obj) -> bool:
     return any(gate["name"] == KUEUE_GATE for gate in gates) and "deletionTimestamp" not in pod["metadata"]
 
 
-def _kueue_queue_of_pod(pod: Obj) -> list[str]:
-    metadata = pod["metadata"]
-    queue = (metadata.get("labels") or {}).get(KUEUE_QUEUE_NAME)
-    return [namespaced(metadata["namespace"], queue)] if queue and waits_for_kueue(pod) else []
+_queue_label: Final = _value_at("metadata", "labels", KUEUE_QUEUE_NAME)
 
 
-def _kueue_queue_of_service(service: Obj) -> list[str]:
-    queue = (service["spec"].get("scheduling") or {}).get("queueName")
-    return [namespaced(service["metadata"]["namespace"], queue)] if queue else []
+def _kueue_queue_of_pod(pod: Obj) -> Iterable[str]:
+    return _queue_label(pod) if waits_for_kueue(pod) else []
 
 
 def _claims_of_pod(pod: Obj) -> list[str]:
@@ -202,10 +198,13 @@ def _claims_of_pod(pod: Obj) -> list[str]:
     return [namespaced(pod["metadata"]["namespace"], claim) for claim in mounted_claims(pod.get("spec") or {})]
 
 
+_service_of_pod: Final = _value_at("metadata", "labels", LABEL_SERVICE)
+
+
 def _service_of_gated_pod(pod: Obj) -> Iterable[str]:
     spec = pod.get("spec") or {}
     is_gated = any(gate.get("name") == QUEUE_GATE for gate in spec.get("schedulingGates") or ())
-    return _labelled(LABEL_SERVICE)(pod) if is_gated and mounted_claims(spec) else []
+    return _service_of_pod(pod) if is_gated and mounted_claims(spec) else []
 
 
 def _claims_of_deployment(deployment: Obj) -> list[str]:
@@ -246,10 +245,10 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     POD_MONITORS: {OWNER_INDEX: _owners},
     RESOURCE_CLAIM_TEMPLATES: {OWNER_INDEX: _owners},
     JOBS: {OWNER_INDEX: _owners, BENCHMARK_INDEX: _benchmarks},
-    PVCS: {OWNER_INDEX: _owners, OF_MODEL_INDEX: _labelled(LABEL_MODEL)},
+    PVCS: {OWNER_INDEX: _owners, OF_MODEL_INDEX: _value_at("metadata", "labels", LABEL_MODEL)},
     PODS: {
         OWNER_INDEX: _owners,
-        SERVICE_INDEX: _labelled(LABEL_SERVICE),
+        SERVICE_INDEX: _service_of_pod,
         CLAIM_INDEX: _claims_of_pod,
         NODE_INDEX: _node_of_pod,
         GATE_INDEX: _service_of_gated_pod,
@@ -258,14 +257,14 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
     METAL_HOSTS: {ADDRESS_INDEX: stated_addresses, ORDERS_INDEX: _orders},
     METAL_PROCESSES: {
         OWNER_INDEX: _owners,
-        HOST_INDEX: _host_of_process,
+        HOST_INDEX: _value_at("spec", "hostName", in_namespace=False),
         WAITING_INDEX: _service_of_waiting_process,
     },
-    ENDPOINT_SLICES: {SERVICE_INDEX: _labelled(LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
+    ENDPOINT_SLICES: {SERVICE_INDEX: _value_at("metadata", "labels", LABEL_SERVICE_NAME), HOST_INDEX: _host_of_slice},
     INFERENCE_SERVICES: {
         MODEL_INDEX: _models,
         REASON_INDEX: _reasons,
-        KUEUE_INDEX: _kueue_queue_of_service,
+        KUEUE_INDEX: _value_at("spec", "scheduling", "queueName"),
         POOL_INDEX: stated_pools,
     },
     MODELS: {

@@ -67,7 +67,9 @@ class PlanWriter:
         self._require_leadership()
         return self._client
 
-    async def write(self, writer: Reconciled, plan: Plan, written: Callable[[Resource, Obj], None]) -> bool:
+    async def write(
+        self, writer: Reconciled, plan: Plan, written: Callable[[Resource, Obj], None] | None = None
+    ) -> bool:
         """Make all writes but that of the status; return whether somebody else changed one of the objects meanwhile."""
         overtaken = False
         is_doubted = self._dropped.is_doubted(writer)
@@ -77,7 +79,8 @@ class PlanWriter:
             if sent is not None:
                 self._dropped.note(write.writer, write.resource, sent, answer)
             if write.resource in UNWATCHED:
-                written(write.resource, answer)
+                if written is not None:
+                    written(write.resource, answer)
             else:
                 self._store.put(write.resource, answer)
                 overtaken |= not write.seen <= {answer["metadata"]["resourceVersion"]}

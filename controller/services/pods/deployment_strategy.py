@@ -190,8 +190,8 @@ def _finds_place(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj], store:
 def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal]) -> bool:
     """Return whether a refused pod fits in the place of an earlier one, whose node admits it, as far as is known.
 
-    Of devices, which are what is scarce, it may ask for more than the earlier pod if their node has as many beside
-    those of our other pods; `taken` is what all of ours have there. Pods of others are not known.
+    Of devices, which are scarce, it may ask for more than the earlier pod if the node has as many beside those of our
+    other pods; `taken` are the resources of all of our pods there. Pods of others are not counted.
     """
     message = next(
         condition.get("message", "") for condition in new["status"]["conditions"] if condition["type"] == "PodScheduled"
