@@ -5,6 +5,7 @@ need another claim; pods serve from the earlier volume until the new one is veri
 successor is verified, and no pod and no Deployment mounts it, or with its Model and all services that read it.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
@@ -13,7 +14,7 @@ import msgspec
 
 from controller.models.served import claim_name
 from controller.models.volume import WEIGHTS, new_claim, sufficient_size
-from controller.reconcile.indexes import CLAIM_INDEX, OF_MODEL_INDEX, controller_of, namespaced
+from controller.reconcile.indexes import CLAIM_INDEX, MODEL_INDEX, OF_MODEL_INDEX, controller_of, namespaced
 from controller.reconcile.plan import Patch, Ref, Snapshot, decode_stored, ref_to
 from crds.cache import CachedWeights, CacheOptions
 from crds.meta import OwnerReference
@@ -62,8 +63,8 @@ class VolumeDecision(NamedTuple):
     """Reason and message of a change of the volume that is not complete."""
 
 
-def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str]) -> ObservedClaims:
-    """Gather the claims of a Model from the store; `expandable` is what `read_expandable` returned."""
+def observe_claims(snapshot: Snapshot, model: Model, classes: Mapping[str, Obj]) -> ObservedClaims:
+    """Gather the claims of a Model from the store; `classes` is the result of `read_classes`."""
     namespace = model.metadata.namespace
     # An earlier Model of this name leaves claims behind.
     of_name = snapshot.store.by_index(PVCS, OF_MODEL_INDEX, namespaced(namespace, model.metadata.name))
@@ -81,7 +82,7 @@ def observe_claims(snapshot: Snapshot, model: Model, expandable: frozenset[str])
             if snapshot.store.by_index(resource, CLAIM_INDEX, namespaced(namespace, name))
         ),
         readers={name: _list_readers(snapshot, namespaced(namespace, name)) for name in names},
-        expandable=expandable,
+        expandable=frozenset(name for name, one in classes.items() if one.get("allowVolumeExpansion")),
     )
 
 
@@ -134,22 +135,23 @@ def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
     return tuple(patches)
 
 
-async def read_expandable(client: Client, snapshot: Snapshot, model: Model) -> frozenset[str]:
-    """Return the StorageClasses whose volumes can grow, of the Model's claims that are too small.
+async def read_classes(client: Client, snapshot: Snapshot, model: Model) -> Mapping[str, Obj]:
+    """Return the StorageClasses, by name, that decide whether a volume can grow, or whether copies can use them.
 
-    A class that may not be read counts as one that cannot grow: the volume is replaced. Raises as `Client`.
+    One is read for a claim that is too small, and before the first claim of copies. One that may not be read is left
+    out: then a volume is replaced in place of growing, and copies try the class. Raises as `Client`.
     """
-    expandable = set()
-    for claim in list_claims(snapshot, model):
-        name = claim.spec.storage_class_name
-        if name and claim.is_bound and is_too_small(claim, model.spec.cache):
-            try:
-                storage_class = await client.get(STORAGE_CLASSES, name)
-            except (Forbidden, NotFound):
-                continue
-            if storage_class.get("allowVolumeExpansion"):
-                expandable.add(name)
-    return frozenset(expandable)
+    cache, claims = model.spec.cache, list_claims(snapshot, model)
+    names = {claim.spec.storage_class_name for claim in claims if claim.is_bound and is_too_small(claim, cache)}
+    if cache.scope == "node" and all(claim.spec.storage_class_name != cache.storage_class_name for claim in claims):
+        index_value = namespaced(model.metadata.namespace, model.metadata.name)
+        if snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, index_value):
+            names.add(cache.storage_class_name)
+    classes = {}
+    for name in sorted(filter(None, names)):
+        with contextlib.suppress(Forbidden, NotFound):
+            classes[name] = await client.get(STORAGE_CLASSES, name)
+    return classes
 
 
 def decide_volume(

@@ -15,7 +15,6 @@ from controller.models.jobs import Reservation
 from controller.models.served import Served, read_companions, runtime_of
 from controller.reconcile.indexes import (
     CLAIM_INDEX,
-    MODEL_INDEX,
     NODE_INDEX,
     SERVICE_INDEX,
     SHORTAGE_INDEX,
@@ -29,8 +28,7 @@ from crds.inferenceservice import InferenceService
 from crds.meta import GROUP
 from crds.model import Model
 from devices.vendors import Vendors
-from kube.client import Client, Obj
-from kube.errors import Forbidden, NotFound
+from kube.client import Obj
 from kube.kinds import PersistentVolumeClaim
 from kube.resources import (
     INFERENCE_SERVICES,
@@ -39,7 +37,6 @@ from kube.resources import (
     NODES,
     PODS,
     PVCS,
-    STORAGE_CLASSES,
     ObjectKey,
     object_key,
 )
@@ -103,7 +100,7 @@ def observe_copies(
     *,
     vendors: Vendors,
     limit_bytes: int | None,
-    binds_immediately: bool,
+    classes: Mapping[str, Obj],
 ) -> ObservedCopies:
     """Gather the inputs from the store.
 
@@ -114,7 +111,7 @@ def observe_copies(
         reserve: see `Reserve`.
         vendors: the table of accelerators.
         limit_bytes: the administrator's limit of each node.
-        binds_immediately: the result of `read_binding`.
+        classes: the result of `read_classes`.
     """
     store, namespace, copies = snapshot.store, model.metadata.namespace, model.status.copies
     claims = list_claims(snapshot, model)
@@ -131,6 +128,8 @@ def observe_copies(
     nodes = {copy.node for copy in copies}
     stated = {*map(stated_node, claims), *pod_nodes.values()} - {""}
     unused = {copy.node for copy in copies if copy.unused_since}
+    storage_class = classes.get(model.spec.cache.storage_class_name or "")
+    mode = "WaitForFirstConsumer" if storage_class is None else storage_class.get("volumeBindingMode", "Immediate")
     consumers = (_observe_consumer(snapshot, model, service, reserve, vendors) for service in services)
     return ObservedCopies(
         consumers=[consumer for consumer in consumers if consumer is not None],
@@ -139,7 +138,7 @@ def observe_copies(
         refused=refused,
         victims=frozenset(victim.claim for node in unused for victim in find_victims(store, node, limit_bytes)),
         node_bytes={node: sum(copy.size_bytes for copy in _list_copies(store, node)) for node in stated - nodes},
-        binds_immediately=binds_immediately,
+        binds_immediately=mode == "Immediate",
     )
 
 
@@ -197,26 +196,6 @@ def _has_ended(pod: Obj) -> bool:
 def _is_gone(store: Store, node: str) -> bool:
     """Return whether a node does not exist; if none is known at all, nothing is concluded."""
     return bool(node) and store.count(NODES) > 0 and store.get(NODES, node) is None
-
-
-async def read_binding(client: Client, snapshot: Snapshot, model: Model) -> bool:
-    """Return whether the StorageClass of copies makes volumes before a pod has a node, which no copy can use.
-
-    It is read only before a service's first claim; one that may not be read counts as suitable. Raises as `Client`.
-    """
-    cache = model.spec.cache
-    if cache.scope != "node" or cache.storage_class_name is None:
-        return False
-    index_value = namespaced(model.metadata.namespace, model.metadata.name)
-    claims = list_claims(snapshot, model)
-    has_claim = any(claim.spec.storage_class_name == cache.storage_class_name for claim in claims)
-    if has_claim or not snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, index_value):
-        return False
-    try:
-        storage_class = await client.get(STORAGE_CLASSES, cache.storage_class_name)
-    except (Forbidden, NotFound):
-        return False
-    return bool(storage_class.get("volumeBindingMode", "Immediate") == "Immediate")
 
 
 class StoredCopy(NamedTuple):

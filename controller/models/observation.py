@@ -29,9 +29,8 @@ class ModelInputs(NamedTuple):
     """Inputs of a decision that are not watched."""
 
     secret: SecretVerdict | None = None
-    expandable: frozenset[str] = frozenset()
-    binds_immediately: bool = False
-    """The result of `read_binding`."""
+    classes: Mapping[str, Obj] = {}
+    """The result of `read_classes`."""
     refusals: Mapping[str, str] = {}
     """The result of `read_refusals`."""
 
@@ -79,7 +78,7 @@ def observe_model(
             reserve,
             vendors=settings.vendors,
             limit_bytes=settings.node_cache_bytes,
-            binds_immediately=inputs.binds_immediately,
+            classes=inputs.classes,
         )
     return ObservedModel(
         jobs=owned,
@@ -87,7 +86,7 @@ def observe_model(
             {uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
             inputs.refusals,
         ),
-        claims=observe_claims(snapshot, model, inputs.expandable),
+        claims=observe_claims(snapshot, model, inputs.classes),
         consumer=consumer,
         undecided=functools.partial(_find_undecided, snapshot, key),
         secret=inputs.secret,

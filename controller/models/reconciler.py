@@ -13,13 +13,12 @@ import msgspec
 from artifacts.source import Source, SourceError, parse
 from controller.models import claims, copy_observation, jobs, refresh, source_secret, volume
 from controller.models.cache_decision import decide_weights
-from controller.models.claims import read_expandable
+from controller.models.claims import read_classes
 from controller.models.copy_observation import (
     Reserve,
     models_of_mounts,
     models_on_node,
     mounts,
-    read_binding,
     reserve_nothing,
 )
 from controller.models.decision import (
@@ -73,10 +72,8 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
             return None
         has_work = model.spec.source_secret_ref is not None and refresh.is_due(model, snapshot.now)
         verdict = await source_secret.read_verdict(client, model, has_work=has_work)
-        expandable = await read_expandable(client, snapshot, model)
-        binds_immediately = await read_binding(client, snapshot, model)
-        refusals = await read_refusals(client, snapshot, model.metadata)
-        return ModelInputs(verdict, expandable, binds_immediately, refusals)
+        classes = await read_classes(client, snapshot, model)
+        return ModelInputs(verdict, classes, await read_refusals(client, snapshot, model.metadata))
 
     def models_of_victims(store: Store, model: Obj) -> list[ObjectKey]:
         return copy_observation.models_of_victims(store, model, settings.node_cache_bytes)

@@ -67,7 +67,7 @@ def _only(*names: str, **nested: Fields) -> Fields:
 
 _CONDITION: Final = _only("type", "status", "reason", "message", "lastTransitionTime")
 _CLAIM_VOLUMES: Final = _only(persistentVolumeClaim=_only("claimName"))
-"""Of the volumes of a pod, those that are PersistentVolumeClaims: one that is mounted is not deleted."""
+"""Volumes of a pod that are PersistentVolumeClaims: a claim that is mounted is not deleted."""
 _REQUESTS: Final = _only("restartPolicy", resources=_only("requests"))
 _CONTAINER_STATUS: Final = _only("name", "state", "lastState", "started", "ready")
 _POD_ANNOTATIONS: Final = _only(DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE)
@@ -90,7 +90,7 @@ _POD: Final = _only(
     ),
 )
 _CONTAINER: Final = _only("name", "resources", "restartPolicy", "args")
-"""What decides whether a later template restarts a pod."""
+"""Fields that decide whether a later template restarts a pod."""
 _TEMPLATE_NAMES: Final = ("priorityClassName", "schedulingGates", "resourceClaims", GRACE_FIELD)
 _TEMPLATE_SPEC: Final = _only(
     *_TEMPLATE_NAMES, volumes=_CLAIM_VOLUMES, **dict.fromkeys(("initContainers", "containers"), _CONTAINER)
@@ -101,7 +101,7 @@ _DEPLOYMENT: Final = _only(
     spec=_only("replicas", "strategy", template=_TEMPLATE),
     status=_only("observedGeneration", "replicas", "updatedReplicas", "readyReplicas", conditions=_CONDITION),
 )
-"""What the stamp of a Deployment stands for is left out."""
+"""Fields for which the stamp of a Deployment stands are left out."""
 _DEPLOYMENT_ANNOTATIONS: Final = _only(ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE, ANNOTATION_SERVED)
 _JOB_POD: Final = _only("imagePullSecrets", containers=_only("name"), volumes=_CLAIM_VOLUMES)
 _JOB: Final = _only("metadata", spec=_only(template=_only(spec=_JOB_POD)), status=_only("conditions"))

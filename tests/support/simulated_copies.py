@@ -144,9 +144,8 @@ class SimulatedCopies:
     def step(self, name: str) -> Plan:
         """Decide about a Model once, and execute the plan."""
         key = ObjectKey(NAMESPACE, name)
-        plan = self._reconciler.decide(
-            Snapshot(self.store, self.now, ModelInputs(binds_immediately=self.binds_immediately)), key
-        )
+        inputs = ModelInputs(classes={"local": {}} if self.binds_immediately else {})
+        plan = self._reconciler.decide(Snapshot(self.store, self.now, inputs), key)
         if plan.create or plan.patch or plan.delete:
             self.plans.append(plan)
         for resource, obj in plan.create:

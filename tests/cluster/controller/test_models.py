@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from controller.models import source_secret
 from controller.reconcile.conditions import find
-from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, Condition
+from crds.meta import GROUP, LABEL_MANAGED_BY, MANAGED_BY, Condition
 from crds.model import Model
 from kube.client import Client, Obj
 from kube.resources import (
@@ -19,14 +19,12 @@ from kube.resources import (
     INFERENCE_SERVICES,
     JOBS,
     MODELS,
-    PODS,
     PVCS,
     SECRETS,
     STORAGE_CLASSES,
     Resource,
 )
 from tests.controlplane.network import ADDRESS
-from tests.controlplane.process import Process
 from tests.support.eventually import eventually
 from tests.support.file_server import FileServer
 from tests.support.tiny_models import tiny_gguf
@@ -91,14 +89,6 @@ class ModelNamespace:
     async def jobs(self) -> list[str]:
         return [job["metadata"]["name"] for job in (await self.client.list(JOBS, self.namespace)).items]
 
-    async def versions(self) -> dict[str, str]:
-        """Return the resourceVersion of each Model and of the objects that it creates."""
-        return {
-            f"{resource} {obj['metadata']['name']}": obj["metadata"]["resourceVersion"]
-            for resource in (MODELS, JOBS, PODS, PVCS)
-            for obj in (await self.client.list(resource, self.namespace)).items
-        }
-
 
 @pytest.fixture
 def cluster(client: Client, namespace: str) -> ModelNamespace:
@@ -145,18 +135,6 @@ async def fetched(cluster: ModelNamespace, model: Model) -> bytes:
 VOLUMES = Resource("", "v1", "persistentvolumes", "PersistentVolume", namespaced=False)
 
 
-async def test_missing_secret_is_reported_until_it_is_created(cluster: ModelNamespace, files: FileServer) -> None:
-    files.token = "open-sesame"
-    await cluster.make_model(f"{files.url}/tiny.gguf", sourceSecretRef={"name": "hub"})
-
-    async def told() -> bool:
-        return condition(await cluster.model(), "Ready").reason == "SecretNotFound"
-
-    await eventually(told)
-    await cluster.make(SECRETS, "hub", stringData={"token": "open-sesame"}, type=source_secret.TYPE)
-    await cluster.phase("Ready")
-
-
 async def test_secret_that_its_owner_did_not_give_to_sources_is_never_sent(
     cluster: ModelNamespace, files: FileServer
 ) -> None:
@@ -178,61 +156,12 @@ async def test_secret_that_its_owner_did_not_give_to_sources_is_never_sent(
     assert condition(await cluster.model(), source_secret.ACCEPTED).status == "True"
 
 
-async def test_nothing_is_written_at_rest_and_after_a_restart(
-    cluster: ModelNamespace, files: FileServer, controller: Process
-) -> None:
-    await cluster.make_model(f"{files.url}/tiny.gguf")
-    await cluster.make_consumer()
-    await cluster.cached()
-    await eventually(lambda: settled(cluster))
-    for job in await cluster.jobs():
-        await cluster.client.delete(JOBS, job, cluster.namespace, propagation="Foreground")
-    await eventually(lambda: gone(cluster))
-    before, requests = await cluster.versions(), len(files.requests)
-
-    await controller.stop()
-    controller.start()
-    # The queue is first in, first out: when the new Model has been reconciled, so has the existing one.
-    await cluster.make(MODELS, "later", spec={"source": "hf://broken"})
-    await eventually(lambda: decided(cluster, "later"))
-    await cluster.client.delete(MODELS, "later", cluster.namespace)
-    await eventually(lambda: only_tiny(cluster))
-    assert await cluster.versions() == before
-    assert len(files.requests) == requests
-
-
-async def make_storage_class(cluster: ModelNamespace, *, grows: bool) -> str:
-    """Create a StorageClass; no resizer runs here, so that a growth only starts."""
-    name = f"{cluster.namespace}-{'grows' if grows else 'fixed'}"
-    body = {"provisioner": "kubernetes.io/host-path", "allowVolumeExpansion": grows}
-    await cluster.client.create(STORAGE_CLASSES, {"metadata": {"name": name}, **body})
-    return name
-
-
-async def test_raised_size_grows_the_volume_of_a_class_that_can(cluster: ModelNamespace, files: FileServer) -> None:
-    name = await make_storage_class(cluster, grows=True)
-    await cluster.make_model(f"{files.url}/tiny.gguf", cache={"storageClassName": name, "size": "1Gi"})
-    await cluster.make_consumer()
-    await cluster.cached()
-    jobs = await cluster.jobs()
-    await cluster.edit(MODELS, "tiny", "/spec/cache/size", "2Gi")
-
-    async def grows() -> bool:
-        changing = condition(await cluster.model(), "VolumeChanging")
-        assert (changing.status, changing.reason) == ("True", "VolumeGrowing"), changing
-        claim = await cluster.client.get(PVCS, "tiny-cache", cluster.namespace)
-        return bool(claim["spec"]["resources"]["requests"]["storage"] == "2Gi")
-
-    await eventually(grows)
-    model = await cluster.phase("Ready")
-    assert condition(model, "Cached").status == "True"
-    assert await cluster.jobs() == jobs
-
-
 async def test_volume_that_cannot_grow_is_replaced_and_stays_while_it_is_mounted(
     cluster: ModelNamespace, files: FileServer
 ) -> None:
-    name = await make_storage_class(cluster, grows=False)
+    name = f"{cluster.namespace}-fixed"
+    body = {"provisioner": "kubernetes.io/host-path", "allowVolumeExpansion": False}
+    await cluster.client.create(STORAGE_CLASSES, {"metadata": {"name": name}, **body})
     await cluster.make_model(f"{files.url}/tiny.gguf", cache={"storageClassName": name, "size": "1Gi"})
     await cluster.make_consumer()
     await cluster.cached()
@@ -404,22 +333,3 @@ async def test_volume_of_a_deleted_model_stays_for_the_service_that_reads_it(
         return "tiny-cache" not in {claim["metadata"]["name"] for claim in claims.items}
 
     await eventually(is_deleted)
-
-
-async def settled(cluster: ModelNamespace) -> bool:
-    jobs = (await cluster.client.list(JOBS, cluster.namespace)).items
-    return all(job.get("status", {}).get("succeeded") == 1 for job in jobs)
-
-
-async def gone(cluster: ModelNamespace) -> bool:
-    pods = await cluster.client.list(PODS, cluster.namespace, label_selector=LABEL_MODEL)
-    return not pods.items and not await cluster.jobs()
-
-
-async def decided(cluster: ModelNamespace, name: str) -> bool:
-    model = await cluster.client.get(MODELS, name, cluster.namespace)
-    return bool(model["status"]["conditions"])
-
-
-async def only_tiny(cluster: ModelNamespace) -> bool:
-    return len((await cluster.client.list(MODELS, cluster.namespace)).items) == 1

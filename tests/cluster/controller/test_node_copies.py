@@ -17,7 +17,7 @@ from crds.cache import NodeCopy
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE, MANAGED_BY, Condition
 from crds.model import Model
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, STORAGE_CLASSES, Resource
+from kube.resources import INFERENCE_SERVICES, JOBS, MODELS, NODES, PODS, PVCS, Resource
 from tests.cluster.nodes import joined
 from tests.cluster.shared_controller import SharedController
 from tests.controlplane.network import ADDRESS
@@ -218,22 +218,6 @@ async def test_full_node_leads_to_a_copy_elsewhere(cluster: CopyNamespace) -> No
     labels = {LABEL_SERVICE: "of-one", LABEL_MANAGED_BY: MANAGED_BY}
     await cluster.fill("refused", SECOND, metadata={"labels": labels}, spec={"volumes": mounts})
     await cluster.copies_on(FIRST, SECOND)
-
-
-async def test_class_that_binds_at_once_is_refused(cluster: CopyNamespace, client: Client) -> None:
-    name = f"{cluster.namespace}-immediate"
-    await client.create(STORAGE_CLASSES, {"metadata": {"name": name}, "provisioner": "kubernetes.io/host-path"})
-    try:
-        await cluster.make_model(storageClassName=name)
-        await cluster.make_service(replicas=1)
-
-        async def refused() -> bool:
-            return condition(await cluster.model(), "Cached").reason == "StorageClassUnsuitable"
-
-        await eventually(refused)
-        assert await cluster.claims() == []
-    finally:
-        await client.delete(STORAGE_CLASSES, name)
 
 
 async def test_full_disk_takes_an_unused_copy(cluster: CopyNamespace, files: FileServer, disk: Path) -> None:

@@ -141,28 +141,3 @@ async def answer(url: str, text: str) -> bool:
                 return response.status == HTTPStatus.OK and text in await response.text()
         except aiohttp.ClientError:
             return False
-
-
-async def test_refused_write_is_reported_and_retried(client: Client, namespace: str, controller: Process) -> None:
-    # The Job cannot be made while a quota allows none.
-    quota = Resource("", "v1", "resourcequotas", "ResourceQuota")
-    await make(client, quota, namespace, "none", spec={"hard": {"count/jobs.batch": "0"}})
-    await eventually(lambda: quota_counts(client, quota, namespace))
-    await make(client, MODELS, namespace, "web", spec={"source": "http://10.77.0.1:9/tiny.gguf"})
-    await eventually(lambda: reason(client, namespace, "web", "Reconciled"))
-    model = await client.get(MODELS, "web", namespace)
-    (told,) = [condition for condition in model["status"]["conditions"] if condition["type"] == "Reconciled"]
-    assert (told["status"], told["reason"]) == ("False", "Forbidden")
-    assert "exceeded quota" in told["message"]
-    assert (await reason(client, namespace, "web"), model["status"]["phase"]) == ("Forbidden", "Failed")
-    await client.delete(quota, "none", namespace)
-
-    async def healed() -> bool:
-        return await reason(client, namespace, "web", "Reconciled") == ""
-
-    await eventually(healed)
-    assert controller.running
-
-
-async def quota_counts(client: Client, quota: Resource, namespace: str) -> bool:
-    return "count/jobs.batch" in (await client.get(quota, "none", namespace))["status"]["hard"]

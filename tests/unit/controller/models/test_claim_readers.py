@@ -57,7 +57,7 @@ class Cluster:
         snapshot = Snapshot(self.store, NOW)
         tiny = self.store.get(MODELS, "tiny", "team")
         assert tiny is not None
-        return share_claims(observe_claims(snapshot, as_model(tiny), frozenset()))
+        return share_claims(observe_claims(snapshot, as_model(tiny), {}))
 
 
 def owners_of(patch: Patch) -> list[Obj]:
@@ -127,7 +127,7 @@ def test_volume_of_an_earlier_model_of_the_name_is_not_taken() -> None:
     cluster.put_claim(reader("chat"))
     tiny = cluster.store.get(MODELS, "tiny", "team")
     assert tiny is not None
-    observed = observe_claims(Snapshot(cluster.store, NOW), as_model(tiny), frozenset())
+    observed = observe_claims(Snapshot(cluster.store, NOW), as_model(tiny), {})
     assert (observed.claims, observed.leaving) == ([], frozenset({"tiny-cache"}))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.models.claims import RELEASE_SECONDS, observe_claims, read_expandable
+from controller.models.claims import RELEASE_SECONDS, observe_claims, read_classes
 from controller.models.served import cached_claim
 from controller.models.volume import WEIGHTS
 from controller.reconcile.indexes import declare_indexes
@@ -254,23 +254,16 @@ def test_claim_that_a_pod_or_a_deployment_mounts_is_found(user: tuple[Resource, 
         owned("tiny-cache-2"),
         owned("b", deletionTimestamp="x"),
     ]
-    observed = observe_claims(snapshot_of(user, *((PVCS, each) for each in claims)), simulated.model, frozenset())
+    observed = observe_claims(snapshot_of(user, *((PVCS, claim) for claim in claims)), simulated.model, {})
     assert [claim.metadata.name for claim in observed.claims] == ["tiny-cache", "tiny-cache-2"]
     assert observed.mounted == (frozenset({"tiny-cache"}) if is_mounted else frozenset())
-
-
-def test_use_of_an_only_claim_is_found_too() -> None:
-    """A Model whose source was edited while no service uses it has one, which pods that are to go may mount."""
-    user = (DEPLOYMENTS, {"metadata": METADATA, "spec": {"template": {"spec": MOUNTS}}})
-    observed = observe_claims(snapshot_of(user, (PVCS, owned("tiny-cache"))), SimulatedModel().model, frozenset())
-    assert observed.mounted == {"tiny-cache"}
 
 
 def test_claim_that_is_being_deleted_keeps_its_name() -> None:
     """Pods that mount it hold it, and it can be created again only after they have ended."""
     user = (PODS, {"metadata": METADATA, "spec": MOUNTS, "status": {"phase": "Running"}})
     going = owned("tiny-cache", deletionTimestamp="2026-11-21T12:00:00Z")
-    observed = observe_claims(snapshot_of(user, (PVCS, going)), SimulatedModel().model, frozenset())
+    observed = observe_claims(snapshot_of(user, (PVCS, going)), SimulatedModel().model, {})
     assert not observed.claims
     assert observed.leaving == {"tiny-cache"}
     simulated = make_cached()
@@ -311,7 +304,7 @@ class StorageClasses(Client):
 
 
 @pytest.mark.parametrize(
-    ("answer", "size", "found", "reads"),
+    ("answer", "size", "expandable", "reads"),
     [
         ({"allowVolumeExpansion": True}, "2Gi", {"standard"}, 1),
         ({"allowVolumeExpansion": False}, "2Gi", set(), 1),
@@ -324,11 +317,12 @@ class StorageClasses(Client):
     ids=["can grow", "cannot grow", "default", "may not be read", "is gone", "large enough", "no size stated"],
 )
 async def test_storage_class_is_read_only_for_a_volume_that_is_too_small(
-    answer: Obj | Exception, size: str | None, found: set[str], reads: int
+    answer: Obj | Exception, size: str | None, expandable: set[str], reads: int
 ) -> None:
     simulated, client = SimulatedModel(cache=CacheOptions(size=size)), StorageClasses(answer)
     snapshot = snapshot_of((PVCS, owned("tiny-cache")))
-    assert await read_expandable(client, snapshot, simulated.model) == found
+    classes = await read_classes(client, snapshot, simulated.model)
+    assert observe_claims(snapshot, simulated.model, classes).expandable == expandable
     assert len(client.reads) == reads
 
 

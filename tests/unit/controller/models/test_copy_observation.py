@@ -6,18 +6,16 @@ from typing import Any
 import pytest
 
 from controller.controller_options import ControllerOptions
-from controller.models.copy_observation import read_binding
+from controller.models.claims import read_classes
 from controller.models.jobs import Reservation
-from controller.models.observation import observe_model
+from controller.models.observation import ModelInputs, observe_model
 from controller.models.served import Served
 from controller.pod_settings import PodSettings
-from controller.reconcile.indexes import declare_indexes
 from controller.reconcile.plan import Snapshot
 from controller.run import Controller, Item
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.client import Client, Obj
-from kube.errors import Forbidden, NotFound
 from kube.resources import (
     DEPLOYMENTS,
     INFERENCE_SERVICES,
@@ -29,8 +27,7 @@ from kube.resources import (
     ObjectKey,
     Resource,
 )
-from kube.store import Store
-from tests.support.api_objects import NOW, as_model, condition, model, service
+from tests.support.api_objects import NOW, as_model, condition, model, service, store
 from tests.support.watched_controller import CollectingQueue, no_credentials
 
 CACHE = {"scope": "node", "storageClassName": "local"}
@@ -134,53 +131,46 @@ def test_copy_that_fits_concerns_no_other_model(controller: Controller) -> None:
     assert OTHER not in enqueued(controller, MODELS, elsewhere)
 
 
-class StorageClasses(Client):
-    """Answers reads of StorageClasses, and counts them."""
+class CountingClient(Client):
+    """Counts the StorageClasses that are read."""
 
-    def __init__(self, answer: Obj | Exception) -> None:
-        self.answer = answer
+    def __init__(self) -> None:
         self.reads = 0
 
     async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
         assert (resource, name, namespace) == (STORAGE_CLASSES, "local", None)
         self.reads += 1
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-
-def snapshot_of(*claims: Obj, has_service: bool = True) -> Snapshot:
-    store = Store()
-    declare_indexes(store)
-    if has_service:
-        store.put(INFERENCE_SERVICES, service())
-    for claim in claims:
-        store.put(PVCS, claim)
-    return Snapshot(store, NOW)
+        return {}
 
 
 @pytest.mark.parametrize(
-    ("answer", "is_immediate"),
+    ("classes", "is_immediate"),
     [
-        ({"volumeBindingMode": "WaitForFirstConsumer"}, False),
-        ({"volumeBindingMode": "Immediate"}, True),
-        ({}, True),
-        (Forbidden("get", status=403, reason="Forbidden", message="no"), False),
-        (NotFound("get", status=404, reason="NotFound", message="no"), False),
+        ({"local": {"volumeBindingMode": "WaitForFirstConsumer"}}, False),
+        ({"local": {"volumeBindingMode": "Immediate"}}, True),
+        ({"local": {}}, True),
+        ({}, False),
     ],
-    ids=["waits", "immediate", "default", "may not be read", "does not exist"],
+    ids=["waits", "immediate", "default", "was not read"],
 )
-async def test_class_of_copies_has_to_wait_for_the_node(answer: Obj | Exception, is_immediate: bool) -> None:
-    immediate = await read_binding(StorageClasses(answer), snapshot_of(), as_model(model(cache=CACHE)))
-    assert immediate is is_immediate
+def test_class_of_copies_has_to_wait_for_the_node(classes: dict[str, Obj], is_immediate: bool) -> None:
+    inputs = ModelInputs(classes=classes)
+    observed = observe_model(Snapshot(store(), NOW, inputs), TINY.key, as_model(model(cache=CACHE)))
+    assert observed.copies.binds_immediately is is_immediate
 
 
 async def test_class_is_read_only_before_the_first_claim_of_a_service() -> None:
-    client = StorageClasses({})
-    assert not await read_binding(client, snapshot_of(), as_model(model()))
-    assert not await read_binding(client, snapshot_of(claim_of("tiny-cache-1", "tiny")), as_model(model(cache=CACHE)))
-    assert not await read_binding(client, snapshot_of(has_service=False), as_model(model(cache=CACHE)))
-    assert client.reads == 0
+    chat, claim = (INFERENCE_SERVICES, service()), (PVCS, claim_of("tiny-cache-1", "tiny"))
+    copied, whole = as_model(model(cache=CACHE)), as_model(model())
+    for cluster, observed, reads in (
+        (store(chat), copied, 1),
+        (store(chat), whole, 0),
+        (store(chat, claim), copied, 0),
+        (store(), copied, 0),
+    ):
+        client = CountingClient()
+        await read_classes(client, Snapshot(cluster, NOW), observed)
+        assert client.reads == reads
 
 
 def test_replica_is_measured_once_for_each_version_of_its_service_and_models() -> None:
@@ -190,28 +180,27 @@ def test_replica_is_measured_once_for_each_version_of_its_service_and_models() -
         measured.append(found.metadata.name)
         return Reservation()
 
-    store = Store()
-    declare_indexes(store)
+    cluster = store()
     for number in range(3):
-        store.put(INFERENCE_SERVICES, named(service(hardware={"accelerator": "cpu"}), f"chat-{number}"))
-    store.put(MODELS, model(cache=CACHE))
+        cluster.put(INFERENCE_SERVICES, named(service(hardware={"accelerator": "cpu"}), f"chat-{number}"))
+    cluster.put(MODELS, model(cache=CACHE))
 
     def measure() -> list[str]:
         measured.clear()
-        snapshot = Snapshot(store, NOW)
+        snapshot = Snapshot(cluster, NOW)
         model = snapshot.read(MODELS, TINY.key, Model)
         assert model is not None
         assert len(observe_model(snapshot, TINY.key, model, reserve=reserve).copies.consumers) == 3
         return sorted(measured)
 
     assert measure() == ["chat-0", "chat-1", "chat-2"]
-    store.put(PODS, pod())
+    cluster.put(PODS, pod())
     assert measure() == []
     edited = named(service(hardware={"accelerator": "nvidia"}), "chat-1")
     edited["metadata"]["resourceVersion"] = str(next(VERSIONS))
-    store.put(INFERENCE_SERVICES, edited)
+    cluster.put(INFERENCE_SERVICES, edited)
     assert measure() == ["chat-1"]
     inspected = model(cache=CACHE, status={"sizeBytes": 1})
     inspected["metadata"]["resourceVersion"] = str(next(VERSIONS))
-    store.put(MODELS, inspected)
+    cluster.put(MODELS, inspected)
     assert measure() == ["chat-0", "chat-1", "chat-2"]
