@@ -57,7 +57,7 @@ class ControllerHealth:
         """The caches are full."""
 
     async def beat(self) -> None:
-        """Show for ever that the event loop runs."""
+        """Note the time each second, as long as the event loop runs."""
         while True:
             self._beat_at = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
@@ -91,7 +91,7 @@ def metrics_routes(render: Callable[[], bytes]) -> Routes:
 
 @contextlib.contextmanager
 def serve(option: str, address: BindAddress | None, routes: Routes) -> Iterator[BindAddress | None]:
-    """Serve the routes in a thread; returns the address, or None if it is off, or taken: then it is tried again."""
+    """Serve the routes in a thread, in this context; yield the address, or None while it is taken or if it is off."""
     if address is None:
         yield None
         return
@@ -162,4 +162,5 @@ class _ServingThread(threading.Thread):
 
 
 def _ignore_request(make: Callable[[], WholeAnswer]) -> Callable[[object], WholeAnswer]:
+    """Return the route that answers every request with what `make` returns."""
     return lambda _: make()

@@ -104,7 +104,7 @@ def build_queue(
 
 
 def list_waiting_pools(report: RoundReport) -> frozenset[str]:
-    """Return the pools that a unit may use which waits after a round: a failed write leaves it waiting, too."""
+    """Return the pools of the units that still wait after a round, also of those whose admission was not written."""
     admitted = {action.unit.uid for action in report.round.actions if isinstance(action, Admit)}
     waiting = [unit for unit in report.round.queue if unit.uid not in admitted]
     failed = [unit for unit in report.units if unit.uid in report.failures]
@@ -112,7 +112,7 @@ def list_waiting_pools(report: RoundReport) -> frozenset[str]:
 
 
 def list_given_cells(report: RoundReport) -> frozenset[str]:
-    """Return the cells where units are being admitted after a round, though no pod may be there yet."""
+    """Return the cells that a round has given to units, whose pods may not be there yet."""
     admissions = (action for action in report.round.actions if isinstance(action, Admit))
     return report.claimed.union(*(action.cells for action in admissions))
 

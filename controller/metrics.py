@@ -106,12 +106,12 @@ class ControllerMetrics:
         return generate_latest(self.registry)
 
     def follow_store(self, store: Store) -> None:
-        """Count objects by the events of the store from now on."""
+        """Count the objects of the store at each of its changes."""
         store.subscribe(self.objects.count_change)
         self.models.follow_store(store)
 
     def observe_queue(self, depth: Callable[[], int], oldest_seconds: Callable[[], float]) -> None:
-        """Read these whenever the metrics are read, in another thread."""
+        """Call these functions whenever the metrics are read, in another thread."""
         self._depth.labels("controller").set_function(depth)
         self._oldest.labels("controller").set_function(oldest_seconds)
 
@@ -182,7 +182,7 @@ class QueueMetrics:
             self._depth.labels(OTHER_POOLS, priority).set(0)
 
     def set_depths(self, depths: Mapping[tuple[str, Priority], int]) -> None:
-        """Set the number of waiting replicas by pool and priority; one that is absent is 0."""
+        """Set the number of waiting replicas by pool and priority: 0 for pairs that are absent."""
         tally = Tally[tuple[str, Priority]](dict.fromkeys(self._depths, 0))
         for (pool, priority), depth in depths.items():
             tally[self._label_pool(pool), priority] += depth
@@ -201,7 +201,7 @@ class QueueMetrics:
             errors.observe(ratio)
 
     def _label_pool(self, pool: str) -> str:
-        """Return the label of a pool: each new one is a series for ever."""
+        """Return the name of a pool as a label, or `OTHER_POOLS` if many have one: each label is a series for ever."""
         if pool not in self._pools:
             if len(self._pools) >= MOST_POOLS:
                 return OTHER_POOLS
@@ -240,7 +240,7 @@ class ObjectTally:
                     key = (resource.kind, phase)
                     self._tally[key] += step
                     self._gauge.labels(*key).set(self._tally[key])
-        if resource == METAL_PROCESSES and (step := _waits(new) - _waits(old)):
+        if resource == METAL_PROCESSES and (step := _waits_for_host(new) - _waits_for_host(old)):
             self._waiting.inc(step)
 
 
@@ -248,7 +248,7 @@ _COUNTED: Final = frozenset({INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, M
 
 
 def _phase(resource: Resource, obj: Obj | None) -> str | None:
-    """Return the phase of an object; that of a host is what its conditions say."""
+    """Return the phase of an object, for a MetalHost by its conditions; None: there is no object."""
     if obj is None:
         return None
     status = obj.get("status") or {}
@@ -260,5 +260,6 @@ def _phase(resource: Resource, obj: Obj | None) -> str | None:
     return MEMORY_PRESSURE if conditions.get(MEMORY_PRESSURE) == "True" else "Ready"
 
 
-def _waits(obj: Obj | None) -> bool:
+def _waits_for_host(obj: Obj | None) -> bool:
+    """Return whether a MetalProcess has no host yet."""
     return obj is not None and "hostName" not in obj["spec"] and "deletionTimestamp" not in obj["metadata"]

@@ -48,17 +48,17 @@ class OwnedSeries:
         self._values: defaultdict[_Labels, dict[_Owner, float]] = defaultdict(dict)
 
     def put(self, owner: _Owner, values: Mapping[TokenSource, float] | Mapping[_Labels, float]) -> None:
-        """Take the values that an object states now in place of its former ones."""
+        """Replace the values that an object states."""
         before = self._labels.get(owner, frozenset())
         if not before and not values:
             return
         for labels in before - values.keys():
             del self._values[labels][owner]
-            self._show(labels)
+            self._update_series(labels)
         for labels, value in values.items():
             if self._values[labels].get(owner) != value:
                 self._values[labels][owner] = value
-                self._show(labels)
+                self._update_series(labels)
         if values:
             self._labels[owner] = frozenset(values)
         else:
@@ -69,7 +69,8 @@ class OwnedSeries:
         for owner in list(self._labels):
             self.put(owner, {})
 
-    def _show(self, labels: _Labels) -> None:
+    def _update_series(self, labels: _Labels) -> None:
+        """Set a series to the combined value of its objects, or remove it if no object states one."""
         values = self._values[labels].values()
         if values:
             self._gauge.labels(*labels).set(self._combine(values))
@@ -145,17 +146,17 @@ class ModelMetrics:
     def follow_store(self, store: Store) -> None:
         """Keep the series by the events of the store, which has an index of pods by service."""
         self._store = store
-        store.subscribe(self._note_change)
+        store.subscribe(self._update_series_of)
 
     def set_tokens(self, service: ObjectKey, rates: Mapping[TokenSource, float]) -> None:
-        """Take the tokens per second of a service in pods; none: they are unknown."""
+        """Replace the tokens per second of a service in pods; empty: they are unknown."""
         self._tokens.put((INFERENCE_SERVICES, service), rates)
 
     def clear_tokens(self) -> None:
         """Forget all speeds: another replica reads them from now on."""
         self._tokens.clear()
 
-    def _note_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+    def _update_series_of(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
         obj = new or old
         if resource not in _FOLLOWED or obj is None:
             return
@@ -165,8 +166,8 @@ class ModelMetrics:
         elif resource == METAL_PROCESSES:
             self._loads.put(owner, _read_process_load(new))
         elif resource == NODE_FITNESSES:
-            if _find_report(old) != _find_report(new):
-                seen_at = self._freshness.note(owner[1].name, _find_report(new))
+            if _read_report_time(old) != _read_report_time(new):
+                seen_at = self._freshness.note(owner[1].name, _read_report_time(new))
                 reported: dict[_Labels, float] = {} if seen_at is None else {(owner[1].name,): seen_at}
                 self._observed.put(owner, reported)
         else:
@@ -179,6 +180,7 @@ class ModelMetrics:
                     self._loads.put((PODS, object_key(pod)), self._read_pod_load(pod))
 
     def _read_pod_load(self, pod: Obj | None) -> dict[_Labels, float]:
+        """Return the seconds that the engine of a pod took to load; empty if they are not known."""
         if pod is None or self._store is None:
             return {}
         metadata = pod["metadata"]
@@ -212,6 +214,7 @@ def find_pod_load_seconds(pod: Obj) -> float | None:
 
 
 def _read_process_load(process: Obj | None) -> dict[_Labels, float]:
+    """Return the seconds that the engine of a MetalProcess took to load; empty if they are not known."""
     spec, status = (process["spec"], process.get("status") or {}) if process is not None else ({}, {})
     seconds = _measure_seconds(status.get("startedAt"), status.get("readyAt"))
     if process is None or seconds is None or not spec.get("hostName"):
@@ -219,12 +222,13 @@ def _read_process_load(process: Obj | None) -> dict[_Labels, float]:
     return {(process["metadata"]["namespace"], spec["modelName"], spec["hostName"]): seconds}
 
 
-def _find_report(fitness: Obj | None) -> str | None:
+def _read_report_time(fitness: Obj | None) -> str | None:
+    """Return the time of the last report in a NodeFitness, or None."""
     return (fitness.get("status") or {}).get("observedAt") if fitness is not None else None
 
 
 def _read_readiness(service: Obj | None) -> dict[_Labels, float]:
-    """Return whether the condition Ready of a service is True; nothing for one that shall not run."""
+    """Return 1 or 0 for the condition Ready of a service; empty for a service that is suspended or gone."""
     if service is None or (service.get("status") or {}).get("phase") == "Suspended":
         return {}
     metadata, priority = service["metadata"], service["spec"].get("priority", "normal")
@@ -232,7 +236,7 @@ def _read_readiness(service: Obj | None) -> dict[_Labels, float]:
 
 
 def _read_degradation(service: Obj | None) -> dict[_Labels, float]:
-    """Return the conditions of a service that are True and tell of a replica that is slow or does not fit."""
+    """Return 1 for each condition of a service by which a replica is slow or does not fit."""
     if service is None:
         return {}
     metadata = service["metadata"]
@@ -241,13 +245,13 @@ def _read_degradation(service: Obj | None) -> dict[_Labels, float]:
 
 
 def _measure_seconds(begun: str | None, ended: str | None) -> float | None:
-    """Return the time between two moments; None if one is unknown, or they are in another order."""
+    """Return the seconds between two times of the API; None if one is missing, or the second is the earlier one."""
     first, last = _read_time(begun), _read_time(ended)
     return last - first if first is not None and last is not None and last >= first else None
 
 
 def _read_time(text: str | None) -> float | None:
-    """Return a time of the API in seconds since 1970; None if there is none: a node or host states what it likes."""
+    """Return a time of the API in seconds since 1970; None if it is missing or invalid: nodes and hosts write it."""
     try:
         return datetime.fromisoformat(text).timestamp() if text else None
     except (ValueError, OverflowError):

@@ -213,7 +213,7 @@ class Controller:
         )
 
     def _enqueue_services(self, namespaces: Collection[str] = (ALL_NAMESPACES,)) -> None:
-        """Decide services again whose device classes, or estimates in these namespaces, have changed."""
+        """Enqueue the services of these namespaces, by default all, since speeds by device class have changed."""
         for service in self.store.list(INFERENCE_SERVICES):
             key = object_key(service)
             if ALL_NAMESPACES in namespaces or key.namespace in namespaces:
@@ -269,6 +269,7 @@ class Controller:
                     self._enqueue(*item)
 
     async def _compete(self, elector: Elector) -> None:
+        """Lead whenever this replica has the Lease, for ever."""
         while True:
             try:
                 await elector.run(self._lead)
@@ -276,6 +277,7 @@ class Controller:
                 log.warning("leadership_lost", error=str(error))
 
     async def _lead(self) -> None:
+        """List everything, then reconcile and run the leader's tasks until leadership is lost."""
         self._metrics.set_leader(leads=True)
         self._queue = queue = WorkQueue[Item](PAUSE_SECONDS)
         try:
@@ -288,7 +290,7 @@ class Controller:
                 tasks.create_task(self._resync())
                 tasks.create_task(run_workers(queue, self._reconcile, WORKERS, RECONCILE_SECONDS))
                 for task in self._leader_tasks:
-                    tasks.create_task(_forever(task, leading))
+                    tasks.create_task(_run_for_ever(task, leading))
         finally:
             self._queue = None
             self._metrics.set_leader(leads=False)
@@ -360,7 +362,7 @@ class Controller:
         self._enqueue_report(resource, key)
 
     def _enqueue_report(self, resource: Resource, key: ObjectKey) -> None:
-        """Enqueue an object of which only what it reports has changed."""
+        """Enqueue an object whose status alone may change: what was decided about it still holds."""
         if self._queue is not None and key.namespace not in self._withheld:
             stored = self.store.get(resource, key.name, key.namespace or None)
             # In a burst, an object that was never decided goes before those that are decided again.
@@ -400,7 +402,7 @@ def _group_triggers(reconcilers: Iterable[Reconciler]) -> Mapping[Resource, Sequ
     return triggers
 
 
-async def _forever(task: LeaderTask, leading: Leading) -> None:
+async def _run_for_ever(task: LeaderTask, leading: Leading) -> None:
     """Run a leader's task until it is cancelled: a defect in one stops neither the others nor the process."""
     loop, failures = asyncio.get_running_loop(), 0
     while True:

@@ -113,16 +113,16 @@ def _is_allowed(toleration: Toleration, limits: TenantLimits) -> bool:
     refused = (*(() if limits.control_plane else CONTROL_PLANE_TAINTS), *limits.system_taints)
     # An empty key with Exists tolerates every taint.
     is_any = toleration.key == "" and bool(refused)
-    return not is_any and not any(_is_of(toleration.key, taint) for taint in refused)
+    return not is_any and not any(_matches_taint(toleration.key, taint) for taint in refused)
 
 
-def _is_of(key: str, taint: str) -> bool:
+def _matches_taint(key: str, taint: str) -> bool:
     return key == taint or (taint.endswith("/") and key.startswith(taint))
 
 
 def _name_nodes(toleration: Toleration, limits: TenantLimits) -> str:
     """Return the nodes that a toleration is refused for, with the way out."""
-    if any(_is_of(toleration.key, taint) for taint in limits.system_taints):
+    if any(_matches_taint(toleration.key, taint) for taint in limits.system_taints):
         return "nodes that the platform team keeps for itself (--system-taint): name the keys of other taints"
     if limits.control_plane:
         return "every node, also those of --system-taint: name the keys of taints"
@@ -137,5 +137,5 @@ def _describe(toleration: Toleration) -> str:
 
 
 def _begins_with(image: str, prefix: str) -> bool:
-    """Decide whether an image begins with a prefix, of whole names: `a.example` allows no `a.example.com/b`."""
+    """Return whether an image begins with a prefix of whole names: `a.example` allows no `a.example.com/b`."""
     return image.startswith(prefix) and (prefix[-1:] in "/:@" or image[len(prefix) : len(prefix) + 1] in {"", *"/:@"})

@@ -65,9 +65,9 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
         uid = target.metadata.uid
         verified = CachedWeights(name=target.metadata.name, claim=uid, path=path, sha256=facts.sha256)
         placement = volume.place_fetch(model, consumer, inspected.settings)
-        work = volume.fetching(model, facts, target, placement, inspected.settings)
+        work = volume.prepare_fetch(model, facts, target, placement, inspected.settings)
         if model.status.cached == verified:
-            fetched = JobProgress(outcome=DONE, job=jobs.last(work, observed.jobs))
+            fetched = JobProgress(outcome=DONE, job=jobs.name_last_job(work, observed.jobs))
             kept = inspected._replace(facts=volume.keep_fetched(facts, model))
             return _conclude(kept, volumes, fetched, verified=verified)
         if is_needed and (refused := refused_secret(observed)):

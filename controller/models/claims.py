@@ -111,7 +111,7 @@ def _list_readers(snapshot: Snapshot, claim: str) -> list[OwnerReference]:
 
 
 def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
-    """Return the patches that make the readers of a claim, and no other service, its owners beside the Model.
+    """Return the patches by which exactly the services that read a claim own it beside the Model.
 
     Kubernetes deletes an object when its last owner is gone: so the volume of a Model that is deleted stays for the
     services that read it, whose pods may be replaced meanwhile. It takes away owners that are gone by itself; one that
@@ -182,17 +182,17 @@ def decide_volume(
         if observed.claims or name in observed.leaving:
             name = _successor_name(model, path)
         made = new_claim(model, facts, name, path)
-        change = _replacement(name, superseded, holder, cache)
+        change = _describe_replacement(name, superseded, holder, cache)
         return VolumeDecision(holder=holder, create=(made,), superseded=superseded, change=change)
-    change = _replacement(target.metadata.name, superseded, holder, cache)
+    change = _describe_replacement(target.metadata.name, superseded, holder, cache)
     if is_needed and is_too_small(target, cache):
-        change = _growth(target, str(cache.size))
-        return VolumeDecision(target, holder, (), (_grow(target, cache),), superseded, change)
-    return VolumeDecision(target, holder, superseded=superseded, change=_unfinished_growth(target) or change)
+        change = _describe_growth(target, str(cache.size))
+        return VolumeDecision(target, holder, (), (_build_growth_patch(target, cache),), superseded, change)
+    return VolumeDecision(target, holder, superseded=superseded, change=_describe_unfinished_growth(target) or change)
 
 
 def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedClaims) -> tuple[Ref, ...]:
-    """Return the superseded claims that nothing mounts, but not the one that the status names for pods to mount."""
+    """Return the superseded claims to delete: those that nothing mounts and that the status does not name for pods."""
     cached = model.status.cached
     return tuple(
         ref_to(PVCS, claim.metadata)
@@ -221,7 +221,7 @@ def _fits(claim: PersistentVolumeClaim, cache: CacheOptions, expandable: frozens
 
 
 def is_too_small(claim: PersistentVolumeClaim, cache: CacheOptions) -> bool:
-    """Return whether the spec states a larger size than the claim requests and its volume has."""
+    """Return whether the spec states a larger size than the claim requests, and than its volume has."""
     if cache.size is None:
         return False
     return quantity_bytes(cache.size) > max(parse_quantity(size) or 0 for size in (claim.requested, claim.capacity))
@@ -232,7 +232,7 @@ def requested_bytes(claim: PersistentVolumeClaim) -> int:
     return int(parse_quantity(claim.requested) or 0)
 
 
-def _grow(claim: PersistentVolumeClaim, cache: CacheOptions) -> Patch:
+def _build_growth_patch(claim: PersistentVolumeClaim, cache: CacheOptions) -> Patch:
     operations = (
         {"op": "test", "path": "/metadata/uid", "value": claim.metadata.uid},
         {"op": "replace", "path": "/spec/resources/requests/storage", "value": str(cache.size)},
@@ -240,25 +240,25 @@ def _grow(claim: PersistentVolumeClaim, cache: CacheOptions) -> Patch:
     return Patch(ref_to(PVCS, claim.metadata), operations)
 
 
-def _growth(claim: PersistentVolumeClaim, wanted: str) -> tuple[str, str]:
+def _describe_growth(claim: PersistentVolumeClaim, wanted: str) -> tuple[str, str]:
     name, size = claim.metadata.name, claim.capacity or claim.requested
     return "VolumeGrowing", f"PersistentVolumeClaim {name} grows from {size} to {wanted}; pods serve from it meanwhile"
 
 
-def _unfinished_growth(claim: PersistentVolumeClaim) -> tuple[str, str] | None:
-    """Return the growth that the storage driver has not completed, with what it says about it."""
+def _describe_unfinished_growth(claim: PersistentVolumeClaim) -> tuple[str, str] | None:
+    """Return reason and message of a growth that the storage driver has not completed; None: there is none."""
     capacity = parse_quantity(claim.capacity)
     if not claim.is_bound or capacity is None or capacity >= (parse_quantity(claim.requested) or 0):
         return None
-    reason, message = _growth(claim, claim.requested)
+    reason, message = _describe_growth(claim, claim.requested)
     said = next((condition.message for condition in claim.status.conditions if condition.message), "")
     return reason, f"{message} ({said})" if said else message
 
 
-def _replacement(
+def _describe_replacement(
     name: str, superseded: Sequence[PersistentVolumeClaim], holder: CachedWeights | None, cache: CacheOptions
 ) -> tuple[str, str] | None:
-    """Return the replacement of earlier claims by the claim of this name, until they are deleted."""
+    """Return reason and message while the claim of this name replaces others; None: all others are deleted."""
     if not superseded:
         return None
     earlier = ", ".join(sorted(claim.metadata.name for claim in superseded))
@@ -266,12 +266,12 @@ def _replacement(
     old = next((claim for claim in superseded if holder is not None and claim.metadata.uid == holder.claim), None)
     if old is not None:
         served = old.metadata.name
-        why = _replacement_cause(old, cache)
+        why = _explain_replacement(old, cache)
         message += f", because {why}; pods serve from {served} until the weights on the new volume are verified"
     return "VolumeReplaced", f"{message}. {earlier} is deleted when no pod mounts it"
 
 
-def _replacement_cause(old: PersistentVolumeClaim, cache: CacheOptions) -> str:
+def _explain_replacement(old: PersistentVolumeClaim, cache: CacheOptions) -> str:
     storage_class = old.spec.storage_class_name or ""
     if cache.storage_class_name not in {None, storage_class}:
         return f"spec.cache.storageClassName is {cache.storage_class_name} now"
@@ -281,9 +281,9 @@ def _replacement_cause(old: PersistentVolumeClaim, cache: CacheOptions) -> str:
 
 
 def _successor_name(model: Model, path: str) -> str:
-    """Return the name of a claim that another one has to leave free: it depends on all that needs another volume.
+    """Return the name of a claim whose first name is taken, with a digest of all that needs another volume.
 
-    That of an earlier Model of the name may be held by services that read it until this one is verified.
+    Services may still read the claim of an earlier Model of the same name.
     """
     cache = model.spec.cache
     text = "\0".join((model.metadata.uid, path, cache.storage_class_name or "", str(cache.size or "")))

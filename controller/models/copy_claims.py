@@ -71,11 +71,6 @@ class SortedClaims(NamedTuple):
     """Names of the claims of copies that are mounted or that a replica needs."""
 
     @property
-    def going(self) -> int:
-        """Number of the copies that are being made on nodes that take the pods for that."""
-        return sum(not claim.is_refused for claim in self.making)
-
-    @property
     def taken_nodes(self) -> frozenset[str]:
         """Nodes that have, or get, a copy of the wanted weights."""
         return frozenset(claim.node for claim in (*self.ready, *self.making))
@@ -102,7 +97,7 @@ def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
 
 
 def list_ready(surveyed: Iterable[CopyClaim]) -> list[CopyClaim]:
-    """Return the verified copies of the wanted weights, one on each node: the one that is mounted, else the oldest."""
+    """Return the verified copies of the wanted weights, one for each node: a mounted one, else the oldest."""
     verified = (claim for claim in surveyed if claim.copy is not None and claim.fits)
     by_node: dict[str, CopyClaim] = {}
     for claim in sorted(verified, key=lambda claim: not claim.is_mounted):
@@ -111,7 +106,7 @@ def list_ready(surveyed: Iterable[CopyClaim]) -> list[CopyClaim]:
 
 
 def count_demand(consumers: Sequence[CopyConsumer], surveyed: Sequence[CopyClaim]) -> CopyDemand:
-    """Return the number of copies: one for each replica, and one more if the present ones have no place for a replica.
+    """Return the number of copies: one for each replica, and one more if no present copy has room for a replica.
 
     Services share copies, so the one with the most replicas decides. Where pods of earlier weights are about to leave
     their place, a refusal is not final.

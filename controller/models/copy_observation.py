@@ -133,7 +133,7 @@ def observe_copies(
     consumers = (_observe_consumer(snapshot, model, service, reserve, vendors) for service in services)
     return ObservedCopies(
         consumers=[consumer for consumer in consumers if consumer is not None],
-        gone_nodes=frozenset(node for node in nodes | stated if _is_gone(store, node)),
+        gone_nodes=frozenset(node for node in nodes | stated if _is_deleted(store, node)),
         pod_nodes=pod_nodes,
         refused=refused,
         victims=frozenset(victim.claim for node in unused for victim in find_victims(store, node, limit_bytes)),
@@ -145,6 +145,7 @@ def observe_copies(
 def _observe_consumer(
     snapshot: Snapshot, model: Model, service: InferenceService, reserve: Reserve, vendors: Vendors
 ) -> CopyConsumer | None:
+    """Return a service with what its pods need and lack; None: its spec is refused."""
     store, now = snapshot.store, snapshot.now
     namespace, name = service.metadata.namespace, service.metadata.name
     companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
@@ -171,7 +172,7 @@ def _observe_consumer(
         reservation,
         frozenset(refused - ends.keys()),
         min(waits, default=None),
-        frozenset(node for node in nodes if node and not _is_gone(store, node)),
+        frozenset(node for node in nodes if node and not _is_deleted(store, node)),
     )
 
 
@@ -193,8 +194,8 @@ def _has_ended(pod: Obj) -> bool:
     return (pod.get("status") or {}).get("phase") in ENDED
 
 
-def _is_gone(store: Store, node: str) -> bool:
-    """Return whether a node does not exist; if none is known at all, nothing is concluded."""
+def _is_deleted(store: Store, node: str) -> bool:
+    """Return whether a node has been deleted; if the store has no nodes at all, that is not known."""
     return bool(node) and store.count(NODES) > 0 and store.get(NODES, node) is None
 
 
@@ -210,7 +211,7 @@ class StoredCopy(NamedTuple):
 
 
 def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[StoredCopy]:
-    """Return the copies of one node that are evicted, so that the others take at most `limit_bytes` if possible."""
+    """Return the copies of one node to evict, so that the others take at most `limit_bytes` if possible."""
     copies = list(copies)
     total, victims = sum(copy.size_bytes for copy in copies), []
     for copy in sorted(copy for copy in copies if copy.unused_since):
@@ -221,7 +222,7 @@ def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[Store
 
 
 def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[StoredCopy]:
-    """Return the copies that are evicted from a node, whose limit the administrator states, or its disk."""
+    """Return the copies to evict from a node, by the administrator's limit and by the shortages of its disk."""
     short = decode_stored(store, MODELS, store.by_index(MODELS, SHORTAGE_INDEX, node), Model)
     limits = [shortage.keep_bytes for model in short for shortage in model.status.shortages if shortage.node == node]
     if limit_bytes is not None:
@@ -230,6 +231,7 @@ def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[Store
 
 
 def _list_copies(store: Store, node: str) -> list[StoredCopy]:
+    """Return the verified copies of all Models on a node."""
     models = decode_stored(store, MODELS, store.by_index(MODELS, NODE_INDEX, node), Model)
     return [
         StoredCopy(
@@ -242,13 +244,13 @@ def _list_copies(store: Store, node: str) -> list[StoredCopy]:
 
 
 def models_of_victims(store: Store, model: Obj, limit_bytes: int | None) -> list[ObjectKey]:
-    """Return the Models with a copy that is evicted from one of the nodes of this Model."""
-    nodes = {entry["node"] for entries in read_space(model) for entry in entries}
+    """Return the Models with a copy to evict from one of the nodes of this Model."""
+    nodes = {entry["node"] for entries in read_copies(model) for entry in entries}
     return sorted({victim.model for node in nodes for victim in find_victims(store, node, limit_bytes)})
 
 
-def read_space(model: Obj) -> list[list[Obj]]:
-    """Return what the eviction of other Models' copies depends on."""
+def read_copies(model: Obj) -> list[list[Obj]]:
+    """Return the copies and shortages of a Model, by which copies of other Models are evicted."""
     status = model.get("status") or {}
     return [status.get("copies") or [], status.get("shortages") or []]
 
@@ -267,8 +269,8 @@ def models_of_mounts(store: Store, user: Obj) -> list[ObjectKey]:
     return sorted(keys)
 
 
-def mounts(user: Obj) -> object:
-    """Return what copies depend on of a pod or a Deployment: what it mounts, and whether it has a place."""
+def read_mounts(user: Obj) -> object:
+    """Return the claims that a pod or a Deployment mounts, and whether the pod waits for a node."""
     spec = user.get("spec") or {}
     if "template" in spec:
         return mounted_claims(spec["template"].get("spec") or {})

@@ -53,7 +53,7 @@ NO_PODS: Final = ObservedPods()
 
 
 def wait_for_pod(job: Obj, pods: Sequence[Obj], now: datetime) -> float | None:
-    """Return the seconds after which a Job that goes on is looked at for its pod; None if it has one."""
+    """Return the seconds until a Job is checked for a refusal of its pod; None if it has a pod."""
     created = job["metadata"].get("creationTimestamp")
     if pods or created is None:
         return None
@@ -63,8 +63,8 @@ def wait_for_pod(job: Obj, pods: Sequence[Obj], now: datetime) -> float | None:
 async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -> Mapping[str, str]:
     """Return why the pods of an object's Jobs are refused, by the uid of the Job.
 
-    While Events cannot be read nothing is known of it, and the object is decided all the same: without the right to, or
-    when their store does not answer, which may be another one than that of all other objects.
+    If Events cannot be read, the object is decided without them: the controller may lack the right, or the store of
+    Events, which may be another one than that of other objects, does not answer.
     """
     namespace, problems = owner.namespace, dict[str, str]()
     jobs = snapshot.children(JOBS, namespace, owner.uid)
@@ -89,7 +89,7 @@ async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -
 
 
 def advise_on_refusal(words: str) -> str:
-    """Return the API server's words about a pod that it refuses, with the way out if they do not show it."""
+    """Return the API server's words about a pod that it refuses; for a quota of limits with the way out."""
     if _LIMIT_MISSING not in words:
         return words
     return (
@@ -99,6 +99,7 @@ def advise_on_refusal(words: str) -> str:
 
 
 def _lacks_pod(job: Obj, snapshot: Snapshot) -> bool:
+    """Return whether a Job has had no pod although it is old enough for one."""
     metadata = job["metadata"]
     created = metadata.get("creationTimestamp")
     if created is None or _age_seconds(created, snapshot.now) < PODLESS_SECONDS or "deletionTimestamp" in metadata:
@@ -117,6 +118,7 @@ def _lacks_pod(job: Obj, snapshot: Snapshot) -> bool:
 
 
 def _keep_words(event: Obj) -> Obj:
+    """Return the note of an Event, cut to the length of a message, and its last time."""
     series = event.get("series") or {}
     metadata = event["metadata"]
     times = (series.get("lastObservedTime"), event.get("deprecatedLastTimestamp"), event.get("eventTime"))

@@ -141,15 +141,15 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         digest = hashlib.sha256(f"{self.digest()}\0{attempt}".encode()).hexdigest()
         return f"{self.owner.name}-{self.verb}-{digest[:8]}"
 
-    def read(self, attempt: Obj, pods: Sequence[Obj], now: datetime) -> "JobOutcome":
+    def read_attempt(self, attempt: Obj, pods: Sequence[Obj], now: datetime) -> "JobOutcome":
         """Return the outcome of an attempt so far; `pods` are those of the Job."""
-        outcome = read(attempt, pods, now)
+        outcome = read_outcome(attempt, pods, now)
         if outcome.reason == _STORAGE_FAILED and self.claim:
             of_class = f"of StorageClass {self.storage_class}" if self.storage_class else "of no StorageClass"
             volume = f"the volume is that of PersistentVolumeClaim {self.claim}, {of_class}"
             return msgspec.structs.replace(outcome, message=f"{outcome.message}; {volume}")
         # A Job cannot be changed: another one is made with what this one lacks.
-        created = _time(attempt["metadata"].get("creationTimestamp"))
+        created = _parse_time(attempt["metadata"].get("creationTimestamp"))
         placed = (attempt["metadata"].get("annotations") or {}).get(ANNOTATION_PLACED, "")
         if outcome.reason == _UNSCHEDULABLE and self.digest_placement() != placed:
             return msgspec.structs.replace(outcome, state="Broken", ended=created)
@@ -169,7 +169,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(placed, order="sorted")).hexdigest()[:16]
 
     def _advise_on_pull(self, job: str) -> str:
-        """Return the way out for a Job whose node cannot pull its image, whatever the registry's words for that."""
+        """Return the way out for a Job whose node cannot pull its image."""
         namespace, names = self.owner.namespace, " or ".join(self.image_pull_secrets) or "NAME"
         start = "" if self.image_pull_secrets else "starts `pomona controller` with --image-pull-secret NAME and "
         return (
@@ -219,12 +219,13 @@ class _Ended(NamedTuple):
 
 
 def proceed(work: Work, jobs: Sequence[Obj], pods: ObservedPods, now: datetime) -> JobProgress:
-    """Start the work, wait for it, or retry it after a back-off, for ever."""
+    """Return the next step of a work: start it, wait for it, or retry it after a back-off, for ever."""
     current = _find_current(work, jobs)
     if current is None:
         return _start(work, 0, JobOutcome(state="Going"))
     attempt = _attempt(current)
-    outcome = _read_refusal(work.read(current, pods.find(current), now), pods.refusals.get(current["metadata"]["uid"]))
+    outcome = work.read_attempt(current, pods.find(current), now)
+    outcome = _read_refusal(outcome, pods.refusals.get(current["metadata"]["uid"]))
     progress = JobProgress(outcome=outcome, job=work.name(attempt))
     if outcome.state == "Going":
         again = LOST_SECONDS if has_ended(current) else wait_for_pod(current, pods.find(current), now)
@@ -248,6 +249,7 @@ def _read_refusal(outcome: JobOutcome, words: str | None) -> JobOutcome:
 
 
 def _start(work: Work, attempt: int, outcome: JobOutcome) -> JobProgress:
+    """Return the progress with the Job of an attempt to create; it fails without an image for Jobs."""
     if not work.image:
         message = "the controller has no image for the Job that this needs: start `pomona controller` with --image"
         return JobProgress(outcome=JobOutcome(state="Failed", reason=NO_IMAGE, message=message))
@@ -266,27 +268,27 @@ def _find_current(work: Work, jobs: Iterable[Obj]) -> Obj | None:
     return max(attempts, key=_attempt, default=None)
 
 
-def last(work: Work, jobs: Iterable[Obj]) -> str:
+def name_last_job(work: Work, jobs: Iterable[Obj]) -> str:
     """Return the name of the last Job of a finished work, which is kept as a record; empty if there is none."""
     current = _find_current(work, jobs)
     return "" if current is None else current["metadata"]["name"]
 
 
-def verb(job: Obj) -> str:
+def read_verb(job: Obj) -> str:
     """Return the verb of a Job: inspect or fetch."""
     name: str = job["spec"]["template"]["spec"]["containers"][0]["name"]
     return name
 
 
-def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
+def read_outcome(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     """Return the outcome of a Job, from its conditions and its newest pod."""
     pod = max(pods, key=lambda candidate: candidate["metadata"]["creationTimestamp"], default=None)
-    ended = _ended(job)
+    ended = _find_end(job)
     if ended is not None and ended.reason == DEADLINE_EXCEEDED:
         return JobOutcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
     containers = (pod.get("status", {}).get("containerStatuses") if pod is not None else None) or [{}]
     if (state := containers[0].get("state", {}).get("terminated")) is not None:
-        return _read_end(state, ended)
+        return _read_terminated(state, ended)
     if ended is None:
         return read_waiting(pod) if pod is not None else JobOutcome(state="Going")
     if now < ended.when + timedelta(seconds=LOST_SECONDS):
@@ -295,8 +297,9 @@ def read(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
     return JobOutcome(state="Broken", reason="ResultLost", message=message, ended=ended.when)
 
 
-def _read_end(state: Obj, ended: _Ended | None) -> JobOutcome:
-    when = ended.when if ended else _time(state.get("finishedAt"))
+def _read_terminated(state: Obj, ended: _Ended | None) -> JobOutcome:
+    """Return the outcome by the termination message of the Job's container."""
+    when = ended.when if ended else _parse_time(state.get("finishedAt"))
     said = state.get("message") or ""
     try:
         answer = msgspec.json.decode(said, type=JobResult)
@@ -333,19 +336,20 @@ def read_waiting(pod: Obj) -> JobOutcome:
 
 def has_ended(job: Obj) -> bool:
     """Return whether a Job has succeeded or failed."""
-    return _ended(job) is not None
+    return _find_end(job) is not None
 
 
-def _ended(job: Obj) -> _Ended | None:
+def _find_end(job: Obj) -> _Ended | None:
+    """Return the condition by which a Job has succeeded or failed, or None."""
     for condition in job.get("status", {}).get("conditions", []):
         if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
-            when = _time(condition.get("lastTransitionTime"))
+            when = _parse_time(condition.get("lastTransitionTime"))
             return _Ended(condition["type"], condition.get("reason", ""), condition.get("message", ""), when)
     return None
 
 
-def _time(text: str | None) -> datetime:
-    """Return a time of a status; whoever may write that can state one after which there is none."""
+def _parse_time(text: str | None) -> datetime:
+    """Return a time of a status; anybody who may write the status can state a time near the last possible one."""
     return min(datetime.fromisoformat(text), _LATEST) if text else datetime.fromtimestamp(0, UTC)
 
 
@@ -426,7 +430,7 @@ def _container(work: Work) -> Obj:
 
 
 def _resources(reservation: Reservation) -> Obj:
-    """Return what a Job needs, and whatever it reserves beyond that."""
+    """Return the resources of a Job's container: those that Pomona needs, or the reserved ones where they are more."""
     requests = {"cpu": "100m", "memory": "128Mi"}
     for name, quantity in reservation.requests.items():
         requests[name] = _larger(quantity, requests.get(name, "0"))

@@ -197,7 +197,7 @@ class _CopyPlan(NamedTuple):
         self, claim: CopyClaim, placement: Placement, reservation: Reservation, *, holds_devices: bool = False
     ) -> Work:
         model, facts, settings = self.inspected.model, self.inspected.facts, self.inspected.settings
-        return volume.fetching(
+        return volume.prepare_fetch(
             model, facts, claim.claim, placement, settings, reservation=reservation, holds_devices=holds_devices
         )
 
@@ -217,12 +217,13 @@ class _CopyPlan(NamedTuple):
             for copy in self.claims.ready
             for held in (False, True)
         )
-        return [JobProgress(outcome=DONE, job=jobs.last(work, self.inspected.observed.jobs)) for work in works]
+        return [JobProgress(outcome=DONE, job=jobs.name_last_job(work, self.inspected.observed.jobs)) for work in works]
 
     def new_claims(self) -> Iterator[tuple[Resource, Obj]]:
         """Yield the claims to create: where pods serve something else, and one whose node the scheduler chooses."""
         claims, model, observed = self.claims, self.inspected.model, self.inspected.observed.claims
-        lacking = max(0, min(self.demand.number - len(claims.ready), MOST_FETCHES) - claims.going)
+        going = sum(not claim.is_refused for claim in claims.making)
+        lacking = max(0, min(self.demand.number - len(claims.ready), MOST_FETCHES) - going)
         marks = [{NODE: node} for node in self.replaced[:lacking]]
         if lacking > len(marks) and not claims.unplaced:
             marks.append({})

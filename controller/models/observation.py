@@ -132,7 +132,7 @@ def _read_age(obj: Obj) -> tuple[str, str]:
 
 
 def _list_placed(service: InferenceService, model: Model) -> Iterator[InferenceService]:
-    """Yield a service as it is on each of its accelerators: the one that is stated, or those that were chosen."""
+    """Yield a service for each of its accelerators, stated or chosen, with its replicas there."""
     hardware, status, spec = service.spec.hardware, service.status, service.spec
     if hardware.accelerator in {None, AUTO_ACCELERATOR} and status.choice is not None:
         for share in status.choice.accelerators:
@@ -144,7 +144,7 @@ def _list_placed(service: InferenceService, model: Model) -> Iterator[InferenceS
 
 
 def read_placement(service: Obj) -> object:
-    """Return what a Model reads of a service: what users decide, and the pods that were chosen for it."""
+    """Return the fields of a service that a decision about its Model reads: the spec, and the replicas in pods."""
     status = service.get("status") or {}
     shares = (status.get("choice") or {}).get("accelerators", ())
     in_pods = [(share["accelerator"], share.get("replicas", 0)) for share in shares if share["accelerator"] != METAL]

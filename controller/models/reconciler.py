@@ -18,7 +18,7 @@ from controller.models.copy_observation import (
     Reserve,
     models_of_mounts,
     models_on_node,
-    mounts,
+    read_mounts,
     reserve_nothing,
 )
 from controller.models.decision import (
@@ -87,8 +87,8 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
             Trigger(PODS, model_of_pod, everything),
             Trigger(INFERENCE_SERVICES, models_of_service, read_placement),
             Trigger(MODELS, models_served_beside, all_but_status),
-            Trigger(MODELS, models_of_victims, copy_observation.read_space),
-            *(Trigger(resource, models_of_mounts, mounts) for resource in (PODS, DEPLOYMENTS)),
+            Trigger(MODELS, models_of_victims, copy_observation.read_copies),
+            *(Trigger(resource, models_of_mounts, read_mounts) for resource in (PODS, DEPLOYMENTS)),
             Trigger(NODES, models_on_node, existence),
         ),
     )
@@ -124,11 +124,11 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             decision,
             phase="Failed" if progress.outcome.state == "Failed" else "Pending",
             works=[progress],
-            undecided=[job for job in observed.jobs if jobs.verb(job) == "fetch"],
+            undecided=[job for job in observed.jobs if jobs.read_verb(job) == "fetch"],
         )
     is_watched = refresh.is_watched(model)
     # An edit takes the answer of a Job that is kept. That of a source which moves may be out of date by then.
-    kept = "" if is_watched else jobs.last(volume.inspection(model, settings), observed.jobs)
+    kept = "" if is_watched else jobs.name_last_job(volume.prepare_inspection(model, settings), observed.jobs)
     facts, progress = volume.read_facts(model), JobProgress(outcome=DONE, job=kept)
     inspected = InspectedModel(model, observed, settings, now, facts, progress)
     if refused or not is_watched:
@@ -146,9 +146,9 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
 def _inspect(
     model: Model, observed: ObservedModel, settings: PodSettings, now: datetime, last_checked: str = ""
 ) -> JobProgress:
-    """Read the artifact's header by a Job; `last_checked` is that of `volume.inspection`."""
+    """Read the artifact's header by a Job; `last_checked` is that of `volume.prepare_inspection`."""
     placement = volume.place_inspection(model, observed.consumer, observed.undecided, settings)
-    work = volume.inspection(model, settings, placement=placement, last_checked=last_checked)
+    work = volume.prepare_inspection(model, settings, placement=placement, last_checked=last_checked)
     return jobs.proceed(work, observed.jobs, observed.pods, now)
 
 
@@ -181,6 +181,7 @@ def _needs_no_job(model: Model, source: Source, observed: ObservedModel, setting
 
 
 def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
+    """Return the decision about a Model that is inspected by the hosts or the Ollama that serve it."""
     ready = "only a host that has the file can read it: the host's agent inspects it, and rejects it if it does not fit"
     cached = "pods cannot read a file:// source: set hardware.accelerator to metal, or use an hf:// or https:// source"
     if source.scheme == "ollama":
@@ -236,7 +237,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
 
 
 def _waits_for_weights(decision: ModelDecision) -> bool:
-    """Return whether the writes of a decision are about weights that pods need."""
+    """Return whether a decision writes something for weights that pods need."""
     makes = bool(decision.create) or any(work.create for work in decision.works)
     return makes and not any(condition["reason"] == "NoConsumers" for condition in decision.conditions)
 

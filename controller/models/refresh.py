@@ -75,7 +75,7 @@ def check_source(
 ) -> SourceCheck:
     """Decide about the next check of a source that is watched; `facts` are those of the last one.
 
-    `inspect` inspects the source once for each time of the check before.
+    `inspect` gets the time of the last check, and inspects the source once for each such time.
     """
     earlier, last_checked = find(model.status.conditions, REFRESHED), model.status.last_checked
     conditions = [msgspec.to_builtins(earlier)] if earlier else []
@@ -100,6 +100,7 @@ def check_source(
 
 
 def _wait(seconds: float) -> JobProgress:
+    """Return the progress of a check that is due after some seconds."""
     return JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=seconds)
 
 

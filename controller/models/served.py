@@ -142,7 +142,7 @@ def own_claim(model: Model) -> str | None:
 
 @functools.lru_cache(maxsize=_SOURCES_KEPT)
 def _own_place(text: str) -> tuple[str, str]:
-    """Return claim and folder of a pvc:// source; empty for any other, and for one that is invalid."""
+    """Return claim and folder of a valid pvc:// source; two empty strings for any other source."""
     try:
         source = parse(text) if scheme_of(text) == "pvc" else None
     except SourceError:

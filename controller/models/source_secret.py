@@ -54,7 +54,7 @@ def is_source_secret(secret: Obj) -> bool:
 
 
 def required_keys(model: Model) -> KeyAlternatives:
-    """Return the keys that the Secret of a Model needs: those of one of the alternatives."""
+    """Return the alternative sets of keys, one of which the Secret of a Model needs."""
     if scheme_of(model.spec.source) == "s3":
         return (REQUIRED_VARIABLES,)
     is_image = scheme_of(model.spec.source) == "oci"
@@ -62,7 +62,7 @@ def required_keys(model: Model) -> KeyAlternatives:
 
 
 def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlternatives = ((KEY,),)) -> SecretVerdict:
-    """Decide whether the Secret of this name, or None, may be used, and how its owner can give it to sources.
+    """Decide whether a Secret may be sent to sources; the verdict explains what its owner can do. None: there is none.
 
     `required` is the result of `required_keys`.
     """

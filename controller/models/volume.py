@@ -54,19 +54,19 @@ def take_answer(model: Model, answer: ModelFacts) -> ModelFacts:
 
 
 def take_fetched(facts: ModelFacts, answer: ModelFacts) -> ModelFacts:
-    """Return the facts with those of the header that arrived."""
+    """Return the facts with those of the header that was fetched."""
     return msgspec.structs.replace(facts, gguf=answer.gguf, layout=answer.layout, format=answer.format or facts.format)
 
 
 def keep_fetched(facts: ModelFacts, model: Model) -> ModelFacts:
-    """Return the facts with those of the status, if these were read from the weights that are on the volume."""
+    """Return the facts with those that the status has of fetched weights, if the revision is the same."""
     status = model.status
     if status.revision != facts.revision:
         return facts
     return msgspec.structs.replace(facts, gguf=status.gguf, layout=status.layout)
 
 
-def inspection(
+def prepare_inspection(
     model: Model,
     settings: PodSettings,
     *,
@@ -75,7 +75,7 @@ def inspection(
 ) -> Work:
     """Return the work that reads the artifact's header.
 
-    `last_checked` distinguishes later checks of a moving source: the time of the one before.
+    `last_checked`, the time of the last check of a moving source, makes the next check another work.
     """
     spec, claim = model.spec, own_claim(model)
     verified = ("--sha256", spec.sha256) if spec.sha256 else ()
@@ -93,7 +93,7 @@ def inspection(
 
 
 def _prepare_work(model: Model, settings: PodSettings, verb: Literal["inspect", "fetch"], more: Sequence[str]) -> Work:
-    """Return a work with what any work reads of the Model and the settings, and with these further arguments."""
+    """Return a work with all that inspection and fetch have in common; `more` are its further arguments."""
     spec, is_image = model.spec, scheme_of(model.spec.source) == "oci"
     secret = spec.source_secret_ref.name if spec.source_secret_ref else None
     mirrors = tuple(argument for mirror in spec.mirrors for argument in ("--mirror", mirror))
@@ -112,7 +112,7 @@ def _prepare_work(model: Model, settings: PodSettings, verb: Literal["inspect", 
     )
 
 
-def fetching(
+def prepare_fetch(
     model: Model,
     facts: ModelFacts,
     claim: PersistentVolumeClaim,
@@ -124,8 +124,8 @@ def fetching(
 ) -> Work:
     """Return the download onto the claim's volume; a volume that waits for its first pod is created for this one.
 
-    With a `reservation` the claim is for one node, whatever the placement. One with devices is another work,
-    of a Job that another one replaces when the volume has a node.
+    With a `reservation` the claim is for one node, whatever the placement. A Job that holds devices until the volume
+    has a node, and the Job that goes on without them, are two works.
     """
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     revision = ("--revision", facts.revision) if facts.revision else ()
@@ -164,7 +164,7 @@ def place_inspection(
     find_undecided: Callable[[], InferenceService | None],
     settings: PodSettings,
 ) -> Placement:
-    """Return the placement of an inspection: it tolerates what the pods of a service do that will serve the Model.
+    """Return the placement of an inspection, which tolerates the taints that pods of the Model's service tolerate.
 
     Only the volume of a claim may be out of reach of some nodes. `find_undecided` returns a service whose accelerator
     is chosen after the Model is inspected, so that it may be any.
@@ -200,12 +200,13 @@ def sufficient_size(facts: ModelFacts) -> str:
 
 
 def is_settling(claim: PersistentVolumeClaim, now: datetime) -> bool:
-    """Return whether a claim may be bound soon: the scheduler backs off from a pod that is created before that."""
+    """Return whether a new claim may still bind by itself: the scheduler backs off from a pod that is made earlier."""
     age = (now - datetime.fromisoformat(claim.metadata.creation_timestamp)).total_seconds()
     return not claim.is_bound and 0 <= age < SETTLING_SECONDS
 
 
 def _secret_variables(model: Model) -> tuple[SecretVariable, ...]:
+    """Return the environment variables by which `pomona` gets the credentials of the Model's source."""
     if scheme_of(model.spec.source) == "s3":
         required = (SecretVariable(name, name) for name in REQUIRED_VARIABLES)
         return (*required, *(SecretVariable(name, name, optional=True) for name in OPTIONAL_VARIABLES))

@@ -44,7 +44,7 @@ class PoolBoard:
         store.subscribe(self._take_change)
 
     def update(self, report: RoundReport) -> None:
-        """Take the units of a round: there is one after each change of a unit."""
+        """Take the units of a round of the queue; each change of a unit is followed by a round."""
         self._units, self._has_units = report.units, True
         self._changed.set()
 
@@ -55,7 +55,7 @@ class PoolBoard:
         return self._standings.get(pool)
 
     async def run(self, _leading: object) -> None:
-        """Measure for ever."""
+        """Measure all pools after each change, for ever."""
         loop = asyncio.get_running_loop()
         self._units, self._has_units, self._measured_of, self._standings = (), False, None, {}
         while True:

@@ -85,7 +85,7 @@ def encode_answer(uid: str, answer: PreflightAnswer = ALLOWED) -> bytes:
 
 
 def _convert(obj: dict[str, Any] | None) -> InferenceService | None:
-    """Return a service without its status; None if it is not there, or is not understood."""
+    """Return a service without its status; None if there is none, or it cannot be decoded."""
     if obj is None:
         return None
     try:

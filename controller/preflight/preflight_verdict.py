@@ -180,21 +180,22 @@ def judge_fit(facts: FitFacts) -> FitVerdict:
 
 
 def _judge(facts: FitFacts | None) -> FitVerdict:
+    """Return the verdict on facts, which are None while the controller reads the cluster."""
     return judge_fit(facts) if facts is not None else FitVerdict("unknown", NOT_COMPLETE)
 
 
 def _wants_replicas(service: InferenceService) -> bool:
-    """Return whether a service is to run: one that is suspended, scaled to zero or being deleted asks for nothing."""
+    """Return whether a service wants replicas: it is not suspended, scaled to zero or being deleted."""
     return wanted_replicas(service) > 0 and service.metadata.deletion_timestamp is None
 
 
 def _list_demands(service: InferenceService) -> dict[str, object]:
-    """Return the fields of a spec by which it fits or not."""
+    """Return the fields of a spec that decide whether a service fits."""
     return {name: value for name, value in msgspec.structs.asdict(service.spec).items() if name not in CHOOSES_NOTHING}
 
 
 def _certainly_fails(speed: ClassSpeed, least_tokens_per_second: float | None) -> bool:
-    """Return whether no replica can be on a class; what is unknown of it may turn out well."""
+    """Return whether it is certain that no replica can run on a device class."""
     if speed.fit == "too_tight" or (speed.refusal == "TooSlow" and speed.source == "Measured"):
         return True
     if speed.refusal == "TooSlow":

@@ -107,7 +107,7 @@ class Executor:
             await self._recorder.event(observed, event.type, event.reason, event.note, event.action)
 
     async def _write_labels(self, resource: Resource, key: ObjectKey, labels: Mapping[str, str]) -> float | None:
-        """Write the discovery labels; return the seconds until another try, or None: 0 if somebody else wrote them."""
+        """Write the discovery labels; return the seconds until the next try, 0 after another change, or None."""
         observed = self._find(resource, key)
         desired = desired_labels(resource, labels, observed) if observed is not None else None
         if desired is None:

@@ -126,7 +126,7 @@ def _owners(obj: Obj) -> list[str]:
 
 
 def _value_at(*path: str, in_namespace: bool = True) -> IndexKeys:
-    """Return the function that returns the value of a field, by default with the namespace of the object."""
+    """Return the keys of an index by the value of a field, by default with the namespace of the object."""
 
     def keys(obj: Obj) -> list[str]:
         value: Any = obj
@@ -231,7 +231,7 @@ def stated_addresses(host: Obj) -> list[str]:
     return [address] if address else []
 
 
-def _orders(host: Obj) -> list[str]:
+def _find_orders(host: Obj) -> list[str]:
     spec = host.get("spec") or {}
     evicts = any(taint.get("effect") == "NoExecute" for taint in spec.get("taints") or ())
     return [HAS_ORDERS] if spec.get("drain") or evicts else []
@@ -254,7 +254,7 @@ INDEXES: Final[Mapping[Resource, Mapping[str, IndexKeys]]] = {
         GATE_INDEX: _service_of_gated_pod,
         KUEUE_INDEX: _kueue_queue_of_pod,
     },
-    METAL_HOSTS: {ADDRESS_INDEX: stated_addresses, ORDERS_INDEX: _orders},
+    METAL_HOSTS: {ADDRESS_INDEX: stated_addresses, ORDERS_INDEX: _find_orders},
     METAL_PROCESSES: {
         OWNER_INDEX: _owners,
         HOST_INDEX: _value_at("spec", "hostName", in_namespace=False),

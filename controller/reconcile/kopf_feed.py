@@ -148,7 +148,7 @@ async def _run_kopf(
     stop, outcome = asyncio.Event(), Future[None]()
 
     def deliver(resource: Resource, event: kopf.RawEvent) -> None:
-        ours.call_soon_threadsafe(_put, store, resource, event, relisted)
+        ours.call_soon_threadsafe(_store_event, store, resource, event, relisted)
 
     def run() -> None:
         try:
@@ -172,11 +172,12 @@ async def _run_kopf(
 
 
 def _log_in_one_line(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log an error of a task of kopf: what ends kopf is raised to us too, and reported there with its traceback."""
+    """Log an error of a task of kopf without its traceback: `follow` logs the one that ends kopf, with it."""
     log.warning("kopf_task_failed", message=context["message"], error=repr(context.get("exception")))
 
 
-def _put(store: Store, resource: Resource, event: kopf.RawEvent, relisted: asyncio.Event) -> None:
+def _store_event(store: Store, resource: Resource, event: kopf.RawEvent, relisted: asyncio.Event) -> None:
+    """Put one event of kopf into the store; set `relisted` if it belongs to a list."""
     if event["type"] is None:  # an object of a list
         relisted.set()
     obj: Obj = dict(event["object"])

@@ -62,6 +62,7 @@ class OptionalKind:
                 await asyncio.sleep(DISCOVERY_SECONDS)
 
     async def _watch_while_served(self, client: Client, store: Store, namespaces: Collection[str | None]) -> None:
+        """Watch the kind in these namespaces until others can be read, and remove its objects from the store then."""
         log.info("optional_kind_found", resource=str(self.resource))
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -87,6 +88,7 @@ class OptionalKind:
         log.info("optional_kind_changed", resource=str(self.resource))
 
     async def _wait_until_changed(self, client: Client, namespaces: Collection[str | None]) -> None:
+        """Wait until two discoveries, one after the other, do not find these namespaces."""
         refusals = 0
         while refusals <= 1:
             await asyncio.sleep(RETRY_SECONDS if refusals else DISCOVERY_SECONDS)

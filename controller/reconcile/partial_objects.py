@@ -62,6 +62,7 @@ Fields = Mapping[str, "Fields | None"]
 
 
 def _only(*names: str, **nested: Fields) -> Fields:
+    """Return fields that are kept whole, and fields of which a part is kept."""
     return {**dict.fromkeys(names), **nested}
 
 
@@ -118,7 +119,7 @@ class _SharedEntries:
         self._shared: dict[bytes, Obj] = {}
 
     def reduce(self, part: Callable[[Obj], Obj], obj: Obj) -> Obj:
-        """Return a part of the object; what equals a part of another object is kept once."""
+        """Return the part of an object that is kept; strings and entries that other objects have too are shared."""
         reduced = part(obj)
         metadata = reduced["metadata"]
         entries = [self._share(entry) for entry in metadata.get("managedFields", ())]
@@ -145,7 +146,7 @@ def declare_partial_objects(store: Store) -> None:
 
 
 def _intern(value: Any) -> Any:
-    """Return JSON whose equal strings are one object: names, uids and the keys of fields stand in many objects."""
+    """Return the same JSON, in which equal strings are one object in memory."""
     if type(value) is str:
         return sys.intern(value) if len(value) <= _LONGEST_SHARED else value
     if type(value) is dict:
@@ -154,7 +155,7 @@ def _intern(value: Any) -> Any:
 
 
 def _keep(value: Any, fields: Fields | None) -> Any:
-    """Return the fields of JSON that are kept; of a list those of each item, without items that have none."""
+    """Return the fields of a JSON value that are kept; of a list those of each item, without items that have none."""
     if fields is None or value is None:
         return value
     if isinstance(value, list):
@@ -167,7 +168,7 @@ def _unmanaged(obj: Obj) -> Obj:
 
 
 def _managed_by_us(obj: Obj) -> Obj:
-    """Return the object with what we applied, and without a copy of itself that kubectl put into it."""
+    """Return the object with our entries of managedFields only, and without the copy of itself that kubectl adds."""
     entries = [
         entry
         for entry in obj["metadata"].get("managedFields", ())
@@ -182,7 +183,7 @@ def _managed_by_us(obj: Obj) -> Obj:
 
 
 def _of_process(obj: Obj) -> Obj:
-    """Return a MetalProcess with the time of its last report: a rejection counts from it."""
+    """Return a MetalProcess with the time of its last report, from which the back-off of a rejection counts."""
     kept = _managed_by_us(obj)
     entries = [entry for entry in obj["metadata"].get("managedFields", ()) if entry.get("subresource") == "status"]
     kept["metadata"]["managedFields"] += _keep(entries, _only("subresource", "time"))
@@ -190,6 +191,7 @@ def _of_process(obj: Obj) -> Obj:
 
 
 def _of_pod(obj: Obj) -> Obj:
+    """Return a pod with the fields that decisions read."""
     kept: Obj = {"spec": {}, "status": {}, **_keep(_unmanaged(obj), _POD)}
     spec, status = kept["spec"] or {}, kept["status"] or {}
     if spec.get("nodeName"):
@@ -210,6 +212,7 @@ def _keep_annotations(metadata: Obj, names: Fields) -> Obj:
 
 
 def _of_deployment(obj: Obj) -> Obj:
+    """Return a Deployment with the fields that decisions read."""
     kept: Obj = _keep(_managed_by_us(obj), _DEPLOYMENT)
     kept["metadata"] = metadata = _keep_annotations(kept["metadata"], _DEPLOYMENT_ANNOTATIONS)
     # The fields of the metadata name the owner, so they would differ in each object.

@@ -124,7 +124,7 @@ class Reconciler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lead_alone() -> None:
-    """Require no leadership: there is no other replica."""
+    """Raise nothing: a controller that runs alone always leads."""
 
 
 class Leading(NamedTuple):

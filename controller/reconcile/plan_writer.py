@@ -70,7 +70,7 @@ class PlanWriter:
     async def write(
         self, writer: Reconciled, plan: Plan, written: Callable[[Resource, Obj], None] | None = None
     ) -> bool:
-        """Make all writes but that of the status; return whether somebody else changed one of the objects meanwhile."""
+        """Make all writes but the status's; return whether somebody else has changed one of the objects meanwhile."""
         overtaken = False
         is_doubted = self._dropped.is_doubted(writer)
 
@@ -109,7 +109,7 @@ class PlanWriter:
 
     @contextlib.contextmanager
     def writing(self, resource: Resource, key: ObjectKey, writer: Reconciled) -> Iterator[Write]:
-        """Note the answers and events of a write while it is under way."""
+        """Register a write as under way in this context, so that its events do not enqueue its writer."""
         self.under_way[resource, key] = write = Write(resource, writer)
         try:
             yield write
@@ -117,7 +117,7 @@ class PlanWriter:
             self.under_way.pop((resource, key), None)
 
     async def _create(self, resource: Resource, obj: Obj) -> tuple[Obj, bool]:
-        """Create an object; returns it, and whether it was not there."""
+        """Create an object, or read the one of this name that we made; return it, and whether it is new."""
         try:
             return await self.client.create(resource, obj), True
         except Conflict as error:
@@ -187,8 +187,8 @@ class PlanWriter:
 def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     """Raise NotOurs, which names the true owner, unless the existing object has the same owner as the wanted one.
 
-    What a former host of the same name had is ours, too: its grants would stay until the garbage collector, which may
-    be minutes late, has deleted them. Applying it replaces the owner reference, which this writer has applied.
+    An object of a former host of the same name is ours, too: its grants would stay until the garbage collector, which
+    may be minutes late, has deleted them. Applying it replaces the owner reference, which this writer has applied.
     """
     ours, theirs = controller_of(wanted), controller_of(existing)
     if ours is None or (theirs is not None and theirs["uid"] == ours["uid"]):

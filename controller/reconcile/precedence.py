@@ -33,7 +33,7 @@ class AdmissionPrecedence:
 
     @contextlib.asynccontextmanager
     async def reconciling(self) -> AsyncIterator[None]:
-        """Reconcile an object in this context, once that may be."""
+        """Wait while units are admitted and another object is reconciled; then reconcile an object in this context."""
         if self._reconciles and not self._calm.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_WAIT_SECONDS):

@@ -68,7 +68,7 @@ class WriteRefusals:
         A condition that changes meanwhile is reported at once. The plan is empty if a read was refused, on which it
         depends: then there is only the Event.
         """
-        if _is_passing(error):
+        if _is_never_reported(error):
             return None
         now, reason, key = self._now(), _refusal_reason(error), object_key(decided)
         # A user who has edited the object, which may be since this was decided, waits for the answer to this edit.
@@ -77,7 +77,7 @@ class WriteRefusals:
         if last is None or last[:3] != identity:
             last = WriteRefusal(*identity, now, None)
         self._refusals[resource, key] = last
-        lasts = not _may_pass(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
+        lasts = not _is_reported_if_it_lasts(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
         refused = report_refusal(plan, reason, _describe_refusal(error), decided["metadata"]["generation"])
         # What else has changed meanwhile, such as the Model of a service, is no less true for the refusal.
         conditions = (refused.status or {}).get("conditions", ())
@@ -91,22 +91,22 @@ class WriteRefusals:
         return refused
 
 
-def _is_passing(error: ApiError | NotOurs) -> bool:
-    """Return whether the next try may well succeed, or no try can succeed and our own credentials are the cause."""
+def _is_never_reported(error: ApiError | NotOurs) -> bool:
+    """Return whether an error is no refusal: the next try may succeed, or our own credentials are the cause."""
     return isinstance(error, Gone | Unauthorized) or (
         isinstance(error, ApiError) and error.status == HTTPStatus.TOO_MANY_REQUESTS
     )
 
 
-def _may_pass(error: ApiError | NotOurs) -> bool:
-    """Return whether the error counts only if it stays: most conflicts end with the next try, a webhook's does not."""
+def _is_reported_if_it_lasts(error: ApiError | NotOurs) -> bool:
+    """Return whether an error is a refusal only if it lasts: the next try ends most conflicts, but not a webhook's."""
     return isinstance(error, Conflict) or (
         isinstance(error, ApiError) and error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     )
 
 
 def _refusal_reason(error: ApiError | NotOurs) -> str:
-    """Return the reason for a condition; a webhook may answer with any text for one."""
+    """Return the reason for a condition: that of the error if it is a valid one, which a webhook need not state."""
     if isinstance(error, ApiError):
         if _REASON.fullmatch(error.reason):
             return error.reason
@@ -115,7 +115,7 @@ def _refusal_reason(error: ApiError | NotOurs) -> str:
 
 
 def _describe_refusal(error: Exception) -> str:
-    """Return the words of the API server; with the way out if it has asked a webhook that does not answer."""
+    """Return the words of the API server, and the way out if one of its webhooks does not answer."""
     if (match := _UNANSWERED_WEBHOOK.search(str(error))) is None:
         return str(error)
     return (
@@ -158,7 +158,7 @@ class DroppedFields:
         """Time of the API server's last answer without them and its version, by the object for which they were sent."""
 
     def note(self, writer: Reconciled, resource: Resource, sent: Obj, answer: Obj) -> None:
-        """Note the fields of a spec that the answer to its write lacks; none, and none is known any more."""
+        """Note the fields of a spec that the answer to its write lacks, in place of those noted before."""
         key, dropped = object_key(answer), self._dropped.setdefault(writer, {})
         dropped[resource, key] = [
             f"{path} of {resource.kind} {key.name}"
@@ -166,7 +166,7 @@ class DroppedFields:
         ]
 
     def list_missing(self, writer: Reconciled) -> list[str]:
-        """Return the fields that the API server has not kept, of objects that are there and were made for another."""
+        """Return the fields that the API server has not kept, of the objects that were made for `writer` and exist."""
         dropped = self._dropped.pop(writer, {})
         there = {what: lost for what, lost in dropped.items() if lost and self._find(what) is not None}
         if there:
@@ -176,7 +176,7 @@ class DroppedFields:
         return [path for lost in there.values() for path in lost]
 
     def is_doubted(self, writer: Reconciled) -> bool:
-        """Return whether the API server is to be asked again for fields that it has not kept, which is then noted."""
+        """Return whether all objects of `writer` are applied again, since the API server may keep the fields by now."""
         current, answer = self._find(writer), self._answers.get(writer)
         if current is None or not _lacks_fields(current):
             return False

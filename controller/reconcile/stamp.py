@@ -48,7 +48,7 @@ def is_desired(desired: Obj, observed: Obj) -> bool:
 
 
 def _is_owned(digest: str, spec: Mapping[str, Any], owned: FieldSet) -> bool:
-    """Return whether all fields of a spec with this digest are owned; what was found so is remembered."""
+    """Return whether all fields of a spec with this digest are owned; a positive result is remembered."""
     key = id(owned), digest
     if _OWNED.get(key) is owned:
         return True

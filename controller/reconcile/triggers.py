@@ -64,18 +64,18 @@ def everything(obj: Obj) -> object:
 
 
 def all_but_status(obj: Obj) -> object:
-    """Return what users decide: a status that only its own reconciler writes is no news to it."""
+    """Return an object without its status, of which its own reconciler is the only writer."""
     return everything({name: value for name, value in obj.items() if name != "status"})
 
 
 def steady_facts(host: Obj) -> object:
-    """Return what does not change all the time of a MetalHost."""
+    """Return a MetalHost without the fields that its agent measures again and again."""
     status = {name: value for name, value in host.get("status", {}).items() if name not in _MEASURED}
     return everything({**host, "status": status})
 
 
 def serving_facts(host: Obj) -> object:
-    """Return what services and their processes read of a MetalHost: no report of the controller about the host itself.
+    """Return the fields of a MetalHost that services and processes read, without what the controller reports there.
 
     The condition Drained changes with each process that leaves, and each change would enqueue all that waits.
     """
@@ -85,7 +85,7 @@ def serving_facts(host: Obj) -> object:
 
 
 def deciding_process(process: Obj) -> object:
-    """Return a MetalProcess without the speeds that its agent reports: no replica is decided by them."""
+    """Return a MetalProcess without the speeds that its agent reports, by which no replica is decided."""
     status = {name: value for name, value in process.get("status", {}).items() if name not in _SPEEDS}
     return everything({**process, "status": status})
 
@@ -117,12 +117,12 @@ def waits_for_node(pod: Obj) -> bool:
 
 
 def lacks_room(pod: Obj, now: datetime) -> bool:
-    """Return whether a pod has found no room: no scheduler has any, or the queue has let it wait for a while."""
+    """Return whether no node has room for a pod: the scheduler says so, or the queue lets the pod wait for a while."""
     return is_refused(pod) or (_may_lack_room(pod) and queue_seconds(pod, now) is None)
 
 
 def queue_seconds(pod: Obj, now: datetime) -> float | None:
-    """Return the time after which a pod that waits for the queue counts as one without room; None: none is needed."""
+    """Return the seconds after which a pod in the queue counts as one without room; None: it is in none, or counts."""
     if not _may_lack_room(pod):
         return None
     since = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
@@ -138,7 +138,7 @@ def _may_lack_room(pod: Obj) -> bool:
 
 
 def end_of_pod(pod: Obj, now: datetime) -> datetime | None:
-    """Return when a pod that is being deleted gives its room back at the latest; None: it does not, or has done so.
+    """Return the latest time at which a pod that is being deleted frees its room; None: it never will, or has done so.
 
     The time of the deletion is that at which the pod is killed. One that is still there later is on a lost node.
     """
@@ -150,22 +150,22 @@ def end_of_pod(pod: Obj, now: datetime) -> datetime | None:
 
 
 def refused_pod(pod: Obj) -> object:
-    """Return the identity of a pod that the scheduler found no node for."""
+    """Return the uid of a pod for which the scheduler found no node, else None."""
     return pod["metadata"].get("uid") if is_refused(pod) else None
 
 
 def scheduled_pod(pod: Obj) -> object:
-    """Return a pod at which a scheduler has looked: until then it is no replica, and has no problem either."""
+    """Return a pod that a scheduler has handled, else None: until then it is no replica and has no problem."""
     return everything(pod) if is_scheduled(pod) else None
 
 
 def offered_endpoints(endpoint_slice: Obj) -> object:
-    """Return an EndpointSlice that has endpoints: Kubernetes makes an empty one with each Service."""
+    """Return an EndpointSlice with endpoints, else None: Kubernetes makes an empty one with each Service."""
     return everything(endpoint_slice) if endpoint_slice.get("endpoints") else None
 
 
 def existence(obj: Obj) -> object:
-    """Return the identity of an object."""
+    """Return the uid of an object, so that only its creation and its end are read."""
     return obj["metadata"].get("uid")
 
 

@@ -96,7 +96,8 @@ def _count_coming(snapshot: Snapshot, model: Model, path: str) -> int:
     failed: set[str] = set()
     for job in snapshot.children(JOBS, namespace, model.metadata.uid):
         pods = snapshot.children(PODS, namespace, job["metadata"]["uid"])
-        has_failed = jobs.read(job, pods, snapshot.now).state in {"Failed", "Broken"} or any(map(is_refused, pods))
+        outcome = jobs.read_outcome(job, pods, snapshot.now)
+        has_failed = outcome.state in {"Failed", "Broken"} or any(map(is_refused, pods))
         (failed if has_failed else going).update(mounted_claims(job["spec"]["template"]["spec"]))
     # One that failed may succeed later, but replicas do not wait for it.
     return len(coming - (failed - going))

@@ -250,7 +250,7 @@ def test_back_off_of_a_leaders_task_starts_anew_after_a_long_run() -> None:
         raise ZeroDivisionError
 
     async def main() -> None:
-        task = asyncio.create_task(run._forever(crash, Leading(*[None] * 4)))  # type: ignore[arg-type] # none is used
+        task = asyncio.create_task(run._run_for_ever(crash, Leading(*[None] * 4)))  # type: ignore[arg-type] # none is used
         await asyncio.sleep(1000)
         task.cancel()
 

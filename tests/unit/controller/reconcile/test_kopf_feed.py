@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controller.reconcile.kopf_feed import SETTLING_SECONDS, SWEEP_SECONDS, _keep_swept, _put, load
+from controller.reconcile.kopf_feed import SETTLING_SECONDS, SWEEP_SECONDS, _keep_swept, _store_event, load
 from kube.client import Client, Obj, ObjectList
 from kube.errors import Unreachable
 from kube.resources import MODELS, Resource
@@ -52,7 +52,7 @@ def seen(kind: str | None, **metadata: Any) -> Callable[[Store, asyncio.Event], 
     obj: Obj = {"metadata": {"name": "there", "namespace": "team", "uid": "2", "resourceVersion": "2", **metadata}}
 
     def happens(store: Store, relisted: asyncio.Event) -> None:
-        _put(store, MODELS, {"type": kind, "object": obj}, relisted)  # type: ignore[typeddict-item] # as kopf sends it
+        _store_event(store, MODELS, {"type": kind, "object": obj}, relisted)  # type: ignore[typeddict-item] # as kopf sends it
 
     return happens
 

@@ -152,7 +152,7 @@ def test_part_of_a_job_tells_whether_it_lacks_a_pull_secret(stated: tuple[str, .
     waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "401 Unauthorized"}}
     refused = {"metadata": {"creationTimestamp": ""}, "status": {"containerStatuses": [{"state": waiting}]}}
     wanted = msgspec.structs.replace(work, image_pull_secrets=("registry",))
-    outcome = wanted.read(store.list(JOBS)[0], [refused], NOW)
+    outcome = wanted.read_attempt(store.list(JOBS)[0], [refused], NOW)
     assert outcome.state == ("Going" if stated else "Broken")
 
 
@@ -180,6 +180,6 @@ def test_outcome_of_a_part_of_a_job_is_that_of_the_whole_job() -> None:
     store.put(JOBS, deepcopy(whole))
     (part,) = store.list(JOBS)
     assert jobs.proceed(work, [part], NO_PODS, NOW) == jobs.proceed(work, [whole], NO_PODS, NOW)
-    assert (jobs.verb(part), jobs.last(work, [part])) == ("fetch", created["metadata"]["name"])
+    assert (jobs.read_verb(part), jobs.name_last_job(work, [part])) == ("fetch", created["metadata"]["name"])
     assert mounted_claims(part["spec"]["template"]["spec"]) == ["tiny-cache-1"]
     assert len(str(part)) < len(str(whole)) / 2

@@ -7,7 +7,7 @@ import pytest
 from controller.models.job_pods import NO_PODS
 from controller.models.jobs import Placement, Reservation, proceed
 from controller.models.served import Served, runtime_of
-from controller.models.volume import fetching, read_facts
+from controller.models.volume import prepare_fetch, read_facts
 from controller.pod_settings import PodSettings
 from controller.services.pods.replica_reservation import reserve_replica
 from controller.tenant_limits import TenantLimits
@@ -84,7 +84,7 @@ def test_job_requests_what_is_reserved_and_what_it_needs_itself() -> None:
     claim = PersistentVolumeClaim(metadata=ObjectMeta(name="tiny-cache-1", uid="claim"))
     requests = {"nvidia.com/gpu": "2", "memory": "3Gi", "cpu": "10m"}
     facts = read_facts(of_model)
-    work = fetching(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation(requests))
+    work = prepare_fetch(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation(requests))
     job = proceed(work, [], NO_PODS, NOW).create
     assert job is not None
     pod = job["spec"]["template"]["spec"]
@@ -92,6 +92,6 @@ def test_job_requests_what_is_reserved_and_what_it_needs_itself() -> None:
         "requests": {"nvidia.com/gpu": "2", "memory": "3Gi", "cpu": "100m"},
         "limits": {"nvidia.com/gpu": "2", "memory": "3Gi"},
     }
-    small = fetching(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation())
+    small = prepare_fetch(of_model, facts, claim, Placement(), SETTINGS, reservation=Reservation())
     assert work.digest() == small.digest(), "an attempt goes on although the service asks for something else"
     assert "affinity" not in pod
