@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import http.client
 import socket
-import sys
 import threading
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -14,7 +13,6 @@ from structlog.testing import capture_logs
 
 from controller import http_endpoints
 from controller.http_endpoints import (
-    BEAT_SECONDS,
     STUCK_SECONDS,
     BindAddress,
     ControllerHealth,
@@ -62,10 +60,6 @@ def test_host_that_is_no_address_holds_up_no_controller(host: str) -> None:
     assert [line["event"] for line in logs] == ["port_not_served"]
 
 
-def test_beat_is_much_faster_than_the_limit() -> None:
-    assert BEAT_SECONDS * 5 < STUCK_SECONDS
-
-
 def test_replica_is_ready_when_its_caches_are_full() -> None:
     health = ControllerHealth()
     with serve("--health-probe-bind-address", LOOPBACK, health.routes) as address:
@@ -111,44 +105,6 @@ def test_taken_port_is_given_up_when_the_controller_ends() -> None:
         with serve("--metrics-bind-address", address, metrics_routes(lambda: b"")) as served:
             assert served is None
     assert "--metrics-bind-address" not in [thread.name for thread in threading.enumerate()]
-
-
-STUCK_CONTROLLER = """
-import asyncio, sys, time, uvloop
-from controller.http_endpoints import BindAddress, ControllerHealth, serve
-
-async def main(health):
-    beating = asyncio.create_task(health.beat())
-    await asyncio.sleep(0)
-    health.is_ready = True
-    await asyncio.to_thread(sys.stdin.readline)
-    time.sleep(300)
-
-health = ControllerHealth()
-with serve("--health-probe-bind-address", BindAddress("127.0.0.1", 0), health.routes) as address:
-    print(address.port, flush=True)
-    uvloop.run(main(health))
-"""
-
-
-async def test_loop_that_is_really_stuck_fails_the_probe_of_its_process() -> None:
-    process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-c", f"import controller.http_endpoints as h; h.STUCK_SECONDS = 0.5\n{STUCK_CONTROLLER}"],
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    address = BindAddress("127.0.0.1", int(await process.stdout.readline()))
-    try:
-        await eventually(lambda: get(address, "/readyz")[0] == HTTPStatus.OK)
-        process.stdin.write(b"\n")
-        await eventually(lambda: get(address, "/healthz")[0] == HTTPStatus.INTERNAL_SERVER_ERROR)
-        status, body = get(address, "/readyz")
-        assert (status, "the event loop has been stuck for" in body) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
-    finally:
-        process.kill()
-        await process.wait()
 
 
 def test_port_that_is_off_is_not_served() -> None:

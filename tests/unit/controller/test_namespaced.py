@@ -97,20 +97,6 @@ async def test_new_leader_waits_for_no_namespace_that_is_gone() -> None:
         await eventually(lambda: "b" in api.written)
 
 
-async def test_new_leader_lists_namespaces_beside_each_other() -> None:
-    class Slow(Namespaces):
-        async def list(self, resource: Resource, namespace: str | None = None, **options: Any) -> ObjectList:
-            if namespace == "a":
-                await eventually(lambda: (MODELS, "b") in self.read)
-            return await super().list(resource, namespace, **options)
-
-    api = Slow()
-    controller = namespaced(api, "a", "b")
-    controller._withheld.clear()
-    async with running(controller._lead()):
-        await eventually(lambda: {"a", "b"} <= {*api.written})
-
-
 async def test_lists_of_a_new_leader_leave_connections_for_its_lease() -> None:
     """With all of them a slow server would keep the renewal waiting until leadership is lost, again and again."""
     listing, most = 0, 0

@@ -44,15 +44,13 @@ def model(name: str) -> Obj:
 
 
 class World(Client):
-    """An API with one Model; the first list fails."""
+    """An API with one Model."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Resource, str]] = []
 
     async def list(self, resource: Resource, *_: Any, **__: Any) -> ObjectList:
         self.calls.append(("list", resource, ""))
-        if len(self.calls) == 1:
-            raise Unreachable("list: try again")
         return ObjectList([model("new")] if resource == MODELS else [], "1")
 
     async def apply(self, resource: Resource, obj: Any, **_: Any) -> Obj:
@@ -69,11 +67,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class SlowForeignPods(World):
-    """An API whose list of foreign pods is answered late; the first list does not fail."""
+    """An API whose list of foreign pods is answered late."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.calls.append(("list", MODELS, ""))
         self.answers = asyncio.Event()
         self.waits = False
 
@@ -105,18 +102,6 @@ async def test_nothing_is_decided_before_foreign_pods_are_counted(monkeypatch: p
         await eventually(lambda: health.is_ready)
 
 
-async def test_a_new_leader_lists_everything_before_it_decides() -> None:
-    world = World()
-    controller = Controller(world, no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
-    controller.store.put(MODELS, model("vanished-unseen"))
-    async with running(controller._lead()):
-        await eventually(lambda: ("apply", MODELS, "new") in world.calls)
-    watched = len(WRITTEN_BY_USERS) + len(REPORTED)
-    listed = [resource for verb, resource, _ in world.calls[: watched + 1] if verb == "list"]
-    assert len(listed) == watched + 1, "the failed one, and all that are watched"
-    assert {name for verb, _, name in world.calls if verb == "apply"} == {"new"}
-
-
 class RefusesFirstLists(World):
     """An API with one Model, of which the first list of each kind fails, once all kinds have been asked for."""
 
@@ -137,10 +122,12 @@ class RefusesFirstLists(World):
 async def test_a_new_leader_lists_all_kinds_at_once_and_again_only_what_could_not_be_listed() -> None:
     world = RefusesFirstLists()
     controller = Controller(world, no_credentials, ControllerOptions(PodSettings("pomona:test"), elects=False))
+    controller.store.put(MODELS, model("vanished-unseen"))
     async with running(controller._lead()):
         await eventually(lambda: ("apply", MODELS, "new") in world.calls)
     twice = Counter({selection.resource: 2 for selection in (*WRITTEN_BY_USERS, *REPORTED)})
     assert Counter(resource for _, resource, _ in world.calls[: twice.total()]) == twice
+    assert {name for verb, _, name in world.calls if verb == "apply"} == {"new"}
 
 
 async def test_replica_that_leads_again_forgets_what_it_read_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,20 +170,6 @@ class SuspendedAtJob(World):
 
     async def patch_json(self, *_: Any, **__: Any) -> Obj:
         raise Unreachable("patch: the lease is not renewed any more")
-
-
-async def test_controller_that_was_suspended_beyond_its_lease_finishes_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It resumes between two writes of a plan, before the election notices that the lease has expired."""
-
-    jobs = tuple((JOBS, {"metadata": {"name": name, "namespace": "team"}}) for name in ("first", "second"))
-    kind = Reconciler(resource=MODELS, decide=lambda *_: Plan(create=jobs))
-    monkeypatch.setattr(Controller, "_make_reconcilers", lambda *_: ((kind,), ()))
-    world = SuspendedAtJob(monkeypatch, "chat")
-    controller = Controller(world, no_credentials, ControllerOptions(PodSettings("pomona:test")))
-    assert controller._elector is not None
-    with pytest.raises(LeadershipLost):
-        await controller._elector.run(controller._lead)
-    assert [name for _, resource, name in world.calls if resource == JOBS] == ["first"]
 
 
 async def test_controller_that_was_suspended_beyond_its_lease_tries_nothing_more(
