@@ -32,7 +32,7 @@ def list_templates(service: InferenceService, vendor: Vendor | None) -> tuple[tu
 def list_spent_templates(
     snapshot: Snapshot, service: InferenceService, wanted: Sequence[tuple[Resource, Obj]]
 ) -> Sequence[Ref]:
-    """Return the templates of which no pod is made any more."""
+    """Return the templates from which no pod is made any more."""
     key = service.metadata
     templates = snapshot.children(RESOURCE_CLAIM_TEMPLATES, key.namespace, key.uid)
     if not templates:
@@ -46,7 +46,7 @@ def list_spent_templates(
 
 
 def _list_used(deployments: Iterable[Obj], pods: Iterable[Obj]) -> set[str]:
-    """Return the names of the templates of which pods are, or may still be, made."""
+    """Return the names of the templates from which pods are made or may still be made."""
     specs = (*(deployment["spec"]["template"]["spec"] for deployment in deployments), *(pod["spec"] for pod in pods))
     return {
         claim["resourceClaimTemplateName"]
@@ -57,7 +57,7 @@ def _list_used(deployments: Iterable[Obj], pods: Iterable[Obj]) -> set[str]:
 
 
 def name_template(service: str, need: DeviceNeed) -> str:
-    """Return the name of the template of a need: that of the service, with a digest of what is claimed."""
+    """Return the name of the template of a need: the service's name with a digest of the claimed devices."""
     return f"{service}-{hashlib.sha256(encode_need(need).encode()).hexdigest()[:_DIGITS]}"
 
 
@@ -80,7 +80,7 @@ def build_template(service: InferenceService, need: DeviceNeed) -> tuple[Resourc
 
 
 def add_claim(template: Obj, service: str, need: DeviceNeed) -> Obj:
-    """Return the template of a Deployment whose pods claim devices, and say to the queue which."""
+    """Return a pod template whose pods claim devices; an annotation shows the queue which devices."""
     metadata, pod = template["metadata"], template["spec"]
     annotations = {**metadata.get("annotations", {}), DEVICE_NEED: encode_need(need)}
     claim = {"name": CLAIM_NAME, "resourceClaimTemplateName": name_template(service, need)}

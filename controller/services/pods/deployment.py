@@ -49,7 +49,7 @@ _DIGITS: Final = 8
 def choose_engine(
     service: InferenceService, accelerator: Accelerator | None, checked: CheckedService, settings: PodSettings
 ) -> EngineChoice | None:
-    """Return the engine of a service in pods, or None if it runs on hosts, or has an unmet precondition."""
+    """Return the engine of a service in pods, or None if it runs on hosts or a precondition is not met."""
     vendor = settings.vendors.get(accelerator or "")
     if checked.served is None or accelerator is None or vendor is None or not vendor.in_pods:
         return None
@@ -76,7 +76,7 @@ def companion_weights(served: Served) -> list[tuple[Companion, MountedWeights]]:
 def find_pod_problem(
     service: InferenceService, served: Served | None, choice: EngineChoice | None, settings: PodSettings
 ) -> ServiceProblem | None:
-    """Return why the controller cannot make these pods, or why they cannot have what spec.pod adds, or None."""
+    """Return why these pods cannot be made, or why they cannot have the options of spec.pod, or None."""
     options = service.spec.pod
     if choice is not None and not settings.image:
         missing = "pods need a container of Pomona, whose image is unknown: start `pomona controller` with --image"
@@ -102,7 +102,7 @@ def mounted_weights(model: Model, copy: NodeCopy | None = None) -> MountedWeight
 
 
 def build_network_service(service: InferenceService) -> tuple[Resource, Obj]:
-    """Return the Service, the one address of replicas in pods and on hosts; it stays while there is no replica."""
+    """Return the Service: the one address of all replicas, which exists also without replicas."""
     owner = service.metadata
     spec = {
         "selector": {LABEL_SERVICE: owner.name},
@@ -122,7 +122,7 @@ def build_deployment(
     settings: PodSettings = DEFAULT_SETTINGS,
     label: str = "",
 ) -> tuple[Resource, Obj]:
-    """Return the Deployment of all replicas of a service in pods, or of those beside one copy of the weights.
+    """Return the Deployment of all replicas of a service in pods, or of the replicas beside one copy of the weights.
 
     Args:
         service: the service.

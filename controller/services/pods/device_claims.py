@@ -30,7 +30,7 @@ def least_mib(memory: int | str) -> int:
 
 
 def build_need(selector: DeviceSelector, driver: DeviceDriver, number: int) -> DeviceNeed:
-    """Return the need of a pod for devices; of a selector that cannot be held, only the number has a meaning."""
+    """Return the need of a pod for devices; only the number is used of a selector that cannot be fulfilled."""
     whole = any_device(driver)
     stated = (_build_demand(attribute, driver) for attribute in selector.attributes)
     return DeviceNeed(

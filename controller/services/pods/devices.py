@@ -36,7 +36,7 @@ NO_DEVICES: Final = DeviceRequest(None, 0)
 
 
 def request_devices(service: InferenceService, vendor: Vendor) -> DeviceRequest:
-    """Return the devices of one replica; `find_hardware_problem` has no objection to them."""
+    """Return the devices of one replica, of a service to which `find_hardware_problem` has no objection."""
     hardware = service.spec.hardware
     resource = hardware.resource or vendor.resource
     if resource is None:
@@ -104,7 +104,7 @@ def _list_stated(hardware: ServiceHardware, gpu: int | None) -> list[str]:
 
 
 def build_node_affinity(hardware: ServiceHardware, vendor: Vendor, unfit: Sequence[str] = ()) -> Obj | None:
-    """Return the node affinity that holds product and least memory of the devices, or None if none are demanded.
+    """Return the node affinity by product and least memory of the devices, or None if none is demanded.
 
     Args:
         hardware: the hardware that the service states.

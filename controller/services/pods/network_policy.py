@@ -28,7 +28,7 @@ _LINK_LOCAL: Final = "169.254.0.0/16"
 def build_network_policy(
     service: InferenceService, settings: PodSettings, *, pulls: bool
 ) -> tuple[tuple[Resource, Obj], ...]:
-    """Return the NetworkPolicy of a service in pods, or nothing if the option is off; `pulls`: its engine, a Model."""
+    """Return the NetworkPolicy of a service in pods; nothing if the option is off. `pulls`: the engine loads it."""
     if not settings.network_policies:
         return ()
     spec = {
@@ -42,7 +42,7 @@ def build_network_policy(
 
 
 def _build_peers(settings: PodSettings) -> list[Obj]:
-    """Return the peers that may send requests: clients by label, ourselves (the gateway, too), and the monitoring."""
+    """Return the peers that may send requests: labelled clients, Pomona itself with its gateway, and the monitoring."""
     return [
         {"namespaceSelector": {}, "podSelector": {"matchLabels": {LABEL_CLIENT: "true"}}},
         *(
@@ -53,7 +53,7 @@ def _build_peers(settings: PodSettings) -> list[Obj]:
 
 
 def _build_egress(*, pulls: bool) -> list[Obj]:
-    """Return what the pods may reach: DNS, as the weights are on a volume, and registries only if the engine pulls."""
+    """Return the destinations of the pods: DNS, and registries only if the engine pulls the weights by itself."""
     system: Obj = {"namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: "kube-system"}}}
     rules: list[Obj] = [{"to": [system, {"ipBlock": {"cidr": _NODE_LOCAL_DNS}}], "ports": _DNS}]
     if pulls:

@@ -156,13 +156,13 @@ def list_deployments(deployments: Iterable[Obj], pods: ServicePods) -> list[Obse
 
 
 def _selector_of(obj: Obj) -> tuple[str, str]:
-    """Return what pods have in common with their Deployment: the accelerator, and the claim of a copy, if any."""
+    """Return the labels that pods share with their Deployment: the accelerator, and the claim of a copy, if any."""
     copy: str = (obj["metadata"].get("labels") or {}).get(LABEL_COPY, "")
     return accelerator_label(obj), copy
 
 
 def accelerator_label(obj: Obj) -> str:
-    """Return the accelerator that a label of a Deployment or a pod names; empty if none does."""
+    """Return the accelerator in the labels of a Deployment or pod; empty if there is none."""
     label: str = (obj["metadata"].get("labels") or {}).get(LABEL_ACCELERATOR, "")
     return label
 

@@ -41,13 +41,13 @@ def name_label(claim: str) -> str:
 
 
 def follows_only_its_volume(pod: Obj) -> bool:
-    """Return whether a pod must run beside pods with its volume, and beside no others."""
+    """Return whether a pod must run on the node of the pods with its volume, and is bound to no other pods."""
     terms = _list_terms(pod)
     return bool(terms) and all(_is_ours(term) for term in terms)
 
 
 def keep_on_one_node(pod: Obj, claim: str, mark: str) -> Obj:
-    """Return the spec of a pod that runs on the node of the other pods with this claim, if there are any."""
+    """Return the spec of a pod that runs on the node of the other pods with this claim, if there are such pods."""
     affinity = pod.get("affinity", {})
     pods = affinity.get("podAffinity", {})
     term = {"labelSelector": {"matchLabels": label_claims({claim: mark})}, "topologyKey": "kubernetes.io/hostname"}

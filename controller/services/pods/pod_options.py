@@ -62,7 +62,7 @@ def add_options(pod: Obj, service: InferenceService, vendor: Vendor, unfit: Sequ
 
 
 def pin_to_node(pod: Obj, node: str) -> Obj:
-    """Return the spec of a pod that runs on this node, if all else that is required of nodes holds for it."""
+    """Return the spec of a pod that runs on this node, if the node meets all other requirements of the pod."""
     affinity = pod.get("affinity", {})
     nodes = affinity.get("nodeAffinity", {})
     fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
@@ -143,7 +143,7 @@ def _render_spread(constraint: SpreadConstraint, service: InferenceService) -> O
 
 
 def _merge_affinity(own: Obj, options: PodOptions) -> Obj:
-    """Return the affinity of the user, whose every term has what the hardware demands in addition."""
+    """Return the affinity of the user, with the demands of the hardware added to each of its terms."""
     stated: Obj = msgspec.to_builtins(options.affinity) if options.affinity is not None else {}
     nodes, theirs = own.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
     merged: Obj = {}

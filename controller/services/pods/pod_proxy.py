@@ -63,7 +63,7 @@ class ProxyContainer(NamedTuple):
     """Secrets with which nodes pull `image`."""
 
     def put_before_engine(self, pod: Obj, service: ObjectMeta, serving: Serving) -> Obj:
-        """Return the spec of a pod, made for an engine alone, with the proxy and that engine as its sidecar."""
+        """Return the spec of a pod with the proxy as its container and the engine as a sidecar."""
         (engine,) = pod["containers"]
         sidecar = engine | {
             "restartPolicy": "Always",

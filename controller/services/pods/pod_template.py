@@ -294,6 +294,6 @@ def _build_resources(replica: _Replica) -> Obj:
 
 
 def _loading_seconds(replica: _Replica) -> int:
-    """Return the time that loading may take: by the size of the weights, an hour at least."""
+    """Return the time that loading may take by the size of the weights: an hour at least."""
     size_bytes = sum(weights.size_bytes or 0 for weights, _name, _path in _list_mounts(replica))
     return max(_LOADING_SECONDS, size_bytes // _LOADING_BYTES_PER_SECOND)

@@ -19,7 +19,7 @@ _NO_DEADLINE: Final[Obj] = {"progressDeadlineSeconds": 2147483647}
 
 
 def is_queued(service: InferenceService, devices: DeviceRequest, settings: PodSettings) -> bool:
-    """Return whether new pods of a service wait for the queue; those without devices have no need to."""
+    """Return whether new pods of a service wait for the queue, which pods without devices do not need."""
     mode = service.spec.scheduling.mode or settings.scheduling_mode
     return mode == "Queue" and devices.number > 0
 
@@ -43,7 +43,7 @@ def has_gate(deployment: Obj) -> bool:
 
 
 def set_gate(deployment: Obj, *, is_gated: bool) -> Obj:
-    """Return a Deployment whose new pods wait for the queue, or do not."""
+    """Return the Deployment with or without the gate by which new pods wait for the queue."""
     spec = {name: value for name, value in deployment["spec"].items() if name not in _NO_DEADLINE}
     template = spec["template"]
     pod = {name: value for name, value in template["spec"].items() if name != _GATES}

@@ -24,7 +24,7 @@ _CLAIM: Final = "copy"
 
 
 def reserve_replica(service: InferenceService, served: Served, settings: PodSettings) -> Reservation | None:
-    """Return what one replica of a service with these Models asks of its node, or None if its spec is refused.
+    """Return the demands of one replica of these Models on its node, or None if the spec of the service is refused.
 
     Memory that is not known is left out: the service reports it.
     """

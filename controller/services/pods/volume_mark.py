@@ -46,7 +46,7 @@ class _Marked(NamedTuple):
 
 
 def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datetime) -> VolumeMark:
-    """Return the value of a claim's label in new pods: the present one, unless no pod with it can run.
+    """Return the value of a claim's label for new pods: the present one as long as a pod with it can run.
 
     Args:
         claim: the claim.
@@ -91,13 +91,13 @@ def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _Marked:
 
 
 def _loss_of(pod: Obj) -> datetime | None:
-    """Return when a pod that is being deleted counts as lost, or None."""
+    """Return the time at which a pod that is being deleted counts as lost, or None."""
     deleted = pod["metadata"].get("deletionTimestamp")
     return datetime.fromisoformat(deleted) + _LOST if deleted is not None else None
 
 
 def _loss_seconds(pods: Iterable[Obj], now: datetime) -> float | None:
-    """Return the time until the next pod counts as lost, if another one waits for a node."""
+    """Return the seconds until the next pod counts as lost, if another pod waits for its node."""
     pods = list(pods)
     if not any(map(waits_for_node, pods)):
         return None
@@ -106,7 +106,7 @@ def _loss_seconds(pods: Iterable[Obj], now: datetime) -> float | None:
 
 
 def _waits_in_vain(pod: Obj) -> bool:
-    """Return whether a pod was refused for the sake of the pods with its volume alone."""
+    """Return whether a pod was refused only because of the pods with its volume."""
     messages = [condition.get("message", "") for condition in pod["status"].get("conditions", ())]
     return (
         is_refused(pod)
