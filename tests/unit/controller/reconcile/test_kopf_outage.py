@@ -5,7 +5,7 @@ import contextlib
 import gc
 import pwd
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from kube.resources import JOBS, MODELS, PODS, Resource
 from kube.store import Store
 from kube.transport import AiohttpTransport
 from kube.watch import Selection
+from tests.support.background import running
 from tests.support.eventually import eventually
 from tests.unit.kube.test_credentials import write
 
@@ -119,6 +120,16 @@ class ReturningServer:
                 }
 
 
+@contextlib.asynccontextmanager
+async def following(login: Callable[[], Credentials], *resources: Resource) -> AsyncIterator[None]:
+    """Follow the resources of the server of a login."""
+    transport = AiohttpTransport(login())
+    watched = [Selection(resource) for resource in resources]
+    async with running(follow(Client(transport), Store(), watched, login, synced=asyncio.Event())):
+        yield
+    await transport.close()
+
+
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kopf_feed, "RETRY_SECONDS", (0.05, 0.05, 0.05))
@@ -127,13 +138,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_refused_watch_after_an_outage_ends_no_watch_for_good() -> None:
     server = ReturningServer()
-    async with server.running() as url:
-        login = Credentials(url, StaticToken("token"))
-        transport = AiohttpTransport(login)
-        watched = [Selection(resource) for resource in WATCHED]
-        following = asyncio.create_task(
-            follow(Client(transport), Store(), watched, lambda: login, synced=asyncio.Event())
-        )
+    async with server.running() as url, following(lambda: Credentials(url, StaticToken("token")), *WATCHED):
         everything = {resource.plural for resource in WATCHED}
         await eventually(lambda: server.open == everything)
 
@@ -143,10 +148,6 @@ async def test_a_refused_watch_after_an_outage_ends_no_watch_for_good() -> None:
         server.come_back()
 
         await eventually(lambda: server.open == everything, timeout=30)
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        await transport.close()
 
 
 async def test_user_id_without_a_name_is_watched_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,17 +160,8 @@ async def test_user_id_without_a_name_is_watched_for(monkeypatch: pytest.MonkeyP
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(pwd, "getpwuid", find_no_user)
     server = ReturningServer()
-    async with server.running() as url:
-        login = Credentials(url, StaticToken("token"))
-        transport = AiohttpTransport(login)
-        following = asyncio.create_task(
-            follow(Client(transport), Store(), [Selection(MODELS)], lambda: login, synced=asyncio.Event())
-        )
+    async with server.running() as url, following(lambda: Credentials(url, StaticToken("token")), MODELS):
         await eventually(lambda: server.open == {MODELS.plural}, timeout=10)
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        await transport.close()
 
 
 async def test_refused_token_is_not_sent_again_and_again_and_a_new_one_is_followed(
@@ -178,28 +170,18 @@ async def test_refused_token_is_not_sent_again_and_again_and_a_new_one_is_follow
     server = ReturningServer()
     async with server.running() as url:
         config = write(tmp_path / "config", {"token": "token"}, server=url)
-        transport = AiohttpTransport(credentials.load(config))
-        watched = [Selection(resource) for resource in WATCHED]
-        following = asyncio.create_task(
-            follow(Client(transport), Store(), watched, lambda: credentials.load(config), synced=asyncio.Event())
-        )
-        everything = {resource.plural for resource in WATCHED}
-        await eventually(lambda: server.open == everything)
+        async with following(lambda: credentials.load(config), *WATCHED):
+            everything = {resource.plural for resource in WATCHED}
+            await eventually(lambda: server.open == everything)
 
-        server.accepted = "another"
-        server.leave()
-        server.come_back()
-        # kopf has given up: our own lists, after a pause, find out whether the token is accepted again.
-        await eventually(lambda: server.unauthorized["list"] >= 2)
-        assert server.unauthorized["watch"] <= 2 * len(WATCHED)
-        gc.collect()  # asyncio reports an error that nobody took when its task is collected
-        assert [record.message for record in caplog.records if record.exc_info] == [], (
-            "the refusal has a line, no traceback"
-        )
-        write(config, {"token": "another"}, server=url)
-
-        await eventually(lambda: server.open == everything, timeout=30)
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
-        await transport.close()
+            server.accepted = "another"
+            server.leave()
+            server.come_back()
+            # kopf has given up: our own lists, after a pause, find out whether the token is accepted again.
+            await eventually(lambda: server.unauthorized["list"] >= 2)
+            assert server.unauthorized["watch"] <= 2 * len(WATCHED)
+            gc.collect()  # asyncio reports an error that nobody took when its task is collected
+            refusals = [record.message for record in caplog.records if record.exc_info]
+            assert refusals == [], "the refusal has a line, no traceback"
+            write(config, {"token": "another"}, server=url)
+            await eventually(lambda: server.open == everything, timeout=30)
