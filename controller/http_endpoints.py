@@ -117,7 +117,6 @@ class _ServingThread(threading.Thread):
         self._server = AnswerServer({path: Route(_ignore_request(make)) for path, make in routes.items()})
         self._loop = asyncio.new_event_loop()
         self._ending = asyncio.Event()
-        self._problem = ""
 
     def run(self) -> None:
         """Serve until `end`."""
@@ -133,6 +132,7 @@ class _ServingThread(threading.Thread):
         self.join()
 
     async def _serve(self) -> None:
+        problem = ""
         while not self._ending.is_set():
             try:
                 async with serve_answers(self._server, *self._address) as (host, port):
@@ -142,23 +142,19 @@ class _ServingThread(threading.Thread):
                     self.tried.set()
                     await self._ending.wait()
             except (OSError, UnicodeError) as error:  # the second of a host name that no encoding has
-                self._note_problem(str(error))
+                if str(error) != problem:
+                    problem = str(error)
+                    log.warning(
+                        "port_not_served",
+                        option=self.name,
+                        address=f"{self._address.host}:{self._address.port}",
+                        error=problem,
+                        way_out=f"free the port, or set {self.name} to another address or 0; it is tried every "
+                        f"{RETRY_SECONDS:.0f} s",
+                    )
                 self.tried.set()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._ending.wait(), RETRY_SECONDS)
-
-    def _note_problem(self, problem: str) -> None:
-        """Log why the address is not served, once."""
-        if problem != self._problem:
-            self._problem = problem
-            log.warning(
-                "port_not_served",
-                option=self.name,
-                address=f"{self._address.host}:{self._address.port}",
-                error=problem,
-                way_out=f"free the port, or set {self.name} to another address or 0; it is tried every "
-                f"{RETRY_SECONDS:.0f} s",
-            )
 
 
 def _ignore_request(make: Callable[[], WholeAnswer]) -> Callable[[object], WholeAnswer]:

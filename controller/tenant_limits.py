@@ -64,9 +64,8 @@ def check_limits(service: InferenceService, limits: TenantLimits) -> ExceededLim
         return ExceededLimit("ImageNotAllowed", message)
     for number, toleration in enumerate(service.spec.tolerations):
         if not _is_allowed(toleration, limits):
-            message = (
-                f"spec.tolerations[{number}] {_describe(toleration)} would tolerate {_name_nodes(toleration, limits)}"
-            )
+            key = f"with key {toleration.key}" if toleration.key else "without a key"
+            message = f"spec.tolerations[{number}] {key} would tolerate {_name_nodes(toleration, limits)}"
             return ExceededLimit("TolerationNotAllowed", message)
     return None
 
@@ -130,10 +129,6 @@ def _name_nodes(toleration: Toleration, limits: TenantLimits) -> str:
         "control-plane nodes: name the keys of other taints, or ask the platform team for "
         "--allow-control-plane-tolerations"
     )
-
-
-def _describe(toleration: Toleration) -> str:
-    return f"with key {toleration.key}" if toleration.key else "without a key"
 
 
 def _begins_with(image: str, prefix: str) -> bool:
