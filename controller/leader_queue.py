@@ -22,6 +22,7 @@ from controller.pools.pool_board import PoolBoard
 from controller.reconcile.precedence import AdmissionPrecedence
 from controller.services.host_traffic import HostTraffic
 from controller.services.performance_source import PerformanceSource
+from devices.vendors import Vendors
 from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, ObjectKey, Resource
 from kube.store import Store
 
@@ -73,16 +74,7 @@ def build_queue(
     pools = PoolBoard(store, vendors, registry, functools.partial(enqueue, ACCELERATOR_POOLS))
     rooms = CandidateRooms(registry, enqueue_service, volumes.find_nodes, volumes.has_read)
     notes = PlacementNotes(registry.find_cell, enqueue_service)
-    benchmarks = None
-    if options.benchmarks:
-        cells, classes, set_rooms = registry.list_cells, registry.list_classes, registry.set_benchmarks
-        benchmarks = BenchmarkRunner(
-            store, options.pods, measured, list_cells=cells, list_classes=classes, set_rooms=set_rooms
-        )
-
-    def read_rules() -> PlanRules:
-        table = read_pools(store, vendors)
-        return PlanRules(options.min_run_seconds, table.rules, table.quotas)
+    benchmarks = _build_benchmarks(store, registry, measured, options) if options.benchmarks else None
 
     def show_round(report: RoundReport) -> None:
         board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
@@ -98,7 +90,7 @@ def build_queue(
         identity,
         is_queued_by_default=options.pods.scheduling_mode == "Queue",
         find_volume_nodes=volumes.find_nodes,
-        rules=read_rules,
+        rules=functools.partial(_read_rules, store, vendors, options.min_run_seconds),
         on_round=show_round,
         on_outcome=metrics.count_admission,
         on_admitted=notes.note,
@@ -123,3 +115,21 @@ def list_given_cells(report: RoundReport) -> frozenset[str]:
     """Return the cells that a round has given to units, whose pods may not be there yet."""
     admissions = (action for action in report.round.actions if isinstance(action, Admit))
     return report.claimed.union(*(action.cells for action in admissions))
+
+
+def _read_rules(store: Store, vendors: Vendors, min_run_seconds: float) -> PlanRules:
+    table = read_pools(store, vendors)
+    return PlanRules(min_run_seconds, table.rules, table.quotas)
+
+
+def _build_benchmarks(
+    store: Store, registry: CellRegistry, measured: PerformanceSource, options: ControllerOptions
+) -> BenchmarkRunner:
+    return BenchmarkRunner(
+        store,
+        options.pods,
+        measured,
+        list_cells=registry.list_cells,
+        list_classes=registry.list_classes,
+        set_rooms=registry.set_benchmarks,
+    )
