@@ -25,8 +25,8 @@ import structlog
 from aiohttp import web
 
 from benchmarks.report import Figure, print_figures
-from crds.nodefitness import NodeDevice
-from devices.node_hardware import NodeHardware
+from crds.nodefitness import NodeDevice, NodeFitnessStatus
+from devices.node_hardware import HardwareReading
 from kube.transport import Request
 from node_agent.agent import NodeAgent
 from node_agent.metrics import NodeMetrics
@@ -47,7 +47,7 @@ GIB: Final = 2**30
 LIBRARIES: Final = "aiohttp, click, httptools, msgspec, prometheus_client, psutil, structlog"
 IMPORTS: Final = f"import {LIBRARIES}; print(psutil.Process().memory_info().rss)"
 L4: Final = NodeDevice(id="GPU-1", product="NVIDIA L4", architecture="sm_89", memory_bytes=23034 * MIB)
-HARDWARE: Final = NodeHardware("nvidia", "nvidia-smi", "nvidia-l4x1", "580", (L4,), int4=True)
+HARDWARE: Final = NodeFitnessStatus(vendor="nvidia", source="nvidia-smi", device_class="nvidia-l4x1", int4=True)
 
 
 @contextlib.asynccontextmanager
@@ -136,12 +136,13 @@ class _LiveHardware:
     def __init__(self, number: int) -> None:
         self._number = number
 
-    async def probe(self, _labels: Mapping[str, str]) -> NodeHardware:
+    async def probe(self, _labels: Mapping[str, str]) -> HardwareReading:
         self._number += 1
         device = msgspec.structs.replace(
             L4, temperature_celsius=40 + self._number % 40, free_bytes=self._number % 20 * GIB
         )
-        return HARDWARE._replace(devices=(device,), available_bytes=self._number % 60 * GIB)
+        available_bytes = self._number % 60 * GIB
+        return HardwareReading(msgspec.structs.replace(HARDWARE, devices=[device], available_bytes=available_bytes))
 
 
 async def count_writes() -> Counter[int]:

@@ -10,21 +10,18 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from crds.nodefitness import NodeDevice
+from crds.nodefitness import MOST_DEVICES, NodeDevice, NodeFitnessStatus
 from devices.device_class import name_device_class, name_processor_class
 from devices.node.amd import read_amd
 from devices.node.gaudi import read_gaudi
 from devices.node.intel import INTEL_CARDS, read_intel
 from devices.node.kernel_files import PciDevice, list_pci_devices
 from devices.node.labels import read_labels
-from devices.node.memory_bandwidth import measure_memory_bandwidth
-from devices.node.number_formats import NumberFormats, find_number_formats
+from devices.node.number_formats import find_number_formats
 from devices.node.nvidia import read_nvidia
-from devices.node.processor import MachineMemory, Processor, read_file_system, read_memory, read_processor
-from devices.node.vendor_reading import VENDOR_NAMES, FactSource, NodeVendor, VendorReading
+from devices.node.processor import read_machine
+from devices.node.vendor_reading import VENDOR_NAMES, NodeVendor, VendorReading
 from devices.products import find_product
-
-__all__ = ["FactSource", "NodeHardware", "NodeRoots", "NodeVendor", "measure_memory_bandwidth", "read_node_hardware"]
 
 _TOOLS: Final[Mapping[NodeVendor, str]] = {"nvidia": "nvidia-smi", "amd": "rocm-smi", "intel-gaudi": "hl-smi"}
 
@@ -41,38 +38,15 @@ class NodeRoots(NamedTuple):
 _MACHINE: Final = NodeRoots()
 
 
-class NodeHardware(NamedTuple):
-    """The hardware of a node now. What could not be read is None or empty, never 0."""
+class HardwareReading(NamedTuple):
+    """The hardware of a node now, and what could not be read."""
 
-    vendor: NodeVendor
-    """Vendor of the devices; cpu if the node has none that models run on."""
-    source: FactSource
-    """Where the facts of the devices come from; proc if there are none."""
-    device_class: str
-    """Class of a single device, or of the processor if there are none, by `devices/device_class.py`."""
-    driver: str = ""
-    """Version of the driver of the devices."""
-    devices: tuple[NodeDevice, ...] = ()
-    int4: bool | None = None
-    """True if the devices compute with 4-bit integers."""
-    fp8: bool | None = None
-    """True if the devices compute with 8-bit floating-point numbers."""
-    processor: str = ""
-    """Model of the processor, as the kernel names it."""
-    cpu_cores: int | None = None
-    cpu_features: tuple[str, ...] = ()
-    """Instructions of the processor that engines use, sorted, for example avx2 or amx_tile."""
-    architecture: str = ""
-    """Processor architecture, for example x86_64."""
-    memory_bytes: int | None = None
-    available_bytes: int | None = None
-    disk_bytes: int | None = None
-    disk_free_bytes: int | None = None
+    hardware: NodeFitnessStatus
     problems: tuple[str, ...] = ()
     """Each tool that is missing, hung or printed what is no answer, in a sentence with the way out."""
 
 
-def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -> NodeHardware:
+def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -> HardwareReading:
     """Read the hardware of this node now. Blocks for the time limit of a vendor's tool at most.
 
     Args:
@@ -82,28 +56,19 @@ def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -
     by_probe = [read_nvidia(), read_amd(roots.sys, roots.proc), read_gaudi(roots.sys, roots.proc)]
     readings = [reading for reading in (*by_probe, read_intel(roots.sys, roots.proc)) if reading]
     chosen = choose_reading(readings, read_labels(labels), list_pci_devices(roots.sys))
-    processor, memory = read_processor(roots.proc), read_memory(roots.proc)
-    devices = share_memory(chosen.devices, memory) if chosen.shares_memory else chosen.devices
-    formats = _find_formats(chosen)
-    disk = read_file_system(roots.disk)
-    return NodeHardware(
+    machine = read_machine(roots.proc, roots.disk)
+    formats = [find_number_formats(chosen.vendor, device.architecture) for device in chosen.devices]
+    hardware = replace(
+        machine,
         vendor=chosen.vendor,
         source=chosen.source,
-        device_class=_name_class(chosen, processor),
+        device_class=_name_class(chosen, machine),
         driver=chosen.driver,
-        devices=devices,
-        int4=formats.int4,
-        fp8=formats.fp8,
-        processor=processor.model,
-        cpu_cores=processor.cores,
-        cpu_features=processor.features,
-        architecture=processor.architecture,
-        memory_bytes=memory.memory_bytes,
-        available_bytes=memory.available_bytes,
-        disk_bytes=disk.size_bytes,
-        disk_free_bytes=disk.free_bytes,
-        problems=chosen.problems,
+        devices=share_memory(chosen.devices, machine) if chosen.shares_memory else list(chosen.devices),
+        int4=_find_common([device_formats.int4 for device_formats in formats]),
+        fp8=_find_common([device_formats.fp8 for device_formats in formats]),
     )
+    return HardwareReading(hardware, chosen.problems)
 
 
 def choose_reading(
@@ -112,7 +77,7 @@ def choose_reading(
     """Return the devices to report, with the problems of all probes.
 
     Args:
-        readings: what the vendors' probes found, the preferred vendor first.
+        readings: the readings of the vendors' probes, the preferred vendor first.
         by_labels: what labels state, for a node where no probe finds a device.
         on_bus: devices that the node has whether or not a probe can read them.
     """
@@ -135,17 +100,21 @@ def choose_reading(
         f"a node is of one vendor, and this one of {VENDOR_NAMES[usable[0].vendor]}"
         for reading in usable[1:]
     )
-    return usable[0]._replace(problems=tuple(problems)).limit_devices()
+    chosen = usable[0]
+    if len(chosen.devices) > MOST_DEVICES:
+        count = len(chosen.devices)
+        problems.append(f"{chosen.source} states {count} devices, of which the first {MOST_DEVICES} are reported")
+    return chosen._replace(devices=chosen.devices[:MOST_DEVICES], problems=tuple(problems))
 
 
-def share_memory(devices: Sequence[NodeDevice], memory: MachineMemory) -> tuple[NodeDevice, ...]:
+def share_memory(devices: Sequence[NodeDevice], machine: NodeFitnessStatus) -> list[NodeDevice]:
     """Return the devices with the memory of the machine, in which they compute."""
-    return tuple(
-        replace(device, memory_bytes=memory.memory_bytes, free_bytes=memory.available_bytes)
+    return [
+        replace(device, memory_bytes=machine.memory_bytes, free_bytes=machine.available_bytes)
         if device.memory_bytes is None
         else device
         for device in devices
-    )
+    ]
 
 
 def _explain_failures(reading: VendorReading) -> list[str]:
@@ -176,23 +145,15 @@ def _explain_missing_tool(vendor: NodeVendor) -> str:
     )
 
 
-def _find_formats(reading: VendorReading) -> NumberFormats:
-    """Return the formats in which every device computes; None where that is not known of all."""
-    all_formats = [find_number_formats(reading.vendor, device.architecture) for device in reading.devices]
-    return NumberFormats(
-        int4=_find_common([all_format.int4 for all_format in all_formats]),
-        fp8=_find_common([all_format.fp8 for all_format in all_formats]),
-    )
-
-
 def _find_common(values: Sequence[bool | None]) -> bool | None:
+    """Return whether all devices can do something; None if that is not known of all, and none is known not to."""
     if not values or None in values:
         return False if False in values else None
     return all(values)
 
 
-def _name_class(reading: VendorReading, processor: Processor) -> str:
+def _name_class(reading: VendorReading, machine: NodeFitnessStatus) -> str:
     if not reading.devices:
-        return name_processor_class(processor.model, processor.cores or 1)
+        return name_processor_class(machine.processor, machine.cpu_cores or 1)
     first = reading.devices[0]
     return name_device_class(reading.vendor, first.product, partition=first.partition)

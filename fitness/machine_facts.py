@@ -9,7 +9,6 @@ from msgspec import Struct
 from crds.metalhost import MetalHostStatus
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from crds.size import GIB
-from devices.node_hardware import NodeHardware
 
 _BACKENDS: Final = {"nvidia": "CUDA", "amd": "ROCm", "intel": "SYCL", "intel-gaudi": "Gaudi", "metal": "Metal"}
 _X86: Final = frozenset({"x86_64", "amd64", "i686", ""})
@@ -48,7 +47,7 @@ class MachineFacts(Struct, frozen=True, rename="camel"):
 
 
 def describe_node_machine(
-    vendor: str, stated: NodeFitnessStatus | NodeHardware, devices: Sequence[NodeDevice], free_bytes: int | None
+    vendor: str, stated: NodeFitnessStatus, devices: Sequence[NodeDevice], free_bytes: int | None
 ) -> MachineFacts:
     """Return the hardware of a node.
 

@@ -8,37 +8,36 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
+from importlib import metadata
 from typing import Final
 
 import structlog
+from msgspec.structs import replace
 
-from devices.node_hardware import NodeHardware
-from kube.client import Client
+from crds.nodefitness import NodeFitnessStatus
+from devices.node_hardware import HardwareReading
+from kube.client import Client, Obj
 from kube.resources import NODES
+from kube.store import Store
 from kube.time import rfc3339
 from kube.watch import Selection, reflect
 from node_agent.fitness_writer import FitnessWriter, LabelWriter
-from node_agent.last_devices import KnownHardware, keep_last_devices
+from node_agent.last_devices import ReportedHardware, keep_last_devices
 from node_agent.metrics import NodeMetrics
-from node_agent.node_fitness import ReportProblems, build_condition, build_status
-from node_agent.node_labels import LabelConflict, build_labels, plan_labels
+from node_agent.node_fitness import ReportProblems, build_condition
+from node_agent.node_labels import LabelConflict, build_labels, plan_labels, read_node_metadata
 from node_agent.options import NodeAgentOptions
-from node_agent.own_node import OwnNode, read_node_metadata
 
 PROBE_SECONDS: Final = 20.0
 """Longest wait for a probe: the tools that it starts have limits of their own, so only a driver takes longer."""
 NODE_SECONDS: Final = 10.0
 """Longest wait for the first sight of the Node: its labels may state the devices."""
 
-Probe = Callable[[Mapping[str, str]], Awaitable[NodeHardware]]
+Probe = Callable[[Mapping[str, str]], Awaitable[HardwareReading]]
 """Reads the hardware, with the labels of the Node."""
+_VERSION: Final = metadata.version("pomona")
 
 log = structlog.get_logger()
-
-
-def read_wall_clock() -> datetime:
-    """Return the time."""
-    return datetime.now(UTC)
 
 
 class NodeAgent:
@@ -50,7 +49,7 @@ class NodeAgent:
         probe: reads the hardware.
         memory_bandwidth: that of the processor, in bytes a second; None: unknown.
         metrics: receives what is read.
-        wall_clock: the time that is written.
+        wall_clock: returns the time that is written.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class NodeAgent:
         memory_bandwidth: int | None,
         metrics: NodeMetrics,
         *,
-        wall_clock: Callable[[], datetime] = read_wall_clock,
+        wall_clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
         self._options = options
@@ -69,27 +68,32 @@ class NodeAgent:
         self._bandwidth = memory_bandwidth
         self._metrics = metrics
         self._wall_clock = wall_clock
-        self._own = OwnNode()
+        self._store = Store()
+        """Has the Node of this agent and nothing else."""
         self._clock = clock = asyncio.get_running_loop().time
         self._labels = LabelWriter(client, clock)
         self._fitness = FitnessWriter(client, clock, options.interval_seconds)
-        self._running: asyncio.Task[NodeHardware] | None = None
+        self._running: asyncio.Future[HardwareReading] | None = None
         self._started_at = wall_clock()
-        self._observed_at = wall_clock()
         self._logged: object = None
-        self._known: KnownHardware | None = None
+        self._reported: ReportedHardware | None = None
 
     @property
-    def hardware(self) -> NodeHardware | None:
+    def hardware(self) -> NodeFitnessStatus | None:
         """The hardware as it was read last; None: not yet."""
-        return self._known.hardware if self._known else None
+        return self._reported.hardware if self._reported else None
+
+    @property
+    def _node(self) -> Obj | None:
+        """The Node of this agent; None while it does not exist, or was not listed yet."""
+        return self._store.get(NODES, self._options.node_name)
 
     async def run(self) -> None:
         """Run until cancelled."""
         synced = asyncio.Event()
         watch = reflect(
             self._client,
-            self._own,
+            self._store,
             Selection(NODES, field_selector=f"metadata.name={self._options.node_name}", read=read_node_metadata),
             synced,
         )
@@ -124,7 +128,8 @@ class NodeAgent:
         started = self._clock()
         if self._running is None:
             self._started_at = self._wall_clock()
-            self._running = asyncio.ensure_future(self._run_probe())
+            labels = self._node["metadata"].get("labels", {}) if self._node else {}
+            self._running = asyncio.ensure_future(self._probe(labels))
         done, _ = await asyncio.wait({self._running}, timeout=PROBE_SECONDS)
         if not done:
             self._metrics.count_probe(self._clock() - started, failed=True)
@@ -137,45 +142,47 @@ class NodeAgent:
             log.error("probe_failed", error=repr(error), exc_info=error)
             self._metrics.count_probe(self._clock() - started, failed=True)
             return f"the probe failed with {type(error).__name__}, so these facts grow old: see the log of the agent"
-        hardware = probe.result()
-        self._metrics.count_probe(self._clock() - started, failed=bool(hardware.problems))
-        self._observed_at = self._wall_clock()
-        self._take(keep_last_devices(self._known, hardware, self._observed_at, self._clock()))
+        reading = probe.result()
+        self._metrics.count_probe(self._clock() - started, failed=bool(reading.problems))
+        hardware = replace(
+            reading.hardware,
+            observed_at=rfc3339(self._wall_clock()),
+            memory_bandwidth_bytes_per_second=self._bandwidth,
+            agent_version=_VERSION,
+        )
+        self._report_hardware(keep_last_devices(self._reported, reading._replace(hardware=hardware), self._clock()))
         return ""
 
-    async def _run_probe(self) -> NodeHardware:
-        return await self._probe(self._own.labels)
-
-    def _take(self, known_hardware: KnownHardware) -> None:
-        hardware = known_hardware.hardware
-        seen = known_hardware.standing, hardware.vendor, [device.id for device in hardware.devices], hardware.problems
-        if seen != self._logged:
+    def _report_hardware(self, reported: ReportedHardware) -> None:
+        """Take the hardware as what labels, metrics and the REST API show, and log it if it is other than before."""
+        hardware, state, problems = reported.hardware, reported.devices_state, reported.problems
+        logged = state, hardware.vendor, [device.id for device in hardware.devices], problems
+        if logged != self._logged:
             log.info(
                 "hardware_read",
                 vendor=hardware.vendor,
                 source=hardware.source,
                 devices=len(hardware.devices),
-                standing=known_hardware.standing,
-                problems=hardware.problems,
+                devices_state=state,
+                problems=problems,
             )
-            self._logged = seen
-        self._known = known_hardware
-        self._metrics.take(hardware)
+            self._logged = logged
+        self._reported = reported
+        self._metrics.show_devices(hardware.devices)
 
     async def _write_labels(self) -> tuple[LabelConflict, ...]:
-        node = self._own.node
-        if node is None or self._known is None:
+        node, hardware = self._node, self.hardware
+        if node is None or hardware is None:
             return ()
-        plan = plan_labels(build_labels(self._known.hardware, self._options.label_prefix), node)
+        plan = plan_labels(build_labels(hardware, self._options.label_prefix), node)
         self._metrics.note_conflicts(plan.conflicts)
         if written := await self._labels.write(node, plan):
-            self._own.put(NODES, written)
+            self._store.put(NODES, written)
         return plan.conflicts
 
     async def _report(self, problems: ReportProblems) -> None:
-        node = self._own.node
+        node = self._node
         if node is None:
             log.warning("node_unknown", node=self._options.node_name, remedy="--node-name is the name of a Node")
             return
-        status = build_status(self._known, self._observed_at, self._bandwidth) if self._known else None
-        await self._fitness.write(node, status, build_condition(self._known, problems), self._wall_clock())
+        await self._fitness.write(node, self.hardware, build_condition(self._reported, problems), self._wall_clock())

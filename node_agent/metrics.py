@@ -9,7 +9,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from crds.nodefitness import NodeDevice
-from devices.node_hardware import NodeHardware
 from kube.resources import Resource
 from node_agent.node_labels import LabelConflict
 
@@ -49,9 +48,9 @@ class NodeMetrics:
             registry=registry,
         )
 
-    def take(self, hardware: NodeHardware) -> None:
+    def show_devices(self, devices: Sequence[NodeDevice]) -> None:
         """Show the devices that were read last."""
-        self._devices.devices = hardware.devices
+        self._devices.devices = devices
 
     def count_probe(self, seconds: float, *, failed: bool) -> None:
         """Count a probe."""
@@ -67,7 +66,7 @@ class NodeMetrics:
                     "label_conflict",
                     label=conflict.name,
                     wanted=conflict.wanted,
-                    found=conflict.found,
+                    present=conflict.present,
                     owner=conflict.owner,
                 )
         self._conflicts = conflicts

@@ -7,8 +7,8 @@ source that an engine takes on the node's devices: others are not guessed.
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from crds.nodefitness import NodeFitnessStatus
 from crds.serving import ServingOptions
-from devices.node_hardware import NodeHardware
 from fitness.catalog_entries import CatalogEntry, load_catalog
 from fitness.fit import FIT_LEVELS, Fit, FitLevel, assess_fit
 from fitness.llmfit_rows import build_row
@@ -45,15 +45,9 @@ def parse_fit_query(query: Mapping[str, str], *, limit: int, search: str = "") -
     return FitQuery(int(stated), min_fit, search.casefold())
 
 
-def list_fits(hardware: NodeHardware, bandwidth: int | None, query: FitQuery) -> list[dict[str, Any]]:
-    """Return the rows, the best fit first and there the largest model.
-
-    Args:
-        hardware: the hardware of the node.
-        bandwidth: memory bandwidth of its processor, in bytes a second.
-        query: the rows that are asked for.
-    """
-    devices = _describe_device(hardware, bandwidth)
+def list_fits(hardware: NodeFitnessStatus, query: FitQuery) -> list[dict[str, Any]]:
+    """Return the rows that are asked for of a node, the best fit first and there the largest model."""
+    devices = _describe_device(hardware)
     worst = FIT_LEVELS.index(query.min_fit)
     candidates = list[tuple[int, float, dict[str, Any]]]()
     for name, entry in load_catalog().items():
@@ -76,14 +70,14 @@ def describe_filters(query: FitQuery, *, top_only: bool) -> dict[str, Any]:
     }
 
 
-def _describe_device(hardware: NodeHardware, bandwidth: int | None) -> ServingDevices:
+def _describe_device(hardware: NodeFitnessStatus) -> ServingDevices:
     if not hardware.devices:
         return describe_processor(
             hardware.processor,
             hardware.cpu_cores or 1,
             memory_bytes=hardware.memory_bytes,
             free_bytes=hardware.available_bytes,
-            bandwidth=bandwidth,
+            bandwidth=hardware.memory_bandwidth_bytes_per_second,
         )
     device = hardware.devices[0]
     return describe_devices(

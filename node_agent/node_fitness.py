@@ -5,17 +5,14 @@ Everything else waits for the heartbeat: a thousand agents cost the API server 1
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
-from crds.nodefitness import MOST_DEVICES, NodeFitnessStatus
+from crds.nodefitness import NodeFitnessStatus
 from kube.client import Obj
-from kube.time import rfc3339
-from node_agent.last_devices import KnownHardware
+from node_agent.last_devices import ReportedHardware
 from node_agent.node_labels import LabelConflict
 
 HEARTBEAT_SECONDS: Final = 60.0
@@ -26,7 +23,6 @@ _DEVICE_STEPS: Final = {"freeBytes": _GIB, "utilizationPercent": 10, "temperatur
 _IDENTITY: Final = ("vendor", "deviceClass", "driver")
 _DEVICE_IDENTITY: Final = ("id", "product", "partition", "architecture", "memoryBytes")
 _LONGEST_MESSAGE: Final = 1000
-_VERSION: Final = metadata.version("pomona")
 
 
 class ReportProblems(NamedTuple):
@@ -37,39 +33,6 @@ class ReportProblems(NamedTuple):
     """The answer of the API server to the labels; empty: it took them."""
     probe_failed: str = ""
     """A sentence if the last probe read nothing, so that the facts grow old; empty: it did."""
-
-
-def build_status(
-    known_hardware: KnownHardware, observed_at: datetime, memory_bandwidth_bytes_per_second: int | None
-) -> NodeFitnessStatus:
-    """Return the status without its conditions.
-
-    Args:
-        known_hardware: the hardware.
-        observed_at: when it was read.
-        memory_bandwidth_bytes_per_second: of the processor, measured once.
-    """
-    hardware, is_known = known_hardware.hardware, known_hardware.standing != "unknown"
-    return NodeFitnessStatus(
-        observed_at=rfc3339(observed_at),
-        vendor=hardware.vendor if is_known else "",
-        device_class=hardware.device_class if is_known else "",
-        driver=hardware.driver if is_known else "",
-        source=hardware.source if is_known else "",
-        devices=list(hardware.devices[:MOST_DEVICES]),
-        int4=hardware.int4,
-        fp8=hardware.fp8,
-        processor=hardware.processor,
-        cpu_cores=hardware.cpu_cores,
-        cpu_features=list(hardware.cpu_features),
-        architecture=hardware.architecture,
-        memory_bytes=hardware.memory_bytes,
-        available_bytes=hardware.available_bytes,
-        memory_bandwidth_bytes_per_second=memory_bandwidth_bytes_per_second,
-        disk_bytes=hardware.disk_bytes,
-        disk_free_bytes=hardware.disk_free_bytes,
-        agent_version=_VERSION,
-    )
 
 
 def encode_status(status: NodeFitnessStatus, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,11 +81,9 @@ def _identify_device(device: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(device.get(field) for field in _DEVICE_IDENTITY)
 
 
-def build_condition(hardware: KnownHardware | None, problems: ReportProblems) -> Obj:
+def build_condition(reported: ReportedHardware | None, problems: ReportProblems) -> Obj:
     """Return the condition Ready, without lastTransitionTime; its reason is the worst of all that its message names."""
-    tools = (
-        [*hardware.hardware.problems, *_describe_standing(hardware)] if hardware and hardware.hardware.problems else []
-    )
+    tools = [*reported.problems, *_describe_kept_devices(reported)] if reported and reported.problems else []
     refused = problems.labels_refused
     reasons = {
         "ProbeFailed": [problems.probe_failed] if problems.probe_failed else [],
@@ -139,11 +100,12 @@ def build_condition(hardware: KnownHardware | None, problems: ReportProblems) ->
     return {"type": "Ready", "status": "False", "reason": reason, "message": message}
 
 
-def _describe_standing(hardware: KnownHardware) -> list[str]:
-    if hardware.standing == "kept":
-        return [f"the devices are those of {rfc3339(hardware.found_at)}"]
-    if hardware.standing == "unknown":
-        return [f"the devices are unknown; they were found last at {rfc3339(hardware.found_at)}"]
+def _describe_kept_devices(reported: ReportedHardware) -> list[str]:
+    """Return a sentence if the devices are not those of the last probe."""
+    if reported.devices_state == "kept":
+        return [f"the devices are those of {reported.believed.observed_at}"]
+    if reported.devices_state == "unknown":
+        return [f"the devices are unknown; they were found last at {reported.believed.observed_at}"]
     return []
 
 

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from crds.nodefitness import MOST_DEVICES
-from devices.node_hardware import NodeHardware
+import msgspec
+
+from crds.nodefitness import NodeFitnessStatus
 from kube.client import Obj
 
 FIELD_MANAGER: Final = "pomona-node-agent"
@@ -20,12 +21,30 @@ _MOST_GIB: Final = 9999
 _ARCHITECTURE: Final = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,30}[a-z0-9])?")
 
 
+class _NodeMetadata(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    name: str
+    uid: str
+    resource_version: str
+    labels: dict[str, str] = {}
+    managed_fields: list[dict[str, Any]] = []
+
+
+class _NodeMetadataOnly(msgspec.Struct, frozen=True):
+    metadata: _NodeMetadata
+
+
+def read_node_metadata(raw: msgspec.Raw) -> Obj:
+    """Decode the part of a Node that this agent needs: a Node has some 10 KiB of images, and changes often."""
+    node: Obj = msgspec.to_builtins(msgspec.json.decode(raw, type=_NodeMetadataOnly))
+    return node
+
+
 class LabelConflict(NamedTuple):
     """A wanted label that somebody else owns."""
 
     name: str
     wanted: str
-    found: str
+    present: str
     owner: str
     """The field manager that owns it; empty: it is not recorded."""
 
@@ -34,7 +53,7 @@ class LabelConflict(NamedTuple):
         """The conflict in words, with the way out."""
         owner = self.owner or "another labeller"
         return (
-            f"label {self.name} is {self.found!r} by {owner}, not {self.wanted!r}: remove the label, or let {owner} "
+            f"label {self.name} is {self.present!r} by {owner}, not {self.wanted!r}: remove the label, or let {owner} "
             "leave it out"
         )
 
@@ -49,16 +68,16 @@ class LabelPlan(NamedTuple):
     """Applying them changes the Node."""
 
 
-def build_labels(hardware: NodeHardware, prefix: str) -> dict[str, str]:
+def build_labels(hardware: NodeFitnessStatus, prefix: str) -> dict[str, str]:
     """Return the labels that state this hardware. A fact that is unknown has no label."""
-    labels = _device_labels(hardware) if hardware.devices else {}
+    labels = _build_device_labels(hardware) if hardware.devices else {}
     if hardware.cpu_features:
         labels["cpu.avx512"] = _bool_text(any(feature.startswith("avx512") for feature in hardware.cpu_features))
     return {f"{prefix}/{name}": value for name, value in labels.items()}
 
 
-def _device_labels(hardware: NodeHardware) -> dict[str, str]:
-    labels = {"gpu.vendor": hardware.vendor.upper(), "gpu.count": str(min(len(hardware.devices), MOST_DEVICES))}
+def _build_device_labels(hardware: NodeFitnessStatus) -> dict[str, str]:
+    labels = {"gpu.vendor": hardware.vendor.upper(), "gpu.count": str(len(hardware.devices))}
     sizes = [device.memory_bytes for device in hardware.devices]
     reported = [size for size in sizes if size is not None]
     # A pod may get any of the devices, so the label states what the least has. MiB are floored, as by FlexInfer.

@@ -16,7 +16,7 @@ import msgspec
 import structlog
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from devices.node_hardware import NodeHardware
+from crds.nodefitness import NodeFitnessStatus
 from gateway.http.whole_answers import (
     JSON,
     AnswerServer,
@@ -35,8 +35,6 @@ _NAME_LIMIT: Final = 20
 """Rows that llmfit answers with if the client states no limit."""
 
 log = structlog.get_logger()
-
-ReadKnownHardware = Callable[[], NodeHardware | None]
 
 
 class ApiKeyFile:
@@ -60,15 +58,12 @@ class ApiKeyFile:
         return hmac.compare_digest(given, self.read()) and scheme.lower() == "bearer"
 
 
-def build_rest_server(
-    node: str, read: ReadKnownHardware, memory_bandwidth: int | None, key: ApiKeyFile | None
-) -> AnswerServer:
+def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], key: ApiKeyFile | None) -> AnswerServer:
     """Return the REST API.
 
     Args:
         node: the name of the Node.
         read: returns the hardware as it was read last; None: not yet.
-        memory_bandwidth: that of its processor, in bytes a second; None: unknown.
         key: the key that all but /health ask for; None: no key.
     """
     identity = {"name": node, "os": "linux"}
@@ -88,7 +83,7 @@ def build_rest_server(
             return _fail(400, str(error))
         if top_only and query.min_fit == "too_tight":
             query = query._replace(min_fit="marginal")
-        rows = await asyncio.to_thread(model_fits.list_fits, hardware, memory_bandwidth, query)
+        rows = await asyncio.to_thread(model_fits.list_fits, hardware, query)
         return _answer_json(
             {
                 "node": identity,
@@ -170,11 +165,11 @@ def _check_key(key: ApiKeyFile, question: AskedQuestion) -> WholeAnswer | None:
     return _fail(401, "a key is missing or wrong")._replace(fields=((b"WWW-Authenticate", b"Bearer"),))
 
 
-def _describe_system(hardware: NodeHardware) -> dict[str, Any]:
+def _describe_system(hardware: NodeFitnessStatus) -> dict[str, Any]:
     """Return the hardware in the shape of llmfit's /api/v1/system."""
     # The estimates and the catalog take some MiB, which an agent that nobody asks does without.
     from fitness.llmfit_rows import describe_system  # noqa: PLC0415 - as said
     from fitness.machine_facts import describe_node_machine  # noqa: PLC0415 - as said
 
-    devices, free_bytes = hardware.devices, hardware.available_bytes
-    return describe_system(describe_node_machine(hardware.vendor, hardware, devices, free_bytes))
+    machine = describe_node_machine(hardware.vendor, hardware, hardware.devices, hardware.available_bytes)
+    return describe_system(machine)

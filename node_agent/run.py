@@ -43,6 +43,6 @@ async def run(identity: Credentials, options: NodeAgentOptions, memory_bandwidth
         if options.rest_port:
             key = ApiKeyFile(options.api_key_file) if options.api_key_file else None
             host = EVERYWHERE if key else LOOPBACK
-            server = build_rest_server(options.node_name, lambda: agent.hardware, memory_bandwidth, key)
+            server = build_rest_server(options.node_name, lambda: agent.hardware, key)
             await stack.enter_async_context(serve(server, "--port", host, options.rest_port))
         await agent.run()

@@ -2,7 +2,7 @@
 
 from typing import Final, Literal, NamedTuple
 
-from crds.nodefitness import MOST_DEVICES, NodeDevice
+from crds.nodefitness import NodeDevice
 
 NodeVendor = Literal["nvidia", "amd", "intel-gaudi", "intel", "cpu"]
 FactSource = Literal["nvidia-smi", "rocm-smi", "hl-smi", "sysfs", "labels", "proc"]
@@ -19,10 +19,3 @@ class VendorReading(NamedTuple):
     problems: tuple[str, ...] = ()
     shares_memory: bool = False
     """True if the devices have no memory of their own and compute in that of the machine."""
-
-    def limit_devices(self) -> "VendorReading":
-        """Return this reading with as many devices as a status can have."""
-        if len(self.devices) <= MOST_DEVICES:
-            return self
-        problem = f"{self.source} states {len(self.devices)} devices, of which the first {MOST_DEVICES} are reported"
-        return self._replace(devices=self.devices[:MOST_DEVICES], problems=(*self.problems, problem))

@@ -14,7 +14,6 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from crds.nodefitness import NodeDevice
-from devices.node_hardware import NodeHardware
 from kube.client import Client
 from kube.resources import NODE_FITNESSES
 from node_agent.metrics import NodeMetrics
@@ -141,7 +140,7 @@ async def check_labels(prometheus: Prometheus, namespace: str) -> None:
 
 def test_metrics_of_devices_are_those_of_a_node_agent_that_has_one() -> None:
     metrics = NodeMetrics("gpu-1", "pomona")
-    metrics.take(NodeHardware("nvidia", "nvidia-smi", "nvidia-l4x1", devices=(DEVICE,)))
+    metrics.show_devices([DEVICE])
     families = text_string_to_metric_families(metrics.render().decode())
     assert {
         family.name for family in families if family.name.startswith("pomona_gpu_") and family.samples

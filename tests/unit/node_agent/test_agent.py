@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
-from crds.nodefitness import STALE_SECONDS, NodeDevice
-from devices.node_hardware import NodeHardware
+from crds.nodefitness import STALE_SECONDS, NodeDevice, NodeFitnessStatus
+from devices.node_hardware import HardwareReading
 from node_agent.agent import NodeAgent
 from node_agent.fitness_writer import FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS
 from node_agent.metrics import NodeMetrics
@@ -24,18 +24,27 @@ HOUR = 3600
 DEVICE = NodeDevice(
     id="GPU-1", product="NVIDIA L4", architecture="sm_89", memory_bytes=24 * GIB, temperature_celsius=50
 )
-FOUND = NodeHardware(
-    "nvidia", "nvidia-smi", "nvidia-l4x1", "580", (DEVICE,), int4=True, cpu_features=("avx2",), available_bytes=9 * GIB
+HARDWARE = NodeFitnessStatus(
+    vendor="nvidia",
+    source="nvidia-smi",
+    device_class="nvidia-l4x1",
+    driver="580",
+    devices=[DEVICE],
+    int4=True,
+    cpu_features=["avx2"],
+    available_bytes=9 * GIB,
 )
+CPU = NodeFitnessStatus(vendor="cpu", source="proc", device_class="cpu-x4")
 EPOCH = datetime(2026, 11, 26, 22, 0, tzinfo=UTC)
 
 
 class Node:
-    """A node with an agent: `found` is its hardware, `hang` lets probes hang, `seen` the labels that a probe got."""
+    """A node with an agent: a probe reads `hardware` and `problems`, or hangs by `hang`; `seen` are its labels."""
 
     def __init__(self) -> None:
         self.api = NodeApi()
-        self.found = FOUND
+        self.hardware = HARDWARE
+        self.problems: tuple[str, ...] = ()
         self.error: Exception | None = None
         self.hang: asyncio.Event | None = None
         self.probes = 0
@@ -50,14 +59,14 @@ class Node:
             wall_clock=lambda: EPOCH + timedelta(seconds=asyncio.get_running_loop().time()),
         )
 
-    async def _probe(self, labels: Mapping[str, str]) -> NodeHardware:
+    async def _probe(self, labels: Mapping[str, str]) -> HardwareReading:
         self.probes += 1
         self.seen = dict(labels)
         if self.hang:
             await self.hang.wait()
         if self.error:
             raise self.error
-        return self.found
+        return HardwareReading(self.hardware, self.problems)
 
     def sample(self, name: str) -> float:
         lines = [line for line in self.metrics.render().decode().splitlines() if line.startswith(name)]
@@ -96,8 +105,8 @@ def test_hour_without_a_change_costs_a_write_a_minute() -> None:
     async def scenario(node: Node) -> None:
         before = len(node.api.writes)
         for step in range(HOUR // 30):
-            device = structs.replace(DEVICE, temperature_celsius=50 + step % 40, free_bytes=step * GIB // 8)
-            node.found = FOUND._replace(devices=(device,), available_bytes=(9 + step) * GIB)
+            device = replace(DEVICE, temperature_celsius=50 + step % 40, free_bytes=step * GIB // 8)
+            node.hardware = replace(HARDWARE, devices=[device], available_bytes=(9 + step) * GIB)
             await asyncio.sleep(30)
         assert 59 <= len(node.api.writes) - before <= 61
         times = [at for kind, at in node.api.writes if kind == "nodefitnesses"][1:]
@@ -108,11 +117,11 @@ def test_hour_without_a_change_costs_a_write_a_minute() -> None:
 
 def test_vanished_device_and_its_labels_are_gone_with_the_next_probe() -> None:
     async def scenario(node: Node) -> None:
-        node.found = NodeHardware("cpu", "proc", "cpu-x4", cpu_features=("avx2",))
+        node.hardware = replace(CPU, cpu_features=["avx2"])
         await asyncio.sleep(31)
         assert "devices" not in node.api.status
         assert node.api.labels == {f"{PREFIX}/cpu.avx512": "false"}
-        node.found = FOUND
+        node.hardware = HARDWARE
         await asyncio.sleep(31)
         assert [device["id"] for device in node.api.status["devices"]] == ["GPU-1"]
         assert f"{PREFIX}/gpu.vendor" in node.api.labels
@@ -122,7 +131,7 @@ def test_vanished_device_and_its_labels_are_gone_with_the_next_probe() -> None:
 
 def test_tool_that_fails_takes_neither_device_nor_label_and_is_named() -> None:
     async def scenario(node: Node) -> None:
-        node.found = NodeHardware("cpu", "proc", "cpu-x4", problems=("nvidia-smi hung for 5 s: restart the node",))
+        node.hardware, node.problems = CPU, ("nvidia-smi hung for 5 s: restart the node",)
         await asyncio.sleep(91)
         assert [device["id"] for device in node.api.status["devices"]] == ["GPU-1"]
         assert node.api.labels[f"{PREFIX}/gpu.count"] == "1"
@@ -144,7 +153,7 @@ def test_label_of_somebody_else_stays_and_is_named_while_others_are_written() ->
         assert node.api.condition["reason"] == "LabelConflict"
         assert "by gpu-labeller" in node.api.condition["message"]
         assert node.sample("pomona_node_agent_label_conflicts") == 1
-        node.found = FOUND._replace(devices=(DEVICE, structs.replace(DEVICE, id="GPU-2")))
+        node.hardware = replace(HARDWARE, devices=[DEVICE, replace(DEVICE, id="GPU-2")])
         await asyncio.sleep(31)
         assert node.api.labels[f"{PREFIX}/gpu.count"] == "2"
         node.api.set_label(f"{PREFIX}/gpu.vendor", None)
@@ -223,7 +232,7 @@ def test_deleted_nodefitness_is_made_again() -> None:
 def test_refused_writes_are_sent_again_after_growing_pauses(kind: str) -> None:
     async def scenario(node: Node) -> None:
         node.api.refusals = {kind: 403}
-        node.found = FOUND._replace(driver="581", int4=False)
+        node.hardware = replace(HARDWARE, driver="581", int4=False)
         before = node.api.count(kind)
         await asyncio.sleep(HOUR)
         assert 1 < node.api.count(kind) - before < 20
@@ -240,7 +249,7 @@ def test_refused_writes_are_sent_again_after_growing_pauses(kind: str) -> None:
 def test_outage_of_the_api_is_survived_and_reported_after() -> None:
     async def scenario(node: Node) -> None:
         node.api.is_cut = True
-        node.found = NodeHardware("cpu", "proc", "cpu-x4")
+        node.hardware = CPU
         await asyncio.sleep(300)
         assert node.api.status["vendor"] == "nvidia"
         node.api.is_cut = False

@@ -7,8 +7,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from crds.definitions import DEFINITIONS
-from crds.nodefitness import NodeDevice
-from devices.node_hardware import NodeHardware
+from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from kube.resources import NODES
 from node_agent.metrics import NodeMetrics
 from node_agent.node_labels import build_labels
@@ -24,9 +23,7 @@ L4 = NodeDevice(
     utilization_percent=10,
     temperature_celsius=50,
 )
-HARDWARE = NodeHardware(
-    *("nvidia", "nvidia-smi", "nvidia-l4x1"), devices=(L4,), int4=True, cpu_features=("avx2",), problems=("a",)
-)
+HARDWARE = NodeFitnessStatus(vendor="nvidia", devices=[L4], int4=True, cpu_features=["avx2"])
 
 
 def read_section(title: str) -> str:
@@ -46,7 +43,7 @@ def test_labels_are_those_of_an_l4() -> None:
 
 def test_metrics_are_those_that_are_served() -> None:
     metrics = NodeMetrics("gpu-1", "pomona")
-    metrics.take(HARDWARE)
+    metrics.show_devices([L4])
     metrics.count_call("list", NODES, 200, 0.1)
     served = {}
     for family in text_string_to_metric_families(metrics.render().decode()):

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from crds.nodefitness import NodeDevice
-from devices.node_hardware import NodeHardware
+from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from node_agent.node_labels import FIELD_MANAGER, LabelConflict, build_labels, plan_labels
 
 GIB = 2**30
 MIB = 2**20
 L4 = NodeDevice(id="GPU-1", product="NVIDIA L4", architecture="sm_89", memory_bytes=24576 * MIB)
-HARDWARE = NodeHardware("nvidia", "nvidia-smi", "nvidia-l4x1", devices=(L4,), int4=True, cpu_features=("avx2",))
+HARDWARE = NodeFitnessStatus(vendor="nvidia", devices=[L4], int4=True, cpu_features=["avx2"])
 PREFIX = "flexinfer.ai"
 NAMES = st.sampled_from(["a/x", "a/y", "a/z"])
 LABELS = st.dictionaries(NAMES, st.sampled_from(["1", "2"]))
@@ -44,28 +44,28 @@ def test_labels_are_those_that_flexinfer_documents() -> None:
 
 
 def test_node_without_devices_has_the_label_of_its_processor_only() -> None:
-    hardware = NodeHardware("cpu", "proc", "cpu-x1", cpu_features=("avx2", "avx512f"))
+    hardware = NodeFitnessStatus(vendor="cpu", cpu_features=["avx2", "avx512f"])
     assert build_labels(hardware, PREFIX) == {"flexinfer.ai/cpu.avx512": "true"}
-    assert build_labels(hardware._replace(cpu_features=()), PREFIX) == {}
+    assert build_labels(replace(hardware, cpu_features=[]), PREFIX) == {}
 
 
 def test_memory_is_that_of_the_least_device_in_whole_gib() -> None:
     less = NodeDevice(id="GPU-2", architecture="sm_89", memory_bytes=24564 * MIB)
-    labels = build_labels(HARDWARE._replace(devices=(L4, less)), "p")
+    labels = build_labels(replace(HARDWARE, devices=[L4, less]), "p")
     assert (labels["p/gpu.vram"], labels["p/gpu.count"]) == ("23Gi", "2")
 
 
 def test_unknown_fact_has_no_label() -> None:
     unknown = NodeDevice(id="GPU-2")
-    for devices in ((unknown,), (L4, unknown)):
-        labels = build_labels(HARDWARE._replace(devices=devices, int4=None), "p")
+    for devices in ([unknown], [L4, unknown]):
+        labels = build_labels(replace(HARDWARE, devices=devices, int4=None), "p")
         assert set(labels) == {"p/gpu.vendor", "p/gpu.count", "p/cpu.avx512"}
 
 
 @pytest.mark.parametrize("lie", ["sm_89 evil", "x" * 33, "-a", "a/b", "a\nb", "ä"])
 def test_architecture_that_is_no_value_of_a_label_is_left_out(lie: str) -> None:
     device = NodeDevice(id="GPU-1", architecture=lie)
-    assert "p/gpu.arch" not in build_labels(HARDWARE._replace(devices=(device,)), "p")
+    assert "p/gpu.arch" not in build_labels(replace(HARDWARE, devices=[device]), "p")
 
 
 def test_missing_label_is_applied_and_present_one_is_not_written_again() -> None:

@@ -13,9 +13,9 @@ import pytest
 import yarl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from crds.nodefitness import NodeDevice
-from devices.node_hardware import NodeHardware
+from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from gateway.http.whole_answers import AnswerServer
 from node_agent.metrics import NodeMetrics
 from node_agent.rest import (
@@ -35,22 +35,23 @@ L4 = NodeDevice(
     free_bytes=round(21.485 * GIB),
     memory_bandwidth_bytes_per_second=300 * 10**9,
 )
-TWO_L4 = NodeHardware(
-    *("nvidia", "nvidia-smi", "nvidia-l4x1", "580"),
-    devices=(L4, L4),
+TWO_L4 = NodeFitnessStatus(
+    vendor="nvidia",
+    devices=[L4, L4],
     processor="AMD EPYC",
     cpu_cores=2,
     architecture="x86_64",
     memory_bytes=64 * GIB,
     available_bytes=round(57.6 * GIB),
 )
-CPU = NodeHardware(
-    *("cpu", "proc", "cpu-amd-epycx2"),
+CPU = NodeFitnessStatus(
+    vendor="cpu",
     processor="AMD EPYC",
     cpu_cores=2,
     architecture="x86_64",
     memory_bytes=round(23.54 * GIB),
     available_bytes=round(22.28 * GIB),
+    memory_bandwidth_bytes_per_second=40 * 10**9,
 )
 RECORDED = Path(__file__).parent / "llmfit"
 """Answers of llmfit 1.1.17 on a machine with two processors; of `two-l4`, nvidia-smi was simulated."""
@@ -64,12 +65,12 @@ def recorded(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "hardware"), [("two-l4", TWO_L4), ("cpu", CPU)])
-def test_system_is_what_llmfit_answers_on_the_same_hardware(name: str, hardware: NodeHardware) -> None:
+def test_system_is_what_llmfit_answers_on_the_same_hardware(name: str, hardware: NodeFitnessStatus) -> None:
     assert _describe_system(hardware) == recorded(name)
 
 
 def test_unknown_size_is_null() -> None:
-    unknown = TWO_L4._replace(devices=(NodeDevice(id="GPU-1"), L4), memory_bytes=None)
+    unknown = replace(TWO_L4, devices=[NodeDevice(id="GPU-1"), L4], memory_bytes=None)
     system = _describe_system(unknown)
     assert system["total_ram_gb"] is None
     assert [gpu["vram_gb"] for gpu in system["gpus"]] == [22.49, None]
@@ -101,7 +102,7 @@ def key(tmp_path: Path) -> ApiKeyFile:
 
 
 async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> None:
-    async with served(build_rest_server("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         status, body, _ = await get("/health", None)
         assert (status, body) == (200, {"status": "ok", "node": {"name": "gpu-1", "os": "linux"}})
         wrong = (None, "", "Bearer", "Bearer ", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x", "Bearer \xfc")
@@ -116,7 +117,7 @@ async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> 
 
 
 async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path) -> None:
-    async with served(build_rest_server("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         (tmp_path / "key").write_text("other")
         assert (await get("/api/v1/system"))[0] == 401
         assert (await get("/api/v1/system", "Bearer other"))[0] == 200
@@ -126,7 +127,7 @@ async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path
 
 
 async def test_hardware_that_was_not_read_yet_is_unavailable() -> None:
-    async with served(build_rest_server("gpu-1", lambda: None, None, None)) as get:
+    async with served(build_rest_server("gpu-1", lambda: None, None)) as get:
         for path in ("system", "models", "models/top", "models/qwen"):
             assert (await get(f"/api/v1/{path}", None))[0] == 503
 
@@ -135,7 +136,7 @@ HOSTILE = ("%00", "%2F", "..%2F..%2Fetc", "%zz", "%FF%FE", "a" * 7000, "a" * 200
 
 
 async def test_hostile_paths_and_queries_are_answered_and_no_error(key: ApiKeyFile) -> None:
-    async with served(build_rest_server("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         for text in HOSTILE:
             for path in (
                 f"/{text}",
@@ -152,7 +153,7 @@ ROW_KEYS_OF_OURS = {"title", "source"}
 
 
 async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: ApiKeyFile) -> None:
-    async with served(build_rest_server("gpu-1", lambda: CPU, 40 * 10**9, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         status, body, _ = await get("/api/v1/models/top?limit=2")
         llmfit = json.loads((RECORDED / "models-top.json").read_text())
         assert status == 200
@@ -174,8 +175,8 @@ async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: A
 
 
 async def test_model_that_is_too_large_is_there_only_if_asked_for(key: ApiKeyFile) -> None:
-    small = CPU._replace(memory_bytes=GIB, available_bytes=GIB)
-    async with served(build_rest_server("gpu-1", lambda: small, None, key)) as get:
+    small = replace(CPU, memory_bytes=GIB, available_bytes=GIB)
+    async with served(build_rest_server("gpu-1", lambda: small, key)) as get:
         for path in ("top", "top?min_fit=too_tight", "qwen3-8b"):
             assert (await get(f"/api/v1/models/{path}"))[1]["models"] == []
         (row,) = (await get("/api/v1/models/qwen3-8b?min_fit=too_tight"))[1]["models"]
@@ -184,7 +185,7 @@ async def test_model_that_is_too_large_is_there_only_if_asked_for(key: ApiKeyFil
 
 
 async def test_hostile_names_of_models_are_refused_or_found_nowhere(key: ApiKeyFile) -> None:
-    async with served(build_rest_server("gpu-1", lambda: CPU, None, key)) as get:
+    async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         for text in HOSTILE:
             status, body, _ = await get(f"/api/v1/models/{text}")
             assert status in {200, 400, 404, 414, 431}
@@ -195,14 +196,14 @@ async def test_hostile_names_of_models_are_refused_or_found_nowhere(key: ApiKeyF
 
 async def test_metrics_and_health_need_no_key() -> None:
     metrics = NodeMetrics("gpu-1", "flexinfer")
-    metrics.take(TWO_L4._replace(devices=(NodeDevice(id="GPU-1", temperature_celsius=60, utilization_percent=25),)))
+    metrics.show_devices([NodeDevice(id="GPU-1", temperature_celsius=60, utilization_percent=25)])
     async with served(build_metrics_server(metrics.render)) as get:
         status, text, _ = await get("/metrics", None)
         assert status == 200
         assert 'flexinfer_gpu_temperature_celsius{gpu="GPU-1",node="gpu-1"} 60.0' in text
         assert 'flexinfer_gpu_utilization_ratio{gpu="GPU-1",node="gpu-1"} 0.25' in text
         assert "flexinfer_gpu_memory_bytes{" not in text
-        metrics.take(CPU)
+        metrics.show_devices([])
         assert "GPU-1" not in (await get("/metrics", None))[1]
         assert (await get("/healthz", None))[:2] == (200, "ok\n")
         assert (await get("/unknown", None))[0] == 404

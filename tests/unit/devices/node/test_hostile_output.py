@@ -25,6 +25,7 @@ from devices.node.nvidia import (
 )
 from devices.node.processor import parse_processor
 from devices.node.vendor_reading import VendorReading
+from devices.node_hardware import choose_reading
 from tests.unit.devices.node.stand_ins import recorded
 from tests.unit.devices.node.test_node_labels import H100, MI300X, SHARED_P106
 
@@ -80,7 +81,7 @@ def check(devices: tuple[NodeDevice, ...]) -> None:
 
 
 def check_reading(reading: VendorReading) -> None:
-    check(reading.limit_devices().devices)
+    check(choose_reading([reading], None, []).devices)
     assert all(len(problem) < 400 and problem.isprintable() for problem in reading.problems)
     assert len(reading.driver) <= 256
     assert reading.devices or reading.problems

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from crds.nodefitness import MOST_DEVICES, NodeDevice
+from crds.nodefitness import MOST_DEVICES, NodeDevice, NodeFitnessStatus
 from devices.node.kernel_files import PciDevice, list_pci_devices
 from devices.node.vendor_reading import VendorReading
-from devices.node_hardware import NodeHardware, NodeRoots, choose_reading, read_node_hardware
+from devices.node_hardware import HardwareReading, NodeRoots, choose_reading, read_node_hardware
 from tests.unit.devices.node.stand_ins import ToolFolder, recorded, write_tree
 from tests.unit.devices.node.test_node_labels import H100
 from tests.unit.devices.node.test_nvidia_probe import GB10, WHOLE
@@ -24,23 +24,18 @@ def roots(tmp_path: Path) -> NodeRoots:
 
 def test_this_machine_is_read_as_it_is(tools: ToolFolder) -> None:
     assert tools.folder.exists()
-    hardware = read_node_hardware({})
-    assert (hardware.vendor, hardware.source, hardware.devices, hardware.int4, hardware.fp8) == (
-        "cpu",
-        "proc",
-        (),
-        None,
-        None,
-    )
+    hardware, problems = read_node_hardware({})
+    assert (hardware.vendor, hardware.source, hardware.devices) == ("cpu", "proc", [])
+    assert (hardware.int4, hardware.fp8) == (None, None)
     assert hardware.device_class.startswith("cpu-")
     assert hardware.device_class.endswith(f"x{hardware.cpu_cores}")
     assert None not in (hardware.memory_bytes, hardware.available_bytes, hardware.disk_bytes, hardware.disk_free_bytes)
-    assert hardware.problems == ()
+    assert problems == ()
 
 
 def test_devices_are_read_by_their_tool(tools: ToolFolder, roots: NodeRoots) -> None:
     tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE})
-    hardware = read_node_hardware(H100, roots)
+    hardware = read_node_hardware(H100, roots).hardware
     assert (hardware.vendor, hardware.source, hardware.driver) == ("nvidia", "nvidia-smi", "550.54.15")
     assert hardware.device_class == "nvidia-h100-80gb-hbm3x1"
     assert (hardware.int4, hardware.fp8) == (False, True)
@@ -54,36 +49,36 @@ def test_format_is_one_of_all_devices(
 ) -> None:
     second = WHOLE.replace("0, GPU-a", "1, GPU-b").replace("9.0", capability)
     tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE + second})
-    hardware = read_node_hardware({}, roots)
+    hardware = read_node_hardware({}, roots).hardware
     assert (hardware.int4, hardware.fp8) == formats
 
 
 def test_class_by_labels_is_that_by_the_tool(tools: ToolFolder, roots: NodeRoots) -> None:
-    by_labels = read_node_hardware(H100, roots)
+    by_labels = read_node_hardware(H100, roots).hardware
     tools.add_recorded("nvidia-smi", {"--query-gpu=": WHOLE})
     assert by_labels.source == "labels"
-    assert by_labels.device_class == read_node_hardware({}, roots).device_class
+    assert by_labels.device_class == read_node_hardware({}, roots).hardware.device_class
 
 
 def test_partitions_have_a_class_of_their_own(tools: ToolFolder, roots: NodeRoots) -> None:
     answers = {"--query-gpu=": recorded("nvidia_h100_mig_query.csv"), "-L": recorded("nvidia_h100_mig_list.txt")}
     tools.add_recorded("nvidia-smi", answers)
-    assert read_node_hardware({}, roots).device_class == "nvidia-h100-80gb-hbm3-3g.40gbx1"
+    assert read_node_hardware({}, roots).hardware.device_class == "nvidia-h100-80gb-hbm3-3g.40gbx1"
 
 
 def test_device_without_memory_has_that_of_the_machine(tools: ToolFolder, roots: NodeRoots) -> None:
     tools.add_recorded("nvidia-smi", {"--query-gpu=": GB10})
-    hardware = read_node_hardware({}, roots)
+    hardware = read_node_hardware({}, roots).hardware
     (device,) = hardware.devices
     assert (device.memory_bytes, device.free_bytes) == (hardware.memory_bytes, hardware.available_bytes)
 
 
 def test_labels_answer_for_a_tool_that_fails(tools: ToolFolder, roots: NodeRoots) -> None:
     tools.add("nvidia-smi", 'echo "NVIDIA-SMI has failed because it couldn\'t communicate with the driver."; exit 9')
-    hardware = read_node_hardware(H100, roots)
+    hardware, (problem,) = read_node_hardware(H100, roots)
     assert (hardware.source, len(hardware.devices)) == ("labels", 8)
-    assert hardware.problems[0].startswith("nvidia-smi exited with 9 and printed `NVIDIA-SMI has failed")
-    assert hardware.problems[0].endswith("run nvidia-smi on the node, and see the driver's messages there (dmesg)")
+    assert problem.startswith("nvidia-smi exited with 9 and printed `NVIDIA-SMI has failed")
+    assert problem.endswith("run nvidia-smi on the node, and see the driver's messages there (dmesg)")
 
 
 def test_missing_tool_is_named_if_the_hardware_is_there(tools: ToolFolder, roots: NodeRoots) -> None:
@@ -91,9 +86,9 @@ def test_missing_tool_is_named_if_the_hardware_is_there(tools: ToolFolder, roots
     alias = "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00"
     write_tree(roots.sys, f"bus/pci/devices/0000_18_00.0/modalias: {alias}")
     (roots.sys / "bus/pci/devices/0000_18_00.0").rename(roots.sys / "bus/pci/devices/0000:18:00.0")
-    hardware = read_node_hardware({}, roots)
+    hardware, (problem,) = read_node_hardware({}, roots)
     assert hardware.vendor == "cpu"
-    assert hardware.problems[0].startswith(
+    assert problem.startswith(
         "the node has a device of NVIDIA, and nvidia-smi is not in the node agent's container: install the driver"
     )
 
@@ -154,5 +149,7 @@ def test_unreadable_bus_has_no_devices(tmp_path: Path) -> None:
 def test_nothing_readable_is_a_node_without_facts(tools: ToolFolder, tmp_path: Path) -> None:
     assert tools.folder.exists()
     absent = tmp_path / "absent"
-    hardware = read_node_hardware({}, NodeRoots(proc=absent, sys=absent, disk=absent))
-    assert hardware == NodeHardware("cpu", "proc", "cpu-unknownx1", architecture=hardware.architecture)
+    reading = read_node_hardware({}, NodeRoots(proc=absent, sys=absent, disk=absent))
+    processor = reading.hardware.architecture
+    nothing = NodeFitnessStatus(vendor="cpu", source="proc", device_class="cpu-unknownx1", architecture=processor)
+    assert reading == HardwareReading(nothing)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import psutil
 
+from crds.nodefitness import NodeFitnessStatus
 from devices.node.memory_bandwidth import measure_memory_bandwidth
-from devices.node.processor import parse_processor, read_file_system, read_memory, read_processor
+from devices.node.processor import parse_processor, read_machine, read_processor
 
 # Two threads of one core and one of another, as kernels on x86 list them.
 THREADS = """\
@@ -39,44 +40,43 @@ Features\t: fp asimd
 
 def test_threads_of_a_core_count_once() -> None:
     processor = parse_processor(THREADS, "x86_64")
-    assert (processor.cores, processor.model) == (2, "AMD EPYC 9474F 48-Core Processor")
-    assert processor.features == ("avx", "avx2", "avx512_bf16", "avx512_vnni", "avx512f")
+    assert (processor.cpu_cores, processor.processor) == (2, "AMD EPYC 9474F 48-Core Processor")
+    assert processor.cpu_features == ["avx", "avx2", "avx512_bf16", "avx512_vnni", "avx512f"]
 
 
 def test_arm_states_features_and_no_cores() -> None:
     processor = parse_processor(ARM, "aarch64")
-    assert (processor.cores, processor.model) == (2, "")
-    assert processor.features == ("asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve")
+    assert (processor.cpu_cores, processor.processor) == (2, "")
+    assert processor.cpu_features == ["asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve"]
 
 
-def test_unreadable_processor_is_unknown(tmp_path: Path) -> None:
-    assert read_processor(tmp_path / "absent")[:3] == ("", None, ())
-    assert read_memory(tmp_path / "absent") == (None, None)
-    assert read_file_system(tmp_path / "absent") == (None, None)
+def test_unreadable_machine_is_unknown(tmp_path: Path) -> None:
+    absent = tmp_path / "absent"
+    assert read_machine(absent, absent) == NodeFitnessStatus(architecture=os.uname().machine)
 
 
 def test_absurd_size_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(f"MemTotal: {2**41} kB\nMemAvailable: 1024 kB\n")
-    assert read_memory(tmp_path) == (None, 1 << 20)
+    machine = read_machine(tmp_path, tmp_path)
+    assert (machine.memory_bytes, machine.available_bytes) == (None, 1 << 20)
 
 
 def test_large_processor_is_read_whole(tmp_path: Path) -> None:
     entry = "processor\t: {0}\nphysical id\t: 0\ncore id\t: {0}\nflags\t: " + "avx " * 700 + "\n\n"
     (tmp_path / "cpuinfo").write_text("".join(entry.format(number) for number in range(1024)))
-    assert read_processor(tmp_path).cores == 1024
+    assert read_processor(tmp_path).cpu_cores == 1024
 
 
 def test_this_machine_is_read() -> None:
-    processor, memory = read_processor(Path("/proc")), read_memory(Path("/proc"))
-    assert processor.cores == psutil.cpu_count(logical=False) or processor.cores == psutil.cpu_count()
-    assert processor.architecture == os.uname().machine
-    assert memory.memory_bytes == psutil.virtual_memory().total
-    assert memory.available_bytes is not None
-    assert 0 < memory.available_bytes <= memory.memory_bytes
-    disk = read_file_system(Path("/"))
-    assert disk.size_bytes is not None
-    assert disk.free_bytes is not None
-    assert disk.size_bytes >= disk.free_bytes > 0
+    machine = read_machine(Path("/proc"), Path("/"))
+    assert machine.cpu_cores in {psutil.cpu_count(logical=False), psutil.cpu_count()}
+    assert machine.architecture == os.uname().machine
+    assert machine.memory_bytes == psutil.virtual_memory().total
+    assert machine.available_bytes is not None
+    assert 0 < machine.available_bytes <= machine.memory_bytes
+    assert machine.disk_bytes is not None
+    assert machine.disk_free_bytes is not None
+    assert machine.disk_bytes >= machine.disk_free_bytes > 0
 
 
 def test_bandwidth_is_measured_in_little_time_and_memory() -> None:
