@@ -6,7 +6,6 @@ maker; where a data sheet gives no bandwidth, it is the width of the interface i
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 _MIB_PER_GIB: Final = 1024
@@ -282,13 +281,11 @@ _GAUDI: Final = (
     Product("Gaudi3", "gaudi3", "", 128 * _MIB_PER_GIB, 3700, "Gaudi 3 white paper", 1835),
 )
 
-PRODUCTS: Final[Mapping[str, tuple[Product, ...]]] = MappingProxyType(
-    {
-        # Memory as nvidia-smi states it: an H100 has less than 80 GiB, while an A100 has all of it.
-        "nvidia": (*_PASCAL, *_VOLTA, *_TURING, *_AMPERE, *_ADA, *_HOPPER, *_BLACKWELL),
-        "amd": (*_INSTINCT, *_RADEON),
-        "intel": _INTEL,
-        "intel-gaudi": _GAUDI,
-    }
-)
+PRODUCTS: Final[Mapping[str, tuple[Product, ...]]] = {
+    # Memory as nvidia-smi states it: an H100 has less than 80 GiB, while an A100 has all of it.
+    "nvidia": (*_PASCAL, *_VOLTA, *_TURING, *_AMPERE, *_ADA, *_HOPPER, *_BLACKWELL),
+    "amd": (*_INSTINCT, *_RADEON),
+    "intel": _INTEL,
+    "intel-gaudi": _GAUDI,
+}
 """By the name of the vendor in `devices/vendors.py`, the oldest architecture first."""

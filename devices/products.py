@@ -9,12 +9,11 @@ which is no error.
 import functools
 import re
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Final
 
 from devices.product_table import PRODUCTS, Product
 
-_FAMILY_ALIASES: Final[Mapping[str, str]] = MappingProxyType({"ada-lovelace": "ada"})
+_FAMILY_ALIASES: Final[Mapping[str, str]] = {"ada-lovelace": "ada"}
 _PARTITION: Final = re.compile(r"-MIG-.*$", re.IGNORECASE)
 """End of a product's label on a node whose devices are partitioned alike."""
 _VARIANTS: Final = frozenset({"laptop", "mobile", "ti", "super", "xt", "xtx", "gre", "d", "q", "nvl", "sff"})

@@ -8,7 +8,6 @@ or nodes that it must not have.
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -73,7 +72,7 @@ def parse_vendors(text: str, engines: Collection[RuntimeName], table: Vendors = 
     for name, vendor in vendors.items():
         if (problem := find_vendor_problem(vendor, engines)) is not None:
             raise VendorFileError(f"line {_find_line(root, [name, *problem.path])}: {name}: {problem.message}")
-    return MappingProxyType({**table, **vendors})
+    return {**table, **vendors}
 
 
 def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> VendorProblem | None:

@@ -9,7 +9,6 @@ that of a vendor towards 1.
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 _CLASS_WEIGHT: Final = 2.0
@@ -77,7 +76,7 @@ class Corrections(NamedTuple):
         return own or self.by_vendor.get((vendor, runtime), _NONE)
 
 
-NO_CORRECTIONS: Final = Corrections(MappingProxyType({}), MappingProxyType({}))
+NO_CORRECTIONS: Final = Corrections({}, {})
 
 
 def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
@@ -98,7 +97,7 @@ def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
         (device_class, runtime): _learn_class(found_logs, by_vendor[vendor, runtime])
         for (vendor, device_class, runtime), found_logs in logs.items()
     }
-    return Corrections(MappingProxyType(by_class), MappingProxyType(by_vendor))
+    return Corrections(by_class, by_vendor)
 
 
 def _learn_vendor(classes: list[list[float]]) -> Correction:

@@ -15,7 +15,6 @@ times the need good; docs/fit-and-speed.md compares both.
 
 import functools
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from crds.serving import ServingOptions
@@ -32,7 +31,7 @@ FIT_LEVELS: Final[tuple[FitLevel, ...]] = ("perfect", "good", "marginal", "too_t
 """From the best to the worst."""
 PERFECT_HEADROOM: Final = 1.3
 GOOD_HEADROOM: Final = 1.1
-_BEST_LEVEL: Final[Mapping[RunMode, FitLevel]] = MappingProxyType({"accelerator": "perfect", "cpu": "good"})
+_BEST_LEVEL: Final[Mapping[RunMode, FitLevel]] = {"accelerator": "perfect", "cpu": "good"}
 """The best level of a run mode, however much memory is free: the others are slower than they need to be."""
 
 LADDER: Final[tuple[tuple[str, float], ...]] = (

@@ -12,7 +12,6 @@ a factor of five (docs/fit-and-speed.md), and nobody sees it.
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
 from crds.model import Model
@@ -31,7 +30,7 @@ RunMode = Literal["accelerator", "cpu"]
 SpeedMethod = Literal["measured", "corrected", "roofline"]
 """measured: this model on this device class; corrected: other models on the class or its vendor; roofline: neither."""
 
-_FAMILY_EFFICIENCY: Final[Mapping[str, float]] = MappingProxyType({"pascal": 0.5})
+_FAMILY_EFFICIENCY: Final[Mapping[str, float]] = {"pascal": 0.5}
 """Factor for architectures that unpack quantized weights more slowly than they read them, having no matrix units: from
 0.3 on a GTX 1080 Ti to 0.8 on a P40."""
 _EXPERTS_EFFICIENCY: Final = 0.85
@@ -41,7 +40,7 @@ _REDUCE_MS: Final = 0.03
 _CORE_BYTES_PER_SECOND: Final = 8e9
 """Weights that one core unpacks and multiplies in a second, however fast the memory is: llama.cpp b11549 on a Xeon of
 2026 with AVX-512 does 7 GB with Q8_0 and 12 GB with F16."""
-_PROMPT_EFFICIENCY: Final[Mapping[bool, float]] = MappingProxyType({True: 0.5, False: 0.3})
+_PROMPT_EFFICIENCY: Final[Mapping[bool, float]] = {True: 0.5, False: 0.3}
 """Share of the arithmetic speed that a prompt achieves, by `Runtime.divides_layers`: with llama.cpp 0.34 on an
 RTX 3090 and 0.25 on an RTX 4090 (its pull requests 7860 and 7716); assumed for the others."""
 _PROMPT_SPREAD: Final = 0.45

@@ -6,7 +6,6 @@ variables that would change an engine's settings without a trace in its service.
 
 import sys
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 PYTHON: Final = (sys.executable, "-P", "-m")
@@ -32,9 +31,7 @@ _NAMES: Final = frozenset(
 _PREFIXES: Final = ("LC_", "DYLD_", "METAL_", "MTL_", "GGML_", "MLX_", "OMP_")
 """Locale, libraries, and what owners tune: Metal, llama.cpp's backends, MLX and its threads. None holds a secret."""
 
-PYTORCH_IN_POD: Final[Mapping[str, str]] = MappingProxyType(
-    {"HOME": "/tmp", "USER": "engine", "HF_HUB_OFFLINE": "1"}  # noqa: S108 - the container's own, on an empty volume
-)
+PYTORCH_IN_POD: Final[Mapping[str, str]] = {"HOME": "/tmp", "USER": "engine", "HF_HUB_OFFLINE": "1"}  # noqa: S108 - its own
 """Variables of an engine made of PyTorch, in a pod: its caches are on a volume of the pod, it downloads nothing, and
 its user has a name, which PyTorch wants and no passwd file has."""
 

@@ -8,7 +8,6 @@ variable with a common name (HOST, SEED, CACHE): therefore it gets only the vari
 import importlib.util
 import sys
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from crds.serving import CacheType, ServingOptions
@@ -18,19 +17,17 @@ from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory, find_last_value
 from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving
 
-_CACHE_TYPES: Final[Mapping[CacheType, int]] = MappingProxyType(
-    {
-        "f32": 0,
-        "f16": 1,
-        "q4_0": 2,
-        "q4_1": 3,
-        "q5_0": 6,
-        "q5_1": 7,
-        "q8_0": 8,
-        "iq4_nl": 20,
-        "bf16": 30,
-    }
-)
+_CACHE_TYPES: Final[Mapping[CacheType, int]] = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "iq4_nl": 20,
+    "bf16": 30,
+}
 """Numbers of `enum ggml_type` in ggml.h, which the server takes; a test compares them with the gguf package."""
 _ALL_LAYERS: Final = "-1"
 

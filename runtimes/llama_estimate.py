@@ -7,7 +7,6 @@ of the bytes that are live at once, fitted to `--verbosity` logs of many shapes.
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from crds.serving import CacheType, ServingOptions
@@ -50,16 +49,14 @@ _LAYER_ARGUMENTS: Final = frozenset({"-ngl", "--gpu-layers", "--n-gpu-layers"})
 _SPLIT_ARGUMENTS: Final = frozenset({"-sm", "--split-mode"})
 
 
-LLAMA_SPEED: Final[Mapping[str, SpeedPrior]] = MappingProxyType(
-    {
-        "nvidia": SpeedPrior(0.76, 0.05),
-        "amd": SpeedPrior(0.90, 0.10),
-        "metal": SpeedPrior(0.92, 0.15),
-        # No dedicated device of Intel is among the measurements: that of others, with a wide range.
-        "intel": SpeedPrior(0.55, 0.20),
-        "cpu": SpeedPrior(0.55, 0.30),
-    }
-)
+LLAMA_SPEED: Final[Mapping[str, SpeedPrior]] = {
+    "nvidia": SpeedPrior(0.76, 0.05),
+    "amd": SpeedPrior(0.90, 0.10),
+    "metal": SpeedPrior(0.92, 0.15),
+    # No dedicated device of Intel is among the measurements: that of others, with a wide range.
+    "intel": SpeedPrior(0.55, 0.20),
+    "cpu": SpeedPrior(0.55, 0.30),
+}
 """By vendor; see `Runtime.speed_priors`."""
 
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, get_args
 
 from crds.meta import Accelerator
@@ -28,9 +27,12 @@ from runtimes.serving import Listen, Serving
 _BUILD: Final = re.compile(r"\bversion: b?(\d{3,})\b")
 """`version: 11549 (0c1e570)`; a build outside of llama.cpp's own repository has the number 0 or 1."""
 _IMAGE: Final = "ghcr.io/ggml-org/llama.cpp:server"
-IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
-    {"cpu": _IMAGE, "nvidia": f"{_IMAGE}-cuda", "amd": f"{_IMAGE}-rocm", "intel": f"{_IMAGE}-intel"}
-)
+IMAGES: Final[Mapping[Accelerator, str]] = {
+    "cpu": _IMAGE,
+    "nvidia": f"{_IMAGE}-cuda",
+    "amd": f"{_IMAGE}-rocm",
+    "intel": f"{_IMAGE}-intel",
+}
 _TUNING: Final = (
     *("-t", "--threads", "-tb", "--threads-batch", "--threads-http", "-b", "--batch-size"),
     *("-ngl", "--gpu-layers", "--n-gpu-layers", "-sm", "--split-mode", "-mg", "--main-gpu"),

@@ -5,7 +5,6 @@ Metal's own allocator keeps freed memory for the next use, so that memory stays 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from crds.serving import CacheType, ServingOptions
@@ -18,16 +17,14 @@ _PREFILL: Final = 2048
 """Tokens of a prompt that are computed at once (`--prefill-step-size`)."""
 _ELEMENT_BYTES: Final = 2
 """Bytes of an element of the cache and of intermediate results: bfloat16 or float16."""
-_CACHE_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"f16": 32, "q8_0": 17, "q4_0": 9})
+_CACHE_BITS: Final[Mapping[CacheType, int]] = {"f16": 32, "q8_0": 17, "q4_0": 9}
 """Bits of two elements of a cache; a quantized group of 64 has two 16-bit numbers in addition (`--kv-bits`)."""
 _PROCESS_BYTES: Final = 400 * 2**20
 """Python with mlx, mlx-lm and transformers."""
 _TOKEN_BYTES: Final = 1200
 """Bytes of each token of the vocabulary, which a tokenizer of transformers keeps in Python and in Rust."""
 
-MLX_SPEED: Final[Mapping[str, SpeedPrior]] = MappingProxyType(
-    {"metal": SpeedPrior(0.88, 0.10), "cpu": SpeedPrior(0.4, 0.50)}
-)
+MLX_SPEED: Final[Mapping[str, SpeedPrior]] = {"metal": SpeedPrior(0.88, 0.10), "cpu": SpeedPrior(0.4, 0.50)}
 """By vendor; see `Runtime.speed_priors`."""
 
 

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from crds.serving import CacheType
@@ -23,7 +22,7 @@ from runtimes.mlx_estimate import MLX_SPEED, MlxMemory
 from runtimes.runtime import EngineLaunch, Runtime, RuntimeDemand
 from runtimes.serving import Listen, Serving
 
-_KV_BITS: Final[Mapping[CacheType, int]] = MappingProxyType({"q8_0": 8, "q4_0": 4})
+_KV_BITS: Final[Mapping[CacheType, int]] = {"q8_0": 8, "q4_0": 4}
 """Groups of 64 values with two 16-bit numbers: as many bytes for each value as llama.cpp's blocks of 32 with one."""
 
 _VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)

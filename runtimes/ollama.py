@@ -8,7 +8,6 @@ and is never started by Pomona.
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from artifacts.repositories.address_policy import Networks
@@ -27,9 +26,7 @@ PORT: Final = 11434
 _STORE: Final = "/ollama"
 _VERSION: Final = "0.31.0"
 _IMAGE: Final = f"ollama/ollama:{_VERSION}"
-IMAGES: Final[Mapping[Accelerator, str]] = MappingProxyType(
-    {"cpu": _IMAGE, "nvidia": _IMAGE, "amd": f"{_IMAGE}-rocm", "intel": _IMAGE}
-)
+IMAGES: Final[Mapping[Accelerator, str]] = {"cpu": _IMAGE, "nvidia": _IMAGE, "amd": f"{_IMAGE}-rocm", "intel": _IMAGE}
 _APP: Final = Path("/Applications/Ollama.app")
 NO_SPLIT: Final = (
     "runtime ollama cannot serve a GGUF model in several files: set runtime to llama.cpp, or give the Model one file, "

@@ -16,7 +16,6 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from crds.serving import ServingOptions
@@ -73,16 +72,14 @@ class DeviceBatch(NamedTuple):
     """Memory that the engine leaves free beside `PagedMemory.token_reserve_kib`, however little of it is needed."""
 
 
-PAGED_SPEED: Final[Mapping[str, SpeedPrior]] = MappingProxyType(
-    {
-        # One measurement on an RTX 4090 and the makers' own figures; captured graphs start all kernels at once.
-        "nvidia": SpeedPrior(0.85, 0.03),
-        "amd": SpeedPrior(0.70, 0.05),
-        "intel-gaudi": SpeedPrior(0.60, 0.10),
-        "intel": SpeedPrior(0.50, 0.10),
-        "cpu": SpeedPrior(0.50, 0.50),
-    }
-)
+PAGED_SPEED: Final[Mapping[str, SpeedPrior]] = {
+    # One measurement on an RTX 4090 and the makers' own figures; captured graphs start all kernels at once.
+    "nvidia": SpeedPrior(0.85, 0.03),
+    "amd": SpeedPrior(0.70, 0.05),
+    "intel-gaudi": SpeedPrior(0.60, 0.10),
+    "intel": SpeedPrior(0.50, 0.10),
+    "cpu": SpeedPrior(0.50, 0.50),
+}
 """By vendor; see `Runtime.speed_priors`."""
 
 

@@ -7,7 +7,6 @@ A pod is made of three things that do not know each other: the vendor's entry (`
 import posixpath
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from artifacts.repositories.address_policy import Networks
@@ -26,7 +25,6 @@ RESERVED_FOLDERS: Final = (
 """Folders of every container that Pomona or the container runtime mounts, so that no user can mount a volume there."""
 LABEL_ARCHITECTURE: Final = "kubernetes.io/arch"
 """Label of each node with its processor."""
-NO_VARIABLES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class PodServing(NamedTuple):
@@ -89,11 +87,11 @@ class EnginePod:
     """Name of its container."""
     images: Mapping[str, str]
     """Container image by vendor. A vendor's own entry may name another one, or one that is missing here."""
-    architectures: Mapping[str, str] = field(default_factory=lambda: NO_VARIABLES)
+    architectures: Mapping[str, str] = field(default_factory=dict)
     """Processor, as kubernetes.io/arch names it, of each of these images that is built for one only."""
     arguments: Callable[[PodServing], list[str]]
     """Render the container's arguments. They contain no secret."""
-    environment: Callable[[PodServing], Mapping[str, str]] = lambda _pod: NO_VARIABLES
+    environment: Callable[[PodServing], Mapping[str, str]] = lambda _pod: {}
     """Render its variables; those of the vendor's entry are added, and none is a secret."""
     command: tuple[str, ...] = ()
     """Entry point; empty: that of the image."""

@@ -8,7 +8,6 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol
 
 import aiohttp
@@ -108,24 +107,22 @@ class _Question(NamedTuple):
     """Part that an unusable answer lacks, for a message."""
 
 
-_QUESTIONS: Final[Mapping[Mode, _Question]] = MappingProxyType(
-    {
-        "chat": _Question(
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
-            _Completion,
-            "Generated",
-            "generated a token",
-            "a token",
-        ),
-        "embeddings": _Question(
-            "/v1/embeddings", {"input": "Hi"}, _Embeddings, "Embedded", "embedded a text", "an embedding"
-        ),
-        "rerank": _Question(
-            "/v1/rerank", {"query": "Hi", "documents": ["Hi"]}, _Ranking, "Ranked", "ranked a text", "a ranking"
-        ),
-    }
-)
+_QUESTIONS: Final[Mapping[Mode, _Question]] = {
+    "chat": _Question(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1},
+        _Completion,
+        "Generated",
+        "generated a token",
+        "a token",
+    ),
+    "embeddings": _Question(
+        "/v1/embeddings", {"input": "Hi"}, _Embeddings, "Embedded", "embedded a text", "an embedding"
+    ),
+    "rerank": _Question(
+        "/v1/rerank", {"query": "Hi", "documents": ["Hi"]}, _Ranking, "Ranked", "ranked a text", "a ranking"
+    ),
+}
 
 
 async def generate_token(

@@ -7,7 +7,6 @@ fail to start or ignore a setting.
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Final
 
 from crds.serving import RuntimeName
@@ -18,23 +17,19 @@ from runtimes.registry import RUNTIMES
 from runtimes.runtime import Runtime, RuntimeDemand
 from runtimes.serving import Setting
 
-_FIELDS: Final[Mapping[Setting, str]] = MappingProxyType(
-    {
-        "draft": "speculative",
-        "projector": "projectorModelRef",
-        "adapters": "adapters",
-        "chat template": "chatTemplate",
-        "parallel": "parallel",
-    }
-)
-_FORMAT_NAMES: Final[Mapping[WeightsFormat, str]] = MappingProxyType(
-    {
-        "gguf": "a GGUF file",
-        "safetensors": "a folder of safetensors weights",
-        "mlx": "a folder of MLX weights",
-        "ollama": "a model of Ollama's library",
-    }
-)
+_FIELDS: Final[Mapping[Setting, str]] = {
+    "draft": "speculative",
+    "projector": "projectorModelRef",
+    "adapters": "adapters",
+    "chat template": "chatTemplate",
+    "parallel": "parallel",
+}
+_FORMAT_NAMES: Final[Mapping[WeightsFormat, str]] = {
+    "gguf": "a GGUF file",
+    "safetensors": "a folder of safetensors weights",
+    "mlx": "a folder of MLX weights",
+    "ollama": "a model of Ollama's library",
+}
 _NUMBER: Final = re.compile(r"-[0-9.]+")
 
 

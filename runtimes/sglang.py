@@ -5,7 +5,6 @@ client replace its weights. So it listens on loopback, and Pomona's proxy in the
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from runtimes.engine_errors import EngineError, ErrorTable
@@ -15,7 +14,7 @@ from runtimes.pod import EngineMetrics, EnginePod, PodServing
 from runtimes.runtime import PLAIN, Quantizations, Runtime
 
 _IMAGE: Final = "lmsysorg/sglang:v0.5.15.post1"
-_IMAGES: Final[Mapping[str, str]] = MappingProxyType({"amd": f"{_IMAGE}-rocm720-mi30x", "nvidia": f"{_IMAGE}-cu129"})
+_IMAGES: Final[Mapping[str, str]] = {"amd": f"{_IMAGE}-rocm720-mi30x", "nvidia": f"{_IMAGE}-cu129"}
 _TUNING: Final = (
     *("--mem-fraction-static", "--page-size", "--chunked-prefill-size", "--max-prefill-tokens"),
     *("--attention-backend", "--sampling-backend", "--schedule-policy", "--schedule-conservativeness"),

@@ -6,7 +6,6 @@ same pod checks the key.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from runtimes.engine_errors import EngineError, ErrorTable
@@ -15,7 +14,7 @@ from runtimes.paged_estimate import PAGED_SPEED, DeviceBatch, PagedMemory
 from runtimes.pod import EngineMetrics, EnginePod, PodServing
 from runtimes.runtime import PLAIN, Quantizations, Runtime
 
-_IMAGES: Final[Mapping[str, str]] = MappingProxyType({"nvidia": "ghcr.io/huggingface/text-generation-inference:3.3.7"})
+_IMAGES: Final[Mapping[str, str]] = {"nvidia": "ghcr.io/huggingface/text-generation-inference:3.3.7"}
 _TUNING: Final = (
     *("--cuda-memory-fraction", "--cuda-graphs", "--waiting-served-ratio", "--max-waiting-tokens"),
     *("--max-concurrent-requests", "--max-client-batch-size", "--max-best-of", "--max-stop-sequences"),

@@ -5,7 +5,6 @@ it). So vLLM listens on loopback, and Pomona's proxy in the same pod checks the 
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 from runtimes.engine_errors import EngineError, ErrorTable
@@ -15,13 +14,11 @@ from runtimes.pod import EngineMetrics, EnginePod, PodServing
 from runtimes.runtime import PLAIN, Quantizations, Runtime
 
 _VERSION: Final = "v0.33.0"
-_IMAGES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "amd": f"vllm/vllm-openai-rocm:{_VERSION}",
-        "cpu": f"vllm/vllm-openai-cpu:{_VERSION}-x86_64",
-        "nvidia": f"vllm/vllm-openai:{_VERSION}",
-    }
-)
+_IMAGES: Final[Mapping[str, str]] = {
+    "amd": f"vllm/vllm-openai-rocm:{_VERSION}",
+    "cpu": f"vllm/vllm-openai-cpu:{_VERSION}-x86_64",
+    "nvidia": f"vllm/vllm-openai:{_VERSION}",
+}
 """Users name the others, in spec.image or the vendors file: the names of Intel's images for Gaudi change with each
 release, and for Intel GPUs no official image is documented."""
 _CPU_CACHE_BYTES: Final = 4 << 30
