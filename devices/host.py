@@ -1,5 +1,6 @@
 """This machine: its facts and its state, by the probes of its system."""
 
+import contextlib
 import dataclasses
 import sys
 import time
@@ -30,7 +31,10 @@ class HostState(NamedTuple):
 def read() -> HostFacts:
     """Read the facts of this machine; a fact that could not be read is None. Blocks for up to a second."""
     facts = macos.read() if sys.platform == "darwin" else linux.read()
-    return dataclasses.replace(facts, boot_id=_boot_id(), booted_at_seconds=round(time.time() - since_boot_seconds()))
+    boot_id = None
+    with contextlib.suppress(OSError):
+        boot_id = processes.boot_id()
+    return dataclasses.replace(facts, boot_id=boot_id, booted_at_seconds=round(time.time() - since_boot_seconds()))
 
 
 def state() -> HostState:
@@ -51,13 +55,6 @@ def machine_id() -> str | None:
         return libsystem.host_uuid()
     try:
         return Path("/etc/machine-id").read_text().strip() or None
-    except OSError:
-        return None
-
-
-def _boot_id() -> str | None:
-    try:
-        return processes.boot_id()
     except OSError:
         return None
 

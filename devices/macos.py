@@ -21,7 +21,7 @@ _WIRED_LIMIT_KEYS: Final = ("iogpu.wired_limit_mb", "debug.iogpu.wired_limit")
 SYSCTL: Final = (
     # -i: an older macOS does not have every key, and one unknown key must not hide the others.
     *("/usr/sbin/sysctl", "-i", "hw.memsize", "hw.physicalcpu", "hw.model", "machdep.cpu.brand_string"),
-    *("hw.nperflevels", *(f"hw.perflevel{n}.{each}" for n in range(_MOST_LEVELS) for each in ("name", "physicalcpu"))),
+    *("hw.nperflevels", *(f"hw.perflevel{n}.{fact}" for n in range(_MOST_LEVELS) for fact in ("name", "physicalcpu"))),
     *_WIRED_LIMIT_KEYS,
 )
 VERSION: Final = ("/usr/bin/sw_vers", "-productVersion")
@@ -35,7 +35,7 @@ def read() -> HostFacts:
     version = output_or_empty(*VERSION).strip()
     memory_bytes = positive(values.get("hw.memsize"))
     limit_bytes = wired_limit_bytes(values)
-    working_set = metal.read().working_set_bytes
+    working_set = metal.read().working_set_bytes or None
     gpu_cores = gpu.read().cores or parse_displays(output_or_empty(*DISPLAYS))
     chip = values.get("machdep.cpu.brand_string")
     return HostFacts(

@@ -5,9 +5,10 @@ through the Objective-C runtime by ctypes, so that no binding has to be installe
 """
 
 import ctypes
-import json
 import sys
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+
+import msgspec
 
 from devices.tools import output_or_empty
 
@@ -17,14 +18,12 @@ _CORE_GRAPHICS: Final = "/System/Library/Frameworks/CoreGraphics.framework/CoreG
 _OBJC: Final = "/usr/lib/libobjc.A.dylib"
 
 
-class Metal(NamedTuple):
+class Metal(msgspec.Struct, frozen=True, rename="camel"):
     """Facts of Metal's default device; a fact that could not be read is None."""
 
     name: str | None = None
     working_set_bytes: int | None = None
     """recommendedMaxWorkingSetSize: work above this size slows down or fails. It follows iogpu.wired_limit_mb."""
-    buffer_bytes: int | None = None
-    """maxBufferLength: the largest single buffer."""
 
 
 def read() -> Metal:
@@ -36,21 +35,9 @@ def read() -> Metal:
 def parse(text: str) -> Metal:
     """Parse the output of this module."""
     try:
-        printed = json.loads(text)
-    except ValueError:
+        return msgspec.json.decode(text, type=Metal)
+    except (msgspec.DecodeError, UnicodeError):
         return Metal()
-    if not isinstance(printed, dict):
-        return Metal()
-    name = printed.get("name")
-    return Metal(
-        name if isinstance(name, str) and name else None,
-        _positive(printed.get("workingSetBytes")),
-        _positive(printed.get("bufferBytes")),
-    )
-
-
-def _positive(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 class MetalDevice:
@@ -65,14 +52,11 @@ class MetalDevice:
         if not self._device:
             raise OSError("Metal has no device")
 
-    def describe(self) -> dict[str, Any]:
-        """Return the facts, in the form that `parse` reads."""
+    def describe(self) -> Metal:
+        """Return the facts."""
         name = self._send(self._send(self._device, "name", ctypes.c_void_p), "UTF8String", ctypes.c_char_p)
-        return {
-            "name": name.decode(errors="replace") if name else None,
-            "workingSetBytes": self._send(self._device, "recommendedMaxWorkingSetSize", ctypes.c_uint64),
-            "bufferBytes": self._send(self._device, "maxBufferLength", ctypes.c_uint64),
-        }
+        working_set_bytes = self._send(self._device, "recommendedMaxWorkingSetSize", ctypes.c_uint64)
+        return Metal(name.decode(errors="replace") if name else None, working_set_bytes)
 
     def hold(self, size_bytes: int) -> None:
         """Fill a buffer that the GPU shares, and keep it until this process ends. Raises OSError."""
@@ -93,6 +77,6 @@ class MetalDevice:
 
 if __name__ == "__main__":
     try:
-        sys.stdout.write(json.dumps(MetalDevice().describe()) + "\n")
+        sys.stdout.write(msgspec.json.encode(MetalDevice().describe()).decode() + "\n")
     except OSError as error:
         sys.exit(f"Metal cannot be read: {error}")

@@ -9,10 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from devices import libsystem
-from devices.footprint import descendants
 from devices.tools import output
 
 _STAT_STATE, _STAT_START = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted after the command name
@@ -24,10 +21,10 @@ _ABSTIME: Final = "abstime "
 def boot_id() -> str:
     """Return the id of this boot of the machine. Raises OSError when it cannot be read."""
     if sys.platform == "darwin":
-        found = libsystem.sysctl_text("kern.bootsessionuuid")
-        if found is None:
+        boot = libsystem.sysctl_text("kern.bootsessionuuid")
+        if boot is None:
             raise OSError("the sysctl kern.bootsessionuuid cannot be read")
-        return found
+        return boot
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -43,27 +40,14 @@ def start_time(pid: int) -> str | None:
         try:
             ticks = libsystem.start_abstime(pid)
         except PermissionError:
-            return _start_by_ps(pid)  # a process of another user, of which only ps states the start
+            # A process of another user, of which only ps states the start, in seconds. It takes some milliseconds. Our
+            # own pid always has a line, so no line at all is a failure, and not the absence of `pid`.
+            return parse_ps(output("/bin/ps", "-o", "pid=,state=,lstart=", "-p", f"{pid},{os.getpid()}"), pid)
         return None if ticks is None else f"{_ABSTIME}{ticks}"
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):
         return None
-
-
-def _start_by_ps(pid: int) -> str | None:
-    """Return the second in which `pid` began, as ps prints it. Blocks for some milliseconds. Raises OSError."""
-    # Our own pid always has a line, so no line at all is a failure, and not the absence of `pid`.
-    return parse_ps(output("/bin/ps", "-o", "pid=,state=,lstart=", "-p", f"{pid},{os.getpid()}"), pid)
-
-
-def cpu_seconds(pid: int) -> float | None:
-    """Return the processor time of `pid` and its running descendants; None when it cannot be read."""
-    try:
-        times = [psutil.Process(member).cpu_times() for member in (pid, *descendants(pid))]
-    except (psutil.Error, OSError):  # the process or a child has just ended
-        return None
-    return sum(time.user + time.system for time in times)
 
 
 def parse_stat(text: str) -> str | None:

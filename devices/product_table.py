@@ -8,7 +8,10 @@ maker; where a data sheet gives no bandwidth, it is the width of the interface i
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-_MIB_PER_GIB: Final = 1024
+from crds.size import MIB
+
+_GIB: Final = 1024
+"""In MiB."""
 
 
 class Product(NamedTuple):
@@ -30,6 +33,11 @@ class Product(NamedTuple):
     """Dense 16-bit matrix operations in 10^12 a second; None: not stated."""
     ids: tuple[str, ...] = ()
     """Values of the label `amd.com/gpu.device-id`."""
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """The memory in bytes."""
+        return None if self.memory_mib is None else self.memory_mib * MIB
 
 
 _PASCAL: Final = (
@@ -196,89 +204,71 @@ _BLACKWELL: Final = (
 )
 _INSTINCT: Final = (
     Product("MI50", "gcn5", "gfx906", None, 1024, "Radeon Instinct MI50 data sheet", 26.5, ("66a1",)),
-    Product("MI60", "gcn5", "gfx906", 32 * _MIB_PER_GIB, 1024, "Radeon Instinct MI60 data sheet", 29.5),
-    Product("MI100", "cdna1", "gfx908", 32 * _MIB_PER_GIB, 1228.8, "MI100 data sheet", 184.6, ("738c", "738e")),
-    Product("MI210", "cdna2", "gfx90a", 64 * _MIB_PER_GIB, 1638, "MI210 data sheet", 181, ("740f", "7410")),
+    Product("MI60", "gcn5", "gfx906", 32 * _GIB, 1024, "Radeon Instinct MI60 data sheet", 29.5),
+    Product("MI100", "cdna1", "gfx908", 32 * _GIB, 1228.8, "MI100 data sheet", 184.6, ("738c", "738e")),
+    Product("MI210", "cdna2", "gfx90a", 64 * _GIB, 1638, "MI210 data sheet", 181, ("740f", "7410")),
     # Ids as AMD's GPU operator and metrics exporter map them; one of the two chips of an MI250X is one device.
-    Product("MI250", "cdna2", "gfx90a", 64 * _MIB_PER_GIB, 1638, "MI250 data sheet: 3277 of 2 devices", 181),
+    Product("MI250", "cdna2", "gfx90a", 64 * _GIB, 1638, "MI250 data sheet: 3277 of 2 devices", 181),
+    Product("MI250X", "cdna2", "gfx90a", 64 * _GIB, 1638, "MI250X data sheet: 3277 of 2", 191.5, ("7408", "740c")),
+    Product("MI300A", "cdna3", "gfx942", 128 * _GIB, 5300, "MI300A data sheet", 980.6, ("74a0",)),
     Product(
-        "MI250X", "cdna2", "gfx90a", 64 * _MIB_PER_GIB, 1638, "MI250X data sheet: 3277 of 2", 191.5, ("7408", "740c")
+        "MI300X", "cdna3", "gfx942", 192 * _GIB, 5300, "MI300X data sheet", 1307.4, ("74a1", "74a9", "74b5", "74bd")
     ),
-    Product("MI300A", "cdna3", "gfx942", 128 * _MIB_PER_GIB, 5300, "MI300A data sheet", 980.6, ("74a0",)),
-    Product(
-        "MI300X",
-        "cdna3",
-        "gfx942",
-        192 * _MIB_PER_GIB,
-        5300,
-        "MI300X data sheet",
-        1307.4,
-        ("74a1", "74a9", "74b5", "74bd"),
-    ),
-    Product(
-        "MI308X",
-        "cdna3",
-        "gfx942",
-        192 * _MIB_PER_GIB,
-        5300,
-        "MI308X data sheet",
-        None,
-        ("74a2", "74a8", "74b6", "74bc"),
-    ),
-    Product("MI325X", "cdna3", "gfx942", 256 * _MIB_PER_GIB, 6000, "MI325X data sheet", 1307.4, ("74a5", "74b9")),
-    Product("MI350X", "cdna4", "gfx950", 288 * _MIB_PER_GIB, 8000, "MI350X data sheet", 2300, ("75a0", "75b0")),
-    Product("MI355X", "cdna4", "gfx950", 288 * _MIB_PER_GIB, 8000, "MI355X data sheet", 2500, ("75a3", "75b3")),
+    Product("MI308X", "cdna3", "gfx942", 192 * _GIB, 5300, "MI308X data sheet", None, ("74a2", "74a8", "74b6", "74bc")),
+    Product("MI325X", "cdna3", "gfx942", 256 * _GIB, 6000, "MI325X data sheet", 1307.4, ("74a5", "74b9")),
+    Product("MI350X", "cdna4", "gfx950", 288 * _GIB, 8000, "MI350X data sheet", 2300, ("75a0", "75b0")),
+    Product("MI355X", "cdna4", "gfx950", 288 * _GIB, 8000, "MI355X data sheet", 2500, ("75a3", "75b3")),
 )
 _RADEON: Final = (
-    Product("V620", "rdna2", "gfx1030", 32 * _MIB_PER_GIB, 512, "256 bit x 16 Gb/s", None, ("73a1", "73ae")),
-    Product("W6800", "rdna2", "gfx1030", 32 * _MIB_PER_GIB, 512, "256 bit x 16 Gb/s", None, ("73a3",)),
-    Product("RX-6600", "rdna2", "gfx1032", 8 * _MIB_PER_GIB, 224, "128 bit x 14 Gb/s"),
-    Product("RX-6600-XT", "rdna2", "gfx1032", 8 * _MIB_PER_GIB, 256, "128 bit x 16 Gb/s"),
-    Product("RX-6700-XT", "rdna2", "gfx1031", 12 * _MIB_PER_GIB, 384, "192 bit x 16 Gb/s"),
-    Product("RX-6800", "rdna2", "gfx1030", 16 * _MIB_PER_GIB, 512, "256 bit x 16 Gb/s"),
-    Product("RX-6800-XT", "rdna2", "gfx1030", 16 * _MIB_PER_GIB, 512, "256 bit x 16 Gb/s"),
-    Product("RX-6900-XT", "rdna2", "gfx1030", 16 * _MIB_PER_GIB, 512, "256 bit x 16 Gb/s"),
-    Product("RX-6950-XT", "rdna2", "gfx1030", 16 * _MIB_PER_GIB, 576, "256 bit x 18 Gb/s"),
+    Product("V620", "rdna2", "gfx1030", 32 * _GIB, 512, "256 bit x 16 Gb/s", None, ("73a1", "73ae")),
+    Product("W6800", "rdna2", "gfx1030", 32 * _GIB, 512, "256 bit x 16 Gb/s", None, ("73a3",)),
+    Product("RX-6600", "rdna2", "gfx1032", 8 * _GIB, 224, "128 bit x 14 Gb/s"),
+    Product("RX-6600-XT", "rdna2", "gfx1032", 8 * _GIB, 256, "128 bit x 16 Gb/s"),
+    Product("RX-6700-XT", "rdna2", "gfx1031", 12 * _GIB, 384, "192 bit x 16 Gb/s"),
+    Product("RX-6800", "rdna2", "gfx1030", 16 * _GIB, 512, "256 bit x 16 Gb/s"),
+    Product("RX-6800-XT", "rdna2", "gfx1030", 16 * _GIB, 512, "256 bit x 16 Gb/s"),
+    Product("RX-6900-XT", "rdna2", "gfx1030", 16 * _GIB, 512, "256 bit x 16 Gb/s"),
+    Product("RX-6950-XT", "rdna2", "gfx1030", 16 * _GIB, 576, "256 bit x 18 Gb/s"),
     Product("W7800", "rdna3", "gfx1100", None, 576, "256 bit x 18 Gb/s"),
-    Product("W7900", "rdna3", "gfx1100", 48 * _MIB_PER_GIB, 864, "384 bit x 18 Gb/s", None, ("7448", "744a")),
+    Product("W7900", "rdna3", "gfx1100", 48 * _GIB, 864, "384 bit x 18 Gb/s", None, ("7448", "744a")),
     # One device id for cards that differ.
     Product("RX-7900", "rdna3", "gfx1100", ids=("744c",)),
-    Product("RX-7600", "rdna3", "gfx1102", 8 * _MIB_PER_GIB, 288, "128 bit x 18 Gb/s"),
-    Product("RX-7600-XT", "rdna3", "gfx1102", 16 * _MIB_PER_GIB, 288, "128 bit x 18 Gb/s"),
-    Product("RX-7700-XT", "rdna3", "gfx1101", 12 * _MIB_PER_GIB, 432, "192 bit x 18 Gb/s"),
-    Product("RX-7800-XT", "rdna3", "gfx1101", 16 * _MIB_PER_GIB, 624, "256 bit x 19.5 Gb/s"),
-    Product("RX-7900-GRE", "rdna3", "gfx1100", 16 * _MIB_PER_GIB, 576, "256 bit x 18 Gb/s"),
-    Product("RX-7900-XT", "rdna3", "gfx1100", 20 * _MIB_PER_GIB, 800, "320 bit x 20 Gb/s", 103),
-    Product("RX-7900-XTX", "rdna3", "gfx1100", 24 * _MIB_PER_GIB, 960, "384 bit x 20 Gb/s", 123),
+    Product("RX-7600", "rdna3", "gfx1102", 8 * _GIB, 288, "128 bit x 18 Gb/s"),
+    Product("RX-7600-XT", "rdna3", "gfx1102", 16 * _GIB, 288, "128 bit x 18 Gb/s"),
+    Product("RX-7700-XT", "rdna3", "gfx1101", 12 * _GIB, 432, "192 bit x 18 Gb/s"),
+    Product("RX-7800-XT", "rdna3", "gfx1101", 16 * _GIB, 624, "256 bit x 19.5 Gb/s"),
+    Product("RX-7900-GRE", "rdna3", "gfx1100", 16 * _GIB, 576, "256 bit x 18 Gb/s"),
+    Product("RX-7900-XT", "rdna3", "gfx1100", 20 * _GIB, 800, "320 bit x 20 Gb/s", 103),
+    Product("RX-7900-XTX", "rdna3", "gfx1100", 24 * _GIB, 960, "384 bit x 20 Gb/s", 123),
     # The processors Ryzen AI Max, whose graphics have the memory of the machine.
     Product("Radeon-8050S", "rdna3.5", "gfx1151", None, 256, "256 bit x 8 Gb/s"),
     Product("Radeon-8060S", "rdna3.5", "gfx1151", None, 256, "256 bit x 8 Gb/s"),
     Product("RX-9060-XT", "rdna4", "gfx1200", None, 320, "128 bit x 20 Gb/s"),
     # One device id for cards that differ in speed only.
-    Product("RX-9070", "rdna4", "gfx1201", 16 * _MIB_PER_GIB, 640, "256 bit x 20 Gb/s", None, ("7550",)),
-    Product("RX-9070-XT", "rdna4", "gfx1201", 16 * _MIB_PER_GIB, 640, "256 bit x 20 Gb/s", 195),
-    Product("R9700", "rdna4", "gfx1201", 32 * _MIB_PER_GIB, 640, "256 bit x 20 Gb/s", 191),
+    Product("RX-9070", "rdna4", "gfx1201", 16 * _GIB, 640, "256 bit x 20 Gb/s", None, ("7550",)),
+    Product("RX-9070-XT", "rdna4", "gfx1201", 16 * _GIB, 640, "256 bit x 20 Gb/s", 195),
+    Product("R9700", "rdna4", "gfx1201", 32 * _GIB, 640, "256 bit x 20 Gb/s", 191),
 )
 _INTEL: Final = (
-    Product("Arc-A380", "xe-hpg", "", 6 * _MIB_PER_GIB, 186, "96 bit x 15.5 Gb/s"),
-    Product("Arc-A580", "xe-hpg", "", 8 * _MIB_PER_GIB, 512, "256 bit x 16 Gb/s"),
-    Product("Arc-A750", "xe-hpg", "", 8 * _MIB_PER_GIB, 512, "256 bit x 16 Gb/s"),
+    Product("Arc-A380", "xe-hpg", "", 6 * _GIB, 186, "96 bit x 15.5 Gb/s"),
+    Product("Arc-A580", "xe-hpg", "", 8 * _GIB, 512, "256 bit x 16 Gb/s"),
+    Product("Arc-A750", "xe-hpg", "", 8 * _GIB, 512, "256 bit x 16 Gb/s"),
     Product("Arc-A770", "xe-hpg", "", None, None),
-    Product("Arc-A770-8GB", "xe-hpg", "", 8 * _MIB_PER_GIB, 512, "256 bit x 16 Gb/s"),
-    Product("Arc-A770-16GB", "xe-hpg", "", 16 * _MIB_PER_GIB, 560, "256 bit x 17.5 Gb/s"),
-    Product("Flex-140", "xe-hpg", "", 6 * _MIB_PER_GIB, 168, "Flex 140 data sheet: 336 of 2 devices"),
-    Product("Flex-170", "xe-hpg", "", 16 * _MIB_PER_GIB, 576, "Flex 170 data sheet"),
-    Product("Max-1100", "xe-hpc", "", 48 * _MIB_PER_GIB, 1228.8, "Max 1100 data sheet"),
-    Product("Max-1550", "xe-hpc", "", 128 * _MIB_PER_GIB, 3276.8, "Max 1550 data sheet"),
-    Product("Arc-B570", "xe2", "", 10 * _MIB_PER_GIB, 380, "160 bit x 19 Gb/s"),
-    Product("Arc-B580", "xe2", "", 12 * _MIB_PER_GIB, 456, "192 bit x 19 Gb/s"),
-    Product("Arc-Pro-B50", "xe2", "", 16 * _MIB_PER_GIB, 224, "128 bit x 14 Gb/s"),
-    Product("Arc-Pro-B60", "xe2", "", 24 * _MIB_PER_GIB, 456, "192 bit x 19 Gb/s"),
+    Product("Arc-A770-8GB", "xe-hpg", "", 8 * _GIB, 512, "256 bit x 16 Gb/s"),
+    Product("Arc-A770-16GB", "xe-hpg", "", 16 * _GIB, 560, "256 bit x 17.5 Gb/s"),
+    Product("Flex-140", "xe-hpg", "", 6 * _GIB, 168, "Flex 140 data sheet: 336 of 2 devices"),
+    Product("Flex-170", "xe-hpg", "", 16 * _GIB, 576, "Flex 170 data sheet"),
+    Product("Max-1100", "xe-hpc", "", 48 * _GIB, 1228.8, "Max 1100 data sheet"),
+    Product("Max-1550", "xe-hpc", "", 128 * _GIB, 3276.8, "Max 1550 data sheet"),
+    Product("Arc-B570", "xe2", "", 10 * _GIB, 380, "160 bit x 19 Gb/s"),
+    Product("Arc-B580", "xe2", "", 12 * _GIB, 456, "192 bit x 19 Gb/s"),
+    Product("Arc-Pro-B50", "xe2", "", 16 * _GIB, 224, "128 bit x 14 Gb/s"),
+    Product("Arc-Pro-B60", "xe2", "", 24 * _GIB, 456, "192 bit x 19 Gb/s"),
 )
 _GAUDI: Final = (
     # Memory as hl-smi states it.
-    Product("Gaudi2", "gaudi2", "", 96 * _MIB_PER_GIB, 2450, "Gaudi 2 white paper", 432),
-    Product("Gaudi3", "gaudi3", "", 128 * _MIB_PER_GIB, 3700, "Gaudi 3 white paper", 1835),
+    Product("Gaudi2", "gaudi2", "", 96 * _GIB, 2450, "Gaudi 2 white paper", 432),
+    Product("Gaudi3", "gaudi3", "", 128 * _GIB, 3700, "Gaudi 3 white paper", 1835),
 )
 
 PRODUCTS: Final[Mapping[str, tuple[Product, ...]]] = {

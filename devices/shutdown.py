@@ -15,14 +15,9 @@ _OF_USER_MANAGER: Final = "MANAGERPID"
 def is_shutting_down() -> bool:
     """Return True if this machine shuts down or restarts; False if it does not, or cannot say so. Blocks for 2 s."""
     if sys.platform == "darwin":
-        return is_announced(libsystem.sysctl_int("kern.willshutdown"))
+        return bool(libsystem.sysctl_int("kern.willshutdown"))  # an older macOS has none
     systemctl = tools.find_program("systemctl")
     return systemctl is not None and is_stopping(_read_manager_state(systemctl))
-
-
-def is_announced(willshutdown: int | None) -> bool:
-    """Decide by the value of the sysctl kern.willshutdown; None: this macOS has none."""
-    return bool(willshutdown)
 
 
 def is_stopping(manager_state: str) -> bool:

@@ -7,7 +7,7 @@ or nodes that it must not have.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,13 +15,12 @@ import yaml
 
 from crds.meta import AUTO_ACCELERATOR, LABEL_PATTERN, Toleration
 from crds.serving import RuntimeName
+from crds.yaml_reader import StrictLoader, find_line
 from devices.vendors import VENDORS, Vendor, Vendors, explain_device_variable
 
 _MERGED: Final = ("images", "environment", "memoryValues")
 _PATH_STEP: Final = re.compile(r"\.([A-Za-z0-9_]+)|\[(\d+)\]")
 _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
-_MERGE_KEY: Final = "<<"
-"""Key of YAML that includes another mapping."""
 _VARIABLE: Final = re.compile(r"[-_A-Za-z][-._A-Za-z0-9]*")
 """Name of a variable that every version of Kubernetes accepts."""
 _ROLE_TAINTS: Final = "node-role.kubernetes.io/"
@@ -56,22 +55,27 @@ def parse_vendors(text: str, engines: Collection[RuntimeName], table: Vendors = 
         VendorFileError: the file is not valid.
     """
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        entries = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise VendorFileError(_explain_yaml(text, error)) from error
+        loader = StrictLoader(text)
+        root = loader.get_single_node()
+        entries = loader.construct_document(root) if root else None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        cause = f"character U+{error.character:04X} is not allowed: remove it"
+        raise VendorFileError(f"line {line}: not valid YAML: {cause}") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise VendorFileError(f"line {line}: not valid YAML: {error.problem}") from error
     if entries is None or root is None:
         return table
     if not isinstance(entries, dict):
         raise VendorFileError("line 1: must be a mapping from the name of an accelerator to its fields")
-    _refuse_duplicates(root)
     if AUTO_ACCELERATOR in entries:
-        line = _find_line(root, [AUTO_ACCELERATOR])
+        line = find_line(root, [AUTO_ACCELERATOR])
         raise VendorFileError(f"line {line}: auto stands for any accelerator: choose another name")
     vendors = {name: _build_vendor(root, name, fields, table) for name, fields in entries.items()}
     for name, vendor in vendors.items():
         if (problem := find_vendor_problem(vendor, engines)) is not None:
-            raise VendorFileError(f"line {_find_line(root, [name, *problem.path])}: {name}: {problem.message}")
+            raise VendorFileError(f"line {find_line(root, [name, *problem.path])}: {name}: {problem.message}")
     return {**table, **vendors}
 
 
@@ -115,47 +119,8 @@ def _refuse_toleration(toleration: Toleration) -> str | None:
     return None
 
 
-def _explain_yaml(text: str, error: yaml.YAMLError | ValueError) -> str:
-    """Return why a text is not YAML, after the line if the error tells it."""
-    if isinstance(error, yaml.reader.ReaderError):
-        line = text.count("\n", 0, error.position) + 1
-        return f"line {line}: not valid YAML: character U+{error.character:04X} is not allowed: remove it"
-    if isinstance(error, yaml.MarkedYAMLError):
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        return f"line {line}: not valid YAML: {error.problem}"
-    return f"not valid YAML: {error}"  # such as a date without such a day
-
-
-def _refuse_duplicates(root: yaml.Node) -> None:
-    """Raise VendorFileError if a mapping has a key twice, of which YAML would drop the first silently."""
-    for mapping in _list_mappings(root):
-        lines: dict[str, int] = {}
-        for key, _ in mapping.value:
-            line = key.start_mark.line + 1
-            if key.value in lines:
-                first = lines[key.value]
-                raise VendorFileError(f"line {line}: {key.value} is stated twice, first in line {first}: merge both")
-            if key.value != _MERGE_KEY:
-                lines[key.value] = line
-
-
-def _list_mappings(root: yaml.Node) -> Iterator[yaml.MappingNode]:
-    """Yield each mapping of a document once, although anchors may make it a part of itself."""
-    waiting, seen = [root], set[int]()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            yield node
-            waiting += [value for _, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-
-
 def _build_vendor(root: yaml.Node, name: object, fields: object, table: Vendors) -> Vendor:
-    line = _find_line(root, [str(name)])
+    line = find_line(root, [str(name)])
     if not isinstance(name, str) or not re.fullmatch(LABEL_PATTERN, name):
         raise VendorFileError(f"line {line}: {name!r} is no name: use lower-case letters, digits and '-'")
     existing = table.get(name)
@@ -170,10 +135,10 @@ def _build_vendor(root: yaml.Node, name: object, fields: object, table: Vendors)
     try:
         vendor = msgspec.convert(merged, Vendor)
     except msgspec.ValidationError as error:
-        steps = _list_steps(str(error))
-        raise VendorFileError(f"line {_find_line(root, [name, *steps])}: {name}: {_explain(str(error))}") from error
+        line = find_line(root, [name, *_list_steps(str(error))])
+        raise VendorFileError(f"line {line}: {name}: {_explain(str(error))}") from error
     if not vendor.in_pods:
-        raise VendorFileError(f"line {_find_line(root, [name, 'inPods'])}: {name}: inPods must be true: remove it")
+        raise VendorFileError(f"line {find_line(root, [name, 'inPods'])}: {name}: inPods must be true: remove it")
     return vendor
 
 
@@ -190,23 +155,3 @@ def _explain(error: str) -> str:
         return error
     fields = ", ".join(field.encode_name for field in msgspec.structs.fields(Vendor) if field.name != "in_pods")
     return f"{error}; the fields are {fields}"
-
-
-def _find_line(root: yaml.Node, path: list[str]) -> int:
-    """Return the line of a key or item, or of the last part of the path that the file has."""
-    node, line = root, root.start_mark.line
-    for step in path:
-        if isinstance(node, yaml.MappingNode):
-            pairs: Mapping[str, tuple[yaml.Node, yaml.Node]] = {
-                str(key.value): (key, child) for key, child in node.value
-            }
-            if step not in pairs:
-                break
-            key, node = pairs[step]
-            line = key.start_mark.line
-        elif isinstance(node, yaml.SequenceNode) and step.isdigit() and int(step) < len(node.value):
-            node = node.value[int(step)]
-            line = node.start_mark.line
-        else:
-            break
-    return line + 1

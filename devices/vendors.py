@@ -6,6 +6,7 @@ guides wrong, so each entry says where its names come from.
 """
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -171,83 +172,87 @@ def _tolerate(key: str) -> tuple[Toleration, ...]:
 
 CPU: Final = Vendor(shared_memory_mib=4096)
 
-VENDORS: Final[Vendors] = {
-    "cpu": CPU,
-    # Labels: GPU feature discovery. `gpu.memory` is a whole number of MiB, and that of a slice under MIG "single".
-    "nvidia": Vendor(
-        resource="nvidia.com/gpu",
-        further_resources=("nvidia.com/gpu.shared", "nvidia.com/mig-*"),
-        tolerations=_tolerate("nvidia.com/gpu"),
-        product_label="nvidia.com/gpu.product",
-        family_label="nvidia.com/gpu.family",
-        memory_label="nvidia.com/gpu.memory",
-        shared_label="nvidia.com/gpu.sharing-strategy",
-        shared_values=("time-slicing", "mps"),
-        limited_values=("mps",),
-        replicas_label="nvidia.com/gpu.replicas",
-        shared_resource="nvidia.com/gpu.shared",
-        exporter=Exporter(
-            port=9400,
-            utilization="DCGM_FI_DEV_GPU_UTIL",
-            memory_used="DCGM_FI_DEV_FB_USED",
-            memory_unit_bytes=MIB,
+VENDORS: Final[Vendors] = MappingProxyType(
+    {
+        "cpu": CPU,
+        # Labels: GPU feature discovery. `gpu.memory` is a whole number of MiB, and that of a slice under MIG "single".
+        "nvidia": Vendor(
+            resource="nvidia.com/gpu",
+            further_resources=("nvidia.com/gpu.shared", "nvidia.com/mig-*"),
+            tolerations=_tolerate("nvidia.com/gpu"),
+            product_label="nvidia.com/gpu.product",
+            family_label="nvidia.com/gpu.family",
+            memory_label="nvidia.com/gpu.memory",
+            shared_label="nvidia.com/gpu.sharing-strategy",
+            shared_values=("time-slicing", "mps"),
+            limited_values=("mps",),
+            replicas_label="nvidia.com/gpu.replicas",
+            shared_resource="nvidia.com/gpu.shared",
+            exporter=Exporter(
+                port=9400,
+                utilization="DCGM_FI_DEV_GPU_UTIL",
+                memory_used="DCGM_FI_DEV_FB_USED",
+                memory_unit_bytes=MIB,
+            ),
+            # The class selects whole GPUs; ResourceSlices of the driver have MIG devices, too.
+            driver=DeviceDriver(
+                name="gpu.nvidia.com",
+                device_class="gpu.nvidia.com",
+                attributes={
+                    **dict.fromkeys(("productName", "brand", "architecture"), "string"),
+                    **dict.fromkeys(("cudaComputeCapability", "cudaDriverVersion", "driverVersion"), "version"),
+                },
+                whole_devices={"type": "gpu"},
+            ),
         ),
-        # The class selects whole GPUs; ResourceSlices of the driver have MIG devices, too.
-        driver=DeviceDriver(
-            name="gpu.nvidia.com",
-            device_class="gpu.nvidia.com",
-            attributes={
-                **dict.fromkeys(("productName", "brand", "architecture"), "string"),
-                **dict.fromkeys(("cudaComputeCapability", "cudaDriverVersion", "driverVersion"), "version"),
-            },
-            whole_devices={"type": "gpu"},
+        # Labels: AMD's node labeller, whose memory is text such as 192G. HIP_VISIBLE_DEVICES=all is not valid.
+        "amd": Vendor(
+            resource="amd.com/gpu",
+            further_resources=("amd.com/spx_*", "amd.com/dpx_*", "amd.com/qpx_*", "amd.com/cpx_*"),
+            tolerations=_tolerate("amd.com/gpu"),
+            product_label="amd.com/gpu.product-name",
+            memory_label="amd.com/gpu.vram",
+            memory_values={f"{gib}G": gib * 1024 for gib in (8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 288)},
+            # The groups video and render as Debian and Ubuntu number them.
+            supplemental_groups=(44, 109, 110, 992, 993),
+            exporter=Exporter(
+                port=5000, utilization="gpu_gfx_activity", memory_used="gpu_used_vram", memory_unit_bytes=MIB
+            ),
+            # The class has partitions, too.
+            driver=DeviceDriver(
+                name="gpu.amd.com",
+                device_class="gpu.amd.com",
+                attributes=dict.fromkeys(("productName", "family", "deviceID", "partitionProfile"), "string"),
+                whole_devices={"type": "amdgpu"},
+            ),
         ),
-    ),
-    # Labels: AMD's node labeller, whose memory is text such as 192G. HIP_VISIBLE_DEVICES=all is not valid.
-    "amd": Vendor(
-        resource="amd.com/gpu",
-        further_resources=("amd.com/spx_*", "amd.com/dpx_*", "amd.com/qpx_*", "amd.com/cpx_*"),
-        tolerations=_tolerate("amd.com/gpu"),
-        product_label="amd.com/gpu.product-name",
-        memory_label="amd.com/gpu.vram",
-        memory_values={f"{gib}G": gib * 1024 for gib in (8, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256, 288)},
-        # The groups video and render as Debian and Ubuntu number them.
-        supplemental_groups=(44, 109, 110, 992, 993),
-        exporter=Exporter(
-            port=5000, utilization="gpu_gfx_activity", memory_used="gpu_used_vram", memory_unit_bytes=MIB
+        # HABANA_VISIBLE_DEVICES is the device plugin's: with `all` a pod would see the cards of others.
+        "intel-gaudi": Vendor(
+            resource="habana.ai/gaudi",
+            tolerations=_tolerate("habana.ai/gaudi"),
+            environment={"OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
+            hugepages_mib=11876,
+            exporter=Exporter(
+                port=41611, utilization="habanalabs_utilization", memory_used="habanalabs_memory_used_bytes"
+            ),
+            driver=DeviceDriver(
+                name="gaudi.intel.com",
+                device_class="gaudi.intel.com",
+                attributes={"model": "string", "healthy": "bool"},
+                states_memory=False,
+                whole_devices={"healthy": "true"},
+            ),
         ),
-        # The class has partitions, too.
-        driver=DeviceDriver(
-            name="gpu.amd.com",
-            device_class="gpu.amd.com",
-            attributes=dict.fromkeys(("productName", "family", "deviceID", "partitionProfile"), "string"),
-            whole_devices={"type": "amdgpu"},
+        "intel": Vendor(
+            resource="gpu.intel.com/i915",
+            further_resources=("gpu.intel.com/xe",),
+            supplemental_groups=(44, 109, 110, 992, 993),
+            driver=DeviceDriver(
+                name="gpu.intel.com",
+                device_class="gpu.intel.com",
+                attributes=dict.fromkeys(("model", "family"), "string"),
+            ),
         ),
-    ),
-    # HABANA_VISIBLE_DEVICES is the device plugin's: with `all` a pod would see the cards of others.
-    "intel-gaudi": Vendor(
-        resource="habana.ai/gaudi",
-        tolerations=_tolerate("habana.ai/gaudi"),
-        environment={"OMPI_MCA_btl_vader_single_copy_mechanism": "none"},
-        hugepages_mib=11876,
-        exporter=Exporter(port=41611, utilization="habanalabs_utilization", memory_used="habanalabs_memory_used_bytes"),
-        driver=DeviceDriver(
-            name="gaudi.intel.com",
-            device_class="gaudi.intel.com",
-            attributes={"model": "string", "healthy": "bool"},
-            states_memory=False,
-            whole_devices={"healthy": "true"},
-        ),
-    ),
-    "intel": Vendor(
-        resource="gpu.intel.com/i915",
-        further_resources=("gpu.intel.com/xe",),
-        supplemental_groups=(44, 109, 110, 992, 993),
-        driver=DeviceDriver(
-            name="gpu.intel.com",
-            device_class="gpu.intel.com",
-            attributes=dict.fromkeys(("model", "family"), "string"),
-        ),
-    ),
-    "metal": Vendor(in_pods=False),
-}
+        "metal": Vendor(in_pods=False),
+    }
+)

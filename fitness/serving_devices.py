@@ -59,7 +59,7 @@ def describe_devices(
         bandwidth: bytes a second by the vendor's tool; None: that of the product.
     """
     listed = find_product(vendor, product, memory_bytes // MIB if memory_bytes and not partition else None)
-    whole_bytes = listed.memory_mib * MIB if listed and listed.memory_mib else None
+    whole_bytes = listed.memory_bytes if listed else None
     if bandwidth is None and listed and listed.gb_per_second:
         bandwidth = round(listed.gb_per_second * _GIGA)
         if partition:

@@ -7,7 +7,7 @@ files, since nothing else can create it here.
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -21,6 +21,7 @@ from crds import validation
 from crds.inferenceservice import InferenceService
 from crds.meta import API_VERSION, GROUP
 from crds.model import Model
+from crds.yaml_reader import StrictLoader, find_line
 from kube.resources import ObjectKey
 
 NAMESPACE: Final = "default"
@@ -81,7 +82,7 @@ class Document:
 
     def describe(self, problem: str, field_path: validation.Path = ()) -> str:
         """Return the problem with the file, the line of its field, and the number of a document among several."""
-        line = _find_line(self.node, field_path)
+        line = find_line(self.node, field_path)
         number = f"document {self.number}, " if self.number else ""
         return f"{self.path}:{line}: {number}{self.title}: {problem}"
 
@@ -199,7 +200,7 @@ def _parse_documents(path: Path) -> list[Document]:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise _TooLargeError
-    loader = _Loader(content.decode())
+    loader = StrictLoader(content.decode())
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -262,37 +263,6 @@ def _check_size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tu
     return nodes, levels
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as kubectl reads it: a date is a string, and a repeated field is an error."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        try:
-            if isinstance(node, yaml.ScalarNode):
-                node.value.encode()  # YAML accepts half of a surrogate pair, JSON does not
-            return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError) as error:
-            problem = f"{str(node.value)[:40]!r} is not a valid {node.tag.rpartition(':')[2]}"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        stated = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.MarkedYAMLError(
-                    problem="the name of a field has to be a string", problem_mark=key.start_mark
-                )
-            if key.value in stated:
-                raise yaml.MarkedYAMLError(problem=f"field {key.value!r} is repeated", problem_mark=key.start_mark)
-            stated.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [resolver for resolver in resolvers if resolver[0] != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-
-
 def _is_ours(document: Document) -> bool:
     """Decide whether a document belongs to Pomona's API group; a document without apiVersion does, so it is checked."""
     return str(document.manifest.get("apiVersion", GROUP)).partition("/")[0] == GROUP
@@ -344,7 +314,7 @@ def find_duplicates(documents: Iterable[Document], *, is_one_machine: bool) -> I
         stated[(kind, document.key.name) if is_alone else (kind, *document.key)].append(document)
     for first, *others in stated.values():
         for other in others:
-            where = f"{first.path}:{_find_line(first.node, ())}"
+            where = f"{first.path}:{find_line(first.node, ())}"
             yield other.describe(f"defined in {where} already: rename one of them", ("metadata", "name"))
 
 
@@ -362,18 +332,3 @@ def _find_missing_models(documents: Sequence[Document]) -> Iterator[str]:
             if ObjectKey(document.key.namespace, name) not in models:
                 problem = f"spec.{field_name}: Model {name} is not in these files: add it (they have {there})"
                 yield document.describe(problem, ("spec", *field_name.split(".")))
-
-
-def _find_line(node: yaml.Node, path: validation.Path) -> int:
-    """Return the line of the field, or of its nearest parent that exists."""
-    mark = node.start_mark
-    for step in path:
-        if isinstance(node, yaml.MappingNode):
-            pair = next(((key, value) for key, value in node.value if key.value == step), None)
-            if pair is None:
-                break
-            mark, node = pair[0].start_mark, pair[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
-            node = node.value[step]
-            mark = node.start_mark
-    return int(mark.line) + 1

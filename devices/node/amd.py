@@ -131,7 +131,7 @@ def parse_rocm_smi(text: str) -> VendorReading:
         answer = json.loads(text[max(text.find("{"), 0) :])
     except (ValueError, RecursionError):
         answer = None
-    cards = [] if not isinstance(answer, dict) else [each for key, each in answer.items() if key.startswith("card")]
+    cards = [card for key, card in answer.items() if key.startswith("card")] if isinstance(answer, dict) else []
     devices = tuple(device for card in cards if isinstance(card, dict) and (device := _parse_card(card)))
     if not isinstance(answer, dict) or not devices:
         return VendorReading(

@@ -75,21 +75,16 @@ def name_gaudi_architecture(name: str) -> str:
     return product.family if product else ""
 
 
-def _name_product(architecture: str) -> str:
-    """Return the product, which is the same whether the tool (HL-225) or the kernel (GAUDI2) states it."""
-    product = find_product("intel-gaudi", architecture)
-    return product.name if product else ""
-
-
 def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
     name, bus_id = clean_text(row.get("name", "")), clean_text(row.get("bus_id", ""))
     device_id = clean_text(row.get("uuid", "")) or bus_id
     if not name or not device_id:
         return None
     architecture = name_gaudi_architecture(name)
+    product = find_product("intel-gaudi", architecture)
     return NodeDevice(
         id=device_id,
-        product=_name_product(architecture) or name,
+        product=product.name if product else name,
         architecture=architecture,
         memory_bytes=parse_mib(row.get("memory.total", "")),
         free_bytes=parse_rest_bytes(row.get("memory.free", ""), MIB),
@@ -112,9 +107,10 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
         devices.append(
             NodeDevice(
                 id=address,
-                product=_name_product(architecture) or kind or "Gaudi",
+                # The same name whether the tool (HL-225) or the kernel (GAUDI2) states it.
+                product=product.name if product else kind or "Gaudi",
                 architecture=architecture,
-                memory_bytes=product.memory_mib * MIB if product and product.memory_mib else None,
+                memory_bytes=product.memory_bytes if product else None,
                 temperature_celsius=read_temperature_celsius(device),
             )
         )

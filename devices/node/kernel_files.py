@@ -18,8 +18,6 @@ _ACCELERATOR: Final = "12"
 class PciDevice(NamedTuple):
     """A display controller or processing accelerator on the PCI bus."""
 
-    address: str
-    """For example 0000:83:00.0."""
     vendor_id: str
     """Four hexadecimal digits in lower case: 10de is NVIDIA."""
     device_id: str
@@ -51,7 +49,7 @@ def list_pci_devices(sys: Path) -> tuple[PciDevice, ...]:
     for folder in list_folder(sys / "bus/pci/devices", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"):
         alias = _MODALIAS.match(read_limited(folder / "modalias"))
         if alias and alias[3] in {_DISPLAY, _ACCELERATOR}:
-            devices.append(PciDevice(folder.name, alias[1].lower(), alias[2].lower()))
+            devices.append(PciDevice(alias[1].lower(), alias[2].lower()))
     return tuple(devices)
 
 
@@ -71,7 +69,6 @@ class DrmCard(NamedTuple):
     folder: Path
     """Its folder in /sys/class/drm."""
     address: str
-    vendor_id: str
     device_id: str
     """Four hexadecimal digits in lower case."""
     driver: str
@@ -90,7 +87,7 @@ def list_cards(sys: Path, vendor_id: str) -> tuple[DrmCard, ...]:
         vendor, _, device = facts.get("PCI_ID", "").lower().partition(":")
         address = clean_text(facts.get("PCI_SLOT_NAME", ""))
         if vendor == vendor_id and device and address:
-            cards.append(DrmCard(folder, address, vendor, clean_text(device), clean_text(facts.get("DRIVER", ""))))
+            cards.append(DrmCard(folder, address, clean_text(device), clean_text(facts.get("DRIVER", ""))))
     return tuple(cards)
 
 

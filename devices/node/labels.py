@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from crds.nodefitness import MOST_DEVICES, NodeDevice
 from crds.size import MIB
 from devices.node.checked_values import clean_text, parse_mib, parse_number
@@ -45,7 +47,7 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
         product=_MIG.sub("", name),
         architecture=format_architecture(capability) or format_architecture(product.capability if product else ""),
         partition=mig[1] if mig else "",
-        memory_bytes=memory_bytes or (product.memory_mib * MIB if product and product.memory_mib else None),
+        memory_bytes=memory_bytes or (product.memory_bytes if product else None),
     )
     parts = [labels.get(f"nvidia.com/cuda.driver.{key}", "") for key in ("major", "minor", "rev")]
     driver = labels.get("nvidia.com/cuda.driver-version.full", "") or ".".join(part for part in parts if part)
@@ -62,7 +64,7 @@ def _read_amd(labels: Labels) -> VendorReading | None:
         id="",
         product=stated or (product.name if product else clean_text(f"AMD {number}")),
         architecture=product.capability if product else "",
-        memory_bytes=memory_bytes or (product.memory_mib * MIB if product and product.memory_mib else None),
+        memory_bytes=memory_bytes or (product.memory_bytes if product else None),
     )
     # Beside each label, its value is a part of another one, which states how many devices have it.
     counts = [parse_number(value) for key, value in labels.items() if _AMD_COUNT.fullmatch(key)]
@@ -95,6 +97,7 @@ def _state(labels: Labels, vendor: NodeVendor) -> tuple[str, int | None]:
 
 
 def _build(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: str) -> VendorReading:
+    """Return the reading of a node with this number of equal devices."""
     problems = []
     if count is None or not 0 < count <= 1 << 16:
         problems.append(
@@ -103,14 +106,5 @@ def _build(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: st
         )
         count = 1
     name = device.product.lower().replace(" ", "-")
-    devices = (
-        NodeDevice(
-            id=f"{name}-{index}"[-64:],
-            product=device.product,
-            architecture=device.architecture,
-            partition=device.partition,
-            memory_bytes=device.memory_bytes,
-        )
-        for index in range(min(count, MOST_DEVICES + 1))
-    )
+    devices = (replace(device, id=f"{name}-{index}"[-64:]) for index in range(min(count, MOST_DEVICES + 1)))
     return VendorReading(vendor, "labels", tuple(devices), clean_text(driver), tuple(problems))

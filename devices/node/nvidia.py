@@ -62,11 +62,8 @@ class Partition(NamedTuple):
     id: str
 
 
-class PartitionMemory(NamedTuple):
-    """The memory of a partition, which depends on the product as well as on the profile."""
-
-    memory_bytes: int | None
-    free_bytes: int | None
+PartitionMemory = tuple[int | None, int | None]
+"""Memory of a partition and its free part, in bytes: it depends on the product as well as on the profile."""
 
 
 def find_refused_field(text: str) -> str | None:
@@ -106,7 +103,9 @@ def parse_partition_memory(text: str) -> dict[tuple[str, int], PartitionMemory]:
             memory = re.search(r"^ +Shared FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
             memory = memory or re.search(r"^ +FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
             if bus_id and index and memory:
-                memories[bus_id[1], int(index[1])] = _parse_memory(memory[1])
+                values = dict(re.findall(r"^ +(Total|Free) +: (.{1,32})$", memory[1], re.MULTILINE))
+                sizes = parse_mib(values.get("Total", "")), parse_rest_bytes(values.get("Free", ""), MIB)
+                memories[bus_id[1], int(index[1])] = sizes
     return memories
 
 
@@ -139,7 +138,19 @@ def list_devices(
     devices: list[NodeDevice] = []
     for gpu in gpus:
         if gpu.is_partitioned:
-            devices += (_build_partition(gpu, partition, memory) for partition in partitions.get(gpu.device.id, ()))
+            for partition in partitions.get(gpu.device.id, ()):
+                memory_bytes, free_bytes = memory.get((gpu.bus_id, partition.number), (None, None))
+                devices.append(
+                    replace(
+                        gpu.device,
+                        id=partition.id,
+                        partition=partition.profile,
+                        memory_bytes=memory_bytes,
+                        free_bytes=free_bytes,
+                        # A GPU with MIG states none, and its temperature is that of all partitions.
+                        utilization_percent=None,
+                    )
+                )
             continue
         reached = [ids[link] for link in links.get(gpu.number, ()) if link in ids and link != gpu.number]
         devices.append(replace(gpu.device, links=reached[:_MOST_LINKS]))
@@ -150,21 +161,6 @@ def format_architecture(capability: str) -> str:
     """Return a compute capability as the name of an architecture: 9.0 is sm_90."""
     match = re.fullmatch(r"\s*([0-9]{1,2})\.([0-9])\s*", capability, re.ASCII)
     return f"sm_{int(match[1])}{match[2]}" if match else ""
-
-
-def _build_partition(
-    gpu: NvidiaGpu, partition: Partition, memory: Mapping[tuple[str, int], PartitionMemory]
-) -> NodeDevice:
-    # A GPU with MIG states no utilization, and its temperature is that of all partitions.
-    own = memory.get((gpu.bus_id, partition.number), PartitionMemory(None, None))
-    return replace(
-        gpu.device,
-        id=partition.id,
-        partition=partition.profile,
-        memory_bytes=own.memory_bytes,
-        free_bytes=own.free_bytes,
-        utilization_percent=None,
-    )
 
 
 def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
@@ -191,11 +187,6 @@ def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
         is_partitioned=cells.get("mig.mode.current", "").strip() == "Enabled",
         shares_memory=memory_bytes is None and cells.get("addressing_mode", "").strip() == "ATS",
     )
-
-
-def _parse_memory(block: str) -> PartitionMemory:
-    values = dict(re.findall(r"^ +(Total|Free) +: (.{1,32})$", block, re.MULTILINE))
-    return PartitionMemory(parse_mib(values.get("Total", "")), parse_rest_bytes(values.get("Free", ""), MIB))
 
 
 def _parse_gpu_name(text: str) -> int | None:
@@ -234,7 +225,7 @@ def read_nvidia() -> VendorReading | None:
 
 
 def _query_gpus(program: str) -> tuple[list[NvidiaGpu], str]:
-    """Return the GPUs, and what is wrong if something is."""
+    """Return the GPUs, and the problem; "" if there is none."""
     for _ in FIELDS:
         fields = [field for field in FIELDS if field not in _refused_fields]
         answer = run_tool(program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")

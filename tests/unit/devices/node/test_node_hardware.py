@@ -95,7 +95,7 @@ def test_missing_tool_is_named_if_the_hardware_is_there(tools: ToolFolder, roots
 
 def test_tool_is_not_missing_where_labels_answer_for_its_vendor() -> None:
     """Each NVIDIA node without the vendor's runtime class was said to be not ready, although nothing was wrong."""
-    on_bus, labelled = [PciDevice("0000:18:00.0", "10de", "2330")], NVIDIA._replace(source="labels")
+    on_bus, labelled = [PciDevice("10de", "2330")], NVIDIA._replace(source="labels")
     chosen = choose_reading([], labelled, on_bus)
     assert (chosen.devices, chosen.problems) == (labelled.devices, ())
     of_others = choose_reading([], AMD._replace(source="labels"), on_bus)
@@ -105,12 +105,12 @@ def test_tool_is_not_missing_where_labels_answer_for_its_vendor() -> None:
 @pytest.mark.parametrize(
     ("device", "named"),
     [
-        (PciDevice("0000:43:00.0", "1da3", "1020"), "Intel Gaudi"),
-        (PciDevice("0000:43:00.0", "1002", "74a1"), "AMD"),
-        (PciDevice("0000:43:00.0", "8086", "56c0"), "Intel"),
-        (PciDevice("0000:00:02.0", "8086", "5917"), ""),
-        (PciDevice("0000:0b:00.0", "1002", "164e"), ""),
-        (PciDevice("0000:02:00.0", "1a03", "2000"), ""),
+        (PciDevice("1da3", "1020"), "Intel Gaudi"),
+        (PciDevice("1002", "74a1"), "AMD"),
+        (PciDevice("8086", "56c0"), "Intel"),
+        (PciDevice("8086", "5917"), ""),
+        (PciDevice("1002", "164e"), ""),
+        (PciDevice("1a03", "2000"), ""),
     ],
 )
 def test_only_hardware_for_models_needs_a_tool(device: PciDevice, named: str) -> None:
@@ -121,7 +121,7 @@ def test_only_hardware_for_models_needs_a_tool(device: PciDevice, named: str) ->
 
 
 def test_tool_that_answered_is_not_missing() -> None:
-    on_bus = [PciDevice("0000:18:00.0", "10de", "2330")]
+    on_bus = [PciDevice("10de", "2330")]
     assert choose_reading([NVIDIA], None, on_bus).problems == ()
     failed = VendorReading("nvidia", "nvidia-smi", problems=("nvidia-smi did not answer within 10 s",))
     assert len(choose_reading([failed], None, on_bus).problems) == 1

@@ -90,8 +90,8 @@ def test_memory_is_of_each_partition_of_each_gpu() -> None:
     other = one[one.index("GPU 0000") :].replace("00:09.0", "00:0A.0").replace("40448 MiB", "40000 MiB")
     memory = parse_partition_memory(one + other)
     assert len(memory) == 8
-    assert memory["00000000:00:09.0", 0].memory_bytes == 40_448 * MIB
-    assert memory["00000000:00:0A.0", 0].memory_bytes == 40_000 * MIB
+    assert memory["00000000:00:09.0", 0][0] == 40_448 * MIB
+    assert memory["00000000:00:0A.0", 0][0] == 40_000 * MIB
 
 
 def test_field_that_a_version_does_not_know_loses_nothing_else(tools: ToolFolder) -> None:
