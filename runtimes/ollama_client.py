@@ -33,7 +33,7 @@ from kube.backoff import backoff_seconds
 from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
 from runtimes.ollama import NO_SPLIT, OWNER, PORT, is_installed, render_name
 from runtimes.pod import PodModel
-from runtimes.serving import Serving, build_serving
+from runtimes.serving import Serving
 
 if TYPE_CHECKING:
     import ollama
@@ -408,7 +408,7 @@ async def prepare_model(model: PodModel, on_progress: OnProgress, on_failure: Ca
         DaemonError: another try does not help, or several have failed.
     """
     name = model.name
-    serving = build_serving(name, model.source, ServingOptions(context_length=model.context_length))
+    serving = Serving(name, model.source, ServingOptions(context_length=model.context_length))
     daemon = Ollama({"OLLAMA_HOST": f"{LOOPBACK}:{model.port}"}, model.allowed_networks)
     failures = 0
     try:

@@ -1,6 +1,6 @@
-"""The files and options that one engine serves, built by one function for pods and hosts."""
+"""The files and options that one engine serves, and where it listens."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -19,57 +19,37 @@ class CompanionFile(NamedTuple):
     """Scale of an adapter: a decimal number as the user wrote it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Serving:
-    """The files and options that one engine serves; paths are as the engine sees them."""
+    """The files and options that one engine serves, in a pod or on a host; paths are as the engine sees them."""
 
     service: str
     """Name of the InferenceService, which clients send as `model`."""
     model: str
     """Path of the weights."""
     options: ServingOptions
-    """Serving options, from which the engine's arguments are rendered."""
+    """Serving options, such as the spec of an InferenceService or MetalProcess."""
+    companions: Sequence[CompanionFile] = ()
+    """Files that are served together with the model; at most one draft and one projector."""
+    draft_max_tokens: int | None = None
+    """Tokens that the draft guesses ahead at most; None leaves it to the engine."""
     on_device: bool = False
     """True if the whole model has to be in the memory of an accelerator; false leaves the choice to the engine."""
-    draft: str | None = None
-    """Path of the draft model."""
-    draft_max_tokens: int | None = None
-    projector: str | None = None
-    """Path of the projector."""
-    adapters: Sequence[CompanionFile] = ()
 
+    @property
+    def draft(self) -> str | None:
+        """Path of the draft model."""
+        return next((companion.path for companion in self.companions if companion.role == "draft"), None)
 
-def build_serving(
-    service: str,
-    model: str,
-    options: ServingOptions,
-    companions: Iterable[CompanionFile] = (),
-    *,
-    draft_max_tokens: int | None = None,
-    on_device: bool = False,
-) -> Serving:
-    """Build the files and options that an engine serves, in a pod or on a host.
+    @property
+    def projector(self) -> str | None:
+        """Path of the projector."""
+        return next((companion.path for companion in self.companions if companion.role == "projector"), None)
 
-    Args:
-        service: name of the InferenceService.
-        model: path of the weights as the engine sees it.
-        options: serving options, such as the spec of an InferenceService or MetalProcess.
-        companions: files that are served together with the model; at most one draft and one projector.
-        draft_max_tokens: tokens that the draft guesses ahead at most; None leaves it to the engine.
-        on_device: True if the whole model has to be in the memory of an accelerator.
-    """
-    companions = tuple(companions)
-    paths = {companion.role: companion.path for companion in companions}
-    return Serving(
-        service=service,
-        model=model,
-        options=options,
-        on_device=on_device,
-        draft=paths.get("draft"),
-        draft_max_tokens=draft_max_tokens,
-        projector=paths.get("projector"),
-        adapters=tuple(companion for companion in companions if companion.role == "adapter"),
-    )
+    @property
+    def adapters(self) -> list[CompanionFile]:
+        """The adapters, in their order."""
+        return [companion for companion in self.companions if companion.role == "adapter"]
 
 
 class Listen(NamedTuple):

@@ -13,7 +13,7 @@ from devices.sockets import LOOPBACK
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import EngineLaunch, RuntimeDemand
 from runtimes.runtime_choice import refuse_demand
-from runtimes.serving import CompanionFile, Listen, Serving, build_serving
+from runtimes.serving import CompanionFile, Listen, Serving
 
 
 def list_installed() -> list[str]:
@@ -67,7 +67,7 @@ def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ())
         for artifact, path in zip(spec.further_artifacts, further, strict=True)
     ]
     tokens, on_device = spec.draft_max_tokens, sys.platform == "darwin"
-    return build_serving(spec.service_name, model, spec, companions, draft_max_tokens=tokens, on_device=on_device)
+    return Serving(spec.service_name, model, spec, companions, draft_max_tokens=tokens, on_device=on_device)
 
 
 def build_environment(spec: MetalProcessSpec) -> dict[str, str]:

@@ -12,7 +12,7 @@ import pytest
 
 from crds.serving import ServingOptions
 from gateway.proxy.config import Backend
-from runtimes.serving import build_serving
+from runtimes.serving import Serving
 from tests.support import llama_server
 from tests.support.engine_process import start_engine
 from tests.support.tiny_models import tiny_gguf, tiny_mlx
@@ -47,7 +47,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     model = tmp_path_factory.mktemp("model") / "tiny.gguf"
     tiny_gguf.write(model, text=f"<think>so it is</think>{SAYS}")
     options = ServingOptions(context_length=2048, chat_template=TEMPLATE, extra_args=["-t", "1"])
-    with llama_server.serve_as(build_serving("tiny", str(model), options)) as server:
+    with llama_server.serve_as(Serving("tiny", str(model), options)) as server:
         yield Backend("engine", server.url)
 
 

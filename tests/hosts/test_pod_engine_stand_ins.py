@@ -16,7 +16,7 @@ from devices.sockets import loopback_port
 from devices.vendors import VENDORS
 from runtimes.pod import EnginePod, PodServing
 from runtimes.registry import RUNTIMES
-from runtimes.serving import Listen, build_serving
+from runtimes.serving import Listen, Serving
 from tests.controlplane.kubelet import images
 from tests.support.eventually import eventually
 from tests.support.pod_engines.dialects import DIALECTS, read_recording
@@ -49,7 +49,7 @@ def variables(engine: str) -> dict[str, str]:
 
 def arguments(engine: str, model: Path, extra: Sequence[str] = ()) -> list[str]:
     options = ServingOptions(context_length=512, parallel=2, extra_args=[*extra])
-    serving = build_serving("chat", str(model), options)
+    serving = Serving("chat", str(model), options)
     return pod_of(engine).arguments(PodServing(serving, Listen("127.0.0.1", 0), VENDORS["nvidia"], 2))
 
 

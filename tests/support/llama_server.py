@@ -11,7 +11,7 @@ from typing import IO, NamedTuple
 from crds.serving import ServingOptions
 from runtimes import llama_server
 from runtimes.environment import PYTHON
-from runtimes.serving import Listen, Serving, build_serving
+from runtimes.serving import Listen, Serving
 
 
 class LlamaServer(NamedTuple):
@@ -23,7 +23,7 @@ class LlamaServer(NamedTuple):
 def serve(model: Path, *extra: str, service: str = "tiny", context_length: int = 2048) -> Iterator[LlamaServer]:
     """Serve `model` with one thread and one slot on a free port; kill the server at the end."""
     options = ServingOptions(context_length=context_length, extra_args=["-t", "1", *extra])
-    with serve_as(build_serving(service, str(model), options)) as server:
+    with serve_as(Serving(service, str(model), options)) as server:
         yield server
 
 

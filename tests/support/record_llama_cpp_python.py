@@ -23,7 +23,7 @@ import gguf
 from crds.serving import ServingOptions
 from devices.sockets import loopback_port
 from runtimes import llama_cpp_python
-from runtimes.serving import CompanionFile, Listen, build_serving
+from runtimes.serving import CompanionFile, Listen, Serving
 from tests.support.tiny_models import tiny_companions, tiny_gguf
 
 FIXTURE = Path(__file__).parents[1] / "unit/runtimes/fixtures/llama_cpp_python.json"
@@ -56,7 +56,7 @@ def rendered(case: str) -> list[str]:
     """Render the arguments of a case, with the paths of the recording."""
     options = {"context_length": 512} | CASES[case]
     model, companions = options.pop("model", "/weights/model.gguf"), options.pop("companions", ())
-    serving = build_serving("chat", model, ServingOptions(**options), companions)
+    serving = Serving("chat", model, ServingOptions(**options), companions)
     return llama_cpp_python.render_arguments(serving, Listen("127.0.0.1", 0))
 
 

@@ -18,7 +18,7 @@ from artifacts.formats.gguf_facts import layout_of
 from crds.serving import ServingOptions
 from devices.footprint import footprint_bytes
 from fitness.memory import Estimate, Workload, estimate
-from runtimes.serving import build_serving
+from runtimes.serving import Serving
 from tests.support import llama_server
 from tests.support.tiny_models import hollow_gguf
 from tests.support.tiny_models.hollow_gguf import Shape
@@ -63,7 +63,7 @@ def measure(row: Row, folder: Path) -> Measured:
 
 def _resident_bytes(path: Path, options: ServingOptions) -> int:
     stated = structs.replace(options, extra_args=["-t", "2", *options.extra_args])
-    with llama_server.serve_as(build_serving("hollow", str(path), stated)) as server:
+    with llama_server.serve_as(Serving("hollow", str(path), stated)) as server:
         for slot in range(options.parallel):
             # A conversation of two turns: each turn leaves checkpoints, up to their limit.
             for share in (2, 1):

@@ -18,7 +18,7 @@ from crds.serving import Mode, ServingOptions
 from devices.vendors import CPU
 from runtimes import vllm
 from runtimes.pod import PodServing
-from runtimes.serving import Listen, build_serving
+from runtimes.serving import Listen, Serving
 from tests.support.eventually import eventually
 from tests.support.pod_engines.dialects import RECORDED
 from tests.support.tiny_models import tiny_mlx
@@ -80,7 +80,7 @@ class RealServer:
 def rendered(model: Path, port: int, mode: Mode = "chat", extra: Sequence[str] = ()) -> PodServing:
     """Return a service of the tiny model on the processor."""
     options = ServingOptions(context_length=CONTEXT, parallel=2, mode=mode, extra_args=[*extra])
-    serving = build_serving("chat", str(model), options)
+    serving = Serving("chat", str(model), options)
     return PodServing(serving, Listen("127.0.0.1", port), CPU, cache_bytes=CACHE_BYTES)
 
 

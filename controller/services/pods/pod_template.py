@@ -33,7 +33,7 @@ from devices.vendors import Vendor
 from kube.client import Obj
 from runtimes.pod import EnginePod, PodServing
 from runtimes.registry import RUNTIMES
-from runtimes.serving import CompanionFile, Listen, Serving, build_serving
+from runtimes.serving import CompanionFile, Listen, Serving
 
 _LOADING_SECONDS: Final = 3600
 """Time for loading weights, after which the kubelet restarts the container, unless they are very large."""
@@ -216,7 +216,7 @@ def _build_serving(replica: _Replica) -> Serving:
         for (companion, _weights), (weights, _name, folder) in zip(replica.companions, parts, strict=True)
     ]
     weights, _name, folder = main
-    return build_serving(
+    return Serving(
         replica.service.metadata.name,
         weights.path if weights.claim is None else f"{folder}/{weights.path}",
         spec,

@@ -12,7 +12,7 @@ from runtimes.pod import PodServing
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import RuntimeDemand
 from runtimes.runtime_choice import refuse_demand
-from runtimes.serving import Listen, build_serving
+from runtimes.serving import Listen, Serving
 
 DEMAND = RuntimeDemand(format="gguf", accelerator="cpu", in_pods=True, has_image=True)
 
@@ -24,7 +24,7 @@ def refused(**container: Any) -> str:
 def test_container_gets_the_place_of_the_weights_in_variables() -> None:
     options = ContainerOptions(command=["/serve"], args=["--model=$(MODEL_PATH)"], env=[EnvVar("THREADS", "4")])
     engine = describe_container(options)
-    serving = build_serving("chat", "/models/0123/tiny.gguf", ServingOptions())
+    serving = Serving("chat", "/models/0123/tiny.gguf", ServingOptions())
     pod = PodServing(serving, Listen("127.0.0.1", engine.port), CPU)
     assert (engine.command, engine.arguments(pod)) == (("/serve",), ["--model=$(MODEL_PATH)"])
     expected = {"MODEL_PATH": "/models/0123/tiny.gguf", "PORT": "8000", "SERVICE_NAME": "chat", "THREADS": "4"}

@@ -10,7 +10,7 @@ import xllamacpp
 
 from crds.serving import CacheType, Mode, ServingOptions
 from runtimes import llama_launcher, llama_server
-from runtimes.serving import CompanionFile, Listen, build_serving
+from runtimes.serving import CompanionFile, Listen, Serving
 
 COMPANIONS = {
     "draft": [CompanionFile("draft", "/weights/draft.gguf")],
@@ -30,7 +30,7 @@ def render(
     """Return the arguments of a service with the companions of these names and four slots, each with 4096 tokens."""
     files = [file for name in companions for file in COMPANIONS[name]]
     stated = ServingOptions(context_length=4096, parallel=4, **options)
-    serving = build_serving("chat", "/weights/m.gguf", stated, files, draft_max_tokens=5, on_device=on_device)
+    serving = Serving("chat", "/weights/m.gguf", stated, files, draft_max_tokens=5, on_device=on_device)
     return llama_server.render_arguments(serving, Listen("0.0.0.0", 8080, api_key_file))
 
 

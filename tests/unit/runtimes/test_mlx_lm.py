@@ -9,12 +9,12 @@ import pytest
 
 from crds.serving import ServingOptions
 from runtimes import mlx_launcher, mlx_lm
-from runtimes.serving import CompanionFile, Listen, build_serving
+from runtimes.serving import CompanionFile, Listen, Serving
 
 
 def render(*companions: CompanionFile, draft_max_tokens: int | None = None, **options: Any) -> str:
     stated = ServingOptions(**({"context_length": 4096, "parallel": 4} | options))
-    serving = build_serving("chat", "/weights/m", stated, companions, draft_max_tokens=draft_max_tokens)
+    serving = Serving("chat", "/weights/m", stated, companions, draft_max_tokens=draft_max_tokens)
     return " ".join(mlx_lm.render_arguments(serving, Listen("127.0.0.1", 0)))
 
 

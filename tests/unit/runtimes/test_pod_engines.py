@@ -14,7 +14,7 @@ from runtimes.pod import EnginePod, PodServing
 from runtimes.registry import RUNTIMES
 from runtimes.runtime import Runtime, RuntimeDemand
 from runtimes.runtime_choice import refuse_demand
-from runtimes.serving import Listen, build_serving
+from runtimes.serving import Listen, Serving
 from tests.support.pod_engines.dialects import DIALECTS, RECORDED, read_recording
 
 ENGINES = {"vllm": vllm.RUNTIME, "sglang": sglang.RUNTIME, "tgi": tgi.RUNTIME}
@@ -31,7 +31,7 @@ def rendered(
     engine: str, vendor: str, *, mode: Mode = "chat", devices: int = 0, extra: Sequence[str] = (), parallel: int = 4
 ) -> list[str]:
     options = ServingOptions(context_length=8192, parallel=parallel, mode=mode, extra_args=[*extra])
-    serving = build_serving("chat", PATH, options)
+    serving = Serving("chat", PATH, options)
     listen = Listen("127.0.0.1", 8080)
     return pod_of(ENGINES[engine]).arguments(PodServing(serving, listen, VENDORS[vendor], devices))
 
@@ -84,7 +84,7 @@ def test_every_tuning_argument_is_an_option_with_at_most_one_value(engine: str, 
 
 def test_every_variable_of_ollama_is_one_that_its_image_reads() -> None:
     recording, pod = read_recording("ollama"), pod_of(ollama.RUNTIME)
-    serving = build_serving("chat", "ollama://qwen3:8b", ServingOptions())
+    serving = Serving("chat", "ollama://qwen3:8b", ServingOptions())
     names = set[str]()
     for vendor, image in pod.images.items():
         assert image.rpartition(":")[2].partition("-")[0] == recording["version"].removeprefix("v")
@@ -135,7 +135,7 @@ def test_vllm_gets_model_name_address_context_and_parallel_requests() -> None:
 
 
 def test_vllm_on_the_processor_is_told_the_size_of_its_cache() -> None:
-    serving = build_serving("chat", PATH, ServingOptions())
+    serving = Serving("chat", PATH, ServingOptions())
     pod = PodServing(serving, Listen("127.0.0.1", 8080), VENDORS["cpu"], cache_bytes=3 << 30)
     assert vllm.render_arguments(pod)[-2:] == ["--kv-cache-memory-bytes", str(3 << 30)]
     assert "--kv-cache-memory-bytes" in vllm.render_arguments(pod._replace(cache_bytes=None))
@@ -163,7 +163,7 @@ def test_a_batch_of_tgi_holds_all_parallel_requests_and_a_prefill_the_longest_pr
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_engine_downloads_and_all_write_to_the_volume_of_the_pod(engine: str) -> None:
     pod = pod_of(ENGINES[engine])
-    serving = PodServing(build_serving("chat", PATH, ServingOptions()), Listen("127.0.0.1", 8080), VENDORS["nvidia"], 1)
+    serving = PodServing(Serving("chat", PATH, ServingOptions()), Listen("127.0.0.1", 8080), VENDORS["nvidia"], 1)
     variables = pod.environment(serving)
     assert (variables["HF_HUB_OFFLINE"], variables["HOME"]) == ("1", "/tmp")
     # They are not valid, or show a pod the devices of others.
