@@ -14,7 +14,6 @@ from console.density_models import KnownModel
 from console.density_snapshot import MachineProfile
 from crds.serving import Mode, ServingOptions
 from crds.size import size_text
-from fitness.correction_table import ScopedCorrections
 from fitness.fit import (
     FIT_LEVELS,
     GOOD_HEADROOM,
@@ -267,7 +266,7 @@ class FitTable:
         idle = self._find_idle(model, workload, devices)
         if idle.fit is not None and idle.fit.speed is not None and idle.fit.speed.method == "roofline":
             # Whoever may see a model may see the measurements of its namespace.
-            corrections = ScopedCorrections(self._measured.corrections, model.namespace)
+            corrections = self._measured.corrections.select(model.namespace)
             correction = corrections.find(devices.vendor, devices.device_class, workload.runtime)
             idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, correction)))
         if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):

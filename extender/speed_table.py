@@ -17,8 +17,7 @@ from extender.node_facts import ScoringFacts
 from extender.score import BEST_SCORE, ScoreWeights, compute_score, neutral_score
 from extender.subject import ScoringSubject, ServedModel
 from extender.wire import encode_priority
-from fitness.correction_table import ScopedCorrections
-from fitness.corrections import CorrectionSource
+from fitness.corrections import Corrections
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
@@ -32,7 +31,7 @@ MOST_BOARDS: Final = 4096
 _MOST_GONE: Final = 1000
 """Nodes that are gone and whose change is known, beside as many as there are."""
 
-EstimateSpeed = Callable[[ServedModel, ServingDevices, CorrectionSource], float | None]
+EstimateSpeed = Callable[[ServedModel, ServingDevices, Corrections], float | None]
 """Return the tokens a second of a replica with these corrections, or None if nothing is known."""
 
 
@@ -211,7 +210,7 @@ class SpeedTable:
         if served is None or (subject.device_count and hardware.vendor != subject.accelerator):
             return None
         devices = hardware.describe_replica(subject.device_count, subject.partition)
-        return self._estimate_speed(served, devices, ScopedCorrections(self.measured.corrections, subject.namespace))
+        return self._estimate_speed(served, devices, self.measured.corrections.select(subject.namespace))
 
     def _renew_board(
         self, board: ScoreBoard | None, subject: ScoringSubject, speeds: Mapping[DeviceHardware, float | None]

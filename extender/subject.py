@@ -13,7 +13,7 @@ from crds.meta import LABEL_ACCELERATOR
 from crds.model import Model
 from devices.vendors import Vendors
 from extender.wire import PodFacts
-from fitness.corrections import CorrectionSource
+from fitness.corrections import Corrections
 from fitness.performance_store import LABEL_MODEL_HASH
 from fitness.serving_devices import ServingDevices
 from fitness.speed import estimate_speed, find_active_share
@@ -109,7 +109,7 @@ def describe_subject(
     )
 
 
-def estimate_served_speed(served: ServedModel, devices: ServingDevices, corrections: CorrectionSource) -> float | None:
+def estimate_served_speed(served: ServedModel, devices: ServingDevices, corrections: Corrections) -> float | None:
     """Return the expected tokens a second of one stream; None: layout or bandwidth are not known.
 
     Args:

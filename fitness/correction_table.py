@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from crds.meta import CONTROLLER_NAMESPACE
-from fitness.corrections import Correction, Corrections, SpeedRatio, learn_corrections
+from fitness.corrections import Corrections, SpeedRatio, learn_corrections
 
 ALL_NAMESPACES: Final = ""
 
@@ -57,27 +57,15 @@ class CorrectionTable:
             for listener in self._listeners:
                 listener(changed)
 
-    def find(self, namespace: str, vendor: str, device_class: str, runtime: str) -> Correction:
-        """Return the correction of estimates of a namespace on a device class."""
+    def select(self, namespace: str) -> Corrections:
+        """Return the corrections of the estimates of a namespace; empty: those that count for all."""
         # All namespaces without own measurements have what was learned from the shared ones.
         scope = namespace if namespace in self._ratios else ALL_NAMESPACES
         if scope not in self._learned:
             own = self._find_ratios(scope) if scope != ALL_NAMESPACES else {}
             members = (*self._find_ratios(ALL_NAMESPACES).values(), *own.values())
             self._learned[scope] = learn_corrections(ratio for ratios in members for ratio in ratios)
-        return self._learned[scope].find(vendor, device_class, runtime)
+        return self._learned[scope]
 
     def _find_ratios(self, scope: str) -> Mapping[str, tuple[SpeedRatio, ...]]:
         return self._ratios.get(scope, {})
-
-
-class ScopedCorrections(NamedTuple):
-    """The corrections that count in one namespace."""
-
-    table: CorrectionTable
-    namespace: str
-    """Empty: those that count for all."""
-
-    def find(self, vendor: str, device_class: str, runtime: str) -> Correction:
-        """Return the correction of a device class, as `Corrections` does."""
-        return self.table.find(self.namespace, vendor, device_class, runtime)

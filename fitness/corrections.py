@@ -9,7 +9,7 @@ that of a vendor towards 1.
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 _CLASS_WEIGHT: Final = 2.0
 """Measurements of a class that count as much as the correction of its vendor."""
@@ -54,14 +54,6 @@ class Correction(NamedTuple):
 _NONE: Final = Correction(1.0, _UNMEASURED, 0)
 
 
-class CorrectionSource(Protocol):
-    """All that was learned, or the part of it that counts in one namespace."""
-
-    def find(self, vendor: str, device_class: str, runtime: str) -> Correction:
-        """Return the correction of a device class, else that of its vendor, else none at all."""
-        ...
-
-
 class Corrections(NamedTuple):
     """All that was learned."""
 
@@ -90,12 +82,12 @@ def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
         ):
             logs.setdefault((measurement.vendor, measurement.device_class, measurement.runtime), []).append(logarithm)
     vendors: dict[tuple[str, str], list[list[float]]] = {}
-    for (vendor, _, runtime), found_logs in sorted(logs.items()):
-        vendors.setdefault((vendor, runtime), []).append(found_logs)
+    for (vendor, _, runtime), class_logs in sorted(logs.items()):
+        vendors.setdefault((vendor, runtime), []).append(class_logs)
     by_vendor = {key: _learn_vendor(classes) for key, classes in vendors.items()}
     by_class = {
-        (device_class, runtime): _learn_class(found_logs, by_vendor[vendor, runtime])
-        for (vendor, device_class, runtime), found_logs in logs.items()
+        (device_class, runtime): _learn_class(class_logs, by_vendor[vendor, runtime])
+        for (vendor, device_class, runtime), class_logs in logs.items()
     }
     return Corrections(by_class, by_vendor)
 

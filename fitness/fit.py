@@ -20,7 +20,7 @@ from typing import Final, Literal, NamedTuple
 from crds.serving import ServingOptions
 from crds.size import size_text
 from devices.products import find_family
-from fitness.corrections import NO_CORRECTIONS, CorrectionSource
+from fitness.corrections import NO_CORRECTIONS, Corrections
 from fitness.memory import Workload, estimate_pod, least_free_bytes, refuse_device_count, way_out
 from fitness.serving_devices import ServingDevices
 from fitness.speed import RunMode, SpeedEstimate, estimate_speed, find_run_mode
@@ -76,7 +76,7 @@ def assess_fit(
     workload: Workload,
     options: ServingOptions,
     devices: ServingDevices,
-    corrections: CorrectionSource = NO_CORRECTIONS,
+    corrections: Corrections = NO_CORRECTIONS,
     *,
     active_share: float | None = None,
 ) -> Fit | None:

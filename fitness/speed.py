@@ -19,7 +19,7 @@ from crds.serving import ServingOptions
 from crds.size import size_text
 from crds.weights_header import Layout
 from devices.products import find_family
-from fitness.corrections import NO_CORRECTIONS, Correction, CorrectionSource
+from fitness.corrections import NO_CORRECTIONS, Correction, Corrections
 from fitness.performance import MeasuredPerformance
 from fitness.serving_devices import ServingDevices
 from runtimes.llama_estimate import token_bytes
@@ -84,7 +84,7 @@ def estimate_speed(
     options: ServingOptions,
     runtime: str,
     devices: ServingDevices,
-    corrections: CorrectionSource = NO_CORRECTIONS,
+    corrections: Corrections = NO_CORRECTIONS,
     *,
     active_share: float | None = None,
     filled_tokens: int | None = None,

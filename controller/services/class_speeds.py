@@ -15,8 +15,7 @@ from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands, SpeedRefu
 from crds.rate import format_rate
 from devices.device_class import count_devices
 from devices.vendors import Vendors
-from fitness.correction_table import ScopedCorrections
-from fitness.corrections import NO_CORRECTIONS, CorrectionSource
+from fitness.corrections import NO_CORRECTIONS, Corrections
 from fitness.fit import FIT_LEVELS, Fit, assess_fit
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import PerformanceTable
@@ -39,7 +38,7 @@ def assess_classes(
     classes: Iterable[ServingDevices],
     measured: Mapping[str, MeasuredPerformance],
     *,
-    corrections: CorrectionSource = NO_CORRECTIONS,
+    corrections: Corrections = NO_CORRECTIONS,
 ) -> tuple[ClassSpeed, ...]:
     """Return the speed of a replica on each device class.
 
@@ -176,7 +175,7 @@ class SpeedAssessor:
         model_hash = hash_model(served.model, served.runtime, service.spec)
         records = self._measured.list_classes(model_hash, key.namespace)
         classes = self._list_classes(accelerator)
-        corrections = ScopedCorrections(self._measured.corrections, key.namespace)
+        corrections = self._measured.corrections.select(key.namespace)
         class_corrections = tuple(
             corrections.find(devices.vendor, count_devices(devices.device_class, request.number), served.runtime)
             for devices in classes

@@ -11,7 +11,7 @@ from devices.vendors import VENDORS
 from extender.score import ScoreWeights
 from extender.speed_table import MOST_BOARDS, ScoreBoard, SpeedTable
 from extender.subject import ServedModel
-from fitness.corrections import CorrectionSource
+from fitness.corrections import Corrections
 from fitness.performance import MeasuredPerformance
 from fitness.performance_store import PerformanceTable, build_config_map, encode_record
 from fitness.serving_devices import ServingDevices
@@ -36,7 +36,7 @@ class Estimates:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def __call__(self, served: ServedModel, devices: ServingDevices, _corrections: CorrectionSource) -> float | None:
+    def __call__(self, served: ServedModel, devices: ServingDevices, _corrections: Corrections) -> float | None:
         assert served is SERVED
         self.asked.append(devices.device_class)
         return 50.0 if "h100" in devices.device_class else None

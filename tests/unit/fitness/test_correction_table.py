@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from crds.meta import CONTROLLER_NAMESPACE
-from fitness.correction_table import CorrectionTable, MeasuredRatio, ScopedCorrections
+from fitness.correction_table import CorrectionTable, MeasuredRatio
 from fitness.corrections import NO_CORRECTIONS, SpeedRatio, learn_corrections
 
 NAMESPACES = ("", CONTROLLER_NAMESPACE, "team", "other")
@@ -41,7 +41,7 @@ def test_table_equals_what_is_learned_anew_of_what_a_namespace_may_use(
             )
             for vendor in VENDORS:
                 for device_class in (f"{vendor}-{suffix}" for suffix in (*CLASSES, "newx1")):
-                    own = ScopedCorrections(table, namespace).find(vendor, device_class, "vllm")
+                    own = table.select(namespace).find(vendor, device_class, "vllm")
                     expected = learned.find(vendor, device_class, "vllm")
                     assert tuple(own) == pytest.approx(tuple(expected))
                     assert 1 / 3 <= own.ratio <= 3
@@ -52,12 +52,12 @@ def test_measurements_of_a_tenant_change_nothing_for_others(factors: list[float]
     table = CorrectionTable()
     table.put("shared", (measured("", 0.8),))
     before = {
-        namespace: table.find(namespace, "nvidia", "nvidia-ax1", "vllm")
+        namespace: table.select(namespace).find("nvidia", "nvidia-ax1", "vllm")
         for namespace in ("", "team", CONTROLLER_NAMESPACE)
     }
     for number, factor in enumerate(factors):
         table.put(f"forged-{number}", (measured("hostile", factor),))
-    assert before == {namespace: table.find(namespace, "nvidia", "nvidia-ax1", "vllm") for namespace in before}
+    assert before == {namespace: table.select(namespace).find("nvidia", "nvidia-ax1", "vllm") for namespace in before}
 
 
 def test_change_names_its_namespaces_and_what_is_equal_changes_nothing() -> None:
@@ -68,13 +68,15 @@ def test_change_names_its_namespaces_and_what_is_equal_changes_nothing() -> None
     table.put("a", (measured(CONTROLLER_NAMESPACE, 0.5),))
     table.put("a")
     assert seen == [{"team"}, {"team", ""}, {""}]
-    assert table.find("team", "nvidia", "nvidia-ax1", "vllm") == NO_CORRECTIONS.find("nvidia", "nvidia-ax1", "vllm")
+    assert table.select("team").find("nvidia", "nvidia-ax1", "vllm") == NO_CORRECTIONS.find(
+        "nvidia", "nvidia-ax1", "vllm"
+    )
 
 
 def test_single_outlier_changes_little() -> None:
     table = CorrectionTable()
     for number in range(9):
         table.put(f"honest-{number}", (measured("", 0.9),))
-    before = table.find("", "nvidia", "nvidia-ax1", "vllm").ratio
+    before = table.select("").find("nvidia", "nvidia-ax1", "vllm").ratio
     table.put("wild", (measured("", 15.0),))
-    assert table.find("", "nvidia", "nvidia-ax1", "vllm").ratio == pytest.approx(before, rel=0.02)
+    assert table.select("").find("nvidia", "nvidia-ax1", "vllm").ratio == pytest.approx(before, rel=0.02)
