@@ -7,7 +7,7 @@ from benchmarks.llmfit_data import estimate_catalog, read_catalog
 from crds.serving import ServingOptions
 from crds.size import MIB
 from crds.weights_header import Layers, Layout
-from fitness.fit import LADDER
+from fitness.fit import BITS_PER_WEIGHT
 from fitness.memory import Workload, estimate
 from fitness.serving_devices import describe_devices
 from fitness.speed import estimate_speed
@@ -28,7 +28,6 @@ PRODUCTS_COMPARED: Final = (
 _GB: Final = 10**9
 _LEAST_BILLIONS: Final = 3.0
 """With a smaller model the second term of our estimate decides, which llmfit does not have."""
-_BITS: Final = dict(LADDER)
 _DIMENSIONS: Final = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size", "parameters_raw")
 
 
@@ -87,7 +86,7 @@ def _dense_rows(product: str, memory_mib: int) -> Iterator[tuple[dict[str, Any],
     """Yield llmfit's rows of dense models whose dimensions its catalog has, with a layout of the same weights."""
     entries = {entry["name"]: entry for entry in read_catalog()}
     for row in estimate_catalog(product, memory_mib):
-        bits, entry = _BITS.get(row["best_quant"] or ""), entries.get(row["name"])
+        bits, entry = BITS_PER_WEIGHT.get(row["best_quant"] or ""), entries.get(row["name"])
         if bits is None or entry is None or row["runtime"] != "llama.cpp" or row["is_moe"]:
             continue
         if (layout := _build_layout(entry, bits)) is not None:

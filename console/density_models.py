@@ -12,7 +12,7 @@ from crds.serving import Mode, ServingOptions
 from crds.weights_header import GGUF
 from devices.vendors import Vendors
 from fitness.catalog_entries import CatalogEntry, load_catalog
-from fitness.fit import LADDER
+from fitness.fit import BITS_PER_WEIGHT
 from fitness.memory import Workload
 from fitness.performance import hash_model
 from fitness.speed import find_active_share
@@ -26,8 +26,7 @@ USE_CASES: Final[tuple[UseCase, ...]] = ("general", "coding", "reasoning", "chat
 _CODING: Final = frozenset({"code", "coding"})
 _SEES: Final = frozenset({"vision", "audio", "image", "images", "multimodal"})
 _EMBEDS: Final = frozenset({"embedding", "embeddings"})
-_BITS: Final[Mapping[str, float]] = dict(LADDER)
-QUANTIZATIONS: Final = tuple(_BITS)
+QUANTIZATIONS: Final = tuple(BITS_PER_WEIGHT)
 """Those that a what-if may state."""
 _BITS_PER_BYTE: Final = 8
 
@@ -159,7 +158,7 @@ def change_quantization(model: KnownModel, quantization: str) -> KnownModel | No
         model: the model.
         quantization: one of `QUANTIZATIONS`.
     """
-    bits, parameters = _BITS[quantization], model.parameters
+    bits, parameters = BITS_PER_WEIGHT[quantization], model.parameters
     if parameters is None:
         return None
     workloads = {

@@ -72,27 +72,23 @@ def read_node_hardware(labels: Mapping[str, str], roots: NodeRoots = _MACHINE) -
 
 
 def choose_reading(
-    readings: Sequence[VendorReading], by_labels: VendorReading | None, on_bus: Sequence[PciDevice]
+    readings: Sequence[VendorReading], labelled: VendorReading | None, bus: Sequence[PciDevice]
 ) -> VendorReading:
     """Return the devices to report, with the problems of all probes.
 
     Args:
         readings: the readings of the vendors' probes, the preferred vendor first.
-        by_labels: what labels state, for a node where no probe finds a device.
-        on_bus: devices that the node has whether or not a probe can read them.
+        labelled: what labels state, for a node where no probe finds a device.
+        bus: devices that the node has whether or not a probe can read them.
     """
-    problems = [problem for reading in readings for problem in _explain_failures(reading)]
     usable = [reading for reading in readings if reading.devices]
+    if not usable and labelled is not None:
+        # Labels are all that most nodes without the vendor's runtime class have: nothing has failed there.
+        usable, readings = [labelled], [*readings, labelled]
+    problems = [problem for reading in readings for problem in _explain_failures(reading)]
     answered = {reading.vendor for reading in readings}
-    if not usable and by_labels is not None:
-        # They are all that most nodes without the vendor's runtime class have: nothing has failed there.
-        answered.add(by_labels.vendor)
-    on_bus_only = dict.fromkeys(
-        vendor for device in on_bus if (vendor := _find_vendor(device)) and vendor not in answered
-    )
-    problems += (_explain_missing_tool(vendor) for vendor in on_bus_only)
-    if not usable and by_labels is not None:
-        usable, problems = [by_labels], [*problems, *by_labels.problems]
+    silent = dict.fromkeys(vendor for device in bus if (vendor := _find_vendor(device)) and vendor not in answered)
+    problems += (_explain_missing_tool(vendor) for vendor in silent)
     if not usable:
         return VendorReading("cpu", "proc", problems=tuple(problems))
     problems += (

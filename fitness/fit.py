@@ -34,14 +34,14 @@ GOOD_HEADROOM: Final = 1.1
 _BEST_LEVEL: Final[Mapping[RunMode, FitLevel]] = {"accelerator": "perfect", "cpu": "good"}
 """The best level of a run mode, however much memory is free: the others are slower than they need to be."""
 
-LADDER: Final[tuple[tuple[str, float], ...]] = (
-    ("Q8_0", 8.5008),
-    ("Q6_K", 6.5633),
-    ("Q5_K_M", 5.7036),
-    ("Q4_K_M", 4.8944),
-    ("Q3_K_M", 4.0),
-    ("Q2_K", 3.1593),
-)
+BITS_PER_WEIGHT: Final[Mapping[str, float]] = {
+    "Q8_0": 8.5008,
+    "Q6_K": 6.5633,
+    "Q5_K_M": 5.7036,
+    "Q4_K_M": 4.8944,
+    "Q3_K_M": 4.0,
+    "Q2_K": 3.1593,
+}
 """Quantizations of GGUF files from the best, with bits of a weight: llama.cpp, tools/quantize/README.md, Llama 3.1 8B;
 Q3_K_M is not in that table, and its file of the same model has 4.02 GB."""
 
@@ -65,7 +65,7 @@ class Fit(NamedTuple):
     """The level if nothing else ran there."""
 
 
-class _Room(NamedTuple):
+class _Need(NamedTuple):
     """The need of a replica, and its level."""
 
     level: FitLevel
@@ -92,23 +92,17 @@ def assess_fit(
     free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
     if free is None:
         return None
-    now = _find_room(workload, options, devices, free)
+    now = _find_need(workload, options, devices, free)
     if now is None:
         return None
     most = max(free, devices.memory_bytes or 0)
-    idle = now if most == free else _find_room(workload, options, devices, most) or now
+    idle = now if most == free else _find_need(workload, options, devices, most) or now
     speed, shortfall = None, ""
     if now.level == "too_tight":
         shortfall = describe_shortfall(workload, options, devices, now.needed_bytes, free)
     elif workload.layout is not None:
-        speed = estimate_speed(
-            workload.layout,
-            options,
-            workload.runtime,
-            devices,
-            corrections,
-            active_share=active_share,
-        )
+        layout, runtime = workload.layout, workload.runtime
+        speed = estimate_speed(layout, options, runtime, devices, corrections, active_share=active_share)
     return Fit(
         level=now.level,
         run_mode=find_run_mode(devices),
@@ -161,7 +155,7 @@ def _refuse_weights(quantization: str, engine: str, vendor: str, product: str, f
     return refuse_quantization(quantization, engine, vendor, device)
 
 
-def _find_room(workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int) -> _Room | None:
+def _find_need(workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int) -> _Need | None:
     """Return the need with `free_bytes` on each device, and its level; None if the need is unknown."""
     count = _pod_devices(devices)
     memory = estimate_pod(workload, options, count)
@@ -169,11 +163,11 @@ def _find_room(workload: Workload, options: ServingOptions, devices: ServingDevi
         return None
     needed = memory.container_bytes if memory.device_bytes_each is None else memory.device_bytes_each
     if refuse_devices(workload, devices) is not None:
-        return _Room("too_tight", needed)
+        return _Need("too_tight", needed)
     least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
     if needed <= free_bytes < least:
-        return _Room("too_tight", least)
-    return _Room(grade_fit(find_run_mode(devices), needed, free_bytes), needed)
+        return _Need("too_tight", least)
+    return _Need(grade_fit(find_run_mode(devices), needed, free_bytes), needed)
 
 
 def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:

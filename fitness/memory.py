@@ -93,15 +93,13 @@ def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
     """Compute the memory of one replica that serves `workload` with `options`; None when it cannot be known."""
     if workload.layout is None:
         return None
-    own = _estimate_parts(workload.layout, options, workload.runtime)
+    memory = find_runtime(workload.runtime).memory
+    own = memory.estimate_parts(workload.layout, options)
     if own is None:
         return None
-    own = own._replace(further_bytes=workload.further_bytes)
-    if workload.draft is None:
-        return Estimate(own)
+    draft = memory.estimate_parts(workload.draft, options) if workload.draft else None
     # A draft shares the engine's process, so the engine is counted once.
-    draft = _estimate_parts(workload.draft, options, workload.runtime)
-    return Estimate(own, draft and draft._replace(engine_bytes=0))
+    return Estimate(own._replace(further_bytes=workload.further_bytes), draft and draft._replace(engine_bytes=0))
 
 
 class PodMemory(NamedTuple):
@@ -143,8 +141,9 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
     if not devices:
         estimated = estimate(workload, options)
         return PodMemory(estimated) if estimated else None
-    own = _estimate_device_parts(workload.layout, workload.runtime, options, devices)
-    draft = _estimate_device_parts(workload.draft, workload.runtime, options, devices)
+    memory = find_runtime(workload.runtime).memory
+    own = memory.estimate_device_parts(workload.layout, options, devices) if workload.layout else None
+    draft = memory.estimate_device_parts(workload.draft, options, devices) if workload.draft else None
     if own is not None and (draft is not None or workload.draft is None):
         container, device = Estimate(own.container), Estimate(own.device._replace(further_bytes=workload.further_bytes))
         if draft is not None:
@@ -155,36 +154,22 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
         return None
     # The same formula tells what the engine keeps in the container, which depends on no layer.
     assumed = structs.replace(workload.layout or _UNKNOWN, tensor_bytes=workload.stated_bytes, layers=[])
-    own = _estimate_device_parts(assumed, workload.runtime, options, devices)
+    own = memory.estimate_device_parts(assumed, options, devices)
     return _divide_memory(own, Estimate(own.container), None, workload.stated_bytes) if own else None
 
 
-def _estimate_device_parts(
-    layout: Layout | None, runtime: str, options: ServingOptions, devices: int
-) -> DeviceParts | None:
-    memory = find_runtime(runtime).memory
-    return memory.estimate_device_parts(layout, options, devices) if memory and layout else None
-
-
-def _divide_memory(
-    own: DeviceParts, container: Estimate, device: Estimate | None, stated_bytes: int | None
-) -> PodMemory:
+def _divide_memory(own: DeviceParts, container: Estimate, device: Estimate | None, stated: int | None) -> PodMemory:
     """Return the memory of container and devices, of which each holds the estimate or its share of the stated bytes."""
     estimated = device.total_bytes if device else 0
-    stated = -(-(stated_bytes or 0) // own.devices)
+    share = -(-(stated or 0) // own.devices)
     # Rounded up, so that the engine's share of exactly this much is enough.
-    bytes_each = -(-max(estimated, stated) * 1000 // own.used_permille) + _UNUSABLE_DEVICE_BYTES
-    return PodMemory(container, device, bytes_each, stated if stated > estimated else None)
+    bytes_each = -(-max(estimated, share) * 1000 // own.used_permille) + _UNUSABLE_DEVICE_BYTES
+    return PodMemory(container, device, bytes_each, share if share > estimated else None)
 
 
 def is_understated(stated_bytes: int, needed_bytes: int) -> bool:
     """Return whether a stated memory is clearly less than what the estimate says, so that it must not be believed."""
     return stated_bytes < needed_bytes * _TOLERANCE
-
-
-def _estimate_parts(layout: Layout, options: ServingOptions, runtime: str) -> Parts | None:
-    memory = find_runtime(runtime).memory
-    return memory.estimate_parts(layout, options) if memory else None
 
 
 def further_bytes(role: Role, size_bytes: int | None) -> int | None:
@@ -200,14 +185,13 @@ def further_bytes(role: Role, size_bytes: int | None) -> int | None:
 
 def refuse_device_count(workload: Workload, devices: int) -> str | None:
     """Return why the engine cannot divide the model among `devices` devices, with what it can do; None if it can."""
-    memory, layout = find_runtime(workload.runtime).memory, workload.layout
-    return memory.refuse_devices(layout, devices) if memory and layout else None
+    layout = workload.layout
+    return find_runtime(workload.runtime).memory.refuse_devices(layout, devices) if layout else None
 
 
 def least_free_bytes(workload: Workload, options: ServingOptions, memory_bytes: int) -> int:
     """Return the bytes of a device of `memory_bytes` that must be free at the start; 0: as many as are needed."""
-    memory = find_runtime(workload.runtime).memory
-    return memory.least_free_bytes(options, memory_bytes) if memory else 0
+    return find_runtime(workload.runtime).memory.least_free_bytes(options, memory_bytes)
 
 
 class _Needed(NamedTuple):

@@ -5,6 +5,7 @@ and a change costs what one model costs. A measurement that was made in a namesp
 key also has the namespace, and it counts in that namespace alone. A key without one counts for all.
 """
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -62,9 +63,8 @@ class DamagedRecord(NamedTuple):
 
     def __str__(self) -> str:
         """Return the place and the problem, with the way out."""
-        place = f"ConfigMap {CONTROLLER_NAMESPACE}/{self.config_map}" + (
-            f", key {self.key[:200]!r}" if self.key else ""
-        )
+        key = f", key {self.key[:200]!r}" if self.key else ""
+        place = f"ConfigMap {CONTROLLER_NAMESPACE}/{self.config_map}{key}"
         return f"{place}: {self.problem}: remove it, and the model is measured again"
 
 
@@ -120,29 +120,27 @@ def decode_records(config_map: Obj) -> ModelRecords:
     name: str = config_map["metadata"]["name"]
     records, damaged = dict[RecordKey, MeasuredPerformance](), list[DamagedRecord]()
     for key, value in (config_map.get("data") or {}).items():
-        decoded = _decode_record(key, value)
-        if isinstance(decoded, str):
-            damaged.append(DamagedRecord(name, key, decoded))
+        try:
+            record_key, record = _decode_record(key, value)
+        except ValueError as error:
+            damaged.append(DamagedRecord(name, key, str(error)))
         else:
-            records[_decode_key(key) or RecordKey(key)] = decoded
+            records[record_key] = record
     return ModelRecords(records, tuple(damaged))
 
 
-def _decode_key(key: str) -> RecordKey | None:
+def _decode_record(key: str, value: object) -> tuple[RecordKey, MeasuredPerformance]:
+    """Return a measurement with its key. Raises ValueError: it is none."""
     match = _KEY.fullmatch(key)
-    return RecordKey(match["device_class"], match["namespace"] or "") if match else None
-
-
-def _decode_record(key: str, value: object) -> MeasuredPerformance | str:
-    """Return a measurement, or why it is none."""
-    if _decode_key(key) is None:
-        return "the key is no device class"
+    if match is None:
+        raise ValueError("the key is no device class")
     if not isinstance(value, str) or len(value) > _MOST_RECORD_BYTES:
-        return f"the value is no text of at most {_MOST_RECORD_BYTES} characters"
+        raise ValueError(f"the value is no text of at most {_MOST_RECORD_BYTES} characters")
     try:
-        return msgspec.json.decode(value, type=MeasuredPerformance)
+        record = msgspec.json.decode(value, type=MeasuredPerformance)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        return f"the value is no measurement ({error})"
+        raise ValueError(f"the value is no measurement ({error})") from error
+    return RecordKey(match["device_class"], match["namespace"] or ""), record
 
 
 def put_record(
@@ -190,11 +188,10 @@ def limit_host_records(data: Mapping[str, str], namespace: str, most: int = MOST
     """
     times: dict[str, str] = {}
     for name, value in data.items():
-        key = _decode_key(name)
-        if key is not None and key.namespace == namespace:
-            decoded = _decode_record(name, value)
-            if not isinstance(decoded, str) and decoded.source == "host":
-                times[name] = decoded.measured_at
+        with contextlib.suppress(ValueError):
+            key, record = _decode_record(name, value)
+            if key.namespace == namespace and record.source == "host":
+                times[name] = record.measured_at
     dropped = sorted(times, key=lambda name: (times[name], name), reverse=True)[most:]
     return StoredData({name: value for name, value in data.items() if name not in dropped}, tuple(sorted(dropped)))
 
@@ -204,8 +201,10 @@ def _size(name: str, value: str) -> int:
 
 
 def _read_time(name: str, value: str) -> str:
-    decoded = _decode_record(name, value)
-    return "" if isinstance(decoded, str) else decoded.measured_at
+    try:
+        return _decode_record(name, value)[1].measured_at
+    except ValueError:
+        return ""
 
 
 class PerformanceTable:

@@ -147,10 +147,10 @@ def find_active_share(model: Model) -> float | None:
 
 def report_measured(performance: MeasuredPerformance, run_mode: RunMode) -> SpeedEstimate:
     """Return the speed of a model that was measured on a device class, with the spread of its runs."""
-    expected, runs = performance.tokens_per_second, performance.runs or [performance.tokens_per_second]
-    prompt = performance.prompt_tokens_per_second
+    expected, prompt = performance.tokens_per_second, performance.prompt_tokens_per_second
+    runs, factor = [*performance.runs, expected], math.sqrt(_LARGEST_RATIO)
     return SpeedEstimate(
-        generation=_limit(SpeedRange(min(*runs, expected), expected, max(*runs, expected))),
+        generation=SpeedRange(max(min(runs), expected / factor), expected, min(max(runs), expected * factor)),
         prompt=SpeedRange(prompt, prompt, prompt) if prompt else None,
         method="measured",
         run_mode=run_mode,
@@ -174,7 +174,7 @@ def _token_seconds(read: _Reads, runtime: str, devices: ServingDevices) -> float
     bandwidth, prior = devices.bandwidth_bytes_per_second, find_runtime(runtime).speed_priors.get(devices.vendor)
     if not bandwidth or prior is None:
         return None
-    rate = bandwidth * prior.efficiency * _experts_factor(read)
+    rate = bandwidth * prior.efficiency * (_EXPERTS_EFFICIENCY if read.active_share < 1 else 1.0)
     layers_seconds = read.layers * prior.layer_ms / 1000
     if find_run_mode(devices) == "cpu":
         # Work in a process ends when its slowest part does, so cores that are fewer than the memory can feed decide.
@@ -185,10 +185,6 @@ def _token_seconds(read: _Reads, runtime: str, devices: ServingDevices) -> float
         rate *= devices.device_count
         layers_seconds += read.layers * _REDUCE_MS / 1000
     return (read.weights_bytes + read.cache_bytes) / rate + layers_seconds
-
-
-def _experts_factor(read: _Reads) -> float:
-    return _EXPERTS_EFFICIENCY if read.active_share < 1 else 1.0
 
 
 def _cached_bytes(layout: Layout, options: ServingOptions, tokens: int) -> int:
@@ -220,15 +216,6 @@ def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices) -> S
 def _range(expected: float, spread: float) -> SpeedRange:
     factor = min(math.exp(_WIDTH * spread), math.sqrt(_LARGEST_RATIO))
     return SpeedRange(expected / factor, expected, expected * factor)
-
-
-def _limit(speed_range: SpeedRange) -> SpeedRange:
-    factor = math.sqrt(_LARGEST_RATIO)
-    return SpeedRange(
-        max(speed_range.low, speed_range.expected / factor),
-        speed_range.expected,
-        min(speed_range.high, speed_range.expected * factor),
-    )
 
 
 def _describe(read: _Reads, runtime: str, devices: ServingDevices, correction: Correction) -> str:

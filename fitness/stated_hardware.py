@@ -108,33 +108,25 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
     labelled = _read_labels(labels, vendors)
     if fitness is None or not fitness.device_class:
         return labelled
-    processor = DeviceHardware(
+    hardware = labelled._replace(
         processor_class=name_processor_class(fitness.processor, fitness.cpu_cores) if fitness.cpu_cores else "",
         processor=fitness.processor,
         cores=fitness.cpu_cores,
         node_memory_bytes=fitness.memory_bytes,
         processor_bandwidth_bytes_per_second=fitness.memory_bandwidth_bytes_per_second,
     )
-    if not fitness.devices and not labelled.single_class:
-        return processor._replace(vendors=labelled.vendors, vendor=fitness.vendor)
     if labelled.single_class:
         # A node agent cannot write the labels of a vendor's labeller: its token changes no class that these state.
-        return labelled._replace(
-            processor_class=processor.processor_class,
-            processor=processor.processor,
-            cores=processor.cores,
-            node_memory_bytes=processor.node_memory_bytes,
-            processor_bandwidth_bytes_per_second=processor.processor_bandwidth_bytes_per_second,
-        )
-    return processor._replace(
+        return hardware
+    hardware = hardware._replace(vendor=fitness.vendor, product="", partition="", memory_bytes=())
+    if not fitness.devices:
+        return hardware
+    return hardware._replace(
         vendors=labelled.vendors | {fitness.vendor},
-        vendor=fitness.vendor,
         product=fitness.devices[0].product,
         single_class=fitness.device_class if fitness.device_class.endswith(SINGLE) else "",
         memory_bytes=tuple(device.memory_bytes for device in fitness.devices),
         lists_devices=True,
-        is_shared=labelled.is_shared,
-        family=labelled.family,
     )
 
 

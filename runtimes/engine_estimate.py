@@ -1,6 +1,5 @@
 """The terms of an engine's estimates: its memory formulas, and how fast it reads weights."""
 
-from abc import ABC, abstractmethod
 from typing import Final, NamedTuple
 
 from crds.serving import ServingOptions
@@ -39,17 +38,18 @@ class DeviceParts(NamedTuple):
     """Share of each device that the engine uses, in thousandths."""
 
 
-class EngineMemory(ABC):
-    """The memory formulas of one engine; `fitness/memory.py` computes with them."""
+class EngineMemory:
+    """The memory formulas of one engine, by which `fitness/memory.py` computes; this one is unknown."""
 
     __slots__ = ()
 
-    @abstractmethod
     def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts | None:
         """Compute the memory of a replica without devices of its own: on a host, or in a container on the processor.
 
         None: the layout has layers for which the formulas do not hold.
         """
+        del layout, options
+        return None
 
     def estimate_device_parts(self, layout: Layout, options: ServingOptions, devices: int) -> DeviceParts | None:
         """Compute the memory of a replica in a pod with `devices` devices; None if it cannot be known."""

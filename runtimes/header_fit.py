@@ -4,11 +4,10 @@ An engine finds the same only after it has loaded the weights, and says it in it
 without a head that scores answers numbers that mean nothing. What a header does not state is left to the engine.
 """
 
-import itertools
-from collections.abc import Sequence
 from typing import Final
 
 from crds.serving import CacheType, Mode
+from runtimes.llama_estimate import find_last_value
 from runtimes.runtime import Runtime, RuntimeDemand
 
 _WHOLE_TYPES: Final[frozenset[CacheType]] = frozenset({"f32", "f16", "bf16"})
@@ -28,7 +27,7 @@ def refuse_header(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     mode, made_for = demand.options.mode, demand.header.modes
-    pooling = _find_argument(demand.options.extra_args, "--pooling")
+    pooling = find_last_value(demand.options.extra_args, {"--pooling"})
     if mode == "rerank" and pooling not in {None, "rank"}:
         return f"--pooling {pooling} in extraArgs turns mode rerank off: remove it"
     if not made_for or mode in made_for or (mode == "embeddings" and pooling in _TEXT_POOLING):
@@ -54,7 +53,7 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     options, block = demand.options, runtime.cache_block_size
     if block == 1:
         return None
-    is_flash_off = _is_flash_attention_off(options.extra_args)
+    is_flash_off = find_last_value(options.extra_args, {"-fa", "--flash-attn"}) in _OFF
     if is_flash_off and options.cache_type_v not in _WHOLE_TYPES:
         return (
             f"cacheTypeV {options.cache_type_v} needs flash attention, which extraArgs turn off: set cacheTypeV to "
@@ -97,14 +96,3 @@ def _refuse_companions(_runtime: Runtime, demand: RuntimeDemand) -> str | None:
                 f"{architecture}: name an adapter that was trained for this model"
             )
     return None
-
-
-def _is_flash_attention_off(arguments: Sequence[str]) -> bool:
-    stated = _find_argument(arguments, "-fa") or _find_argument(arguments, "--flash-attn")
-    return stated in _OFF
-
-
-def _find_argument(arguments: Sequence[str], name: str) -> str | None:
-    """Return the value of the last argument of this name, or None."""
-    values = [value for argument, value in itertools.pairwise(arguments) if argument == name]
-    return values[-1] if values else None

@@ -113,8 +113,8 @@ class Runtime:
     quantizations: Quantizations = field(default_factory=dict)
     """The weights that it can serve; an accelerator that is not here is refused, unless there is none: then the engine
     is not judged."""
-    memory: EngineMemory | None = None
-    """Its memory; None: it is unknown, so that the user must state it."""
+    memory: EngineMemory = field(default_factory=EngineMemory)
+    """Its memory; if it is unknown, the user must state it."""
     speed_priors: Mapping[str, SpeedPrior] = field(default_factory=dict)
     """Its speed by accelerator, fitted to the part of llmfit's community measurements that
     `benchmarks/speed_estimate.py` does not hold back; that on others is unknown."""

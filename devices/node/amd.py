@@ -1,11 +1,14 @@
 """The probe of AMD GPUs: the kernel's files, which any container may read, and rocm-smi where they state no memory."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from crds.nodefitness import NodeDevice
+from devices.node import kernel_files
 from devices.node.checked_values import (
     clean_text,
     parse_celsius,
@@ -14,15 +17,6 @@ from devices.node.checked_values import (
     parse_rest_bytes,
     parse_size_bytes,
     subtract_used,
-)
-from devices.node.kernel_files import (
-    DrmCard,
-    list_cards,
-    list_folder,
-    parse_properties,
-    read_driver_version,
-    read_limited,
-    read_temperature_celsius,
 )
 from devices.node.vendor_reading import VendorReading
 from devices.node.vendor_tool import find_tool, quote_output, run_tool
@@ -46,7 +40,19 @@ class TopologyNode(NamedTuple):
 
 def read_topology(sys: Path) -> tuple[TopologyNode, ...]:
     """Return the GPUs of the topology; none if the compute driver is not loaded."""
-    return tuple(_read_nodes(sys / "class/kfd/kfd/topology/nodes"))
+    nodes = []
+    for folder in kernel_files.list_folder(sys / "class/kfd/kfd/topology/nodes", r"[0-9]+"):
+        facts = _read_properties(folder)
+        links = [_read_properties(link) for link in kernel_files.list_folder(folder / "io_links", r"[0-9]+")]
+        node = TopologyNode(
+            number=int(folder.name),
+            address=format_address(facts["domain"], facts["location_id"]),
+            target=format_target(facts["gfx_target_version"]),
+            linked=tuple(link["node_to"] for link in links if link["type"] == _XGMI),
+        )
+        if node.target:  # else it is a processor
+            nodes.append(node)
+    return tuple(nodes)
 
 
 def format_target(version: int) -> str:
@@ -61,26 +67,10 @@ def format_address(domain: int, location: int) -> str:
     return f"{domain & 0xFFFF:04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.{location & 7}"
 
 
-def _read_nodes(folder: Path) -> Iterator[TopologyNode]:
-    for node in list_folder(folder, r"[0-9]+"):
-        facts = parse_properties(read_limited(node / "properties"), " ")
-        target = format_target(_number(facts, "gfx_target_version"))
-        if not target:
-            continue  # a processor
-        links = (
-            parse_properties(read_limited(path / "properties"), " ")
-            for path in list_folder(node / "io_links", r"[0-9]+")
-        )
-        yield TopologyNode(
-            number=int(node.name),
-            address=format_address(_number(facts, "domain"), _number(facts, "location_id")),
-            target=target,
-            linked=tuple(_number(link, "node_to") for link in links if _number(link, "type") == _XGMI),
-        )
-
-
-def _number(facts: dict[str, str], name: str) -> int:
-    return max(parse_number(facts.get(name, "")) or 0, 0)
+def _read_properties(folder: Path) -> dict[str, int]:
+    """Return the numbers in a file `properties`; 0 stands for those that are none."""
+    texts = kernel_files.parse_properties(kernel_files.read_limited(folder / "properties"), " ")
+    return defaultdict(int, {name: max(parse_number(text) or 0, 0) for name, text in texts.items()})
 
 
 _VENDOR_ID: Final = "1002"
@@ -96,10 +86,10 @@ _ARGUMENTS: Final = (
 
 def read_amd(sys: Path, proc: Path) -> VendorReading | None:
     """Read the GPUs by the kernel's files, else by rocm-smi; None if neither is there."""
-    cards = [card for card in list_cards(sys, _VENDOR_ID) if card.driver == "amdgpu"]
+    cards = [card for card in kernel_files.list_cards(sys, _VENDOR_ID) if card.driver == "amdgpu"]
     devices = list_amd_devices(cards, read_topology(sys))
     if devices:
-        return VendorReading("amd", "sysfs", devices, read_driver_version(sys, proc, "amdgpu"))
+        return VendorReading("amd", "sysfs", devices, kernel_files.read_driver_version(sys, proc, "amdgpu"))
     program = find_tool("rocm-smi", "/opt/rocm/bin/rocm-smi")
     if program is None:
         return None
@@ -109,7 +99,7 @@ def read_amd(sys: Path, proc: Path) -> VendorReading | None:
     return parse_rocm_smi(answer.text)
 
 
-def list_amd_devices(cards: Sequence[DrmCard], topology: Sequence[TopologyNode]) -> tuple[NodeDevice, ...]:
+def list_amd_devices(cards: Sequence[kernel_files.DrmCard], topology: Sequence[TopologyNode]) -> tuple[NodeDevice, ...]:
     """Return the devices of these cards, without integrated GPUs."""
     nodes = {node.address: node for node in reversed(topology)}
     addresses = {node.number: node.address for node in topology}
@@ -128,21 +118,19 @@ def parse_rocm_smi(text: str) -> VendorReading:
     """Read the JSON of rocm-smi, whose names of fields differ between versions in their capitals."""
     # Some versions print warnings before it.
     try:
-        answer = json.loads(text[max(text.find("{"), 0) :])
-    except (ValueError, RecursionError):
-        answer = None
-    cards = [card for key, card in answer.items() if key.startswith("card")] if isinstance(answer, dict) else []
-    devices = tuple(device for card in cards if isinstance(card, dict) and (device := _parse_card(card)))
-    if not isinstance(answer, dict) or not devices:
-        return VendorReading(
-            "amd", "rocm-smi", problems=(f"rocm-smi {quote_output(text)}, which states no GPU with memory of its own",)
-        )
-    system = answer.get("system")
-    driver = _lower(system).get("driver version", "") if isinstance(system, dict) else ""
+        sections = msgspec.json.decode(text[max(text.find("{"), 0) :], type=dict[str, dict[str, Any]])
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        sections = {}
+    cards = (section for name, section in sections.items() if name.startswith("card"))
+    devices = tuple(device for card in cards if (device := _parse_card(card)))
+    if not devices:
+        problem = f"rocm-smi {quote_output(text)}, which states no GPU with memory of its own"
+        return VendorReading("amd", "rocm-smi", problems=(problem,))
+    driver = _lower(sections.get("system", {})).get("driver version", "")
     return VendorReading("amd", "rocm-smi", devices, clean_text(driver))
 
 
-def _read_device(card: DrmCard, device_id: str, target: str, linked: Sequence[str]) -> NodeDevice:
+def _read_device(card: kernel_files.DrmCard, device_id: str, target: str, linked: Sequence[str]) -> NodeDevice:
     product = find_product("amd", card.device_id)
     total_bytes = parse_size_bytes(card.read("mem_info_vram_total"))
     compute, memory = clean_text(card.read("current_compute_partition")), card.read("current_memory_partition")
@@ -156,7 +144,7 @@ def _read_device(card: DrmCard, device_id: str, target: str, linked: Sequence[st
         memory_bytes=total_bytes,
         free_bytes=subtract_used(total_bytes, parse_rest_bytes(card.read("mem_info_vram_used"))),
         utilization_percent=parse_percent(card.read("gpu_busy_percent")),
-        temperature_celsius=read_temperature_celsius(card.folder / "device"),
+        temperature_celsius=kernel_files.read_temperature_celsius(card.folder / "device"),
         links=list(linked)[:_MOST_LINKS],
     )
 

@@ -7,8 +7,6 @@ takes.
 import re
 from typing import Final
 
-from crds.size import MIB
-
 MOST_TEXT: Final = 256
 _MOST_BYTES: Final = 1 << 50
 _NUMBER: Final = re.compile(r"\s*(-?[0-9]{1,20})(?:\.[0-9]{1,20})?(?:\s*(?:MiB|%|C|B))?\s*", re.ASCII)
@@ -45,31 +43,17 @@ def check_bytes(number: int | None) -> int | None:
     return number if number is not None and 0 <= number <= _MOST_BYTES else None
 
 
-def parse_mib(text: str) -> int | None:
-    """Return a size in MiB as bytes; None if it is unknown, 0 or absurd."""
-    return parse_size_bytes(text, MIB)
-
-
 def parse_percent(text: str) -> int | None:
     """Return a utilization in percent; None if it is unknown or absurd."""
     number = parse_number(text)
     return number if number is not None and 0 <= number <= 100 else None  # noqa: PLR2004 - percent
 
 
-def parse_celsius(text: str) -> int | None:
-    """Return a temperature in degrees Celsius; None if it is unknown or absurd."""
-    return check_celsius(parse_number(text))
-
-
-def parse_millicelsius(text: str) -> int | None:
-    """Return a temperature that the kernel states in thousandths of a degree Celsius."""
+def parse_celsius(text: str, parts: int = 1) -> int | None:
+    """Return a temperature in degrees Celsius, stated in parts of a degree; None if it is unknown or absurd."""
     number = parse_number(text)
-    return None if number is None else check_celsius(round(number / 1000))
-
-
-def check_celsius(number: int | None) -> int | None:
-    """Return the temperature if it is one that a device can have."""
-    return number if number is not None and -50 <= number <= 200 else None  # noqa: PLR2004 - limits of the schema
+    celsius = None if number is None else round(number / parts)
+    return celsius if celsius is not None and -50 <= celsius <= 200 else None  # noqa: PLR2004 - limits of the schema
 
 
 def subtract_used(total_bytes: int | None, used_bytes: int | None) -> int | None:

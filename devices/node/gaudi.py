@@ -8,14 +8,8 @@ from typing import Final
 
 from crds.nodefitness import NodeDevice
 from crds.size import MIB
-from devices.node.checked_values import clean_text, parse_celsius, parse_mib, parse_percent, parse_rest_bytes
-from devices.node.kernel_files import (
-    list_folder,
-    parse_properties,
-    read_driver_version,
-    read_limited,
-    read_temperature_celsius,
-)
+from devices.node import kernel_files
+from devices.node.checked_values import clean_text, parse_celsius, parse_percent, parse_rest_bytes, parse_size_bytes
 from devices.node.vendor_reading import VendorReading
 from devices.node.vendor_tool import find_tool, quote_output, run_tool
 from devices.products import find_product
@@ -86,7 +80,7 @@ def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
         id=device_id,
         product=product.name if product else name,
         architecture=architecture,
-        memory_bytes=parse_mib(row.get("memory.total", "")),
+        memory_bytes=parse_size_bytes(row.get("memory.total", ""), MIB),
         free_bytes=parse_rest_bytes(row.get("memory.free", ""), MIB),
         utilization_percent=parse_percent(row.get("utilization.aip", "")),
         temperature_celsius=parse_celsius(row.get("temperature.aip", "")),
@@ -95,13 +89,15 @@ def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
 
 def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
     devices = []
-    for folder in list_folder(sys / "class/accel", r"accel[0-9]+"):
+    for folder in kernel_files.list_folder(sys / "class/accel", r"accel[0-9]+"):
         device = folder / "device"
-        facts = parse_properties(read_limited(device / "uevent"))
-        address = clean_text(facts.get("PCI_SLOT_NAME", "")) or clean_text(read_limited(device / "pci_addr"))
+        facts = kernel_files.parse_properties(kernel_files.read_limited(device / "uevent"))
+        address = clean_text(facts.get("PCI_SLOT_NAME", "")) or clean_text(
+            kernel_files.read_limited(device / "pci_addr")
+        )
         if not facts.get("PCI_ID", "").lower().startswith(f"{_PCI_VENDOR}:") or not address:
             continue  # another vendor's accelerator, such as the NPU of a notebook
-        kind = clean_text(read_limited(device / "device_type"))
+        kind = clean_text(kernel_files.read_limited(device / "device_type"))
         architecture = name_gaudi_architecture(kind)
         product = find_product("intel-gaudi", architecture)
         devices.append(
@@ -111,8 +107,8 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
                 product=product.name if product else kind or "Gaudi",
                 architecture=architecture,
                 memory_bytes=product.memory_bytes if product else None,
-                temperature_celsius=read_temperature_celsius(device),
+                temperature_celsius=kernel_files.read_temperature_celsius(device),
             )
         )
-    driver = read_driver_version(sys, proc, "habanalabs") if devices else ""
+    driver = kernel_files.read_driver_version(sys, proc, "habanalabs") if devices else ""
     return VendorReading("intel-gaudi", "sysfs", tuple(devices), driver) if devices else None

@@ -8,15 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from crds.nodefitness import NodeDevice
+from devices.node import kernel_files
 from devices.node.checked_values import clean_text, parse_size_bytes
-from devices.node.kernel_files import (
-    DrmCard,
-    list_cards,
-    list_folder,
-    read_driver_version,
-    read_limited,
-    read_temperature_celsius,
-)
 from devices.node.vendor_reading import VendorReading
 
 _VENDOR_ID: Final = "8086"
@@ -38,7 +31,7 @@ INTEL_CARDS: Final = {
 
 def read_intel(sys: Path, proc: Path) -> VendorReading | None:
     """Read the cards; None if the node has none."""
-    cards = [card for card in list_cards(sys, _VENDOR_ID) if card.address != _INTEGRATED]
+    cards = [card for card in kernel_files.list_cards(sys, _VENDOR_ID) if card.address != _INTEGRATED]
     if not cards:
         return None
     devices = tuple(_read_device(card) for card in cards)
@@ -48,25 +41,27 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
         for card, device in zip(cards, devices, strict=True)
         if device.memory_bytes is None
     )
-    return VendorReading("intel", "sysfs", devices, read_driver_version(sys, proc, cards[0].driver), problems)
+    return VendorReading(
+        "intel", "sysfs", devices, kernel_files.read_driver_version(sys, proc, cards[0].driver), problems
+    )
 
 
-def _read_device(card: DrmCard) -> NodeDevice:
+def _read_device(card: kernel_files.DrmCard) -> NodeDevice:
     return NodeDevice(
         id=card.address,
         product=INTEL_CARDS.get(card.device_id) or clean_text(f"Intel {card.device_id}"),
         memory_bytes=_read_memory_bytes(card),
-        temperature_celsius=read_temperature_celsius(card.folder / "device"),
+        temperature_celsius=kernel_files.read_temperature_celsius(card.folder / "device"),
     )
 
 
-def _read_memory_bytes(card: DrmCard) -> int | None:
-    whole = parse_size_bytes(read_limited(card.folder / "lmem_total_bytes"))
+def _read_memory_bytes(card: kernel_files.DrmCard) -> int | None:
+    whole = parse_size_bytes(kernel_files.read_limited(card.folder / "lmem_total_bytes"))
     if whole is not None:
         return whole
     tiles = [
-        parse_size_bytes(read_limited(tile / "physical_vram_size_bytes"))
-        for tile in list_folder(card.folder / "device", r"tile[0-9]+")
+        parse_size_bytes(kernel_files.read_limited(tile / "physical_vram_size_bytes"))
+        for tile in kernel_files.list_folder(card.folder / "device", r"tile[0-9]+")
     ]
     stated = [size for size in tiles if size is not None]
     return parse_size_bytes(str(sum(stated))) if len(stated) == len(tiles) else None

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from devices.node.checked_values import clean_text, parse_millicelsius
+from devices.node.checked_values import clean_text, parse_celsius
 
 _MOST_BYTES: Final = 4 << 20
 """/proc/cpuinfo has some 3 KB for each thread of the processor."""
@@ -95,7 +95,7 @@ def read_temperature_celsius(device: Path) -> int | None:
     """Return the first temperature of a device's sensors, which is that of the chip itself; None if it states none."""
     for monitor in list_folder(device / "hwmon", r"hwmon[0-9]+"):
         for sensor in list_folder(monitor, r"temp[0-9]+_input"):
-            celsius = parse_millicelsius(read_limited(sensor))
+            celsius = parse_celsius(read_limited(sensor), parts=1000)
             if celsius is not None:
                 return celsius
     return None

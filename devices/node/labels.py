@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from crds.nodefitness import MOST_DEVICES, NodeDevice
 from crds.size import MIB
-from devices.node.checked_values import clean_text, parse_mib, parse_number
+from devices.node.checked_values import clean_text, parse_number, parse_size_bytes
 from devices.node.intel import INTEL_CARDS
 from devices.node.nvidia import format_architecture
 from devices.node.vendor_reading import VENDOR_NAMES, NodeVendor, VendorReading
@@ -92,7 +92,7 @@ def _state(labels: Labels, vendor: NodeVendor) -> tuple[str, int | None]:
     entry = VENDORS[vendor]
     memory = labels.get(entry.memory_label or "", "")
     mib = entry.memory_values.get(memory)
-    memory_bytes = mib * MIB if mib else None if entry.memory_values else parse_mib(memory)
+    memory_bytes = mib * MIB if mib else None if entry.memory_values else parse_size_bytes(memory, MIB)
     return clean_text(labels.get(entry.product_label or "", "")), memory_bytes
 
 

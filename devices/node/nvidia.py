@@ -16,10 +16,10 @@ from crds.size import MIB
 from devices.node.checked_values import (
     clean_text,
     parse_celsius,
-    parse_mib,
     parse_number,
     parse_percent,
     parse_rest_bytes,
+    parse_size_bytes,
 )
 from devices.node.vendor_reading import VendorReading
 from devices.node.vendor_tool import find_tool, quote_output, run_tool
@@ -104,7 +104,7 @@ def parse_partition_memory(text: str) -> dict[tuple[str, int], PartitionMemory]:
             memory = memory or re.search(r"^ +FB Memory Usage\n((?: {12}.*\n?)+)", block, re.MULTILINE)
             if bus_id and index and memory:
                 values = dict(re.findall(r"^ +(Total|Free) +: (.{1,32})$", memory[1], re.MULTILINE))
-                sizes = parse_mib(values.get("Total", "")), parse_rest_bytes(values.get("Free", ""), MIB)
+                sizes = parse_size_bytes(values.get("Total", ""), MIB), parse_rest_bytes(values.get("Free", ""), MIB)
                 memories[bus_id[1], int(index[1])] = sizes
     return memories
 
@@ -169,7 +169,7 @@ def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
     name = clean_text(cells.get("name", ""))
     if number is None or not 0 <= number < _MOST_GPUS or not device_id or not name:
         return None
-    memory_bytes = parse_mib(cells.get("memory.total", ""))
+    memory_bytes = parse_size_bytes(cells.get("memory.total", ""), MIB)
     device = NodeDevice(
         id=device_id,
         product=name,

@@ -24,7 +24,7 @@ def test_utilization_is_a_percentage(text: str, percent: int | None) -> None:
 @pytest.mark.parametrize(("text", "celsius"), [("41", 41), ("-50", -50), ("-51", None), ("200", 200), ("201", None)])
 def test_temperature_is_one_that_a_device_can_have(text: str, celsius: int | None) -> None:
     assert checked_values.parse_celsius(text) == celsius
-    assert checked_values.parse_millicelsius(f"{text}000") == celsius
+    assert checked_values.parse_celsius(f"{text}000", parts=1000) == celsius
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_temperature_is_one_that_a_device_can_have(text: str, celsius: int | Non
     ],
 )
 def test_size_is_not_0_and_a_rest_may_be(text: str, size_bytes: int | None, rest_bytes: int | None) -> None:
-    assert checked_values.parse_mib(text) == size_bytes
+    assert checked_values.parse_size_bytes(text, MIB) == size_bytes
     assert checked_values.parse_rest_bytes(text, MIB) == rest_bytes
 
 
