@@ -12,14 +12,14 @@ PART_NAMES: Final = ("weights", "context", "checkpoints", "compute buffers", "en
 class Parts(NamedTuple):
     """Bytes of each part."""
 
-    weights_bytes: int
-    cache_bytes: int
+    weights_bytes: int = 0
+    cache_bytes: int = 0
     """Keys, values and recurrent states of all slots."""
-    checkpoints_bytes: int
+    checkpoints_bytes: int = 0
     """Copies of states that a shortened cache cannot restore, kept so that a conversation continues at once."""
-    compute_bytes: int
+    compute_bytes: int = 0
     """Intermediate results of one batch."""
-    engine_bytes: int
+    engine_bytes: int = 0
     """The engine itself, with its vocabulary."""
     further_bytes: int = 0
     """Projector and adapters."""

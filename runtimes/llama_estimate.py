@@ -47,6 +47,7 @@ _EMBEDDING_BYTES: Final = 2
 """Bytes of an element of the token embeddings, of which quantized files have fewer."""
 _LAYER_ARGUMENTS: Final = frozenset({"-ngl", "--gpu-layers", "--n-gpu-layers"})
 _SPLIT_ARGUMENTS: Final = frozenset({"-sm", "--split-mode"})
+_UNIFIED_SWITCHES: Final = {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
 
 
 LLAMA_SPEED: Final[Mapping[str, SpeedPrior]] = {
@@ -73,9 +74,9 @@ class LlamaMemory(EngineMemory):
 
     def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts:
         """Compute the memory of one server after prompts of the full context on all slots."""
-        unified = _is_switched_on(
-            options.extra_args, {"-kvu": True, "--kv-unified": True, "-no-kvu": False, "--no-kv-unified": False}
-        )
+        # Of contradicting arguments the last one counts.
+        switches = [_UNIFIED_SWITCHES[argument] for argument in options.extra_args if argument in _UNIFIED_SWITCHES]
+        unified = bool(switches) and switches[-1]
         slots, slot_tokens = options.parallel, _padded(options.context_length)
         streams = slots
         if unified:
@@ -126,7 +127,6 @@ class LlamaMemory(EngineMemory):
         device = Parts(
             weights_bytes=min(layout.tensor_bytes, _split_bytes(layout, layout.tensor_bytes, devices) + output),
             cache_bytes=_split_bytes(layout, whole.cache_bytes, devices),
-            checkpoints_bytes=0,
             compute_bytes=whole.compute_bytes,
             engine_bytes=_DEVICE_CONTEXT_BYTES,
         )
@@ -170,12 +170,6 @@ def find_last_value(extra: Sequence[str], names: Collection[str]) -> str | None:
     """Return the value of the last of these arguments, which counts if they are repeated; None if none is there."""
     values = [value for name, value in itertools.pairwise(extra) if name in names]
     return values[-1] if values else None
-
-
-def _is_switched_on(extra: Sequence[str], switches: dict[str, bool]) -> bool:
-    """Decide by the last of contradicting arguments, as llama-server does."""
-    states = [switches[argument] for argument in extra if argument in switches]
-    return bool(states) and states[-1]
 
 
 def _padded(tokens: int) -> int:

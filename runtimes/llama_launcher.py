@@ -9,7 +9,7 @@ worse than not to serve. No other module imports the wheel.
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -42,43 +42,24 @@ def _comma_separated(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _one_of(enum: Any, prefix: str, names: str) -> Callable[[str], Any]:
-    allowed = names.split()
+def _one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
+    """Return a function that reads one of these values by its name."""
 
     def read(text: str) -> Any:
-        if text not in allowed:
-            raise ArgumentError(f"unknown value {text!r}: use one of {', '.join(allowed)}")
-        return getattr(enum, prefix + text.upper())
+        if text not in values:
+            raise ArgumentError(f"unknown value {text!r}: use one of {', '.join(values)}")
+        return values[text]
 
     return read
 
 
-def _on_off(text: str) -> bool:
-    if text not in {"on", "off"}:
-        raise ArgumentError(f"unknown value {text!r}: use on or off")
-    return text == "on"
-
-
-def _flash_attention(text: str) -> Any:
-    names = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
-    if text not in names:
-        raise ArgumentError(f"unknown value {text!r}: use on, off or auto")
-    return getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{names[text]}")
+def _list_members(enum: Any, prefix: str, names: str) -> dict[str, Any]:
+    """Return the members of an enumeration by their names in arguments."""
+    return {name: getattr(enum, f"{prefix}{name.upper().replace('-', '_')}") for name in names.split()}
 
 
 def _gpu_layers(text: str) -> int:
     return {"auto": -1, "all": -2}[text] if text in {"auto", "all"} else int(text)
-
-
-def _speculative_types(text: str) -> list[Any]:
-    read = _one_of(xllamacpp.common_speculative_type, "COMMON_SPECULATIVE_TYPE_", "none draft_simple")
-    return [read(name.replace("-", "_")) for name in _comma_separated(text)]
-
-
-def _load_mode(text: str) -> Any:
-    names = {"mmap+mlock": "mmap_mlock", "dio": "direct_io"}
-    read = _one_of(xllamacpp.llama_load_mode, "LLAMA_LOAD_MODE_", "auto none mmap mlock mmap_mlock direct_io")
-    return read(names.get(text, text))
 
 
 def _scaled_adapters(text: str) -> list[Any]:
@@ -102,8 +83,17 @@ def _keys(path: str) -> list[str]:
     return keys
 
 
-_POOLING = _one_of(xllamacpp.llama_pooling_type, "LLAMA_POOLING_TYPE_", "none mean cls last rank")
-_CACHE_TYPE = _one_of(xllamacpp.ggml_type, "GGML_TYPE_", "f32 f16 bf16 q8_0 q4_0 q4_1 iq4_nl q5_0 q5_1")
+_SPLIT_MODES = _list_members(xllamacpp.llama_split_mode, "LLAMA_SPLIT_MODE_", "none layer row tensor")
+_ON_OFF = _one_of({"on": True, "off": False})
+_POOLING = _list_members(xllamacpp.llama_pooling_type, "LLAMA_POOLING_TYPE_", "none mean cls last rank")
+_CACHE_TYPE = _one_of(_list_members(xllamacpp.ggml_type, "GGML_TYPE_", "f32 f16 bf16 q8_0 q4_0 q4_1 iq4_nl q5_0 q5_1"))
+_SPECULATIVE_TYPE = _one_of(
+    _list_members(xllamacpp.common_speculative_type, "COMMON_SPECULATIVE_TYPE_", "none draft-simple draft_simple")
+)
+_FLASH = _list_members(xllamacpp.llama_flash_attn_type, "LLAMA_FLASH_ATTN_TYPE_", "enabled disabled auto")
+_MODES = "auto none mmap mlock mmap_mlock direct_io"
+_LOAD_MODES = _list_members(xllamacpp.llama_load_mode, "LLAMA_LOAD_MODE_", _MODES)
+_LOAD_MODE = _one_of(_LOAD_MODES | {"mmap+mlock": _LOAD_MODES["mmap_mlock"], "dio": _LOAD_MODES["direct_io"]})
 
 # Arguments that Pomona renders or an operator tunes. Names are llama-server's; a test compares them with the wheel.
 _TABLE: dict[str, _Value | _Switch] = {
@@ -129,12 +119,12 @@ _TABLE: dict[str, _Value | _Switch] = {
     "-b --batch-size": _Value("n_batch", int),
     "-ub --ubatch-size": _Value("n_ubatch", int),
     "-ngl --gpu-layers --n-gpu-layers": _Value("n_gpu_layers", _gpu_layers),
-    "-sm --split-mode": _Value(
-        "split_mode", _one_of(xllamacpp.llama_split_mode, "LLAMA_SPLIT_MODE_", "none layer row tensor")
-    ),
+    "-sm --split-mode": _Value("split_mode", _one_of(_SPLIT_MODES)),
     "-mg --main-gpu": _Value("main_gpu", int),
-    "-fit --fit": _Value("fit_params", _on_off),
-    "-fa --flash-attn": _Value("flash_attn_type", _flash_attention),
+    "-fit --fit": _Value("fit_params", _ON_OFF),
+    "-fa --flash-attn": _Value(
+        "flash_attn_type", _one_of({"on": _FLASH["enabled"], "off": _FLASH["disabled"], "auto": _FLASH["auto"]})
+    ),
     "-ctk --cache-type-k": _Value("cache_type_k", _CACHE_TYPE),
     "-ctv --cache-type-v": _Value("cache_type_v", _CACHE_TYPE),
     "-cram --cache-ram": _Value("cache_ram_mib", int),
@@ -160,12 +150,14 @@ _TABLE: dict[str, _Value | _Switch] = {
     ),
     "-ctkd --cache-type-k-draft --spec-draft-type-k": _Value("speculative.draft.cache_type_k", _CACHE_TYPE),
     "-ctvd --cache-type-v-draft --spec-draft-type-v": _Value("speculative.draft.cache_type_v", _CACHE_TYPE),
-    "--spec-type": _Value("speculative.types", _speculative_types),
+    "--spec-type": _Value(
+        "speculative.types", lambda text: [_SPECULATIVE_TYPE(name) for name in _comma_separated(text)]
+    ),
     "--spec-draft-n-max": _Value("speculative.draft.n_max", int),
     "--embedding --embeddings": _Switch("embedding", value=True),
-    "--rerank --reranking": _Switch("embedding", value=True, pooling=_POOLING("rank")),
-    "--pooling": _Value("pooling_type", _POOLING),
-    "-lm --load-mode": _Value("load_mode", _load_mode),
+    "--rerank --reranking": _Switch("embedding", value=True, pooling=_POOLING["rank"]),
+    "--pooling": _Value("pooling_type", _one_of(_POOLING)),
+    "-lm --load-mode": _Value("load_mode", _LOAD_MODE),
     "-s --seed": _Value("sampling.seed", int),
     "--temp --temperature": _Value("sampling.temp", float),
     "--top-k": _Value("sampling.top_k", int),
@@ -191,7 +183,7 @@ def parse(argv: Sequence[str]) -> Any:
     parameters.cors_origins, parameters.cors_origins_explicit = "localhost", True
     parameters.cors_credentials = False
     if stated := os.environ.get(_LOAD_MODE_VARIABLE):
-        parameters.load_mode = _load_mode(stated)
+        parameters.load_mode = _LOAD_MODE(stated)
     remaining = iter(argv)
     for name in remaining:
         option = ARGUMENTS.get(name)

@@ -44,6 +44,8 @@ _WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
 _BLOCK_BYTES: Final = 1 << 20
 _LIBRARY: Final = "ollama://"
 _REGISTRY: Final = "registry.ollama.ai"
+_PARTS_WITH_REGISTRY: Final = 3
+"""Parts of a model's name that begins with a registry: HOST/NAMESPACE/MODEL."""
 _MARKS: Final = ("pomona-", f"{OWNER}/")
 """Beginnings of the names of every agent's models, and of those that are made in pods."""
 _REFUSAL: Final = re.compile(r"(?<!\S)([45]\d\d): .*", re.ASCII | re.DOTALL)
@@ -78,10 +80,6 @@ class _Content(NamedTuple):
 
     weights: tuple[str, ...]
     settings: tuple[str, ...] = ()
-
-    @property
-    def identity(self) -> str:
-        return " ".join([*self.weights, *self.settings])
 
 
 class Ollama:
@@ -127,7 +125,10 @@ class Ollama:
 
         Ollama has a file in memory once, under the name of the first request that needed it.
         """
-        return self._contents[name][1].identity if name in self._contents else name
+        if name not in self._contents:
+            return name
+        _, content = self._contents[name]
+        return " ".join([*content.weights, *content.settings])
 
     async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Copy or pull the weights into Ollama's store, and create the model with its context length.
@@ -202,7 +203,8 @@ class Ollama:
 
         Ollama resolves the name of the registry again, and follows its redirects by itself.
         """
-        registry = _registry(base)
+        parts = base.split("/")
+        registry = parts[0] if len(parts) == _PARTS_WITH_REGISTRY else _REGISTRY
         addresses = [] if registry == _REGISTRY else await resolve_addresses(registry)
         if not all(is_allowed(address, self._networks) for address in addresses):
             raise DaemonError("SourceForbidden", f"{_LIBRARY}{base}: {registry} is {IN_PRIVATE_NETWORK}")
@@ -335,16 +337,10 @@ def full_name(name: str) -> str:
     `llama3`, `library/llama3:latest` and `registry.ollama.ai/library/llama3` are one model.
     """
     parts = name.lower().split("/")
-    if len(parts) == len(("host", "namespace", "model")) and parts[0] == _REGISTRY:
+    if len(parts) == _PARTS_WITH_REGISTRY and parts[0] == _REGISTRY:
         del parts[0]
     path = "/".join(parts if len(parts) > 1 else ["library", *parts])
     return path if ":" in parts[-1] else f"{path}:latest"
-
-
-def _registry(name: str) -> str:
-    """Return the host from which Ollama pulls a model."""
-    parts = name.split("/")
-    return parts[0] if len(parts) == len(("host", "namespace", "model")) else _REGISTRY
 
 
 async def _finish(steps: AsyncIterator[object]) -> None:

@@ -82,7 +82,7 @@ class Omlx:
 
     def __init__(self, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> None:
         self._environment = environment
-        self._base = _base(environment, home or Path.home())
+        self._base = _find_base(environment, home or Path.home())
         port = environment.get("OMLX_PORT", "")
         port_number = int(port) if port.isdecimal() else self._settings().server.port or DEFAULT_PORT
         self.url = f"http://{LOOPBACK}:{port_number}"
@@ -128,18 +128,17 @@ class Omlx:
 
     async def load(self, name: str) -> None:
         """Load the model; return when it is in memory."""
-        status, said = await self._call("POST", f"/v1/models/{name}/load", f"load {name}", works=True)
+        status, answer = await self._call("POST", f"/v1/models/{name}/load", f"load {name}", is_slow=True)
         if status == HTTPStatus.INSUFFICIENT_STORAGE:
-            daemon_status = await self._status()
-            raise DaemonError("InsufficientMemory", _memory_message(name, said, daemon_status))
+            raise DaemonError("InsufficientMemory", _describe_shortage(name, answer, await self._status()))
         reasons: dict[int, str] = {HTTPStatus.NOT_FOUND: UNKNOWN_MODEL, HTTPStatus.CONFLICT: "DaemonBusy"}
-        self._expect(status, said, f"load {name}", reasons.get(status, "DaemonRefused"))
+        self._expect(status, answer, f"load {name}", reasons.get(status, "DaemonRefused"))
 
     async def unload(self, name: str) -> None:
         """Unload the model at once; running requests are aborted, so drain first."""
-        status, said = await self._call("POST", f"/v1/models/{name}/unload", f"unload {name}")
+        status, answer = await self._call("POST", f"/v1/models/{name}/unload", f"unload {name}")
         if status not in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
-            self._expect(status, said, f"unload {name}")
+            self._expect(status, answer, f"unload {name}")
 
     async def marked(self, owner: str) -> set[str]:
         """Return the names of our links, and of our loaded models without a link."""
@@ -196,9 +195,7 @@ class Omlx:
             raise DaemonError("ModelFolder", message) from error
 
     async def _status(self) -> _Status:
-        status, said = await self._call("GET", "/v1/models/status", "say what is loaded")
-        self._expect(status, said, "say what is loaded")
-        return self._read(said, _Status)
+        return await self._ask("/v1/models/status", "say what is loaded", _Status)
 
     async def _knows(self, name: str) -> bool:
         return name in {model.id for model in (await self._status()).models}
@@ -212,20 +209,18 @@ class Omlx:
                 f"oMLX finds {name} only by a reload, which would unload the models of its owner "
                 f"({', '.join(sorted(others))}): unload them, or restart oMLX",
             )
-        status, said = await self._call("GET", "/api/status", "say what it answers")
-        self._expect(status, said, "say what it answers")
-        activity = self._read(said, _Activity)
+        activity = await self._ask("/api/status", "say what it answers", _Activity)
         if activity.active_requests or activity.waiting_requests:
             raise DaemonError("DaemonBusy", f"oMLX finds {name} only by a reload, which waits until it has no requests")
         await self._admin("POST", "/admin/api/reload", None, "look for new models")
 
     async def _admin(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> None:
         """Call an endpoint for administrators, and log in with the key if oMLX requires it."""
-        status, said = await self._call(method, path, what, body, works=True)
+        status, answer = await self._call(method, path, what, body, is_slow=True)
         if status == HTTPStatus.UNAUTHORIZED:
             await self._log_in()
-            status, said = await self._call(method, path, what, body, works=True)
-        self._expect(status, said, what)
+            status, answer = await self._call(method, path, what, body, is_slow=True)
+        self._expect(status, answer, what)
 
     async def _log_in(self) -> None:
         key = self.api_key
@@ -239,21 +234,15 @@ class Omlx:
             async with self._http().post(
                 f"{self.url}/admin/api/login", json={"api_key": key}, timeout=_LOOK
             ) as response:
-                said = await response.read()
-                self._expect(response.status, said, "log in", UNAUTHORIZED)
+                answer = await response.read()
+                self._expect(response.status, answer, "log in", UNAUTHORIZED)
                 self._admin_session = response.cookies[_COOKIE].value if _COOKIE in response.cookies else ""
 
     async def _call(
-        self,
-        method: str,
-        path: str,
-        what: str,
-        body: dict[str, Any] | None = None,
-        *,
-        works: bool = False,
+        self, method: str, path: str, what: str, body: dict[str, Any] | None = None, *, is_slow: bool = False
     ) -> tuple[int, bytes]:
-        """Send a request, and return status and body; if `works`, the answer has no time limit."""
-        timeout, headers = _WORK if works else _LOOK, {}
+        """Send a request, and return status and body; if `is_slow`, the answer has no time limit."""
+        timeout, headers = _WORK if is_slow else _LOOK, {}
         if key := self.api_key:
             headers["Authorization"] = f"Bearer {key}"
         if self._admin_session and path.startswith("/admin/"):
@@ -264,7 +253,7 @@ class Omlx:
             ) as response:
                 return response.status, await response.read()
 
-    def _expect(self, status: int, said: bytes, what: str, reason: str = "DaemonRefused") -> None:
+    def _expect(self, status: int, answer: bytes, what: str, reason: str = "DaemonRefused") -> None:
         if status in {HTTPStatus.OK, HTTPStatus.ACCEPTED}:
             return
         if status == HTTPStatus.UNAUTHORIZED:
@@ -275,11 +264,14 @@ class Omlx:
             )
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
             reason = "DaemonBusy"
-        raise DaemonError(reason, f"oMLX at {self.url} did not {what} ({status}): {_words(said)}")
+        raise DaemonError(reason, f"oMLX at {self.url} did not {what} ({status}): {_quote_error(answer)}")
 
-    def _read(self, said: bytes, kind: type[T]) -> T:
+    async def _ask(self, path: str, what: str, kind: type[T]) -> T:
+        """Return the answer of a GET."""
+        status, answer = await self._call("GET", path, what)
+        self._expect(status, answer, what)
         try:
-            return msgspec.json.decode(said, type=kind)
+            return msgspec.json.decode(answer, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url} does not answer as oMLX does: {error}") from error
 
@@ -300,33 +292,33 @@ class Omlx:
             raise DaemonError(SILENT, f"oMLX at {self.url} did not {what}: {text}") from error
 
 
-def _base(environment: Mapping[str, str], home: Path) -> Path:
+def _find_base(environment: Mapping[str, str], home: Path) -> Path:
     """Find oMLX's own folder as oMLX does: by the environment, the setting of its app, or ~/.omlx."""
     if stated := environment.get("OMLX_BASE_PATH"):
         return Path(stated).expanduser()
     try:
-        told = (home / "Library" / "Application Support" / "oMLX" / "base-path").read_text().strip()
+        base = (home / "Library" / "Application Support" / "oMLX" / "base-path").read_text().strip()
     except (OSError, UnicodeDecodeError):
-        told = ""
-    return Path(told).expanduser() if told else home / ".omlx"
+        base = ""
+    return Path(base).expanduser() if base else home / ".omlx"
 
 
-def _words(said: bytes) -> str:
+def _quote_error(answer: bytes) -> str:
     """Return the message of an error in either form that oMLX's versions use, so that no JSON is quoted."""
     try:
-        body = msgspec.json.decode(said)
+        body = msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         body = None
     error = body.get("error", body.get("detail")) if isinstance(body, dict) else None
     text = error.get("message") if isinstance(error, dict) else error
-    return str(text or said.decode(errors="replace")).strip()[:_QUOTED_CHARACTERS] or "an empty answer"
+    return str(text or answer.decode(errors="replace")).strip()[:_QUOTED_CHARACTERS] or "an empty answer"
 
 
-def _memory_message(name: str, said: bytes, status: _Status) -> str:
+def _describe_shortage(name: str, answer: bytes, status: _Status) -> str:
     use = ""
     if status.final_ceiling is not None and status.current_model_memory is not None:
         use = f" It uses {size_text(status.current_model_memory)} of its limit of {size_text(status.final_ceiling)}."
     return (
-        f"oMLX has no memory for {name}: {_words(said)}.{use} Unload something in oMLX, raise its memory limit "
+        f"oMLX has no memory for {name}: {_quote_error(answer)}.{use} Unload something in oMLX, raise its memory limit "
         "(`omlx serve --memory-guard aggressive`, or its settings), or serve a smaller model or quantization"
     )

@@ -122,14 +122,13 @@ class PagedMemory(EngineMemory):
 
     def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts | None:
         """Compute the memory of one replica without devices: all is the container's, and the cache has whole GiB."""
-        if not _is_known(layout, self):
+        if not self._is_computable(layout):
             return None
-        tokens = _batch_tokens(self, options, self.batches[0])
+        tokens = self._batch_tokens(options, self.batches[0])
         cache = _cache_bytes(layout, options, 1, tokens if self.has_windows else None, _CPU_BLOCK)
         return Parts(
             weights_bytes=_weights_bytes(layout, 1),
             cache_bytes=-(-cache // GIB) * GIB,
-            checkpoints_bytes=0,
             compute_bytes=_compute_bytes(layout, options, 1, tokens) + _expansion_bytes(layout, options, 1),
             engine_bytes=_container_bytes(layout, 1),
         )
@@ -140,27 +139,21 @@ class PagedMemory(EngineMemory):
         The size of the device is not known yet, and decides how large the engine's batch is. The result holds for every
         device that has enough memory: a larger batch counts if the smallest device that chooses it could not hold it.
         """
-        if not _is_known(layout, self):
+        if not self._is_computable(layout):
             return None
-        permille = _used_permille(self, options)
+        permille = self._used_permille(options)
         smallest, *larger = self.batches
-        parts = _with_batch(layout, options, devices, self, smallest)
+        parts = self._estimate_batch(layout, options, devices, smallest)
         for batch in larger:
-            more = _with_batch(layout, options, devices, self, batch)
+            more = self._estimate_batch(layout, options, devices, batch)
             if sum(more) * 1000 > batch.from_gib * GIB * permille:
                 parts = more
-        container = Parts(
-            weights_bytes=0,
-            cache_bytes=0,
-            checkpoints_bytes=0,
-            compute_bytes=0,
-            engine_bytes=_container_bytes(layout, devices),
-        )
+        container = Parts(engine_bytes=_container_bytes(layout, devices))
         return DeviceParts(container, parts, devices, permille)
 
     def least_free_bytes(self, options: ServingOptions, memory_bytes: int) -> int:
         """Return the bytes of a device that must be free when the engine starts, however few of them it needs."""
-        return memory_bytes * _used_permille(self, options) // 1000 if self.needs_free_share else 0
+        return memory_bytes * self._used_permille(options) // 1000 if self.needs_free_share else 0
 
     def refuse_devices(self, layout: Layout, devices: int) -> str | None:
         """Return why the attention heads of a model cannot be divided among `devices` devices, or None if they can.
@@ -171,21 +164,56 @@ class PagedMemory(EngineMemory):
         if devices <= 1 or not heads or heads % devices == 0:
             return None
         able = [str(count) for count in range(1, _MOST_DEVICES + 1) if heads % count == 0]
-        return (
-            f"hardware.count {devices} does not divide the {heads} attention heads of the model: set it to "
-            f"{' or '.join(able)}"
+        problem = f"hardware.count {devices} does not divide the {heads} attention heads of the model"
+        return f"{problem}: set it to {' or '.join(able)}"
+
+    def _is_computable(self, layout: Layout) -> bool:
+        """Return whether the cache can be computed: engines pad and copy states and latents each in its own way."""
+        is_recurrent = any(layers.state_bytes for layers in layout.layers)
+        is_latent = any(map(_is_latent, layout.layers))
+        has_both = any(layers.state_bytes and layers.key_elements for layers in layout.layers)
+        if is_recurrent and (is_latent or has_both or not any(layers.value_elements for layers in layout.layers)):
+            # States are padded to blocks of keys and values of other layers.
+            return False
+        return (self.has_states or not is_recurrent) and (self.has_latents or not is_latent)
+
+    def _estimate_batch(self, layout: Layout, options: ServingOptions, devices: int, batch: DeviceBatch) -> Parts:
+        """Compute the memory of each device with the engine's choice for devices of a size."""
+        tokens = self._batch_tokens(options, batch)
+        block = max(_BLOCK, _stated_number(options, self.block_argument) or 0)
+        compute = _compute_bytes(layout, options, devices, tokens) + self._graph_bytes(options)
+        compute += _expansion_bytes(layout, options, devices)
+        reserve = batch.reserve_mib * MIB + self.token_reserve_kib * tokens * _KIB
+        if _stated(options, self.share_argument):
+            # The engine leaves free what is not of the stated share.
+            reserve = 0
+        return Parts(
+            weights_bytes=_weights_bytes(layout, devices),
+            cache_bytes=_cache_bytes(layout, options, devices, tokens if self.has_windows else None, block),
+            compute_bytes=max(compute, reserve),
+            engine_bytes=self.context_mib * MIB,
         )
 
+    def _batch_tokens(self, options: ServingOptions, batch: DeviceBatch) -> int:
+        """Return the tokens of the largest batch, which a user's argument decides."""
+        tokens = _stated_number(options, self.batch_argument) or batch.tokens
+        whole = self.whole_prompts or self.whole_prompts_argument in options.extra_args or options.mode != "chat"
+        return max(tokens, options.context_length) if whole else tokens
 
-def _is_known(layout: Layout, engine: PagedMemory) -> bool:
-    """Return whether the cache can be computed: engines pad and copy states and latents each in its own way."""
-    is_recurrent = any(layers.state_bytes for layers in layout.layers)
-    is_latent = any(map(_is_latent, layout.layers))
-    has_both = any(layers.state_bytes and layers.key_elements for layers in layout.layers)
-    if is_recurrent and (is_latent or has_both or not any(layers.value_elements for layers in layout.layers)):
-        # States are padded to blocks of keys and values of other layers.
-        return False
-    return (engine.has_states or not is_recurrent) and (engine.has_latents or not is_latent)
+    def _used_permille(self, options: ServingOptions) -> int:
+        """Return the share of a device that the engine uses, in thousandths."""
+        stated = _stated(options, self.share_argument)
+        if stated is None:
+            return self.device_percent * 10
+        # The default of an engine without a margin of its own is replaced.
+        margin = self.device_percent if self.has_margin else 100
+        return max(1, int(min(1.0, float(stated)) * margin * 10))
+
+    def _graph_bytes(self, options: ServingOptions) -> int:
+        """Return the bytes of captured graphs: for 1, 2 and 4 sequences, then each 8 up to twice as many as may run."""
+        if self.eager_argument in options.extra_args:
+            return 0
+        return (3 + -(-2 * options.parallel // 8)) * _GRAPH_BYTES
 
 
 def _is_latent(layers: Layers) -> bool:
@@ -193,46 +221,9 @@ def _is_latent(layers: Layers) -> bool:
     return bool(layers.key_elements) and not layers.value_elements
 
 
-def _with_batch(
-    layout: Layout, options: ServingOptions, devices: int, engine: PagedMemory, batch: DeviceBatch
-) -> Parts:
-    tokens = _batch_tokens(engine, options, batch)
-    block = max(_BLOCK, _stated_number(options, engine.block_argument) or 0)
-    compute = _compute_bytes(layout, options, devices, tokens) + _graph_bytes(engine, options)
-    compute += _expansion_bytes(layout, options, devices)
-    reserve = batch.reserve_mib * MIB + engine.token_reserve_kib * tokens * _KIB
-    if _stated(options, engine.share_argument):
-        # The engine leaves free what is not of the stated share.
-        reserve = 0
-    return Parts(
-        weights_bytes=_weights_bytes(layout, devices),
-        cache_bytes=_cache_bytes(layout, options, devices, tokens if engine.has_windows else None, block),
-        checkpoints_bytes=0,
-        compute_bytes=max(compute, reserve),
-        engine_bytes=engine.context_mib * MIB,
-    )
-
-
-def _batch_tokens(engine: PagedMemory, options: ServingOptions, batch: DeviceBatch) -> int:
-    """Return the tokens of the largest batch, which a user's argument decides."""
-    tokens = _stated_number(options, engine.batch_argument) or batch.tokens
-    whole = engine.whole_prompts or engine.whole_prompts_argument in options.extra_args or options.mode != "chat"
-    return max(tokens, options.context_length) if whole else tokens
-
-
-def _used_permille(engine: PagedMemory, options: ServingOptions) -> int:
-    """Return the share of a device that the engine uses, in thousandths."""
-    stated = _stated(options, engine.share_argument)
-    if stated is None:
-        return engine.device_percent * 10
-    # The default of an engine without a margin of its own is replaced.
-    margin = engine.device_percent if engine.has_margin else 100
-    return max(1, int(min(1.0, float(stated)) * margin * 10))
-
-
 def _stated(options: ServingOptions, name: str | None) -> str | None:
     """Return the number that the last argument of this name states; None if there is none, or it is not valid."""
-    items = itertools.chain.from_iterable(each.split("=", 1) for each in options.extra_args)
+    items = itertools.chain.from_iterable(argument.split("=", 1) for argument in options.extra_args)
     values = [value for argument, value in itertools.pairwise(items) if argument == name]
     return values[-1] if values and _NUMBER.fullmatch(values[-1]) else None
 
@@ -327,13 +318,6 @@ def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> i
     tokens = max(_LATENT_CONTEXT * options.context_length, _LATENT_BLOCKS * options.parallel)
     expanded = kept + 2 * -(-layout.attention_size // devices) if kept else 0
     return min(_MOST_LATENT_TOKENS, tokens) * expanded * _ELEMENT_BYTES
-
-
-def _graph_bytes(engine: PagedMemory, options: ServingOptions) -> int:
-    """Return the bytes of captured graphs: for 1, 2 and 4 sequences, then for each 8 up to twice as many as may run."""
-    if engine.eager_argument in options.extra_args:
-        return 0
-    return (3 + -(-2 * options.parallel // 8)) * _GRAPH_BYTES
 
 
 def _container_bytes(layout: Layout, workers: int) -> int:

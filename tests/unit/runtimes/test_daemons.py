@@ -145,7 +145,7 @@ def test_the_environment_of_the_agent_comes_first(tmp_path: Path) -> None:
     ],
 )
 def test_either_form_of_an_error_is_quoted(said: bytes, words: str) -> None:
-    assert omlx_client._words(said) == words
+    assert omlx_client._quote_error(said) == words
 
 
 def test_name_depends_on_the_model_and_on_the_agent() -> None:
