@@ -134,17 +134,14 @@ class FitnessWriter:
             self._refused.note(error)
             return False
         self._refused.clear()
-        # Agents that start together, or whose API server is back, do not report together for ever: any of the next
-        # probes may be the heartbeat's.
-        early_seconds = self._draw_phase() if silent_seconds > 2 * HEARTBEAT_SECONDS else 0.0
-        self._written_at = self._clock() - early_seconds
+        # Agents that start together, or whose API server is back, do not report together for ever: the write counts as
+        # an earlier one, so that any of the next probes may be the heartbeat's.
+        self._written_at = self._clock()
+        if silent_seconds > 2 * HEARTBEAT_SECONDS:
+            probes = max(1, round(HEARTBEAT_SECONDS / self._interval_seconds))
+            nth = random.randrange(probes)  # noqa: S311 - spreads load
+            self._written_at -= max(0.0, HEARTBEAT_SECONDS - (nth + 1) * self._interval_seconds)
         return True
-
-    def _draw_phase(self) -> float:
-        """Return how much earlier the first write counts, so that any of the next probes is the heartbeat's."""
-        probes = max(1, round(HEARTBEAT_SECONDS / self._interval_seconds))
-        nth = random.randrange(probes)  # noqa: S311 - spreads load
-        return max(0.0, HEARTBEAT_SECONDS - (nth + 1) * self._interval_seconds)
 
     async def _get_or_create(self, node: Obj) -> Obj:
         name = node["metadata"]["name"]

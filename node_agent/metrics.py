@@ -31,22 +31,16 @@ class NodeMetrics:
         self._conflicts: Sequence[LabelConflict] = ()
         registry.register(self._devices)
         name = f"{prefix}_node_agent"
-        self._probes = Counter(f"{name}_probes", "Probes of the hardware.", ["node"], registry=registry).labels(node)
-        self._failures = Counter(
-            f"{name}_probe_failures", "Probes that hung, failed, or named a problem.", ["node"], registry=registry
-        ).labels(node)
-        self._seconds = Gauge(
-            f"{name}_probe_seconds", "Duration of the last probe.", ["node"], registry=registry
-        ).labels(node)
-        self._conflicting = Gauge(
-            f"{name}_label_conflicts", "Labels of the Node that another labeller owns.", ["node"], registry=registry
-        ).labels(node)
-        self._calls = Counter(
-            f"{name}_api_requests",
-            "Requests to the API server; code 0: no answer.",
-            ["verb", "code"],
-            registry=registry,
-        )
+        probes = Counter(f"{name}_probes", "Probes of the hardware.", ["node"], registry=registry)
+        failures = "Probes that hung, failed, or named a problem."
+        failed = Counter(f"{name}_probe_failures", failures, ["node"], registry=registry)
+        seconds = Gauge(f"{name}_probe_seconds", "Duration of the last probe.", ["node"], registry=registry)
+        conflicts = "Labels of the Node that another labeller owns."
+        conflicting = Gauge(f"{name}_label_conflicts", conflicts, ["node"], registry=registry)
+        self._probes, self._failures = probes.labels(node), failed.labels(node)
+        self._seconds, self._conflicting = seconds.labels(node), conflicting.labels(node)
+        calls = "Requests to the API server; code 0: no answer."
+        self._calls = Counter(f"{name}_api_requests", calls, ["verb", "code"], registry=registry)
 
     def show_devices(self, devices: Sequence[NodeDevice]) -> None:
         """Show the devices that were read last."""
@@ -93,21 +87,17 @@ class _DeviceCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         values: dict[str, tuple[str, Callable[[NodeDevice], float | None]]] = {
             "temperature_celsius": ("Temperature of a device.", lambda device: device.temperature_celsius),
-            "utilization_ratio": ("Utilization of a device, from 0 to 1.", _utilization),
+            "utilization_ratio": (
+                "Utilization of a device, from 0 to 1.",
+                lambda device: None if device.utilization_percent is None else device.utilization_percent / 100,
+            ),
             "memory_bytes": ("Memory of a device.", lambda device: device.memory_bytes),
             "memory_free_bytes": ("Memory of a device that nothing uses.", lambda device: device.free_bytes),
         }
-        for name, (text, read) in values.items():
-            family = GaugeMetricFamily(f"{self._prefix}_gpu_{name}", text, labels=_LABELS)
+        for metric, (text, read) in values.items():
+            family = GaugeMetricFamily(f"{self._prefix}_gpu_{metric}", text, labels=_LABELS)
             for device in self.devices:
                 if (value := read(device)) is not None:
-                    family.add_metric((_name_device(device), self._node), value)
+                    name = f"{device.id}/{device.partition}" if device.partition else device.id
+                    family.add_metric((name, self._node), value)
             yield family
-
-
-def _utilization(device: NodeDevice) -> float | None:
-    return None if device.utilization_percent is None else device.utilization_percent / 100
-
-
-def _name_device(device: NodeDevice) -> str:
-    return f"{device.id}/{device.partition}" if device.partition else device.id

@@ -38,10 +38,10 @@ class ReportProblems(NamedTuple):
 def encode_status(status: NodeFitnessStatus, written: Mapping[str, Any]) -> dict[str, Any]:
     """Return the status as it is written; a value that has changed by less than its step stays as in `written`."""
     body: dict[str, Any] = msgspec.to_builtins(status)
-    before = {_identify_device(device): device for device in written.get("devices", ())}
+    earlier = {_identify_device(device): device for device in written.get("devices", ())}
     if devices := body.get("devices"):
         body["devices"] = [
-            _keep_steps(device, before.get(_identify_device(device), {}), _DEVICE_STEPS) for device in devices
+            _keep_steps(device, earlier.get(_identify_device(device), {}), _DEVICE_STEPS) for device in devices
         ]
     return _keep_steps(body, written, _STEPS)
 

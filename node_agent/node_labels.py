@@ -72,7 +72,8 @@ def build_labels(hardware: NodeFitnessStatus, prefix: str) -> dict[str, str]:
     """Return the labels that state this hardware. A fact that is unknown has no label."""
     labels = _build_device_labels(hardware) if hardware.devices else {}
     if hardware.cpu_features:
-        labels["cpu.avx512"] = _bool_text(any(feature.startswith("avx512") for feature in hardware.cpu_features))
+        has_avx512 = any(feature.startswith("avx512") for feature in hardware.cpu_features)
+        labels["cpu.avx512"] = str(has_avx512).lower()
     return {f"{prefix}/{name}": value for name, value in labels.items()}
 
 
@@ -87,12 +88,8 @@ def _build_device_labels(hardware: NodeFitnessStatus) -> dict[str, str]:
     if len(architectures) == 1 and _ARCHITECTURE.fullmatch(architecture := architectures.pop()):
         labels["gpu.arch"] = architecture
     if hardware.int4 is not None:
-        labels["gpu.int4"] = _bool_text(hardware.int4)
+        labels["gpu.int4"] = str(hardware.int4).lower()
     return labels
-
-
-def _bool_text(value: bool) -> str:
-    return "true" if value else "false"
 
 
 def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
@@ -116,14 +113,10 @@ def _list_owners(node: Obj) -> dict[str, set[str]]:
     owners: dict[str, set[str]] = {}
     for entry in node["metadata"].get("managedFields") or ():
         labels: Mapping[str, Any] = entry.get("fieldsV1", {}).get("f:metadata", {}).get("f:labels", {})
-        is_own = entry.get("manager") == FIELD_MANAGER and entry.get("operation") == "Apply"
-        manager = FIELD_MANAGER if is_own else _name_manager(entry)
+        manager = str(entry.get("manager", ""))
+        if manager == FIELD_MANAGER and entry.get("operation") != "Apply":
+            manager = f"{manager} ({entry.get('operation')})"
         for field in labels:
             if field.startswith("f:"):
                 owners.setdefault(field[2:], set()).add(manager)
     return owners
-
-
-def _name_manager(entry: Mapping[str, Any]) -> str:
-    manager = str(entry.get("manager", ""))
-    return f"{manager} ({entry.get('operation')})" if manager == FIELD_MANAGER else manager

@@ -74,7 +74,7 @@ def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], k
 
         hardware = read()
         if hardware is None:
-            return _refuse_early()
+            return _NOT_READ
         try:
             query = model_fits.parse_fit_query(
                 question.read_query(), limit=_TOP_LIMIT if top_only else _NAME_LIMIT, search=question.name
@@ -97,11 +97,9 @@ def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], k
 
     def answer_system(_: AskedQuestion) -> WholeAnswer:
         hardware = read()
-        return (
-            _refuse_early()
-            if hardware is None
-            else _answer_json({"node": identity, "system": _describe_system(hardware)})
-        )
+        if hardware is None:
+            return _NOT_READ
+        return _answer_json({"node": identity, "system": _describe_system(hardware)})
 
     routes = {
         "/health": Route(lambda _: _answer_json({"status": "ok", "node": identity})),
@@ -146,8 +144,7 @@ def _fail(status: int, message: str) -> WholeAnswer:
     return _answer_json({"error": message}, status)
 
 
-def _refuse_early() -> WholeAnswer:
-    return _fail(503, "the hardware was not read yet: ask again")
+_NOT_READ: Final = _fail(503, "the hardware was not read yet: ask again")
 
 
 def _check_key(key: ApiKeyFile, question: AskedQuestion) -> WholeAnswer | None:

@@ -6,7 +6,7 @@ Fields about pods are reported and ignored, and never prevent serving: the file 
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from msgspec import structs
 
@@ -42,6 +42,7 @@ _POD_FIELDS: Final = {
     "container": "spec.container",
     "pod": "spec.pod",
 }
+_DEFAULTS: Final = InferenceServiceSpec(model_ref="")
 
 
 class Decision(NamedTuple):
@@ -109,7 +110,7 @@ def list_ignored_fields(services: Iterable[InferenceService]) -> list[str]:
         spec, name = service.spec, service.metadata.name
         if spec.hardware.accelerator not in {None, "auto", "cpu", "metal"}:
             lines.append(f"{name}: ignored on this machine: spec.hardware.accelerator {spec.hardware.accelerator}")
-        fields = [field for attribute, field in _POD_FIELDS.items() if getattr(spec, attribute) != _default(attribute)]
+        fields = [name for field, name in _POD_FIELDS.items() if getattr(spec, field) != getattr(_DEFAULTS, field)]
         if fields:
             lines.append(f"{name}: ignored on this machine, only pods use them: {', '.join(fields)}")
     return lines
@@ -135,50 +136,47 @@ def with_inspection(model: Model, inspection: Inspection, problem: str = "") -> 
         facts = structs.replace(facts, revision="")
     if problem:
         message = f"the stored weights serve, since their source could not be asked: {problem}"
-        return _with_status(model, "Ready", true=True, reason=_STORED, message=message, facts=facts)
-    return _with_status(model, "Ready", true=True, reason="Inspected", message=facts.file, facts=facts)
+        return _set_status(model, "Ready", _STORED, message, facts)
+    return _set_status(model, "Ready", "Inspected", facts.file, facts)
 
 
 def assume_ready(model: Model) -> Model:
     """Return the Model as ready with the facts that its spec states, for a source that cannot be inspected here."""
-    return _with_status(model, "Ready", true=True, reason="HostInspects", message=model.spec.source, facts=ModelFacts())
+    return _set_status(model, "Ready", "HostInspects", model.spec.source)
 
 
 def with_error(model: Model, error: ArtifactError) -> Model:
     """Return the Model with the error of its inspection as a condition."""
-    phase = "Pending" if error.retryable else "Failed"
-    return _with_status(model, phase, true=False, reason=error.reason, message=error.message, facts=ModelFacts())
+    return _set_status(model, "Pending" if error.retryable else "Failed", error.reason, error.message)
 
 
-def _with_status(model: Model, phase: str, *, true: bool, reason: str, message: str, facts: ModelFacts) -> Model:
+def _set_status(
+    model: Model,
+    phase: Literal["Pending", "Ready", "Failed"],
+    reason: str,
+    message: str,
+    facts: ModelFacts = ModelFacts(),  # noqa: B008 - it is frozen
+) -> Model:
+    """Return the Model with a phase, a condition Ready that says so, and the facts of its header."""
     generation = model.metadata.generation
-    status = ModelStatus(
+    ready = Condition(
+        type="Ready",
+        status="True" if phase == "Ready" else "False",
+        reason=reason,
+        message=message,
+        last_transition_time="",
         observed_generation=generation,
-        phase="Ready" if true else "Failed" if phase == "Failed" else "Pending",
-        conditions=[
-            Condition(
-                type="Ready",
-                status="True" if true else "False",
-                reason=reason,
-                message=message,
-                last_transition_time="",
-                observed_generation=generation,
-            )
-        ],
-        **structs.asdict(facts),
     )
+    facts_by_name = structs.asdict(facts)
+    status = ModelStatus(observed_generation=generation, phase=phase, conditions=[ready], **facts_by_name)
     return structs.replace(model, status=status)
 
 
 def _as_host_service(service: InferenceService) -> InferenceService:
     """Return the service as one for a host, without the fields about pods."""
     hardware = ServiceHardware(accelerator="metal")
-    pod_defaults = {attribute: _default(attribute) for attribute in _POD_FIELDS}
+    pod_defaults = {attribute: getattr(_DEFAULTS, attribute) for attribute in _POD_FIELDS}
     return structs.replace(service, spec=structs.replace(service.spec, hardware=hardware, **pod_defaults))
-
-
-def _default(attribute: str) -> object:
-    return getattr(InferenceServiceSpec(model_ref=""), attribute)
 
 
 def _uid(namespace: str, name: str) -> str:
