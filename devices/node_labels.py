@@ -1,12 +1,16 @@
 """The devices of a node as the labels of the vendors' labellers state them: their memory, and how pods share them."""
 
+import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crds.acceleratorpool import WHOLE_PERCENT
 from crds.size import MIB
 from devices.products import find_product
 from devices.vendors import Vendor
+
+_PRODUCT: Final = re.compile(r"(?P<name>.*?)(-MIG-(?P<partition>.+?))?(-SHARED)?")
+"""Value of a product label, of which GPU feature discovery makes names of partitions and shared devices."""
 
 
 def read_device_mib(accelerator: str, vendor: Vendor, labels: Mapping[str, str]) -> int | None:
@@ -21,6 +25,20 @@ def read_device_mib(accelerator: str, vendor: Vendor, labels: Mapping[str, str])
     if vendor.memory_values:
         return vendor.memory_values.get(value)
     return int(value) if value.isascii() and value.isdecimal() else None
+
+
+class LabelledProduct(NamedTuple):
+    """The product that a label names."""
+
+    name: str
+    partition: str
+    """The partition that each device of the node is, such as the MIG profile 1g.10gb; empty: whole devices."""
+
+
+def read_product(vendor: Vendor, labels: Mapping[str, str]) -> LabelledProduct:
+    """Return the product of the devices of a node by its labels; its name is empty if they state none."""
+    match = _PRODUCT.fullmatch(labels.get(vendor.product_label or "", ""))
+    return LabelledProduct(match["name"], match["partition"] or "") if match else LabelledProduct("", "")
 
 
 class DeviceShare(NamedTuple):

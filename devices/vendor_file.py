@@ -43,13 +43,12 @@ class VendorProblem(NamedTuple):
     """The field, the matter and the way out."""
 
 
-def parse_vendors(text: str, engines: Collection[RuntimeName], table: Vendors = VENDORS) -> Vendors:
-    """Return the table with the entries of a file.
+def parse_vendors(text: str, engines: Collection[RuntimeName]) -> Vendors:
+    """Return the built-in table with the entries of a file.
 
     Args:
         text: the file.
         engines: those that run in pods, for which images may be stated.
-        table: the entries that the file changes.
 
     Raises:
         VendorFileError: the file is not valid.
@@ -66,17 +65,17 @@ def parse_vendors(text: str, engines: Collection[RuntimeName], table: Vendors = 
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise VendorFileError(f"line {line}: not valid YAML: {error.problem}") from error
     if entries is None or root is None:
-        return table
+        return VENDORS
     if not isinstance(entries, dict):
         raise VendorFileError("line 1: must be a mapping from the name of an accelerator to its fields")
     if AUTO_ACCELERATOR in entries:
         line = find_line(root, [AUTO_ACCELERATOR])
         raise VendorFileError(f"line {line}: auto stands for any accelerator: choose another name")
-    vendors = {name: _build_vendor(root, name, fields, table) for name, fields in entries.items()}
+    vendors = {name: _build_vendor(root, name, fields) for name, fields in entries.items()}
     for name, vendor in vendors.items():
         if (problem := find_vendor_problem(vendor, engines)) is not None:
             raise VendorFileError(f"line {find_line(root, [name, *problem.path])}: {name}: {problem.message}")
-    return {**table, **vendors}
+    return {**VENDORS, **vendors}
 
 
 def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> VendorProblem | None:
@@ -119,11 +118,11 @@ def _refuse_toleration(toleration: Toleration) -> str | None:
     return None
 
 
-def _build_vendor(root: yaml.Node, name: object, fields: object, table: Vendors) -> Vendor:
+def _build_vendor(root: yaml.Node, name: object, fields: object) -> Vendor:
     line = find_line(root, [str(name)])
     if not isinstance(name, str) or not re.fullmatch(LABEL_PATTERN, name):
         raise VendorFileError(f"line {line}: {name!r} is no name: use lower-case letters, digits and '-'")
-    existing = table.get(name)
+    existing = VENDORS.get(name)
     if existing is not None and not existing.in_pods:
         raise VendorFileError(f"line {line}: {name} is outside of the cluster: remove it")
     if not isinstance(fields, dict):

@@ -5,7 +5,7 @@ alone. One that was made in the namespace of the controller, or that counts for 
 a namespace is learned again when it is next asked for after a change.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from crds.meta import CONTROLLER_NAMESPACE
@@ -43,10 +43,10 @@ class CorrectionTable:
             by_scope[scope] = (*by_scope.get(scope, ()), ratio)
         scopes = self._ratios.keys() | by_scope.keys()
         changed = frozenset(
-            scope for scope in scopes if self._find_ratios(scope).get(model_hash, ()) != by_scope.get(scope, ())
+            scope for scope in scopes if self._ratios.get(scope, {}).get(model_hash, ()) != by_scope.get(scope, ())
         )
         for scope in changed:
-            members = {**self._find_ratios(scope), model_hash: by_scope.get(scope, ())}
+            members = {**self._ratios.get(scope, {}), model_hash: by_scope.get(scope, ())}
             self._ratios[scope] = {name: stored for name, stored in members.items() if stored}
             if not self._ratios[scope]:
                 del self._ratios[scope]
@@ -62,10 +62,7 @@ class CorrectionTable:
         # All namespaces without own measurements have what was learned from the shared ones.
         scope = namespace if namespace in self._ratios else ALL_NAMESPACES
         if scope not in self._learned:
-            own = self._find_ratios(scope) if scope != ALL_NAMESPACES else {}
-            members = (*self._find_ratios(ALL_NAMESPACES).values(), *own.values())
+            own = self._ratios.get(scope, {}) if scope != ALL_NAMESPACES else {}
+            members = (*self._ratios.get(ALL_NAMESPACES, {}).values(), *own.values())
             self._learned[scope] = learn_corrections(ratio for ratios in members for ratio in ratios)
         return self._learned[scope]
-
-    def _find_ratios(self, scope: str) -> Mapping[str, tuple[SpeedRatio, ...]]:
-        return self._ratios.get(scope, {})

@@ -3,7 +3,6 @@
 Placement, the scheduler extender and benchmarks read it here, so that they agree about the device class of a node.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
@@ -11,13 +10,10 @@ from crds.metalhost import MetalHostStatus
 from crds.nodefitness import NodeFitnessStatus
 from crds.size import GIB, MIB
 from devices.device_class import SINGLE, count_devices, name_device_class, name_processor_class
-from devices.node_labels import read_device_mib, read_share
+from devices.node_labels import read_device_mib, read_product, read_share
 from devices.vendors import Vendors
 from fitness import serving_devices
 from fitness.serving_devices import ServingDevices, describe_devices, describe_processor
-
-_PRODUCT: Final = re.compile(r"(?P<product>.*?)(-MIG-(?P<partition>.+?))?(-SHARED)?")
-"""Value of a product label, of which GPU feature discovery makes names of partitions and shared devices."""
 
 _BANDWIDTH_STEP: Final = 4 * 10**9
 _MOST_BYTES: Final = 1 << 50
@@ -134,12 +130,9 @@ def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
     """Return the devices that the labels of the vendors' labellers state."""
     hardware = DeviceHardware()
     for name, vendor in vendors.items():
-        stated = labels.get(vendor.product_label or "", "")
-        if not stated and not labels.get(vendor.memory_label or ""):
+        if not labels.get(vendor.product_label or "") and not labels.get(vendor.memory_label or ""):
             continue
-        named = _PRODUCT.fullmatch(stated)
-        product = named["product"] if named else ""
-        partition = (named["partition"] if named else None) or ""
+        product, partition = read_product(vendor, labels)
         mib = read_device_mib(name, vendor, labels)
         hardware = DeviceHardware(
             vendors=hardware.vendors | {name},

@@ -132,13 +132,15 @@ async def continue_chat(
                 raise AskError(f"{model} answered {response.status}: {await _quote_error(response.content)}")
             async for chunk in _read_chunks(response.content):
                 usage = chunk.usage or usage
-                for text, shown in _list_pieces(chunk, show, show_thoughts):
-                    counted += 1
-                    first = first or time.monotonic()
-                    if shown is show:
+                for choice in chunk.choices:
+                    thought, text = choice.delta.reasoning_content or choice.delta.reasoning, choice.delta.content
+                    counted += bool(thought) + bool(text)
+                    first = first or (time.monotonic() if counted else 0.0)
+                    if thought and show_thoughts:
+                        show_thoughts(thought)
+                    if text:
                         pieces.append(text)
-                    if shown is not None:
-                        shown(text)
+                        show(text)
     except (aiohttp.ClientError, LineTooLong, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
         if counted:
             show("\n")  # what is reported begins a line of its own
@@ -157,17 +159,6 @@ async def continue_chat(
         first_seconds=(first or ended) - started,
         seconds=ended - started,
     )
-
-
-def _list_pieces(chunk: _Chunk, show: Show, show_thoughts: Show | None) -> list[tuple[str, Show | None]]:
-    """Return the texts of a chunk, and the function that shows each."""
-    pieces: list[tuple[str, Show | None]] = []
-    for choice in chunk.choices:
-        if thought := choice.delta.reasoning_content or choice.delta.reasoning:
-            pieces.append((thought, show_thoughts))
-        if choice.delta.content:
-            pieces.append((choice.delta.content, show))
-    return pieces
 
 
 async def _quote_error(body: aiohttp.StreamReader) -> str:

@@ -94,9 +94,8 @@ def load_manifests(paths: Iterable[Path]) -> Manifests:
         ManifestError: a document is invalid, or there is nothing to serve.
     """
     ours, others = load_documents(paths)
-    manifests = Manifests(
-        skipped=[other.describe("ignored: `pomona up` serves Models and InferenceServices only") for other in others]
-    )
+    ignored = "ignored: `pomona up` serves Models and InferenceServices only"
+    manifests = Manifests(skipped=[other.describe(ignored) for other in others])
     problems = [*find_duplicates(ours, is_one_machine=True), *_find_missing_models(ours)]
     if not any(our.manifest["kind"] == "InferenceService" for our in ours):
         given = ", ".join(map(str, paths))
@@ -170,11 +169,8 @@ def _read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
             problems.append(f"{path}: {error.strerror}")
         except UnicodeDecodeError as error:
             problems.append(f"{path}: not a text file ({error.reason}): to serve weights, use --model {path}")
-        except _TooLargeError:
-            limit = f"{_MOST_BYTES >> 20} MiB"
-            problems.append(
-                f"{path}: larger than {limit}, the most for a manifest: to serve weights, use --model {path}"
-            )
+        except ManifestError as error:
+            problems += error.problems
         except RecursionError:
             problems.append(f"{path}: not a manifest: nested too deeply")
         except yaml.MarkedYAMLError as error:
@@ -199,7 +195,8 @@ def _parse_documents(path: Path) -> list[Document]:
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
-        raise _TooLargeError
+        limit = f"{_MOST_BYTES >> 20} MiB, the most for a manifest"
+        raise ManifestError([f"{path}: larger than {limit}: to serve weights, use --model {path}"])
     loader = StrictLoader(content.decode())
     try:
         while loader.check_node():
@@ -230,10 +227,6 @@ def _split_list(path: Path, node: yaml.Node, value: object) -> Iterator[Document
         return
     for inner, manifest in zip(items.value, value["items"], strict=True):
         yield from _split_list(path, inner, manifest)
-
-
-class _TooLargeError(Exception):
-    """The file is larger than any manifest."""
 
 
 def _check_size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
@@ -280,15 +273,11 @@ def _find_problems(document: Document) -> Iterator[str]:
             yield document.describe(str(problem), problem.path)
         yield from _find_source_errors(document)
         if not violations:
-            yield from _find_type_errors(document)
-
-
-def _find_type_errors(document: Document) -> Iterator[str]:
-    """Find metadata of a wrong type, which the schemas of the CRDs do not describe."""
-    try:
-        accept_manifest(document.manifest, _KINDS[document.manifest["kind"]])
-    except msgspec.ValidationError as error:
-        yield document.describe(f"metadata: {error}", ("metadata",))
+            # The schemas of the CRDs do not describe the types of metadata.
+            try:
+                accept_manifest(document.manifest, _KINDS[document.manifest["kind"]])
+            except msgspec.ValidationError as error:
+                yield document.describe(f"metadata: {error}", ("metadata",))
 
 
 def _find_source_errors(document: Document) -> Iterator[str]:
@@ -325,10 +314,8 @@ def _find_missing_models(documents: Sequence[Document]) -> Iterator[str]:
             continue
         spec = accept_manifest(document.manifest, InferenceService).spec
         there = ", ".join(sorted(name for namespace, name in models if namespace == document.key.namespace)) or "none"
-        for field_name, name in [
-            ("modelRef", spec.model_ref),
-            *((companion.field, companion.name) for companion in list_companions(spec)),
-        ]:
+        companions = [(companion.field, companion.name) for companion in list_companions(spec)]
+        for field_name, name in [("modelRef", spec.model_ref), *companions]:
             if ObjectKey(document.key.namespace, name) not in models:
                 problem = f"spec.{field_name}: Model {name} is not in these files: add it (they have {there})"
                 yield document.describe(problem, ("spec", *field_name.split(".")))

@@ -13,17 +13,16 @@ from msgspec.structs import replace
 
 from crds.nodefitness import MOST_DEVICES, NodeDevice
 from crds.size import MIB
-from devices.node.checked_values import clean_text, parse_number, parse_size_bytes
+from devices.node.checked_values import check_bytes, clean_text, parse_number
 from devices.node.intel import INTEL_CARDS
 from devices.node.nvidia import format_architecture
 from devices.node.vendor_reading import VENDOR_NAMES, NodeVendor, VendorReading
+from devices.node_labels import read_device_mib, read_product
 from devices.products import find_product
 from devices.vendors import VENDORS
 
 Labels = Mapping[str, str]
 _GAUDI: Final = ("intel.feature.node.kubernetes.io/gaudi", "habana.ai/gaudi")
-_SHARED: Final = re.compile(r"-SHARED$")
-_MIG: Final = re.compile(r"-MIG-([0-9a-z.+-]+)$")
 _AMD_COUNT: Final = re.compile(r"(?:beta\.)?amd\.com/gpu\.(?:device-id|product-name|vram)\.\S+")
 _INTEL_COUNT: Final = re.compile(r"gpu\.intel\.com/device-id\.[0-9a-f]{4}-([0-9a-f]{4})\.count")
 
@@ -35,19 +34,17 @@ def read_labels(labels: Labels) -> VendorReading | None:
 
 
 def _read_nvidia(labels: Labels) -> VendorReading | None:
-    stated, memory_bytes = _state(labels, "nvidia")
-    if not stated:
+    name, partition = read_product(VENDORS["nvidia"], labels)
+    if not name:
         return None
-    name = _SHARED.sub("", stated)
-    mig = _MIG.search(name)
     product = find_product("nvidia", name)
     capability = f"{labels.get('nvidia.com/gpu.compute.major', '')}.{labels.get('nvidia.com/gpu.compute.minor', '')}"
     device = NodeDevice(
         id="",
-        product=_MIG.sub("", name),
+        product=clean_text(name),
         architecture=format_architecture(capability) or format_architecture(product.capability if product else ""),
-        partition=mig[1] if mig else "",
-        memory_bytes=memory_bytes or (product.memory_bytes if product else None),
+        partition=clean_text(partition),
+        memory_bytes=_read_memory_bytes("nvidia", labels),
     )
     parts = [labels.get(f"nvidia.com/cuda.driver.{key}", "") for key in ("major", "minor", "rev")]
     driver = labels.get("nvidia.com/cuda.driver-version.full", "") or ".".join(part for part in parts if part)
@@ -55,7 +52,7 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
 
 
 def _read_amd(labels: Labels) -> VendorReading | None:
-    stated, memory_bytes = _state(labels, "amd")
+    stated = clean_text(labels.get(VENDORS["amd"].product_label or "", ""))
     number = labels.get("amd.com/gpu.device-id", "") or labels.get("beta.amd.com/gpu.device-id", "")
     if not stated and not number:
         return None
@@ -64,7 +61,7 @@ def _read_amd(labels: Labels) -> VendorReading | None:
         id="",
         product=stated or (product.name if product else clean_text(f"AMD {number}")),
         architecture=product.capability if product else "",
-        memory_bytes=memory_bytes or (product.memory_bytes if product else None),
+        memory_bytes=_read_memory_bytes("amd", labels) or (product.memory_bytes if product else None),
     )
     # Beside each label, its value is a part of another one, which states how many devices have it.
     counts = [parse_number(value) for key, value in labels.items() if _AMD_COUNT.fullmatch(key)]
@@ -87,13 +84,9 @@ def _read_intel(labels: Labels) -> VendorReading | None:
     return None
 
 
-def _state(labels: Labels, vendor: NodeVendor) -> tuple[str, int | None]:
-    """Return the product and the memory of a device that labels state by the keys in the table of vendors."""
-    entry = VENDORS[vendor]
-    memory = labels.get(entry.memory_label or "", "")
-    mib = entry.memory_values.get(memory)
-    memory_bytes = mib * MIB if mib else None if entry.memory_values else parse_size_bytes(memory, MIB)
-    return clean_text(labels.get(entry.product_label or "", "")), memory_bytes
+def _read_memory_bytes(vendor: NodeVendor, labels: Labels) -> int | None:
+    mib = read_device_mib(vendor, VENDORS[vendor], labels)
+    return check_bytes(mib * MIB) or None if mib else None
 
 
 def _build(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: str) -> VendorReading:

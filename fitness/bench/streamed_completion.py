@@ -6,7 +6,7 @@ sends is bounded, and only the beginning of an answer that is none is quoted. A 
 
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, Literal, NamedTuple
 
@@ -26,8 +26,6 @@ BenchReason = Literal[
     "EndedEarly",
 ]
 FIRST_TOKEN_SECONDS: Final = 300.0
-SILENCE_SECONDS: Final = 120.0
-"""Most time between two chunks."""
 _CONNECT_SECONDS: Final = 10.0
 _MOST_TOKENS: Final = 10_000_000
 _MOST_CHUNKS_FOR_EACH_TOKEN: Final = 8
@@ -132,7 +130,6 @@ class _Received:
     last: float = 0.0
     pieces: int = 0
     usage: _Usage | None = None
-    chunks: int = field(default=0)
 
 
 async def stream_completion(
@@ -160,7 +157,7 @@ async def stream_completion(
             f"{url}/v1/completions", json=body, headers=_HEADERS, timeout=timeout, allow_redirects=False
         ) as response:
             if response.status != HTTPStatus.OK:
-                raise _refuse(response.status, await _quote(response.content))
+                raise _refuse(response.status, _text(await response.content.read(_QUOTED_CHARACTERS)))
             async for chunk in _read_chunks(response.content, request.tokens):
                 _take_chunk(chunk, received, clock())
     except BenchError as error:
@@ -171,7 +168,8 @@ async def stream_completion(
         message = f"the engine sent nothing for {waited:.0f} s, after {received.pieces} pieces of the answer"
         raise BenchError("TimedOut", message) from error
     except (aiohttp.ClientPayloadError, LineTooLong, aiohttp.ServerDisconnectedError, ConnectionError) as error:
-        raise _broken_off(received, type(error).__name__) from error
+        cause = f"after {received.pieces} pieces ({type(error).__name__}): the engine or its connection died"
+        raise BenchError("BrokenOff", f"the answer broke off {cause}") from error
     except (aiohttp.ClientError, OSError) as error:
         raise BenchError("Unreachable", f"{url}: {str(error) or type(error).__name__}") from error
     return _judge(received, started, request.tokens)
@@ -180,11 +178,6 @@ async def stream_completion(
 def _refuse(status: int, quoted: str) -> BenchError:
     is_login = status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
     return BenchError("Unauthorized" if is_login else "Refused", f"the engine answered {status}: {quoted or 'nothing'}")
-
-
-def _broken_off(received: _Received, cause: str) -> BenchError:
-    message = f"the answer broke off after {received.pieces} pieces ({cause}): the engine or its connection died"
-    return BenchError("BrokenOff", message)
 
 
 def _take_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
@@ -196,7 +189,6 @@ def _take_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
         received.first = now if received.first is None else received.first
         received.last = now
         received.pieces += 1
-    received.chunks += 1
 
 
 def _judge(received: _Received, started: float, wanted: int) -> CompletionTiming:
@@ -246,11 +238,6 @@ async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterato
             raise BenchError("Refused", f"the engine answered with an error: {_text(error)}")
         yield chunk
     raise BenchError("BrokenOff", f"the answer ended before [DONE], after {read} lines: the engine died")
-
-
-async def _quote(body: aiohttp.StreamReader) -> str:
-    """Return the beginning of a body, which may have no end."""
-    return _text(await body.read(_QUOTED_CHARACTERS))
 
 
 def _cut_before(message: str, hidden: Iterable[str]) -> str:
