@@ -5,15 +5,8 @@ machine or hides it.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-
-class CpuCluster(NamedTuple):
-    """The processor cores of one performance level: `Performance` and `Efficiency` on most Macs."""
-
-    name: str
-    """The system's name of the level, for example `Performance`."""
-    cores: int
+from crds.metalhost import CoreLevel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +18,7 @@ class HostFacts:
     machine: str | None = None
     """The maker's name of the machine, for example `Mac16,9`."""
     cpu_cores: int | None = None
-    core_levels: tuple[CpuCluster, ...] = ()
+    core_levels: tuple[CoreLevel, ...] = ()
     """The fastest level first, which has 6 of 18 cores on an M5 Max: no good number of threads. Empty if not known."""
     gpu_cores: int | None = None
     os: str | None = None

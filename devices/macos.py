@@ -9,8 +9,9 @@ import platform
 import re
 from typing import Final
 
+from crds.metalhost import CoreLevel
 from devices import chips, gpu, libsystem, metal
-from devices.facts import CpuCluster, HostFacts
+from devices.facts import HostFacts
 from devices.libsystem import MemoryUse
 from devices.tools import output_or_empty
 
@@ -71,15 +72,15 @@ def positive(text: str | None) -> int | None:
     return int(text) or None
 
 
-def core_levels(values: dict[str, str]) -> tuple[CpuCluster, ...]:
+def core_levels(values: dict[str, str]) -> tuple[CoreLevel, ...]:
     """Return the cores by performance level, the fastest first; empty unless all levels are known."""
-    clusters = []
+    levels = []
     for level in range(min(positive(values.get("hw.nperflevels")) or 0, _MOST_LEVELS)):
         cores = positive(values.get(f"hw.perflevel{level}.physicalcpu"))
         if cores is None:
             return ()
-        clusters.append(CpuCluster(values.get(f"hw.perflevel{level}.name", f"Level {level}"), cores))
-    return tuple(clusters)
+        levels.append(CoreLevel(name=values.get(f"hw.perflevel{level}.name", f"Level {level}"), cores=cores))
+    return tuple(levels)
 
 
 def wired_limit_bytes(values: dict[str, str]) -> int | None:

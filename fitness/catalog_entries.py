@@ -3,7 +3,7 @@
 import functools
 import re
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import yaml
@@ -129,21 +129,14 @@ def _read_parameters(text: str) -> int:
     return round(float(text.partition("B")[0]) * _GIGA)
 
 
-class ChosenSource(NamedTuple):
-    """A source of an entry for an accelerator."""
-
-    accelerator: str
-    source: CatalogSource
-
-
 @functools.cache
 def load_catalog() -> dict[str, CatalogEntry]:
     """Return the entries by name, the smallest first."""
     return msgspec.convert(yaml.safe_load(_FILE.read_bytes()), dict[str, CatalogEntry])
 
 
-def choose_source(name: str, entry: CatalogEntry, accelerator: str | None) -> ChosenSource:
-    """Return the source of an entry that runs on an accelerator; None is the default of the entry.
+def choose_source(name: str, entry: CatalogEntry, accelerator: str | None) -> tuple[str, CatalogSource]:
+    """Return the accelerator and a source of an entry that runs on it; None is the default of the entry.
 
     Raises:
         CatalogError: there is none.
@@ -151,9 +144,7 @@ def choose_source(name: str, entry: CatalogEntry, accelerator: str | None) -> Ch
     wanted = accelerator or entry.accelerator
     for source in entry.sources:
         if wanted in source.accelerators:
-            return ChosenSource(wanted, source)
-    accelerators = sorted({choice for source in entry.sources for choice in source.accelerators})
-    others = " or ".join(accelerators)
-    raise CatalogError(
-        f"the catalog knows no source of {name} for {wanted}: use --accelerator {others}, or add --model SOURCE"
-    )
+            return wanted, source
+    others = " or ".join(sorted({choice for source in entry.sources for choice in source.accelerators}))
+    way_out = f"use --accelerator {others}, or add --model SOURCE"
+    raise CatalogError(f"the catalog has no source of {name} for {wanted}: {way_out}")

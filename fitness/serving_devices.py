@@ -3,8 +3,7 @@
 from typing import Final, NamedTuple
 
 from crds.size import MIB
-from devices.chips import bandwidth_bytes_per_second
-from devices.device_class import name_device_class, name_host_class, name_processor_class
+from devices.device_class import name_device_class
 from devices.products import find_product
 
 _GIGA: Final = 10**9
@@ -75,39 +74,4 @@ def describe_devices(
         free_bytes=free_bytes,
         bandwidth_bytes_per_second=bandwidth,
         flops=listed.tflops * _TERA if listed and listed.tflops and not partition else None,
-    )
-
-
-def describe_processor(
-    model: str, cores: int, *, memory_bytes: int | None, free_bytes: int | None, bandwidth: int | None
-) -> ServingDevices:
-    """Return the processor of a replica without devices; `bandwidth` is what the node agent measured."""
-    return ServingDevices(
-        vendor="cpu",
-        device_class=name_processor_class(model, cores),
-        product=model,
-        memory_bytes=memory_bytes,
-        free_bytes=free_bytes,
-        bandwidth_bytes_per_second=bandwidth,
-        cores=cores,
-    )
-
-
-def describe_host(
-    chip: str,
-    gpu_cores: int | None,
-    total_bytes: int | None,
-    *,
-    budget_bytes: int | None,
-    free_bytes: int | None,
-    bandwidth: int | None = None,
-) -> ServingDevices:
-    """Return an off-cluster host, whose budget is the part of its memory that models may have."""
-    return ServingDevices(
-        vendor="metal",
-        device_class=name_host_class(chip, gpu_cores, total_bytes),
-        product=chip,
-        memory_bytes=budget_bytes,
-        free_bytes=free_bytes,
-        bandwidth_bytes_per_second=bandwidth or bandwidth_bytes_per_second(chip, gpu_cores),
     )

@@ -9,11 +9,11 @@ from typing import Final, NamedTuple
 from crds.metalhost import MetalHostStatus
 from crds.nodefitness import NodeFitnessStatus
 from crds.size import GIB, MIB
-from devices.device_class import SINGLE, count_devices, name_device_class, name_processor_class
+from devices.chips import bandwidth_bytes_per_second
+from devices.device_class import SINGLE, count_devices, name_device_class, name_host_class, name_processor_class
 from devices.node_labels import read_device_mib, read_product, read_share
 from devices.vendors import Vendors
-from fitness import serving_devices
-from fitness.serving_devices import ServingDevices, describe_devices, describe_processor
+from fitness.serving_devices import ServingDevices, describe_devices
 
 _BANDWIDTH_STEP: Final = 4 * 10**9
 _MOST_BYTES: Final = 1 << 50
@@ -58,13 +58,14 @@ class DeviceHardware(NamedTuple):
     def describe_replica(self, count: int, partition: str = "") -> ServingDevices:
         """Return the devices of a replica, for an estimate of its speed."""
         if count == 0:
-            return describe_processor(
-                self.processor,
-                self.cores or 0,
+            return ServingDevices(
+                vendor="cpu",
+                device_class=self.processor_class,
+                product=self.processor,
                 memory_bytes=self.node_memory_bytes,
-                free_bytes=None,
-                bandwidth=self.processor_bandwidth_bytes_per_second,
-            )._replace(device_class=self.processor_class)
+                bandwidth_bytes_per_second=self.processor_bandwidth_bytes_per_second,
+                cores=self.cores or 0,
+            )
         stated = [size for size in self.memory_bytes if size is not None]
         devices = describe_devices(
             self.vendor,
@@ -148,17 +149,17 @@ def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
 
 
 def describe_host(status: MetalHostStatus) -> ServingDevices:
-    """Return the devices of a replica on a host."""
-    devices = serving_devices.describe_host(
-        status.chip,
-        status.gpu_cores,
-        _keep_plausible(status.memory_bytes),
-        budget_bytes=_keep_plausible(status.budget_bytes),
-        free_bytes=None,
-        bandwidth=_keep_plausible(status.memory_bandwidth_bytes_per_second),
+    """Return the devices of a replica on a host, whose budget is the part of its memory that models may have."""
+    chip, gpu_cores = status.chip, status.gpu_cores
+    bandwidth = _keep_plausible(status.memory_bandwidth_bytes_per_second)
+    return ServingDevices(
+        vendor="metal",
+        # Hosts of unknown chips are of many kinds, and a speed of one would be believed of all.
+        device_class=name_host_class(chip, gpu_cores, _keep_plausible(status.memory_bytes)) if chip else "",
+        product=chip,
+        memory_bytes=_keep_plausible(status.budget_bytes),
+        bandwidth_bytes_per_second=bandwidth or bandwidth_bytes_per_second(chip, gpu_cores),
     )
-    # Hosts of unknown chips are of many kinds, and a speed of one would be believed of all.
-    return devices if status.chip else devices._replace(device_class="")
 
 
 def _keep_plausible(amount: int | None) -> int | None:

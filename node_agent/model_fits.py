@@ -12,7 +12,7 @@ from crds.serving import ServingOptions
 from fitness.catalog_entries import CatalogEntry, load_catalog
 from fitness.fit import FIT_LEVELS, Fit, FitLevel, assess_fit
 from fitness.llmfit_rows import build_row
-from fitness.serving_devices import ServingDevices, describe_devices, describe_processor
+from fitness.serving_devices import ServingDevices, describe_devices
 
 CONTEXT_LENGTH: Final = 8192
 """Context of the rows, as by llmfit."""
@@ -72,12 +72,14 @@ def describe_filters(query: FitQuery, *, top_only: bool) -> dict[str, Any]:
 
 def _describe_device(hardware: NodeFitnessStatus) -> ServingDevices:
     if not hardware.devices:
-        return describe_processor(
-            hardware.processor,
-            hardware.cpu_cores or 1,
+        return ServingDevices(
+            vendor="cpu",
+            device_class="",
+            product=hardware.processor,
             memory_bytes=hardware.memory_bytes,
             free_bytes=hardware.available_bytes,
-            bandwidth=hardware.memory_bandwidth_bytes_per_second,
+            bandwidth_bytes_per_second=hardware.memory_bandwidth_bytes_per_second,
+            cores=hardware.cpu_cores or 1,
         )
     device = hardware.devices[0]
     return describe_devices(

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from crds.meta import LABEL_MANAGED_BY, MANAGED_BY
-from crds.metalhost import MOST_WEIGHTS, CoreLevel, HostProcess, MetalHostStatus
+from crds.metalhost import MOST_WEIGHTS, HostProcess, MetalHostStatus
 from crds.size import size_text
 from devices.facts import HostFacts
 from devices.host import HostState
@@ -60,7 +60,7 @@ def build_status(
         address=address,
         reachability_port=reachability_port,
         **{name: value for name in _FACTS if (value := getattr(facts, name)) is not None},
-        core_levels=[CoreLevel(name=level.name, cores=level.cores) for level in facts.core_levels],
+        core_levels=list(facts.core_levels),
         booted_at=None if booted_at is None else rfc3339(datetime.fromtimestamp(booted_at, UTC)),
         memory_pressure=state.pressure.level or "",
         swap_used_bytes=state.pressure.swap_used_bytes,

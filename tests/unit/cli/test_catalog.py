@@ -42,11 +42,11 @@ def test_every_source_is_valid_and_deployed_on_its_accelerator(name: str, source
 
 def test_default_accelerator_of_every_entry_has_a_source_and_an_image() -> None:
     for name, entry in load_catalog().items():
-        chosen = choose_source(name, entry, None)
-        assert chosen.accelerator == entry.accelerator
-        pod = RUNTIMES[chosen.source.runtime].pod
+        accelerator, source = choose_source(name, entry, None)
+        assert accelerator == entry.accelerator
+        pod = RUNTIMES[source.runtime].pod
         assert pod is not None
-        assert pod.image(chosen.accelerator, VENDORS[chosen.accelerator], chosen.source.runtime) is not None, name
+        assert pod.image(accelerator, VENDORS[accelerator], source.runtime) is not None, name
 
 
 def test_samples_of_the_guide_are_there() -> None:
@@ -106,12 +106,12 @@ def test_estimate_is_of_what_deploy_runs() -> None:
     for name, entry in load_catalog().items():
         if entry.layout is None:
             continue
-        chosen = choose_source(name, entry, None)
-        assert chosen.source == entry.sources[0], "layout describes the first source"
-        written: WeightsFormat = "gguf" if chosen.source.source.endswith(".gguf") else "safetensors"
-        written = "ollama" if chosen.source.source.startswith("ollama://") else written
-        demand = RuntimeDemand(written, chosen.accelerator, VENDORS[chosen.accelerator].in_pods)
-        assert chosen.source.runtime == choose_runtime(demand)
+        accelerator, source = choose_source(name, entry, None)
+        assert source == entry.sources[0], "layout describes the first source"
+        written: WeightsFormat = "gguf" if source.source.endswith(".gguf") else "safetensors"
+        written = "ollama" if source.source.startswith("ollama://") else written
+        demand = RuntimeDemand(written, accelerator, VENDORS[accelerator].in_pods)
+        assert source.runtime == choose_runtime(demand)
         assert printed[name]["estimatedBytes"] > entry.layout.tensor_bytes
     # Four devices, of which each keeps a quarter of the weights and memory of its own.
     layout = load_catalog()["mistral-medium-3-5"].layout

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from crds.metalhost import CoreLevel
 from devices import gpu, libsystem, macos, metal, power, pressure, thermal
 from devices.chips import CHIPS, bandwidth_bytes_per_second
-from devices.facts import CpuCluster, HostFacts
+from devices.facts import HostFacts
 from devices.gpu import Gpu
 from devices.metal import Metal
 from devices.power import Power
@@ -37,7 +38,7 @@ def said_by_metal(working_set_bytes: int) -> str:
                 chip="Apple M1",
                 machine="MacBookAir10,1",
                 cpu_cores=8,
-                core_levels=(CpuCluster("Performance", 4), CpuCluster("Efficiency", 4)),
+                core_levels=(CoreLevel(name="Performance", cores=4), CoreLevel(name="Efficiency", cores=4)),
                 gpu_cores=8,
                 os="macOS 15.6.1",
                 memory_bytes=16 * GIB,
@@ -57,7 +58,7 @@ def said_by_metal(working_set_bytes: int) -> str:
                 chip="Apple M2 Ultra",
                 machine="Mac14,14",
                 cpu_cores=24,
-                core_levels=(CpuCluster("Performance", 16), CpuCluster("Efficiency", 8)),
+                core_levels=(CoreLevel(name="Performance", cores=16), CoreLevel(name="Efficiency", cores=8)),
                 gpu_cores=76,
                 os="macOS 26.2",
                 memory_bytes=192 * GIB,
@@ -73,7 +74,7 @@ def said_by_metal(working_set_bytes: int) -> str:
             HostFacts(
                 chip="Apple M3 Max",
                 cpu_cores=14,
-                core_levels=(CpuCluster("Performance", 10), CpuCluster("Efficiency", 4)),
+                core_levels=(CoreLevel(name="Performance", cores=10), CoreLevel(name="Efficiency", cores=4)),
                 os="macOS 14.5",
                 memory_bytes=96 * GIB,
                 model_memory_bytes=72 * GIB,
@@ -91,7 +92,7 @@ def said_by_metal(working_set_bytes: int) -> str:
                 chip="Apple M5 Pro",
                 machine="Mac17,8",
                 cpu_cores=18,
-                core_levels=(CpuCluster("Super", 6), CpuCluster("Performance", 12)),
+                core_levels=(CoreLevel(name="Super", cores=6), CoreLevel(name="Performance", cores=12)),
                 gpu_cores=20,
                 os="macOS 27.0",
                 memory_bytes=64 * GIB,
@@ -107,7 +108,7 @@ def said_by_metal(working_set_bytes: int) -> str:
                 chip="Apple M2 (Virtual)",
                 machine="VirtualMac2,1",
                 cpu_cores=4,
-                core_levels=(CpuCluster("Level 0", 4),),
+                core_levels=(CoreLevel(name="Level 0", cores=4),),
                 os="macOS 26.1",
                 memory_bytes=8 * GIB,
                 model_memory_bytes=int(8 * GIB * 0.74),

@@ -12,7 +12,7 @@ from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.fit import FIT_LEVELS, Fit, FitLevel, assess_fit
 from fitness.memory import Workload, estimate, estimate_pod
-from fitness.serving_devices import ServingDevices, describe_devices, describe_host, describe_processor
+from fitness.serving_devices import ServingDevices, describe_devices
 from tests.unit.fitness.test_speed import LLAMA_8B, QWEN3_30B, QWEN3_30B_ACTIVE
 
 GIB = 2**30
@@ -128,11 +128,11 @@ def test_host_and_processor_need_all_of_the_estimate() -> None:
     whole = estimate(DENSE, ServingOptions())
     assert whole
     host = _assess(
-        describe_host("Apple M2 Max", 38, 64 * GIB, budget_bytes=48 * GIB, free_bytes=40 * GIB),
+        ServingDevices("metal", "apple-m2-max", memory_bytes=48 * GIB, free_bytes=40 * GIB),
         Workload(LLAMA_8B, "llama.cpp"),
     )
     assert (host.needed_bytes, host.level, host.run_mode) == (whole.total_bytes, "perfect", "accelerator")
-    node = _assess(describe_processor("", 8, memory_bytes=64 * GIB, free_bytes=60 * GIB, bandwidth=10**10))
+    node = _assess(ServingDevices("cpu", "cpu-x8", memory_bytes=64 * GIB, free_bytes=60 * GIB))
     assert (node.needed_bytes, node.level, node.run_mode) == (whole.total_bytes, "good", "cpu")
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from fitness.serving_devices import describe_devices, describe_host, describe_processor
+from crds.metalhost import MetalHostStatus
+from fitness.serving_devices import describe_devices
+from fitness.stated_hardware import describe_host
 
 GIB, MIB = 2**30, 2**20
 
@@ -41,16 +43,8 @@ def test_unlisted_product_has_what_was_probed_only() -> None:
 
 
 def test_host_has_the_bandwidth_of_its_chip() -> None:
-    devices = describe_host("Apple M4 Max", 40, 64 * GIB, budget_bytes=48 * GIB, free_bytes=30 * GIB)
+    status = MetalHostStatus(chip="Apple M4 Max", gpu_cores=40, memory_bytes=64 * GIB, budget_bytes=48 * GIB)
+    devices = describe_host(status)
     assert (devices.vendor, devices.device_class) == ("metal", "apple-m4-max-40c-64gb")
-    assert devices.bandwidth_bytes_per_second == 546 * 10**9
-    assert (devices.memory_bytes, devices.free_bytes) == (48 * GIB, 30 * GIB)
-    assert describe_host("Apple M9", 10, None, budget_bytes=None, free_bytes=None).bandwidth_bytes_per_second is None
-
-
-def test_processor_is_a_class_of_model_and_cores() -> None:
-    devices = describe_processor(
-        "AMD EPYC 7763 64-Core Processor", 8, memory_bytes=GIB, free_bytes=None, bandwidth=10**10
-    )
-    assert devices.device_class == "cpu-amd-epyc-7763-64-corex8"
-    assert (devices.vendor, devices.cores, devices.bandwidth_bytes_per_second) == ("cpu", 8, 10**10)
+    assert (devices.memory_bytes, devices.bandwidth_bytes_per_second) == (48 * GIB, 546 * 10**9)
+    assert describe_host(MetalHostStatus(chip="Apple M9")).bandwidth_bytes_per_second is None

@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from crds.meta import ObjectMeta
+from crds.metalhost import MetalHostStatus
 from crds.model import Model, ModelSpec, ModelStatus
 from crds.serving import ServingOptions
 from crds.weights_header import Layers, Layout
 from fitness.corrections import SpeedRatio, learn_corrections
 from fitness.performance import MeasuredPerformance
-from fitness.serving_devices import ServingDevices, describe_devices, describe_host, describe_processor
+from fitness.serving_devices import ServingDevices, describe_devices
 from fitness.speed import SpeedEstimate, estimate_speed, find_active_share, report_measured
+from fitness.stated_hardware import describe_host
 from runtimes.llama_estimate import LLAMA_SPEED
 from runtimes.paged_estimate import PAGED_SPEED
 from runtimes.registry import RUNTIMES
@@ -41,7 +43,7 @@ QWEN3_30B = Layout(
 )
 QWEN3_30B_ACTIVE = 3.3 / 30.5
 RTX_4090 = describe_devices("nvidia", "NVIDIA GeForce RTX 4090")
-EPYC = describe_processor("AMD EPYC 7763", 16, memory_bytes=64 * GIB, free_bytes=None, bandwidth=60 * 10**9)
+EPYC = ServingDevices("cpu", "cpu-amd-epyc-7763x16", cores=16, bandwidth_bytes_per_second=60 * 10**9)
 
 
 def _estimate(
@@ -130,8 +132,8 @@ def test_model_with_experts_of_unknown_share_has_no_estimate(share: float | None
         describe_devices("nvidia", "NVIDIA Titan of Tomorrow"),
         describe_devices("nvidia", "NVIDIA GeForce RTX 3060"),
         describe_devices("intel", ""),
-        describe_processor("", 8, memory_bytes=None, free_bytes=None, bandwidth=None),
-        describe_host("Apple M3 Max", None, None, budget_bytes=None, free_bytes=None),
+        ServingDevices("cpu", "cpu-unknownx8", cores=8),
+        describe_host(MetalHostStatus(chip="Apple M3 Max")),
         ServingDevices("npu-of-tomorrow", "npu-x1", bandwidth_bytes_per_second=10**12),
     ],
     ids=lambda devices: devices.product or devices.vendor,

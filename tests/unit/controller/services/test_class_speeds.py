@@ -17,15 +17,15 @@ from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands
 from devices.vendors import VENDORS
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import PerformanceTable, RecordKey, build_config_map, encode_record
-from fitness.serving_devices import ServingDevices, describe_devices, describe_host
-from fitness.stated_hardware import describe_host as describe_stated_host
+from fitness.serving_devices import ServingDevices, describe_devices
+from fitness.stated_hardware import describe_host
 from tests.support.api_objects import GIB, as_service, model, service
 from tests.support.service_decisions import KEY
 
 L4 = describe_devices("nvidia", "NVIDIA-L4", memory_bytes=23034 * 2**20)
 H100 = describe_devices("nvidia", "NVIDIA-H100-80GB-HBM3", memory_bytes=81559 * 2**20)
 UNKNOWN = ServingDevices("nvidia", "nvidia-newx1", "New", memory_bytes=8 * GIB)
-MAC = describe_host("Apple M4 Max", 40, 128 * GIB, budget_bytes=96 * GIB, free_bytes=None)
+MAC = describe_host(MetalHostStatus(chip="Apple M4 Max", gpu_cores=40, memory_bytes=128 * GIB, budget_bytes=96 * GIB))
 SERVED = Served(msgspec.convert(model(), Model), "llama.cpp")
 
 
@@ -60,7 +60,7 @@ def test_amounts_that_no_host_has_spoil_no_status(amount: int) -> None:
         chip="Forged", memory_bytes=amount, budget_bytes=amount, memory_bandwidth_bytes_per_second=amount
     )
     for status in (forged, msgspec.structs.replace(forged, memory_bytes=128 * GIB, budget_bytes=96 * GIB)):
-        speeds = assess_classes(chat(), SERVED, 0, [describe_stated_host(status)], {})
+        speeds = assess_classes(chat(), SERVED, 0, [describe_host(status)], {})
         # The API server refuses the whole status of a service if one of its values is invalid.
         assert msgspec.convert([without_defaults(speed) for speed in speeds], tuple[ClassSpeed, ...]) == speeds
 
@@ -68,7 +68,7 @@ def test_amounts_that_no_host_has_spoil_no_status(amount: int) -> None:
 def test_bandwidth_that_no_host_has_is_unknown() -> None:
     for bandwidth in (-1, 0, (1 << 50) + 1):
         assert (
-            describe_stated_host(
+            describe_host(
                 MetalHostStatus(chip="Forged", memory_bandwidth_bytes_per_second=bandwidth)
             ).bandwidth_bytes_per_second
             is None

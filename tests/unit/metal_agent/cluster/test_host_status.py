@@ -7,7 +7,8 @@ from importlib import metadata
 import msgspec
 import pytest
 
-from devices.facts import CpuCluster, HostFacts
+from crds.metalhost import CoreLevel
+from devices.facts import HostFacts
 from devices.gpu import Gpu
 from devices.host import HostState
 from devices.power import Power
@@ -30,7 +31,7 @@ def body(facts: HostFacts, state: HostState) -> Obj:
 def test_known_facts_of_a_mac_are_in_the_status() -> None:
     facts = HostFacts(
         chip="Apple M5 Pro",
-        core_levels=(CpuCluster("Super", 6), CpuCluster("Performance", 12)),
+        core_levels=(CoreLevel(name="Super", cores=6), CoreLevel(name="Performance", cores=12)),
         memory_bandwidth_bytes_per_second=307 * 10**9,
         booted_at_seconds=1795262400,
     )
