@@ -64,7 +64,6 @@ RUNTIME: Final = Runtime(
     name="generic",
     formats=frozenset({"gguf", "safetensors"}),
     modes=frozenset[Mode](get_args(Mode)),
-    on_hosts=False,
     pod=describe_container(ContainerOptions()),
     refusal=refuse_container,
 )

@@ -153,7 +153,7 @@ def _describe(method: str, engine: str, vendor: str) -> str:
 def _name_families(vendor: str, families: frozenset[str]) -> str:
     """Return `from ampere on` if all later architectures are among `families`, else the products of each."""
     ordered = list_families(vendor)
-    first = next(each for each in ordered if each in families)
+    first = next(family for family in ordered if family in families)
     if set(ordered[ordered.index(first) :]) == families and vendor == _OPEN_ENDED:
         return f"from {first} on"
     return "/".join(name for family in ordered if family in families for name in list_products(vendor, family))

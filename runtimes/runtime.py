@@ -93,8 +93,6 @@ class Runtime:
     pulse: str | None = None
     """Path that the engine answers between two steps of its work, so that an answer proves that it works. Unlike a
     token, an answer evicts no cached prompt. None: the engine has no such path, and only a token is a proof."""
-    on_hosts: bool = True
-    """False for an engine that runs in pods only."""
     launch: EngineLaunch | None = None
     """Its launch on hosts. None: a daemon that serves many models, whose API the agent calls instead of starting a
     process; or an engine for pods only."""
@@ -122,3 +120,8 @@ class Runtime:
     """True if it divides each layer among devices; others give each device some of the layers, which take turns."""
     refusal: Callable[[RuntimeDemand], str | None] = lambda _demand: None
     """Return why the engine cannot serve a demand that the fields above allow, with the remedy, or None."""
+
+    @property
+    def on_hosts(self) -> bool:
+        """True if it runs on hosts, and not in pods only."""
+        return self.launch is not None or self.daemon is not None

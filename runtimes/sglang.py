@@ -84,7 +84,6 @@ RUNTIME: Final = Runtime(
     settings=frozenset({"parallel"}),
     tuning=_TUNING,
     switches=frozenset({"--disable-radix-cache", "--disable-cuda-graph", "--disable-overlap-schedule"}),
-    on_hosts=False,
     errors=_ERRORS,
     quantizations=_QUANTIZATIONS,
     speed_priors=PAGED_SPEED,

@@ -68,7 +68,6 @@ RUNTIME: Final = Runtime(
     settings=frozenset({"parallel"}),
     tuning=_TUNING,
     switches=frozenset({"--disable-grammar-support"}),
-    on_hosts=False,
     errors=_ERRORS,
     quantizations=_QUANTIZATIONS,
     speed_priors=PAGED_SPEED,

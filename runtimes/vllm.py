@@ -110,7 +110,6 @@ RUNTIME: Final = Runtime(
     settings=frozenset({"parallel"}),
     tuning=_TUNING,
     switches=_SWITCHES,
-    on_hosts=False,
     errors=_ERRORS,
     quantizations=_QUANTIZATIONS,
     speed_priors=PAGED_SPEED,

@@ -230,8 +230,8 @@ PARSERS: dict[str, Callable[[str], object]] = {
 }
 
 
-def parts(found: object) -> list[object]:
-    return list(found) if isinstance(found, tuple) else [found]
+def list_facts(facts: object) -> list[object]:
+    return list(facts) if isinstance(facts, tuple) else [facts]
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("[sipd]*")), ids=lambda path: path.name)
@@ -239,9 +239,9 @@ def test_cut_output_has_fewer_values_and_no_wrong_ones(path: object) -> None:
     name = getattr(path, "name", "")
     text = recorded(name)
     parse = PARSERS[name.partition("_")[0]]
-    whole = parts(parse(text))
+    whole = list_facts(parse(text))
     for end in range(0, len(text), max(1, len(text) // 400)):
-        for part in parts(parse(text[:end])):
+        for part in list_facts(parse(text[:end])):
             assert part is None or part in whole, (end, text[:end][-60:])
 
 

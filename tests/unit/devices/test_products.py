@@ -113,7 +113,7 @@ def test_unlisted_variant_is_not_taken_for_the_product_of_its_name(text: str) ->
 
 
 def test_every_bandwidth_has_a_source_that_agrees_with_it() -> None:
-    for product in (each for products in PRODUCTS.values() for each in products):
+    for product in (listed for products in PRODUCTS.values() for listed in products):
         assert bool(product.source) == (product.gb_per_second is not None), product.name
         if interface := re.match(r"(\d+) bit x ([\d.]+) Gb/s", product.source):
             assert product.gb_per_second == pytest.approx(int(interface[1]) * float(interface[2]) / 8), product.name

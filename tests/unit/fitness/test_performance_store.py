@@ -160,7 +160,7 @@ def test_object_stays_within_its_bound_and_keeps_the_newest(
         kept = decode_records(build_config_map(HASH, {name: data[name] for name in data if name != key.encode()}))
         gone = decode_records(build_config_map(HASH, {name: before[name] for name in dropped}))
         for old in gone.records.values():
-            assert all(old.measured_at <= each.measured_at for each in kept.records.values())
+            assert all(old.measured_at <= record.measured_at for record in kept.records.values())
 
 
 def test_damaged_value_is_dropped_before_the_oldest_measurement() -> None:

@@ -19,8 +19,8 @@ def test_devices_have_the_figures_of_their_product() -> None:
 
 def test_memory_tells_products_of_one_name_apart() -> None:
     sizes = (8192, 12_288, None)
-    found = [describe_devices("nvidia", "GeForce RTX 3060", memory_bytes=siz and siz * MIB) for siz in sizes]
-    assert [devices.bandwidth_bytes_per_second for devices in found] == [240 * 10**9, 360 * 10**9, None]
+    described = [describe_devices("nvidia", "GeForce RTX 3060", memory_bytes=siz and siz * MIB) for siz in sizes]
+    assert [devices.bandwidth_bytes_per_second for devices in described] == [240 * 10**9, 360 * 10**9, None]
 
 
 def test_probed_figures_count_more_than_those_of_the_product() -> None:

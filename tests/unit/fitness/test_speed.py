@@ -217,7 +217,7 @@ def test_measurements_of_a_class_correct_the_estimate_and_narrow_its_range() -> 
 
 
 @pytest.mark.parametrize(
-    ("stated", "found", "share"),
+    ("stated", "read", "share"),
     [
         ((None, None), (30, 3), 0.1),
         ((20, 5), (30, 3), 0.25),
@@ -227,11 +227,11 @@ def test_measurements_of_a_class_correct_the_estimate_and_narrow_its_range() -> 
     ],
 )
 def test_active_share_is_that_of_the_user_or_of_the_header(
-    stated: tuple[int | None, int | None], found: tuple[int | None, int | None], share: float | None
+    stated: tuple[int | None, int | None], read: tuple[int | None, int | None], share: float | None
 ) -> None:
     source = "hf://org/repo/file.gguf"
     spec = ModelSpec(source=source, total_parameters=stated[0], active_parameters=stated[1])
-    status = ModelStatus(total_parameters=found[0], active_parameters=found[1])
+    status = ModelStatus(total_parameters=read[0], active_parameters=read[1])
     model = Model(metadata=ObjectMeta(name="tiny"), spec=spec, status=status)
     assert find_active_share(model) == share
 

@@ -75,6 +75,6 @@ def test_reasons_are_those_of_the_condition() -> None:
 
 
 def test_columns_are_those_that_kubectl_prints() -> None:
-    (definition,) = [each for each in DEFINITIONS if each.kind == "NodeFitness"]
+    (definition,) = [definition for definition in DEFINITIONS if definition.kind == "NodeFitness"]
     columns = ["NAME", *(column.name.upper() for column in definition.columns if not column.wide), "AGE"]
     assert re.search(r"^NAME .*$", TEXT, re.MULTILINE)[0].split() == columns  # type: ignore[index]

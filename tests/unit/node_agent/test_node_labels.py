@@ -105,22 +105,22 @@ def test_label_of_unknown_owner_is_left() -> None:
     assert plan.conflicts == (LabelConflict("a/x", "1", "9", ""),)
 
 
-@given(wanted=LABELS, found=LABELS, mine=st.sets(NAMES), theirs=st.sets(NAMES))
+@given(wanted=LABELS, present=LABELS, mine=st.sets(NAMES), theirs=st.sets(NAMES))
 def test_no_label_of_others_changes_and_every_wanted_one_is_applied_there_or_named(
-    wanted: dict[str, str], found: dict[str, str], mine: set[str], theirs: set[str]
+    wanted: dict[str, str], present: dict[str, str], mine: set[str], theirs: set[str]
 ) -> None:
-    plan = plan_labels(wanted, node(found, pomona=sorted(mine & found.keys()), nfd=sorted(theirs & found.keys())))
+    plan = plan_labels(wanted, node(present, pomona=sorted(mine & present.keys()), nfd=sorted(theirs & present.keys())))
     for name, value in plan.applied.items():
         assert wanted[name] == value
-        foreign = name in found and (name in theirs or name not in mine)
-        assert not foreign or found[name] == value
+        foreign = name in present and (name in theirs or name not in mine)
+        assert not foreign or present[name] == value
     named = {conflict.name for conflict in plan.conflicts}
     for name, value in wanted.items():
-        assert [name in plan.applied, name in named, name not in plan.applied and found.get(name) == value].count(
+        assert [name in plan.applied, name in named, name not in plan.applied and present.get(name) == value].count(
             True
         ) == 1
-    after = {name: value for name, value in found.items() if name not in mine or name in theirs}
+    after = {name: value for name, value in present.items() if name not in mine or name in theirs}
     after |= plan.applied
-    owned = [name for name in (mine & found.keys()) | plan.applied.keys() if name in plan.applied]
-    again = plan_labels(wanted, node(after, pomona=owned, nfd=sorted(theirs & found.keys())))
+    owned = [name for name in (mine & present.keys()) | plan.applied.keys() if name in plan.applied]
+    again = plan_labels(wanted, node(after, pomona=owned, nfd=sorted(theirs & present.keys())))
     assert not again.is_due

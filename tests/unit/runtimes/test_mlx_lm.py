@@ -44,14 +44,16 @@ def test_child_environment_is_offline_and_has_no_tokens() -> None:
     assert not {"HF_TOKEN", "HF_HOME", "TRANSFORMERS_CACHE"} & child.keys()
 
 
-@pytest.mark.parametrize(("found", "is_used"), [("0.31.3", False), ("0.9.0", False), ("0.32.0", True), ("1.0.0", True)])
+@pytest.mark.parametrize(
+    ("version", "is_used"), [("0.31.3", False), ("0.9.0", False), ("0.32.0", True), ("1.0.0", True)]
+)
 def test_version_that_runs_code_of_a_model_is_not_used(
-    found: str, *, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    version: str, *, is_used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An environment as pip and Homebrew make it: the program, and the package's metadata below lib."""
     program = tmp_path / "bin" / "mlx_lm.server"
     packages = tmp_path / "lib/python3.11/site-packages"
-    (packages / f"mlx_lm-{found}.dist-info").mkdir(parents=True)
+    (packages / f"mlx_lm-{version}.dist-info").mkdir(parents=True)
     program.parent.mkdir()
     program.write_text("#!/opt/mlx/bin/python3.12\n")
     program.chmod(0o755)

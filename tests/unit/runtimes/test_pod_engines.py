@@ -64,7 +64,7 @@ def check_options(argv: Sequence[str], recording: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "recording"), [(name, each) for name, recordings in RECORDINGS.items() for each in recordings]
+    ("engine", "recording"), [(name, recording) for name, recordings in RECORDINGS.items() for recording in recordings]
 )
 def test_every_rendered_argument_is_an_option_of_the_real_package(engine: str, recording: str) -> None:
     recorded = read_recording(recording)
@@ -73,7 +73,7 @@ def test_every_rendered_argument_is_an_option_of_the_real_package(engine: str, r
 
 
 @pytest.mark.parametrize(
-    ("engine", "recording"), [(name, each) for name, recordings in RECORDINGS.items() for each in recordings]
+    ("engine", "recording"), [(name, recording) for name, recordings in RECORDINGS.items() for recording in recordings]
 )
 def test_every_tuning_argument_is_an_option_with_at_most_one_value(engine: str, recording: str) -> None:
     options = read_recording(recording)["options"]

@@ -41,7 +41,7 @@ def model(**spec: Any) -> Model:
     return accept_manifest(make_manifest(MODELS, name="tiny", **spec), Model)
 
 
-def found(sha256: str = "b" * 64, layout: Layout | None = LAYOUT) -> Inspection:
+def inspection(sha256: str = "b" * 64, layout: Layout | None = LAYOUT) -> Inspection:
     return Inspection(
         format="gguf",
         size_bytes=GIB,
@@ -55,7 +55,7 @@ def found(sha256: str = "b" * 64, layout: Layout | None = LAYOUT) -> Inspection:
 
 
 def test_replica_equals_the_process_that_controller_assigns_to_host() -> None:
-    inspected = with_inspection(model(), found())
+    inspected = with_inspection(model(), inspection())
     wanted = service(replicas=2, contextLength=1024, parallel=3, extraArgs=["-t", "2"])
     decision = decide_assignments(wanted, {KEY: inspected})
     assert decision.problem is None
@@ -70,7 +70,7 @@ def test_replica_equals_the_process_that_controller_assigns_to_host() -> None:
 
 
 def test_uid_is_kept_over_restarts_and_changes_with_spec() -> None:
-    models = {KEY: with_inspection(model(), found())}
+    models = {KEY: with_inspection(model(), inspection())}
     uids = [
         [assignment.uid for assignment in decide_assignments(service(replicas=2), models).assignments] for _ in range(2)
     ]
@@ -90,7 +90,7 @@ def test_uid_is_kept_over_restarts_and_changes_with_spec() -> None:
     ids=["cpu", "nvidia", "pods"],
 )
 def test_fields_about_pods_do_not_prevent_serving(spec: dict[str, Any]) -> None:
-    models = {KEY: with_inspection(model(), found())}
+    models = {KEY: with_inspection(model(), inspection())}
     assert decide_assignments(service(**spec), models) == decide_assignments(service(), models)
     assert decide_assignments(service(), models).assignments
 
@@ -106,7 +106,7 @@ def test_ignored_fields_are_listed() -> None:
 
 def test_local_file_is_same_process_as_in_cluster() -> None:
     local = model(source="file:///m/tiny.gguf", memoryBytes=3 * GIB)
-    decision = decide_assignments(service(), {KEY: with_inspection(local, found(sha256=""))})
+    decision = decide_assignments(service(), {KEY: with_inspection(local, inspection(sha256=""))})
     spec = decision.assignments[0].spec
     assert (spec.artifact.revision, spec.artifact.sha256) == ("", "")
     assert spec.memory_bytes == 3 * GIB
@@ -131,7 +131,7 @@ REFUSED = ProcessState("Rejected", "InsufficientMemory", "it needs 9 GiB")
     ],
 )
 def test_failure_is_final_if_no_replica_may_serve(states: list[ProcessState], says: str) -> None:
-    decision = decide_assignments(service(replicas=2), {KEY: with_inspection(model(), found())})
+    decision = decide_assignments(service(replicas=2), {KEY: with_inspection(model(), inspection())})
     assert describe_failure(decision, states) == says
 
 
@@ -184,7 +184,7 @@ def test_hub_token_is_kept_for_sources_of_the_hub_only(source: str, *, is_kept: 
         ),
         (
             service(),
-            with_inspection(model(), found(layout=None)),
+            with_inspection(model(), inspection(layout=None)),
             "MemoryUnknown",
             "Failed",
             "spec.memoryBytes",

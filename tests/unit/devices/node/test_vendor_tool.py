@@ -85,7 +85,7 @@ assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # orphans are its children,
 children = functools.partial(psutil.Process().children, recursive=True)
 for _ in range(4):
     run_tool(sys.argv[1], timeout_seconds=0.2)
-while any(each.status() != psutil.STATUS_ZOMBIE for each in children()):
+while any(child.status() != psutil.STATUS_ZOMBIE for child in children()):
     pass
 run_tool("/bin/true")
 print(len(children()))
