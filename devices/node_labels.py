@@ -24,7 +24,7 @@ def read_device_mib(accelerator: str, vendor: Vendor, labels: Mapping[str, str])
         return product.memory_mib if product else None
     if vendor.memory_values:
         return vendor.memory_values.get(value)
-    return int(value) if value.isascii() and value.isdecimal() else None
+    return int(value) if re.fullmatch(r"[0-9]{1,15}", value) else None
 
 
 class LabelledProduct(NamedTuple):
