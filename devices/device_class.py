@@ -73,8 +73,10 @@ def _shorten(model: str) -> str:
 
 
 def _join(*parts: str) -> str:
+    """Join the parts that are not empty with dashes, cut to what a key may have."""
     return "-".join(slug for part in parts if (slug := _slug(part)))[:_MOST_CHARACTERS].rstrip("-.")
 
 
 def _slug(text: str) -> str:
+    """Return the text in lower case, with a dash for all that a key cannot have."""
     return _UNFIT.sub("-", text.lower()).strip("-.")

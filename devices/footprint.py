@@ -38,10 +38,10 @@ def footprint_bytes(pid: int) -> int | None:
 
 def footprint(pid: int) -> Footprint | None:
     """Measure as `footprint_bytes` does, with the share that cannot be reclaimed."""
-    own = _measure_one(pid)
+    own = _measure_process(pid)
     if own is None:
         return None
-    family = [own, *(measured for child in descendants(pid) if (measured := _measure_one(child)))]
+    family = [own, *(measured for child in descendants(pid) if (measured := _measure_process(child)))]
     return Footprint(sum(member.bytes for member in family), sum(member.unavailable_bytes for member in family))
 
 
@@ -50,11 +50,12 @@ def cpu_seconds(pid: int) -> float | None:
 
     The time of a child that has ended is its parent's. Blocks for less than a millisecond.
     """
-    own = _cpu_seconds_of_one(pid)
-    return None if own is None else own + sum(_cpu_seconds_of_one(child) or 0.0 for child in descendants(pid))
+    own = _read_cpu_seconds(pid)
+    return None if own is None else own + sum(_read_cpu_seconds(child) or 0.0 for child in descendants(pid))
 
 
-def _cpu_seconds_of_one(pid: int) -> float | None:
+def _read_cpu_seconds(pid: int) -> float | None:
+    """Return the processor time of one process and of its children that have ended; None if it does not run."""
     try:
         times = psutil.Process(pid).cpu_times()
     except (psutil.NoSuchProcess, psutil.AccessDenied):
@@ -67,14 +68,15 @@ def descendants(pid: int) -> Iterator[int]:
     seen = {pid}
     waiting = [pid]
     while waiting:
-        for child in _children(waiting.pop()):
+        for child in _list_children(waiting.pop()):
             if child not in seen:
                 seen.add(child)
                 waiting.append(child)
                 yield child
 
 
-def _measure_one(pid: int) -> Footprint | None:
+def _measure_process(pid: int) -> Footprint | None:
+    """Measure one process without its descendants; None if it does not run."""
     if sys.platform == "darwin":
         measured = libsystem.footprint_bytes(pid)
         return None if measured is None else Footprint(measured, measured)
@@ -94,7 +96,8 @@ def parse_statm(text: str) -> Footprint | None:
     return Footprint(int(resident) * _PAGE_BYTES, max(0, int(resident) - int(shared)) * _PAGE_BYTES)
 
 
-def _children(pid: int) -> list[int]:
+def _list_children(pid: int) -> list[int]:
+    """Return the child processes of `pid`, of all its threads."""
     if sys.platform == "darwin":
         return libsystem.children(pid)
     # Each thread lists only the processes that it started.

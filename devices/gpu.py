@@ -34,20 +34,23 @@ def parse(text: str) -> Gpu:
     """
     statistics = re.search(r'^[\s|]*"PerformanceStatistics" = \{(.*)\}\n', text, re.MULTILINE)
     values = dict(re.findall(r'"([^"]+)"=([0-9]+)(?=,|$)', statistics[1] if statistics else ""))
-    used, utilization = _number(values.get("In use system memory")), _number(values.get("Device Utilization %"))
+    used = _parse_number(values.get("In use system memory"))
+    utilization = _parse_number(values.get("Device Utilization %"))
     return Gpu(
-        model=_property(text, r'"model" = "([^"]+)"'),
-        cores=_number(_property(text, r'"gpu-core-count" = ([0-9]+)')) or None,
+        model=_find_property(text, r'"model" = "([^"]+)"'),
+        cores=_parse_number(_find_property(text, r'"gpu-core-count" = ([0-9]+)')) or None,
         utilization_percent=utilization if utilization is not None and utilization <= 100 else None,  # noqa: PLR2004 - %
         used_bytes=used if used is not None and used < _MOST_BYTES else None,
     )
 
 
-def _property(text: str, pattern: str) -> str | None:
+def _find_property(text: str, pattern: str) -> str | None:
+    """Return the group of a pattern that is a whole line of the output, or None."""
     match = re.search(rf"^[\s|]*{pattern}\n", text, re.MULTILINE)
     return match[1] if match else None
 
 
-def _number(text: str | None) -> int | None:
+def _parse_number(text: str | None) -> int | None:
+    """Return the number; None if there is none, or one of more than 64 bits."""
     # The longest number of 64 bits has 20 digits.
     return int(text) if text is not None and len(text) <= 20 else None  # noqa: PLR2004 - digits

@@ -171,6 +171,7 @@ def _host_port() -> int:
 
 @cache
 def _library() -> ctypes.CDLL | None:
+    """Return the library of macOS, or None on another system."""
     try:
         return ctypes.CDLL(_PATH, use_errno=True)
     except OSError:

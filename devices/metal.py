@@ -69,6 +69,7 @@ class MetalDevice:
         ctypes.memset(contents, 1, size_bytes)
 
     def _send(self, receiver: int, message: str, kind: Any, *arguments: Any) -> Any:
+        """Call a method of an Objective-C object, whose result is of the ctypes type `kind`."""
         # objc_msgSend must be called with the exact types of the method.
         types = (ctypes.c_void_p, ctypes.c_void_p, *map(type, arguments))
         call = ctypes.CFUNCTYPE(kind, *types)(("objc_msgSend", self._objc))

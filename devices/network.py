@@ -35,6 +35,7 @@ def watch_network() -> Iterator[asyncio.Event]:
         kernel.setblocking(False)
 
         def read_messages() -> None:
+            """Read all messages that have come, and set the event if one reports a change."""
             try:
                 while message := kernel.recv(_MOST_BYTES):
                     if sys.platform == "linux" or is_change(message):
@@ -58,6 +59,7 @@ def is_change(message: bytes) -> bool:
 
 
 def _listen() -> socket.socket:
+    """Open the kernel's socket that reports changes. Raises OSError."""
     if sys.platform != "linux":
         return socket.socket(_AF_ROUTE, socket.SOCK_RAW, 0)
     kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_ROUTE)

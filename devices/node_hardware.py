@@ -114,6 +114,7 @@ def share_memory(devices: Sequence[NodeDevice], machine: NodeFitnessStatus) -> l
 
 
 def _explain_failures(reading: VendorReading) -> list[str]:
+    """Return the problems of a reading, with a hint where the tool of the vendor has failed."""
     tool = _TOOLS.get(reading.vendor, "")
     hint = f"run {tool} on the node, and see the driver's messages there (dmesg)"
     return [
@@ -133,6 +134,7 @@ def _find_vendor(device: PciDevice) -> NodeVendor | None:
 
 
 def _explain_missing_tool(vendor: NodeVendor) -> str:
+    """Return the problem that a node has devices of a vendor which nothing reads, with the way out."""
     tool = _TOOLS.get(vendor)
     missing = f"{tool} is not in the node agent's container" if tool else "no driver of the kernel states it"
     return (
@@ -149,6 +151,7 @@ def _find_common(values: Sequence[bool | None]) -> bool | None:
 
 
 def _name_class(reading: VendorReading, machine: NodeFitnessStatus) -> str:
+    """Return the device class of the first device, or of the processor if there are none."""
     if not reading.devices:
         return name_processor_class(machine.processor, machine.cpu_cores or 1)
     first = reading.devices[0]

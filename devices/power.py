@@ -24,7 +24,7 @@ class Power(NamedTuple):
 
 def read() -> Power:
     """Read the power source and the battery now."""
-    return parse_pmset(output_or_empty(*COMMAND)) if sys.platform == "darwin" else _linux()
+    return parse_pmset(output_or_empty(*COMMAND)) if sys.platform == "darwin" else _read_battery()
 
 
 def parse_pmset(text: str) -> Power:
@@ -35,10 +35,11 @@ def parse_pmset(text: str) -> Power:
     """
     source = re.search(r"^Now drawing from '([^']+)'\n", text, re.MULTILINE)
     percent = re.search(r"^ -InternalBattery-[0-9]+ [^\t\n]*\t([0-9]{1,3})%;[^\n]*\n", text, re.MULTILINE)
-    return Power(_SOURCES.get(source[1]) if source else None, _percent(int(percent[1])) if percent else None)
+    return Power(_SOURCES.get(source[1]) if source else None, _check_percent(int(percent[1])) if percent else None)
 
 
-def _linux() -> Power:
+def _read_battery() -> Power:
+    """Read the battery of a Linux host."""
     try:
         battery = psutil.sensors_battery()
     except (OSError, ValueError):
@@ -46,8 +47,9 @@ def _linux() -> Power:
     if battery is None:
         return Power()
     source: PowerSource | None = {True: "ac", False: "battery"}.get(battery.power_plugged)  # type: ignore[assignment]
-    return Power(source, _percent(int(battery.percent)))
+    return Power(source, _check_percent(int(battery.percent)))
 
 
-def _percent(number: int) -> int | None:
+def _check_percent(number: int) -> int | None:
+    """Return the number if it is a percentage, or None."""
     return number if 0 <= number <= 100 else None  # noqa: PLR2004 - %

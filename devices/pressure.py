@@ -43,7 +43,7 @@ class PressureReading(NamedTuple):
 
 def read() -> PressureReading:
     """Read the pressure now. Blocks for less than a millisecond, and starts no process."""
-    return _macos() if sys.platform == "darwin" else _linux()
+    return _read_macos() if sys.platform == "darwin" else _read_linux()
 
 
 def kernel_level(number: int | None) -> PressureLevel | None:
@@ -76,7 +76,8 @@ def available_bytes(memory_bytes: int | None, use: libsystem.MemoryUse | None) -
     return None if memory_bytes is None or use is None else max(0, memory_bytes - use.total_bytes)
 
 
-def _macos() -> PressureReading:
+def _read_macos() -> PressureReading:
+    """Read the pressure of a Mac."""
     try:
         memory: int | None = psutil.virtual_memory().total or None
     except (OSError, RuntimeError):
@@ -92,7 +93,8 @@ def _macos() -> PressureReading:
     )
 
 
-def _linux(folder: Path = Path("/proc")) -> PressureReading:
+def _read_linux(folder: Path = Path("/proc")) -> PressureReading:
+    """Read the pressure of a Linux host."""
     waiting = proc.parse_pressure(proc.read_text(folder / "pressure" / "memory"))
     memory = proc.parse_meminfo(proc.read_text(folder / "meminfo"))
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")

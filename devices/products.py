@@ -74,6 +74,7 @@ def list_products(vendor: str, family: str) -> Iterator[str]:
 
 
 def _split_words(name: str) -> tuple[str, ...]:
+    """Return the words of a name in lower case."""
     return tuple(word for word in re.split(r"[^a-z0-9]+", name.lower()) if word)
 
 
@@ -83,5 +84,6 @@ def _contains(words: tuple[str, ...], part: tuple[str, ...]) -> bool:
 
 
 def _count_words(product: Product) -> tuple[int, bool]:
+    """Return how much the name of a product says, to compare products of which all words match."""
     words = _split_words(product.name)
     return len(words), "pcie" in words

@@ -26,6 +26,7 @@ def is_stopping(manager_state: str) -> bool:
 
 
 def _read_manager_state(systemctl: str) -> str:
+    """Return what systemd says of its state, or ""."""
     # The systemd of a user ends with the user's last login, too, and ends the engines with it.
     of_user = ("--user",) if os.environ.get(_OF_USER_MANAGER) else ()
     # `is-system-running` itself fails with every state but `running`.

@@ -22,7 +22,7 @@ _COLDEST_MILLIDEGREES: Final = 1000
 
 def read() -> ThermalLevel | None:
     """Read the thermal level now; None when it could not be read."""
-    return parse_notifyutil(output_or_empty(*COMMAND)) if sys.platform == "darwin" else _linux()
+    return parse_notifyutil(output_or_empty(*COMMAND)) if sys.platform == "darwin" else _read_zones()
 
 
 def parse_notifyutil(text: str) -> ThermalLevel | None:
@@ -31,14 +31,14 @@ def parse_notifyutil(text: str) -> ThermalLevel | None:
     return _LEVELS[int(match[1])] if match else None
 
 
-def _linux(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None:
+def _read_zones(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None:
     """Return the worst level of all zones; None if no zone has both a temperature and a trip point."""
     worst = None
     for zone in sorted(zones.glob("thermal_zone*")):
-        temperature = _millidegrees(zone / "temp")
+        temperature = _read_millidegrees(zone / "temp")
         for path in zone.glob("trip_point_*_temp"):
             level = _TRIPS.get(proc.read_text(path.with_name(path.name.replace("_temp", "_type"))).strip())
-            trip = _millidegrees(path)
+            trip = _read_millidegrees(path)
             if temperature is None or level is None or trip is None or trip < _COLDEST_MILLIDEGREES:
                 continue
             index = _LEVELS.index(level) if temperature >= trip else 0
@@ -46,6 +46,7 @@ def _linux(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None:
     return None if worst is None else _LEVELS[worst]
 
 
-def _millidegrees(path: Path) -> int | None:
+def _read_millidegrees(path: Path) -> int | None:
+    """Return the number in a file, or None."""
     text = proc.read_text(path).strip()
     return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None

@@ -119,6 +119,7 @@ def _refuse_toleration(toleration: Toleration) -> str | None:
 
 
 def _build_vendor(root: yaml.Node, name: object, fields: object) -> Vendor:
+    """Return an entry of the file, merged into the built-in one of its name. Raises VendorFileError."""
     line = find_line(root, [str(name)])
     if not isinstance(name, str) or not re.fullmatch(LABEL_PATTERN, name):
         raise VendorFileError(f"line {line}: {name!r} is no name: use lower-case letters, digits and '-'")
@@ -150,6 +151,7 @@ def _list_steps(error: str) -> list[str]:
 
 
 def _explain(error: str) -> str:
+    """Return msgspec's error, with the fields that there are if one is unknown."""
     if not _UNKNOWN.search(error):
         return error
     fields = ", ".join(field.encode_name for field in msgspec.structs.fields(Vendor) if field.name != "in_pods")

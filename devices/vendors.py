@@ -167,6 +167,7 @@ def is_runtime_variable(name: str) -> bool:
 
 
 def _tolerate(key: str) -> tuple[Toleration, ...]:
+    """Return a toleration of the taint with this key, whatever its value."""
     return (Toleration(key=key, operator="Exists", effect="NoSchedule"),)
 
 

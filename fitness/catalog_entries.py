@@ -126,6 +126,7 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
 
 
 def _read_parameters(text: str) -> int:
+    """Return the number of parameters of a text such as 8.0B."""
     return round(float(text.partition("B")[0]) * _GIGA)
 
 

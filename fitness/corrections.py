@@ -103,6 +103,7 @@ def _learn_vendor(classes: list[list[float]]) -> Correction:
 
 
 def _learn_class(logs: list[float], vendor: Correction) -> Correction:
+    """Learn the correction of a device class, which shrinks towards that of its vendor."""
     weight = len(logs) / (len(logs) + _CLASS_WEIGHT)
     ratio = weight * statistics.median(logs) + (1 - weight) * math.log(vendor.ratio)
     spread = weight * _deviation(logs, _CLASS_SPREAD) + (1 - weight) * vendor.spread

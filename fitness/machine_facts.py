@@ -57,7 +57,8 @@ def describe_node_machine(
         devices: its devices.
         free_bytes: its memory that is free.
     """
-    groups = [_describe_group(vendor, list(alike)) for _, alike in groupby(sorted(devices, key=_alike), key=_alike)]
+    alike = groupby(sorted(devices, key=_group_key), key=_group_key)
+    groups = [_describe_group(vendor, list(members)) for _, members in alike]
     groups.sort(key=lambda device: -(device.vram_gb or 0))
     first = groups[0] if groups else None
     processor = "CPU (x86)" if stated.architecture in _X86 else "CPU (ARM)"
@@ -113,11 +114,13 @@ def to_gbps(bytes_per_second: int | None) -> float | None:
     return None if bytes_per_second is None else round(bytes_per_second / 1e9, 1)
 
 
-def _alike(device: NodeDevice) -> tuple[str, str, int]:
+def _group_key(device: NodeDevice) -> tuple[str, str, int]:
+    """Return the facts in which devices are alike."""
     return device.product, device.partition, device.memory_bytes or 0
 
 
 def _describe_group(vendor: str, devices: list[NodeDevice]) -> MachineDevice:
+    """Return devices that are alike as one entry."""
     first = devices[0]
     free = [device.free_bytes for device in devices if device.free_bytes is not None]
     return MachineDevice(

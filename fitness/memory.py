@@ -202,7 +202,8 @@ class _Needed(NamedTuple):
     """The part that a smaller quantization reduces."""
 
 
-def _needed(workload: Workload, options: ServingOptions, devices: int) -> _Needed | None:
+def _compute_needed(workload: Workload, options: ServingOptions, devices: int) -> _Needed | None:
+    """Return the memory that is compared with a limit; None if it cannot be known."""
     memory = estimate_pod(workload, options, devices)
     if memory is None:
         return None
@@ -223,7 +224,8 @@ def largest_context(workload: Workload, options: ServingOptions, limit_bytes: in
     """
 
     def fits(steps: int) -> bool:
-        needed = _needed(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
+        """Return whether a context of so many steps fits."""
+        needed = _compute_needed(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
         return needed is not None and needed.total_bytes <= limit_bytes
 
     low, high = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_length - 1) // _CONTEXT_STEP
@@ -247,7 +249,7 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
     more_devices = [f"a hardware.count of {count}"] if count else []
     if context is not None:
         return f"{' or '.join([f'a contextLength of {context}', *more_devices])} would fit"
-    needed = _needed(workload, options, devices)
+    needed = _compute_needed(workload, options, devices)
     if layout is None or needed is None:
         return "lower contextLength or parallel, or use a smaller quantization"
     if more_devices:
@@ -255,7 +257,7 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
     smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_length), parallel=1)
     changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < options.context_length else []
     changes += ["a parallel of 1"] if options.parallel > 1 else []
-    for need, more in ((needed, []), (_needed(workload, smaller, devices), changes)):
+    for need, more in ((needed, []), (_compute_needed(workload, smaller, devices), changes)):
         rest_bytes = need.total_bytes - need.weights_bytes if need else limit_bytes
         share = (limit_bytes - rest_bytes) / need.weights_bytes if need and need.weights_bytes else 0
         if share >= 1 and more:
@@ -299,7 +301,7 @@ def _enough_devices(workload: Workload, options: ServingOptions, limit_bytes: in
     """Return the least number of devices above `devices` that fits and that engines can divide a model among."""
     for count in _DEVICE_COUNTS if devices else ():
         if count > devices and refuse_device_count(workload, count) is None:
-            needed = _needed(workload, options, count)
+            needed = _compute_needed(workload, options, count)
             if needed and needed.total_bytes <= limit_bytes:
                 return count
     return None

@@ -156,12 +156,12 @@ def put_record(
     """
     new = key.encode()
     kept = {**data, new: encode_record(record)}
-    size = sum(_size(name, value) for name, value in kept.items())
+    size = sum(_count_bytes(name, value) for name, value in kept.items())
     if size <= most_bytes:
         return StoredData(kept)
     dropped = list[str]()
-    for name in sorted(kept.keys() - {new}, key=lambda name: (_read_time(name, kept[name]), name)):
-        size -= _size(name, kept.pop(name))
+    for name in sorted(kept.keys() - {new}, key=lambda name: (_read_measured_at(name, kept[name]), name)):
+        size -= _count_bytes(name, kept.pop(name))
         dropped.append(name)
         if size <= most_bytes:
             break
@@ -196,11 +196,13 @@ def limit_host_records(data: Mapping[str, str], namespace: str, most: int = MOST
     return StoredData({name: value for name, value in data.items() if name not in dropped}, tuple(sorted(dropped)))
 
 
-def _size(name: str, value: str) -> int:
+def _count_bytes(name: str, value: str) -> int:
+    """Return the bytes of a key and its value."""
     return len(name.encode()) + len(str(value).encode())
 
 
-def _read_time(name: str, value: str) -> str:
+def _read_measured_at(name: str, value: str) -> str:
+    """Return the time of a measurement; "" for a damaged one, which sorts first."""
     try:
         return _decode_record(name, value)[1].measured_at
     except ValueError:
@@ -283,6 +285,7 @@ def follow_measurements(store: Store) -> PerformanceTable:
     table = PerformanceTable()
 
     def take_change(resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Keep the table equal to the store after a change of one object."""
         versions = [obj for obj in (old, new) if obj is not None]
         if resource != CONFIG_MAPS or versions[0]["metadata"].get("namespace") != CONTROLLER_NAMESPACE:
             return
@@ -336,7 +339,7 @@ def build_flexinfer_export(table: PerformanceTable, most_bytes: int = MOST_BYTES
         name = f"{model_hash}-{device_class}"
         shown = _FlexInferRecord(record.tokens_per_second, record.model or model_hash, record.measured_at)
         value = msgspec.json.encode(shown).decode()
-        size += _size(name, value)
+        size += _count_bytes(name, value)
         if size > most_bytes:
             dropped.append(name)
         else:

@@ -114,11 +114,11 @@ def estimate_speed(
         return None
     correction = corrections.find(devices.vendor, devices.device_class, runtime)
     return SpeedEstimate(
-        generation=_range(correction.ratio / seconds, correction.spread),
+        generation=_build_range(correction.ratio / seconds, correction.spread),
         prompt=_estimate_prompt(layout, runtime, devices),
         method="corrected" if correction.measurements else "roofline",
         run_mode=find_run_mode(devices),
-        basis=_describe(read, runtime, devices, correction),
+        basis=_describe_basis(read, runtime, devices, correction),
         measurements=correction.measurements,
     )
 
@@ -128,7 +128,7 @@ def correct_speed(estimate: SpeedEstimate, correction: Correction) -> SpeedEstim
     if estimate.method != "roofline" or not correction.measurements:
         return estimate
     return estimate._replace(
-        generation=_range(estimate.generation.expected * correction.ratio, correction.spread),
+        generation=_build_range(estimate.generation.expected * correction.ratio, correction.spread),
         method="corrected",
         basis=estimate.basis + _describe_correction(correction),
         measurements=correction.measurements,
@@ -210,15 +210,17 @@ def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices) -> S
     parallel = find_runtime(runtime).divides_layers
     count = devices.device_count if parallel else 1
     # A multiplication and an addition for each parameter.
-    return _range(devices.flops * count * _PROMPT_EFFICIENCY[parallel] / (2 * parameters), _PROMPT_SPREAD)
+    return _build_range(devices.flops * count * _PROMPT_EFFICIENCY[parallel] / (2 * parameters), _PROMPT_SPREAD)
 
 
-def _range(expected: float, spread: float) -> SpeedRange:
+def _build_range(expected: float, spread: float) -> SpeedRange:
+    """Return the range in which nine of ten measurements lie."""
     factor = min(math.exp(_WIDTH * spread), math.sqrt(_LARGEST_RATIO))
     return SpeedRange(expected / factor, expected, expected * factor)
 
 
-def _describe(read: _Reads, runtime: str, devices: ServingDevices, correction: Correction) -> str:
+def _describe_basis(read: _Reads, runtime: str, devices: ServingDevices, correction: Correction) -> str:
+    """Return the figures behind an estimate, for people."""
     words = f"{size_text(round(read.weights_bytes + read.cache_bytes))} for each token"
     words += f" at {(devices.bandwidth_bytes_per_second or 0) / 1e9:.4g} GB/s"
     if devices.device_count > 1:
@@ -228,6 +230,7 @@ def _describe(read: _Reads, runtime: str, devices: ServingDevices, correction: C
 
 
 def _describe_correction(correction: Correction) -> str:
+    """Return the end of that text; empty if nothing is corrected."""
     if not correction.measurements:
         return ""
     return f"; corrected by {correction.ratio:.2f} from {correction.measurements} measurements"

@@ -102,6 +102,7 @@ class NodeAgent:
             group.create_task(self._work(synced))
 
     async def _work(self, synced: asyncio.Event) -> None:
+        """Probe at intervals until cancelled."""
         try:
             await asyncio.wait_for(synced.wait(), NODE_SECONDS)
         except TimeoutError:
@@ -171,6 +172,7 @@ class NodeAgent:
         self._metrics.show_devices(hardware.devices)
 
     async def _write_labels(self) -> tuple[LabelConflict, ...]:
+        """Write the labels that are due; return the conflicts with other labellers."""
         node, hardware = self._node, self.hardware
         if node is None or hardware is None:
             return ()
@@ -181,6 +183,7 @@ class NodeAgent:
         return plan.conflicts
 
     async def _report(self, problems: ReportProblems) -> None:
+        """Write the NodeFitness if it is due."""
         node = self._node
         if node is None:
             log.warning("node_unknown", node=self._options.node_name, remedy="--node-name is the name of a Node")

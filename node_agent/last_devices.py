@@ -53,6 +53,7 @@ def keep_last_devices(last: ReportedHardware | None, reading: HardwareReading, n
 
 
 def _list_ids(hardware: NodeFitnessStatus) -> set[tuple[str, str]]:
+    """Return the identity of each device or partition."""
     return {(device.id, device.partition) for device in hardware.devices}
 
 

@@ -85,6 +85,7 @@ class _DeviceCollector(Collector):
         self.devices: Sequence[NodeDevice] = ()
 
     def collect(self) -> Iterator[Metric]:
+        """Yield the gauges of all devices."""
         values: dict[str, tuple[str, Callable[[NodeDevice], float | None]]] = {
             "temperature_celsius": ("Temperature of a device.", lambda device: device.temperature_celsius),
             "utilization_ratio": (

@@ -71,6 +71,7 @@ def describe_filters(query: FitQuery, *, top_only: bool) -> dict[str, Any]:
 
 
 def _describe_device(hardware: NodeFitnessStatus) -> ServingDevices:
+    """Return one device of a node with what is free now, or its processor."""
     if not hardware.devices:
         return ServingDevices(
             vendor="cpu",
@@ -93,6 +94,7 @@ def _describe_device(hardware: NodeFitnessStatus) -> ServingDevices:
 
 
 def _assess_entry(entry: CatalogEntry, devices: ServingDevices) -> Fit | None:
+    """Return the fit of a model of the catalog; None if it is not known."""
     workload = entry.find_workload(devices.vendor)
     if workload is None:
         return None
@@ -101,6 +103,7 @@ def _assess_entry(entry: CatalogEntry, devices: ServingDevices) -> Fit | None:
 
 
 def _build_row(name: str, entry: CatalogEntry, vendor: str, fit: Fit) -> dict[str, Any]:
+    """Return a model of the catalog in llmfit's keys."""
     source = entry.find_source(vendor) or entry.sources[0]
     names = {"name": name, "title": entry.title, "source": source.source}
     is_moe = bool(entry.active)

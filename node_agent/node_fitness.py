@@ -47,6 +47,7 @@ def encode_status(status: NodeFitnessStatus, written: Mapping[str, Any]) -> dict
 
 
 def _keep_steps(wanted: dict[str, Any], written: Mapping[str, Any], steps: Mapping[str, int]) -> dict[str, Any]:
+    """Return the values, with those as written that have changed by less than their step."""
     kept = {
         field: written[field]
         for field, step in steps.items()
@@ -78,6 +79,7 @@ def _identify(body: Mapping[str, Any]) -> object:
 
 
 def _identify_device(device: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return the facts of a device whose change is written at once."""
     return tuple(device.get(field) for field in _DEVICE_IDENTITY)
 
 

@@ -69,6 +69,7 @@ def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], k
     identity = {"name": node, "os": "linux"}
 
     async def answer_models(question: AskedQuestion, *, top_only: bool = False) -> WholeAnswer:
+        """Answer with the models that fit."""
         # The estimates and the catalog take some MiB, which an agent that nobody asks does without.
         from node_agent import model_fits  # noqa: PLC0415 - as said
 
@@ -96,6 +97,7 @@ def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], k
         )
 
     def answer_system(_: AskedQuestion) -> WholeAnswer:
+        """Answer with the hardware."""
         hardware = read()
         if hardware is None:
             return _NOT_READ
@@ -136,6 +138,7 @@ async def serve(server: AnswerServer, option: str, host: str, port: int) -> Asyn
 
 
 def _answer_json(body: Mapping[str, Any], status: int = 200) -> WholeAnswer:
+    """Return an answer with this body."""
     return WholeAnswer(status, msgspec.json.encode(body), JSON)
 
 

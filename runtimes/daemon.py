@@ -116,4 +116,5 @@ def identify_model(owner: str, model: str, weights: Sequence[str], settings: Seq
 
 
 def _digest(parts: Sequence[str]) -> str:
+    """Return ten characters that identify these texts."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]

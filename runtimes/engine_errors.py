@@ -95,6 +95,7 @@ def read_error(body: bytes) -> ErrorMessage:
 
 
 def _read_text(value: Any) -> str:
+    """Return the value of a field if it is a text, else ""."""
     # A code that is a number only repeats the status.
     return value if isinstance(value, str) else ""
 

@@ -28,6 +28,7 @@ def describe_container(container: ContainerOptions) -> EnginePod:
     """Return the description of the engine in a container that a service states."""
 
     def environment(pod: PodServing) -> dict[str, str]:
+        """Return the variables of the service's container, and those that Pomona sets."""
         serving = pod.serving
         variables = {"MODEL_PATH": serving.model, "PORT": str(pod.listen.port), "SERVICE_NAME": serving.service}
         return {var.name: var.value for var in container.env} | variables

@@ -26,6 +26,7 @@ def refuse_header(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return why the weights are not made for the mode of the service, or None."""
     mode, made_for = demand.options.mode, demand.header.modes
     pooling = find_last_value(demand.options.extra_args, {"--pooling"})
     if mode == "rerank" and pooling not in {None, "rank"}:
@@ -50,6 +51,7 @@ def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return why the heads of the weights cannot have this type of cache, or None."""
     options, block = demand.options, runtime.cache_block_size
     if block == 1:
         return None

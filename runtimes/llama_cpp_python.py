@@ -85,7 +85,8 @@ def _has_flash(options: ServingOptions) -> bool:
     return asked.lower() in {"true", "1"}
 
 
-def _refusal(demand: RuntimeDemand) -> str | None:
+def _refuse_demand(demand: RuntimeDemand) -> str | None:
+    """Return why the server cannot have these adapters, or None."""
     if len(demand.adapter_scales) > 1 or any(float(scale) != 1 for scale in demand.adapter_scales):
         return (
             "runtime llama-cpp-python takes one adapter, with the scale that it was trained with: leave one without a "
@@ -109,5 +110,5 @@ RUNTIME: Final = Runtime(
     ),
     installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra llama-cpp-python",
-    refusal=_refusal,
+    refusal=_refuse_demand,
 )

@@ -77,10 +77,10 @@ class LlamaMemory(EngineMemory):
         # Of contradicting arguments the last one counts.
         switches = [_UNIFIED_SWITCHES[argument] for argument in options.extra_args if argument in _UNIFIED_SWITCHES]
         unified = bool(switches) and switches[-1]
-        slots, slot_tokens = options.parallel, _padded(options.context_length)
+        slots, slot_tokens = options.parallel, _pad_tokens(options.context_length)
         streams = slots
         if unified:
-            streams, slot_tokens = 1, _padded(options.context_length * slots)
+            streams, slot_tokens = 1, _pad_tokens(options.context_length * slots)
         # A text is embedded in one batch, however long it is.
         batch = min(_BATCH, slot_tokens) if options.mode == "chat" else slot_tokens
         near_tokens = None if "--swa-full" in options.extra_args or self.keeps_whole_windows else batch
@@ -88,7 +88,7 @@ class LlamaMemory(EngineMemory):
         for layers in layout.layers:
             cells = slot_tokens
             if layers.window is not None and near_tokens is not None:
-                cells = _padded(min(slot_tokens, layers.window * (slots if unified else 1) + near_tokens))
+                cells = _pad_tokens(min(slot_tokens, layers.window * (slots if unified else 1) + near_tokens))
             cache += layers.count * (cells * streams * token_bytes(layers, options) + slots * layers.state_bytes)
             if cells < slot_tokens or layers.state_bytes:
                 kept = min(cells, (layers.window or 0) + batch) if layers.window is not None else 0
@@ -156,7 +156,7 @@ def _compute_bytes(layout: Layout, options: ServingOptions, slot_tokens: int, ba
     attention = 3 * layout.attention_size + cached
     wide = 5 * layout.embedding_size + max(feed_forward, attention)
     masked = slot_tokens * bool(attends) + sum(
-        _padded(min(slot_tokens, kind + batch)) for kind in {layers.window for layers in attends if layers.window}
+        _pad_tokens(min(slot_tokens, kind + batch)) for kind in {layers.window for layers in attends if layers.window}
     )
     outputs = options.parallel if options.mode == "chat" else batch
     logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
@@ -172,5 +172,6 @@ def find_last_value(extra: Sequence[str], names: Collection[str]) -> str | None:
     return values[-1] if values else None
 
 
-def _padded(tokens: int) -> int:
+def _pad_tokens(tokens: int) -> int:
+    """Return the cells of a cache for this number of tokens."""
     return -(-tokens // _PADDING) * _PADDING

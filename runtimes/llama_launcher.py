@@ -38,7 +38,8 @@ class _Switch(NamedTuple):
     """The pooling type that the argument sets too, or None."""
 
 
-def _comma_separated(text: str) -> list[str]:
+def _split_commas(text: str) -> list[str]:
+    """Return the parts of a text between commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -46,6 +47,7 @@ def _one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
     """Return a function that reads one of these values by its name."""
 
     def read(text: str) -> Any:
+        """Return the value of a name. Raises ArgumentError."""
         if text not in values:
             raise ArgumentError(f"unknown value {text!r}: use one of {', '.join(values)}")
         return values[text]
@@ -58,13 +60,15 @@ def _list_members(enum: Any, prefix: str, names: str) -> dict[str, Any]:
     return {name: getattr(enum, f"{prefix}{name.upper().replace('-', '_')}") for name in names.split()}
 
 
-def _gpu_layers(text: str) -> int:
+def _read_gpu_layers(text: str) -> int:
+    """Return the number of layers on devices; -1 and -2 are the wheel's auto and all."""
     return {"auto": -1, "all": -2}[text] if text in {"auto", "all"} else int(text)
 
 
-def _scaled_adapters(text: str) -> list[Any]:
+def _read_scaled_adapters(text: str) -> list[Any]:
+    """Return the adapters of a list of FNAME:SCALE."""
     adapters = []
-    for adapter in _comma_separated(text):
+    for adapter in _split_commas(text):
         path, _, scale = adapter.rpartition(":")
         if not path:
             raise ArgumentError(f"unknown value {adapter!r}: use FNAME:SCALE")
@@ -72,7 +76,8 @@ def _scaled_adapters(text: str) -> list[Any]:
     return adapters
 
 
-def _keys(path: str) -> list[str]:
+def _read_keys(path: str) -> list[str]:
+    """Return the keys in a file. Raises ArgumentError if there are none."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError as error:
@@ -98,10 +103,10 @@ _LOAD_MODE = _one_of(_LOAD_MODES | {"mmap+mlock": _LOAD_MODES["mmap_mlock"], "di
 # Arguments that Pomona renders or an operator tunes. Names are llama-server's; a test compares them with the wheel.
 _TABLE: dict[str, _Value | _Switch] = {
     "-m --model": _Value("model.path", str),
-    "-a --alias": _Value("model_alias", lambda text: set(_comma_separated(text))),
-    "--host": _Value("hostnames", _comma_separated),
+    "-a --alias": _Value("model_alias", lambda text: set(_split_commas(text))),
+    "--host": _Value("hostnames", _split_commas),
     "--port": _Value("port", int),
-    "--api-key-file": _Value("api_keys", _keys),
+    "--api-key-file": _Value("api_keys", _read_keys),
     "--metrics": _Switch("endpoint_metrics", value=True),
     "--slots": _Switch("endpoint_slots", value=True),
     "--no-slots": _Switch("endpoint_slots", value=False),
@@ -118,7 +123,7 @@ _TABLE: dict[str, _Value | _Switch] = {
     "-n --predict --n-predict": _Value("n_predict", int),
     "-b --batch-size": _Value("n_batch", int),
     "-ub --ubatch-size": _Value("n_ubatch", int),
-    "-ngl --gpu-layers --n-gpu-layers": _Value("n_gpu_layers", _gpu_layers),
+    "-ngl --gpu-layers --n-gpu-layers": _Value("n_gpu_layers", _read_gpu_layers),
     "-sm --split-mode": _Value("split_mode", _one_of(_SPLIT_MODES)),
     "-mg --main-gpu": _Value("main_gpu", int),
     "-fit --fit": _Value("fit_params", _ON_OFF),
@@ -143,16 +148,14 @@ _TABLE: dict[str, _Value | _Switch] = {
     "--no-jinja": _Switch("use_jinja", value=False),
     "--chat-template": _Value("chat_template", str),
     "-mm --mmproj": _Value("mmproj.path", str),
-    "--lora-scaled": _Value("lora_adapters", _scaled_adapters),
+    "--lora-scaled": _Value("lora_adapters", _read_scaled_adapters),
     "-md --model-draft --spec-draft-model": _Value("speculative.draft.mparams.path", str),
     "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl": _Value(
-        "speculative.draft.n_gpu_layers", _gpu_layers
+        "speculative.draft.n_gpu_layers", _read_gpu_layers
     ),
     "-ctkd --cache-type-k-draft --spec-draft-type-k": _Value("speculative.draft.cache_type_k", _CACHE_TYPE),
     "-ctvd --cache-type-v-draft --spec-draft-type-v": _Value("speculative.draft.cache_type_v", _CACHE_TYPE),
-    "--spec-type": _Value(
-        "speculative.types", lambda text: [_SPECULATIVE_TYPE(name) for name in _comma_separated(text)]
-    ),
+    "--spec-type": _Value("speculative.types", lambda text: [_SPECULATIVE_TYPE(name) for name in _split_commas(text)]),
     "--spec-draft-n-max": _Value("speculative.draft.n_max", int),
     "--embedding --embeddings": _Switch("embedding", value=True),
     "--rerank --reranking": _Switch("embedding", value=True, pooling=_POOLING["rank"]),
@@ -190,15 +193,15 @@ def parse(argv: Sequence[str]) -> Any:
         if option is None:
             raise ArgumentError(f"invalid argument: {name}")
         if isinstance(option, _Switch):
-            _set(parameters, option.field, option.value)
+            _set_field(parameters, option.field, option.value)
             if option.pooling is not None:
-                _set(parameters, "pooling_type", option.pooling)
+                _set_field(parameters, "pooling_type", option.pooling)
             continue
         text = next(remaining, None)
         if text is None:
             raise ArgumentError(f"expected value for argument {name}")
         try:
-            _set(parameters, option.field, option.read(text))
+            _set_field(parameters, option.field, option.read(text))
         except (ValueError, OverflowError) as error:
             raise ArgumentError(f"argument {name}: {error}") from error
     if not parameters.model.path:
@@ -213,7 +216,7 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write("\n  ".join(["llama-server arguments that this launcher takes:", *sorted(ARGUMENTS)]) + "\n")
         return 0
     if "--list-devices" in argv:
-        sys.stdout.write("\n".join(["Available devices:", *(_devices() or ["  (none)"])]) + "\n")
+        sys.stdout.write("\n".join(["Available devices:", *(_list_devices() or ["  (none)"])]) + "\n")
         return 0
     try:
         parameters = parse(argv)
@@ -227,10 +230,10 @@ def main(argv: Sequence[str]) -> int:
     except RuntimeError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
-    return _serve(server)
+    return _serve_until_signal(server)
 
 
-def _devices() -> list[str]:
+def _list_devices() -> list[str]:
     """List the devices that a model can be offloaded to, as llama-server prints them."""
     cpu = xllamacpp.ggml_backend_dev_type.GGML_BACKEND_DEVICE_TYPE_CPU
     return [
@@ -241,7 +244,7 @@ def _devices() -> list[str]:
     ]
 
 
-def _serve(_server: Any) -> NoReturn:
+def _serve_until_signal(_server: Any) -> NoReturn:
     """Keep the server alive until a signal, then exit at once.
 
     The server's destructor waits for every request, for ever if a client stays, and handles no second signal
@@ -257,7 +260,8 @@ def _serve(_server: Any) -> NoReturn:
     os._exit(0)
 
 
-def _set(parameters: Any, field: str, value: Any) -> None:
+def _set_field(parameters: Any, field: str, value: Any) -> None:
+    """Set a field such as `speculative.draft.n_max`."""
     *parents, name = field.split(".")
     for parent in parents:
         parameters = getattr(parameters, parent)

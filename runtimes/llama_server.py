@@ -110,6 +110,7 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
 
 
 def _render_mode(options: ServingOptions) -> list[str]:
+    """Render what turns the server into one for chats, embeddings or ranks."""
     if options.mode == "chat":
         return ["--chat-template", options.chat_template] if options.chat_template else []
     # A text is embedded in one batch; with the default of 512 a longer one would be refused.
@@ -118,6 +119,7 @@ def _render_mode(options: ServingOptions) -> list[str]:
 
 
 def _render_memory(options: ServingOptions) -> list[str]:
+    """Render what decides the memory of the caches."""
     rendered = []
     if options.cache_type_k != "f16":
         rendered += ["-ctk", options.cache_type_k]
@@ -128,6 +130,7 @@ def _render_memory(options: ServingOptions) -> list[str]:
 
 
 def _render_companions(serving: Serving) -> list[str]:
+    """Render projector, adapters and draft."""
     rendered = []
     if serving.projector is not None:
         rendered += ["--mmproj", serving.projector]
@@ -161,14 +164,14 @@ def find_command(environment: Mapping[str, str] = os.environ) -> list[str] | Non
     if wheel is None:
         return [program]
     try:
-        binary_build = _build_of(program, Path(program).stat().st_mtime_ns)
+        binary_build = _read_build(program, Path(program).stat().st_mtime_ns)
     except OSError:
         return wheel
-    return wheel if binary_build is not None and binary_build < _wheel_build() else [program]
+    return wheel if binary_build is not None and binary_build < _read_wheel_build() else [program]
 
 
 @lru_cache
-def _build_of(binary: str, _changed_at_ns: int) -> int | None:
+def _read_build(binary: str, _changed_at_ns: int) -> int | None:
     """Read the build number of a llama-server; None when it was built without one. Raises OSError when it cannot run.
 
     `_changed_at_ns` is a part of the cache key: after an upgrade the number is read again.
@@ -177,7 +180,7 @@ def _build_of(binary: str, _changed_at_ns: int) -> int | None:
     return int(match[1]) if match else None
 
 
-def _wheel_build() -> int:
+def _read_wheel_build() -> int:
     """Return llama.cpp's build number, which is the last part of the wheel's own version."""
     from importlib import metadata  # noqa: PLC0415 - only beside another llama-server
 

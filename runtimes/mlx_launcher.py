@@ -62,6 +62,7 @@ def guard(handler: type[Any], key: str) -> type[Any]:
                 self.rfile = connection
 
         def _refuse(self, status: HTTPStatus, message: str, kind: str) -> None:
+            """Answer with an error, and close the connection."""
             # Not send_error: it would name the server's version.
             content = json.dumps({"error": {"message": message, "type": kind, "code": status.value}}).encode()
             self.close_connection = True
@@ -165,6 +166,7 @@ def distrust(provider: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return the server's provider of models, so that it never runs Python that a model names."""
 
     def provide(arguments: Any) -> Any:
+        """Return a model, without Python of its own."""
         arguments.trust_remote_code = False
         return provider(arguments)
 

@@ -133,7 +133,8 @@ def build_environment(base: Mapping[str, str]) -> dict[str, str]:
     return ours
 
 
-def _refusal(demand: RuntimeDemand) -> str | None:
+def _refuse_demand(demand: RuntimeDemand) -> str | None:
+    """Return why the server cannot have these caches, slots or adapters, or None."""
     cache_type_k, cache_type_v = demand.options.cache_type_k, demand.options.cache_type_v
     if cache_type_k != cache_type_v:
         return f"cacheTypeK {cache_type_k} and cacheTypeV {cache_type_v} differ, which runtime mlx-lm cannot do"
@@ -167,5 +168,5 @@ RUNTIME: Final = Runtime(
     ),
     installed=lambda: find_command() is not None,
     install_hint="install Pomona's extra mlx, or mlx-lm 0.32 or later: earlier ones run code that a model brings",
-    refusal=_refusal,
+    refusal=_refuse_demand,
 )

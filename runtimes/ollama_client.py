@@ -101,7 +101,7 @@ class Ollama:
         self._knows_store = False
         """True once the content of our models that an earlier agent brought is known."""
         # Always on loopback: an Ollama on another machine does not use the memory of this machine.
-        self.url = f"http://{LOOPBACK}:{_port(environment.get('OLLAMA_HOST', ''))}"
+        self.url = f"http://{LOOPBACK}:{_read_port(environment.get('OLLAMA_HOST', ''))}"
         self._session: aiohttp.ClientSession | None = None
         self._client: ollama.AsyncClient | None = None
         self._errors: tuple[type[Exception], ...] = ()
@@ -116,8 +116,8 @@ class Ollama:
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List the models in memory, by /api/ps."""
-        models = await self._listed("/api/ps")
-        await self._learn(models)
+        models = await self._list_models("/api/ps")
+        await self._learn_contents(models)
         return [(model.name, model.size) for model in models]
 
     def content(self, name: str) -> str:
@@ -135,35 +135,35 @@ class Ollama:
 
         A library model that is pulled only for us is deleted afterwards; our model keeps the weights.
         """
-        client = await self._library()
+        client = await self._get_client()
         parameters = {"num_ctx": serving.options.context_length}
         base = serving.model.removeprefix(_LIBRARY) if scheme_of(serving.model) == "ollama" else None
         with self._translate_errors(f"create {name}"):
-            names = {full_name(model.name): model.name for model in await self._listed("/api/tags")}
+            names = {full_name(model.name): model.name for model in await self._list_models("/api/tags")}
             if full_name(name) in names:
                 return
             if base is None:
                 if name_parts(Path(serving.model).name)[1:]:
                     raise DaemonError("SplitUnsupported", NO_SPLIT)
-                files = {"model.gguf": await self._store(Path(serving.model), on_progress)}
-                await _finish(await client.create(name, files=files, parameters=parameters, stream=True))
+                files = {"model.gguf": await self._upload_weights(Path(serving.model), on_progress)}
+                await _read_to_end(await client.create(name, files=files, parameters=parameters, stream=True))
                 return
             is_owners = full_name(base) in names
             if is_owners:
                 base = names[full_name(base)]  # a model to create from has to be named as it is stored
             else:
                 await self._refuse_private_registry(base)
-                await self._pull(base, on_progress)
-            await _finish(await client.create(name, from_=base, parameters=parameters, stream=True))
+                await self._pull_model(base, on_progress)
+            await _read_to_end(await client.create(name, from_=base, parameters=parameters, stream=True))
             if not is_owners:
                 await client.delete(base)
 
     async def load(self, name: str) -> None:
         """Load the model without expiry, by a request without a prompt."""
-        content = await self._show(name)
+        content = await self._read_content(name)
         self._contents[name] = ("", content)
         await self._refuse_to_evict(name, content)
-        client = await self._library()
+        client = await self._get_client()
         with self._translate_errors(f"load {name}"):
             await client.generate(name, keep_alive=_STAY)
             if self.content(name) not in {self.content(other) for other, _ in await self.loaded()}:
@@ -173,19 +173,19 @@ class Ollama:
 
     async def unload(self, name: str) -> None:
         """Ask Ollama to unload the model, which happens once no request is left."""
-        client = await self._library()
+        client = await self._get_client()
         with self._translate_errors(f"unload {name}", absent_is_fine=True):
             await client.generate(name, keep_alive=_LEAVE)
 
     async def marked(self, owner: str) -> set[str]:
         """Return the names of the models in the namespace `owner`."""
-        return {model.name for model in await self._listed("/api/tags") if model.name.startswith(f"{owner}/")}
+        return {model.name for model in await self._list_models("/api/tags") if model.name.startswith(f"{owner}/")}
 
     async def remove(self, name: str) -> None:
         """Unload and delete the model; Ollama frees the weights with the last model that uses them."""
-        if name in {model.name for model in await self._listed("/api/ps")}:
+        if name in {model.name for model in await self._list_models("/api/ps")}:
             await self.unload(name)  # under another name, the weights are loaded for that one
-        client = await self._library()
+        client = await self._get_client()
         with self._translate_errors(f"delete {name}", absent_is_fine=True):
             await client.delete(name)
         self._contents.pop(name, None)
@@ -209,9 +209,9 @@ class Ollama:
         if not all(is_allowed(address, self._networks) for address in addresses):
             raise DaemonError("SourceForbidden", f"{_LIBRARY}{base}: {registry} is {IN_PRIVATE_NETWORK}")
 
-    async def _pull(self, base: str, on_progress: OnProgress) -> None:
+    async def _pull_model(self, base: str, on_progress: OnProgress) -> None:
         """Ask Ollama to fetch a model of its library, and report the progress of its largest file, the weights."""
-        client = await self._library()
+        client = await self._get_client()
         largest_bytes = 0
         async for step in await client.pull(base, stream=True):
             if step.total and step.total >= largest_bytes:
@@ -240,23 +240,25 @@ class Ollama:
                     "the two: give both services the same contextLength, or set runtime of one to llama.cpp",
                 )
 
-    async def _learn(self, models: list[_Listed]) -> None:
+    async def _learn_contents(self, models: list[_Listed]) -> None:
         """Find out the content of these models in memory, and once of all that an earlier agent has brought."""
         names = {model.name for model in models}
         for name in [name for name in self._contents if name not in names and not name.startswith(_MARKS)]:
             del self._contents[name]
         if not self._knows_store and any(name.startswith(_MARKS) for name in names):
-            stored = await self._listed("/api/tags")
+            stored = await self._list_models("/api/tags")
             models = [*models, *(model for model in stored if model.name.startswith(_MARKS))]
             self._knows_store = True
         for model in models:
             if self._contents.get(model.name, ("",))[0] != model.digest or model.name not in self._contents:
-                self._contents[model.name] = (model.digest, await self._show(model.name))
+                self._contents[model.name] = (model.digest, await self._read_content(model.name))
 
-    async def _show(self, name: str) -> _Content:
+    async def _read_content(self, name: str) -> _Content:
         """Return the content of a model in the store; of another one, nothing is known but its name."""
         with self._translate_errors(f"show {name}"):
-            async with self._http().post(f"{self.url}/api/show", json={"model": name}, timeout=_LOOK) as response:
+            async with self._get_session().post(
+                f"{self.url}/api/show", json={"model": name}, timeout=_LOOK
+            ) as response:
                 answer = await response.read()
                 if response.status != HTTPStatus.OK:
                     return _Content((name,))
@@ -266,9 +268,10 @@ class Ollama:
             raise DaemonError("DaemonRefused", f"{self.url}/api/show is not Ollama's: {error}") from error
         return _Content(tuple(_FILE.findall(modelfile)) or (name,), tuple(sorted(_SETTING.findall(modelfile))))
 
-    async def _listed(self, path: str) -> list[_Listed]:
+    async def _list_models(self, path: str) -> list[_Listed]:
+        """Return the models of /api/ps or /api/tags."""
         with self._translate_errors("list its models"):
-            async with self._http().get(f"{self.url}{path}", timeout=_LOOK) as response:
+            async with self._get_session().get(f"{self.url}{path}", timeout=_LOOK) as response:
                 answer = await response.read()
                 if response.status != HTTPStatus.OK:
                     raise DaemonError("DaemonRefused", f"{self.url}{path} answered {response.status}: is it Ollama?")
@@ -277,25 +280,26 @@ class Ollama:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url}{path} is not Ollama's: {error}") from error
 
-    async def _store(self, path: Path, on_progress: OnProgress) -> str:
+    async def _upload_weights(self, path: Path, on_progress: OnProgress) -> str:
         """Upload the file to Ollama's store and return its digest. Raises OSError and ClientError."""
         with path.open("rb") as file:
             digest = f"sha256:{(await asyncio.to_thread(hashlib.file_digest, file, 'sha256')).hexdigest()}"
         blob = f"{self.url}/api/blobs/{digest}"
-        async with self._http().head(blob, timeout=_LOOK) as there:
+        async with self._get_session().head(blob, timeout=_LOOK) as there:
             if there.status == HTTPStatus.OK:
                 return digest
-        async with self._http().post(blob, data=_blocks(path, on_progress), timeout=_WORK) as response:
+        async with self._get_session().post(blob, data=_read_blocks(path, on_progress), timeout=_WORK) as response:
             if response.status not in {HTTPStatus.OK, HTTPStatus.CREATED}:
                 raise DaemonError("DaemonRefused", f"Ollama does not take {path}: {(await response.text())[:300]}")
         return digest
 
-    def _http(self) -> aiohttp.ClientSession:
+    def _get_session(self) -> aiohttp.ClientSession:
+        """Return the session for requests without the library."""
         if self._session is None:
             self._session = aiohttp.ClientSession()
         return self._session
 
-    async def _library(self) -> "ollama.AsyncClient":
+    async def _get_client(self) -> "ollama.AsyncClient":
         """Return the client; the first call imports the library in a thread, because the import is slow."""
         if self._client is None:
             library = await asyncio.to_thread(importlib.import_module, "ollama")
@@ -319,7 +323,7 @@ class Ollama:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise DaemonError(SILENT, f"Ollama at {self.url} did not {what}: {_text(error)}") from error
+            raise DaemonError(SILENT, f"Ollama at {self.url} did not {what}: {_describe_error(error)}") from error
         except ConnectionError as error:
             raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START}") from error
         except OSError as error:
@@ -328,7 +332,9 @@ class Ollama:
             status = getattr(error, "status_code", None)
             if status == HTTPStatus.NOT_FOUND and absent_is_fine:
                 return
-            raise DaemonError(_reason(status), f"Ollama at {self.url} did not {what}: {_text(error)}") from error
+            raise DaemonError(
+                _find_reason(status), f"Ollama at {self.url} did not {what}: {_describe_error(error)}"
+            ) from error
 
 
 def full_name(name: str) -> str:
@@ -343,13 +349,13 @@ def full_name(name: str) -> str:
     return path if ":" in parts[-1] else f"{path}:latest"
 
 
-async def _finish(steps: AsyncIterator[object]) -> None:
+async def _read_to_end(steps: AsyncIterator[object]) -> None:
     """Read a stream of steps to its end; a step that is an error raises."""
     async for _ in steps:
         pass
 
 
-def _port(host: str) -> int:
+def _read_port(host: str) -> int:
     """Read the port from OLLAMA_HOST, in any of the forms that Ollama accepts: [scheme://][host][:port]."""
     parts = urlsplit(host if "//" in host else f"//{host}")
     try:
@@ -358,13 +364,13 @@ def _port(host: str) -> int:
         return PORT
 
 
-def _text(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return the text of an error without the body of a registry's refusal, which a redirect may take from anywhere."""
     text = getattr(error, "error", None) or str(error)  # that of the library adds a status, which may be -1
     return _REFUSAL.sub(r"HTTP \1", text) or type(error).__name__
 
 
-def _reason(status: int | None) -> str:
+def _find_reason(status: int | None) -> str:
     """Return the reason for a status; None is a failure of the connection, not an answer."""
     if status is None:
         return SILENT
@@ -373,7 +379,8 @@ def _reason(status: int | None) -> str:
     return "DaemonBusy" if status == HTTPStatus.SERVICE_UNAVAILABLE else "DaemonRefused"
 
 
-async def _blocks(path: Path, on_progress: OnProgress) -> AsyncIterator[bytes]:
+async def _read_blocks(path: Path, on_progress: OnProgress) -> AsyncIterator[bytes]:
+    """Yield the blocks of a file, and report how much was sent."""
     with path.open("rb") as file:
         size_bytes, sent_bytes = os.fstat(file.fileno()).st_size, 0
         while block := await asyncio.to_thread(file.read, _BLOCK_BYTES):

@@ -84,7 +84,7 @@ class Omlx:
         self._environment = environment
         self._base = _find_base(environment, home or Path.home())
         port = environment.get("OMLX_PORT", "")
-        port_number = int(port) if port.isdecimal() else self._settings().server.port or DEFAULT_PORT
+        port_number = int(port) if port.isdecimal() else self._read_settings().server.port or DEFAULT_PORT
         self.url = f"http://{LOOPBACK}:{port_number}"
         self._session: aiohttp.ClientSession | None = None
         self._admin_session = ""
@@ -92,7 +92,7 @@ class Omlx:
     @property
     def api_key(self) -> str | None:
         """The owner's present key: OMLX_API_KEY of the agent's environment, or the key in oMLX's settings."""
-        return self._environment.get("OMLX_API_KEY") or self._settings().auth.api_key or None
+        return self._environment.get("OMLX_API_KEY") or self._read_settings().auth.api_key or None
 
     def installed(self) -> bool:
         """Return whether oMLX is installed here, or OMLX_PORT is set."""
@@ -104,7 +104,7 @@ class Omlx:
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List the models in memory, by /v1/models/status."""
-        models = (await self._status()).models
+        models = (await self._read_status()).models
         return [(model.id, model.actual_size or model.estimated_size) for model in models if model.loaded]
 
     def content(self, name: str) -> str:
@@ -113,47 +113,49 @@ class Omlx:
 
     async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Link the weights into oMLX's model directory, reload if needed, pin the model and set its context length."""
-        self._link(name, Path(serving.model))
+        self._make_link(name, Path(serving.model))
         on_progress(0, None)
-        if not await self._knows(name):
-            await self._reload(name)
-            if not await self._knows(name):
+        if not await self._lists_model(name):
+            await self._reload_models(name)
+            if not await self._lists_model(name):
                 raise DaemonError(
                     UNKNOWN_MODEL,
-                    f"oMLX does not find {name} in {self._folder()}: see that this is its model directory, and that "
-                    f"{serving.model} has a config.json and safetensors",
+                    f"oMLX does not find {name} in {self._find_folder()}: see that this is its model directory, and "
+                    f"that {serving.model} has a config.json and safetensors",
                 )
         settings = _PINNED | {"max_context_window": serving.options.context_length}
-        await self._admin("PUT", f"/admin/api/models/{name}/settings", settings, f"pin {name}")
+        await self._call_admin("PUT", f"/admin/api/models/{name}/settings", settings, f"pin {name}")
 
     async def load(self, name: str) -> None:
         """Load the model; return when it is in memory."""
-        status, answer = await self._call("POST", f"/v1/models/{name}/load", f"load {name}", is_slow=True)
+        status, answer = await self._send_request("POST", f"/v1/models/{name}/load", f"load {name}", is_slow=True)
         if status == HTTPStatus.INSUFFICIENT_STORAGE:
-            raise DaemonError("InsufficientMemory", _describe_shortage(name, answer, await self._status()))
+            raise DaemonError("InsufficientMemory", _describe_shortage(name, answer, await self._read_status()))
         reasons: dict[int, str] = {HTTPStatus.NOT_FOUND: UNKNOWN_MODEL, HTTPStatus.CONFLICT: "DaemonBusy"}
-        self._expect(status, answer, f"load {name}", reasons.get(status, "DaemonRefused"))
+        self._raise_unless_ok(status, answer, f"load {name}", reasons.get(status, "DaemonRefused"))
 
     async def unload(self, name: str) -> None:
         """Unload the model at once; running requests are aborted, so drain first."""
-        status, answer = await self._call("POST", f"/v1/models/{name}/unload", f"unload {name}")
+        status, answer = await self._send_request("POST", f"/v1/models/{name}/unload", f"unload {name}")
         if status not in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
-            self._expect(status, answer, f"unload {name}")
+            self._raise_unless_ok(status, answer, f"unload {name}")
 
     async def marked(self, owner: str) -> set[str]:
         """Return the names of our links, and of our loaded models without a link."""
         try:
-            links = {path.name for path in self._folder().glob(f"{owner}-*")}
+            links = {path.name for path in self._find_folder().glob(f"{owner}-*")}
         except OSError as error:
-            raise DaemonError("ModelFolder", f"cannot read oMLX's model directory {self._folder()}: {error}") from error
+            raise DaemonError(
+                "ModelFolder", f"cannot read oMLX's model directory {self._find_folder()}: {error}"
+            ) from error
         return links | {name for name, _ in await self.loaded() if name.startswith(f"{owner}-")}
 
     async def remove(self, name: str) -> None:
         """Unload the model, unpin it so that oMLX does not load it at start, and remove the link, never the weights."""
         await self.unload(name)
-        if await self._knows(name):
-            await self._admin("PUT", f"/admin/api/models/{name}/settings", _RELEASED, f"unpin {name}")
-        link = self._folder() / name
+        if await self._lists_model(name):
+            await self._call_admin("PUT", f"/admin/api/models/{name}/settings", _RELEASED, f"unpin {name}")
+        link = self._find_folder() / name
         with self._translate_folder_errors():
             if link.is_symlink():
                 link.unlink(missing_ok=True)
@@ -164,22 +166,23 @@ class Omlx:
             await self._session.close()
         self._session = None
 
-    def _settings(self) -> _Settings:
+    def _read_settings(self) -> _Settings:
         """Read oMLX's settings file; return oMLX's own defaults if it cannot be read."""
         try:
             return msgspec.json.decode((self._base / "settings.json").read_bytes(), type=_Settings)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return _Settings()
 
-    def _folder(self) -> Path:
+    def _find_folder(self) -> Path:
         """Return the first of oMLX's model directories."""
-        model = self._settings().model
+        model = self._read_settings().model
         folders = [*self._environment.get("OMLX_MODEL_DIR", "").split(","), *model.model_dirs, model.model_dir or ""]
         first = next((folder for folder in folders if folder), None)
         return Path(first).expanduser() if first else self._base / "models"
 
-    def _link(self, name: str, weights: Path) -> None:
-        link = self._folder() / name
+    def _make_link(self, name: str, weights: Path) -> None:
+        """Link the weights into oMLX's model directory."""
+        link = self._find_folder() / name
         with self._translate_folder_errors():
             if not link.is_symlink() or link.readlink() != weights:
                 link.parent.mkdir(parents=True, exist_ok=True)
@@ -188,19 +191,22 @@ class Omlx:
 
     @contextlib.contextmanager
     def _translate_folder_errors(self) -> Iterator[None]:
+        """Raise every OSError of the block as a DaemonError."""
         try:
             yield
         except OSError as error:
-            message = f"cannot change oMLX's model directory {self._folder()}: {error}"
+            message = f"cannot change oMLX's model directory {self._find_folder()}: {error}"
             raise DaemonError("ModelFolder", message) from error
 
-    async def _status(self) -> _Status:
-        return await self._ask("/v1/models/status", "say what is loaded", _Status)
+    async def _read_status(self) -> _Status:
+        """Return the models that oMLX lists, and its memory."""
+        return await self._get_answer("/v1/models/status", "say what is loaded", _Status)
 
-    async def _knows(self, name: str) -> bool:
-        return name in {model.id for model in (await self._status()).models}
+    async def _lists_model(self, name: str) -> bool:
+        """Return whether oMLX has found the folder of a model."""
+        return name in {model.id for model in (await self._read_status()).models}
 
-    async def _reload(self, name: str) -> None:
+    async def _reload_models(self, name: str) -> None:
         """Make oMLX look for new folders, unless that would disturb the owner. Raises DaemonError."""
         others = [model for model, _ in await self.loaded() if not model.startswith("pomona-")]
         if others:
@@ -209,20 +215,21 @@ class Omlx:
                 f"oMLX finds {name} only by a reload, which would unload the models of its owner "
                 f"({', '.join(sorted(others))}): unload them, or restart oMLX",
             )
-        activity = await self._ask("/api/status", "say what it answers", _Activity)
+        activity = await self._get_answer("/api/status", "say what it answers", _Activity)
         if activity.active_requests or activity.waiting_requests:
             raise DaemonError("DaemonBusy", f"oMLX finds {name} only by a reload, which waits until it has no requests")
-        await self._admin("POST", "/admin/api/reload", None, "look for new models")
+        await self._call_admin("POST", "/admin/api/reload", None, "look for new models")
 
-    async def _admin(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> None:
+    async def _call_admin(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> None:
         """Call an endpoint for administrators, and log in with the key if oMLX requires it."""
-        status, answer = await self._call(method, path, what, body, is_slow=True)
+        status, answer = await self._send_request(method, path, what, body, is_slow=True)
         if status == HTTPStatus.UNAUTHORIZED:
             await self._log_in()
-            status, answer = await self._call(method, path, what, body, is_slow=True)
-        self._expect(status, answer, what)
+            status, answer = await self._send_request(method, path, what, body, is_slow=True)
+        self._raise_unless_ok(status, answer, what)
 
     async def _log_in(self) -> None:
+        """Log in as administrator with the API key. Raises DaemonError."""
         key = self.api_key
         if key is None:
             raise DaemonError(
@@ -231,14 +238,14 @@ class Omlx:
                 "settings and restart it",
             )
         with self._translate_errors("log in"):
-            async with self._http().post(
+            async with self._get_session().post(
                 f"{self.url}/admin/api/login", json={"api_key": key}, timeout=_LOOK
             ) as response:
                 answer = await response.read()
-                self._expect(response.status, answer, "log in", UNAUTHORIZED)
+                self._raise_unless_ok(response.status, answer, "log in", UNAUTHORIZED)
                 self._admin_session = response.cookies[_COOKIE].value if _COOKIE in response.cookies else ""
 
-    async def _call(
+    async def _send_request(
         self, method: str, path: str, what: str, body: dict[str, Any] | None = None, *, is_slow: bool = False
     ) -> tuple[int, bytes]:
         """Send a request, and return status and body; if `is_slow`, the answer has no time limit."""
@@ -248,12 +255,13 @@ class Omlx:
         if self._admin_session and path.startswith("/admin/"):
             headers["Cookie"] = f"{_COOKIE}={self._admin_session}"
         with self._translate_errors(what):
-            async with self._http().request(
+            async with self._get_session().request(
                 method, f"{self.url}{path}", json=body, headers=headers, timeout=timeout, allow_redirects=False
             ) as response:
                 return response.status, await response.read()
 
-    def _expect(self, status: int, answer: bytes, what: str, reason: str = "DaemonRefused") -> None:
+    def _raise_unless_ok(self, status: int, answer: bytes, what: str, reason: str = "DaemonRefused") -> None:
+        """Raise DaemonError if the status of an answer is an error."""
         if status in {HTTPStatus.OK, HTTPStatus.ACCEPTED}:
             return
         if status == HTTPStatus.UNAUTHORIZED:
@@ -266,16 +274,17 @@ class Omlx:
             reason = "DaemonBusy"
         raise DaemonError(reason, f"oMLX at {self.url} did not {what} ({status}): {_quote_error(answer)}")
 
-    async def _ask(self, path: str, what: str, kind: type[T]) -> T:
+    async def _get_answer(self, path: str, what: str, kind: type[T]) -> T:
         """Return the answer of a GET."""
-        status, answer = await self._call("GET", path, what)
-        self._expect(status, answer, what)
+        status, answer = await self._send_request("GET", path, what)
+        self._raise_unless_ok(status, answer, what)
         try:
             return msgspec.json.decode(answer, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url} does not answer as oMLX does: {error}") from error
 
-    def _http(self) -> aiohttp.ClientSession:
+    def _get_session(self) -> aiohttp.ClientSession:
+        """Return the session, which keeps no cookies."""
         if self._session is None:
             self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
         return self._session
@@ -315,6 +324,7 @@ def _quote_error(answer: bytes) -> str:
 
 
 def _describe_shortage(name: str, answer: bytes, status: _Status) -> str:
+    """Return the message that oMLX lacks memory, with the way out."""
     use = ""
     if status.final_ceiling is not None and status.current_model_memory is not None:
         use = f" It uses {size_text(status.current_model_memory)} of its limit of {size_text(status.final_ceiling)}."

@@ -180,11 +180,11 @@ class PagedMemory(EngineMemory):
     def _estimate_batch(self, layout: Layout, options: ServingOptions, devices: int, batch: DeviceBatch) -> Parts:
         """Compute the memory of each device with the engine's choice for devices of a size."""
         tokens = self._batch_tokens(options, batch)
-        block = max(_BLOCK, _stated_number(options, self.block_argument) or 0)
+        block = max(_BLOCK, _read_stated_number(options, self.block_argument) or 0)
         compute = _compute_bytes(layout, options, devices, tokens) + self._graph_bytes(options)
         compute += _expansion_bytes(layout, options, devices)
         reserve = batch.reserve_mib * MIB + self.token_reserve_kib * tokens * _KIB
-        if _stated(options, self.share_argument):
+        if _find_stated(options, self.share_argument):
             # The engine leaves free what is not of the stated share.
             reserve = 0
         return Parts(
@@ -196,13 +196,13 @@ class PagedMemory(EngineMemory):
 
     def _batch_tokens(self, options: ServingOptions, batch: DeviceBatch) -> int:
         """Return the tokens of the largest batch, which a user's argument decides."""
-        tokens = _stated_number(options, self.batch_argument) or batch.tokens
+        tokens = _read_stated_number(options, self.batch_argument) or batch.tokens
         whole = self.whole_prompts or self.whole_prompts_argument in options.extra_args or options.mode != "chat"
         return max(tokens, options.context_length) if whole else tokens
 
     def _used_permille(self, options: ServingOptions) -> int:
         """Return the share of a device that the engine uses, in thousandths."""
-        stated = _stated(options, self.share_argument)
+        stated = _find_stated(options, self.share_argument)
         if stated is None:
             return self.device_percent * 10
         # The default of an engine without a margin of its own is replaced.
@@ -221,15 +221,16 @@ def _is_latent(layers: Layers) -> bool:
     return bool(layers.key_elements) and not layers.value_elements
 
 
-def _stated(options: ServingOptions, name: str | None) -> str | None:
+def _find_stated(options: ServingOptions, name: str | None) -> str | None:
     """Return the number that the last argument of this name states; None if there is none, or it is not valid."""
     items = itertools.chain.from_iterable(argument.split("=", 1) for argument in options.extra_args)
     values = [value for argument, value in itertools.pairwise(items) if argument == name]
     return values[-1] if values and _NUMBER.fullmatch(values[-1]) else None
 
 
-def _stated_number(options: ServingOptions, name: str | None) -> int | None:
-    text = _stated(options, name)
+def _read_stated_number(options: ServingOptions, name: str | None) -> int | None:
+    """Return the stated number as a whole one, or None."""
+    text = _find_stated(options, name)
     return int(float(text)) if text else None
 
 
@@ -263,6 +264,7 @@ def _shard(layout: Layout, layers: Layers, devices: int) -> int:
     head = max(1, layout.attention_size // layout.head_count if layout.head_count else 1)
 
     def shard(elements: int) -> int:
+        """Return the elements of whole heads on each device."""
         heads = -(-elements // head)
         return min(elements, -(-heads // devices) * head)
 

@@ -157,7 +157,7 @@ async def generate_token(
             asyncio.timeout(timeout_seconds),
             session.post(f"{base_url}{question.path}", data=body, headers=headers, allow_redirects=False) as response,
         ):
-            answer = await _read(response)
+            answer = await _read_body(response)
     except TimeoutError:
         message = f"no answer with {question.missing} from {base_url} within {timeout_seconds:g} s"
         return ProbeResult(ok=False, reason=TIMED_OUT, message=message)
@@ -172,7 +172,8 @@ async def generate_token(
     return _judge_answer(base_url, mode, answer)
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
+    """Return the body of an answer, at most 1 MiB of it."""
     try:
         return await response.content.readexactly(_READ_BYTES)
     except asyncio.IncompleteReadError as whole:
@@ -180,6 +181,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _judge_error(base_url: str, engine: str | None, status: int, answer: bytes) -> ProbeResult:
+    """Return the result of a probe that was answered with an error."""
     text = read_error(answer).text
     is_sick = judge_error(find_runtime(engine).errors, status, text).lesson == "sick"
     reason = "Broken" if is_sick else _REASONS.get(status, "BadAnswer")
@@ -187,6 +189,7 @@ def _judge_error(base_url: str, engine: str | None, status: int, answer: bytes) 
 
 
 def _judge_answer(base_url: str, mode: Mode, answer: bytes) -> ProbeResult:
+    """Return the result of a probe that was answered with 200."""
     question = _QUESTIONS[mode]
     try:
         done = msgspec.json.decode(answer, type=question.answer).is_answer()
@@ -205,4 +208,5 @@ def build_success(server: str, mode: Mode) -> ProbeResult:
 
 
 def _quote(text: str) -> str:
+    """Return the beginning of an answer, for a message."""
     return text.strip()[:_QUOTED_CHARACTERS] or "an empty body"

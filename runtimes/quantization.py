@@ -113,6 +113,7 @@ def warn_quantization(quantization: str, engine: str, vendor: str, device: str =
 
 
 def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
+    """Return the architectures on which an engine serves a method; None if there are none."""
     terms = find_runtime(engine).quantizations.get(vendor, {}).get(method)
     if terms is None:
         return None

@@ -59,6 +59,7 @@ def refuse_demand(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_format(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return why the engine cannot load the weights, or None."""
     if demand.format in runtime.formats:
         return None
     able = " or ".join(_FORMAT_NAMES[file_format] for file_format in sorted(runtime.formats))
@@ -69,6 +70,7 @@ def _refuse_format(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return why the engine does not run on the accelerator, or None."""
     name, accelerator = runtime.name, demand.accelerator
     if not demand.in_pods:
         if runtime.on_hosts:
@@ -100,6 +102,7 @@ def _list_vendors(runtime: Runtime, vendors: Vendors) -> str:
 
 
 def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return which setting the engine does not have, or None."""
     name, options = runtime.name, demand.options
     if options.mode not in runtime.modes:
         return f"runtime {name} has no mode {options.mode}: use {' or '.join(sorted(runtime.modes))}, or llama.cpp"
@@ -120,12 +123,14 @@ def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_container(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return why the service cannot state the container of the engine, or None."""
     if demand.container is None or (runtime.pod and runtime.pod.from_container):
         return None
     return f"runtime {runtime.name} has a container of its own: remove container, or set runtime to generic"
 
 
 def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
+    """Return which of extraArgs the engine does not take, or None."""
     arguments = demand.options.extra_args
     foreign = [argument for argument in arguments if _is_option(argument) and argument not in runtime.tuning]
     if foreign:
@@ -142,4 +147,5 @@ def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _is_option(argument: str) -> bool:
+    """Return whether an argument is an option, not a value such as -1."""
     return argument.startswith("-") and not _NUMBER.fullmatch(argument)

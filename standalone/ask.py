@@ -171,6 +171,7 @@ async def _quote_error(body: aiohttp.StreamReader) -> str:
 
 
 async def _read_chunks(lines: aiohttp.StreamReader) -> AsyncIterator[_Chunk]:
+    """Yield the chunks of a stream until [DONE]. Raises ClientError if it fails or breaks off."""
     async for line in lines:
         data = line.removeprefix(b"data: ").strip()
         if not line.startswith(b"data: "):

@@ -73,7 +73,7 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
     name = process_prefix(metadata.name, spec)
     names = (f"{name}-{number}" for number in range(replicas))
     assignments = tuple(
-        Assignment(_uid(metadata.namespace, process_name), metadata.namespace, process_name, spec)
+        Assignment(_build_uid(metadata.namespace, process_name), metadata.namespace, process_name, spec)
         for process_name in names
     )
     return Decision(assignments, note=_describe_stored(model, *(companion.model for companion in companions)))
@@ -179,6 +179,6 @@ def _as_host_service(service: InferenceService) -> InferenceService:
     return structs.replace(service, spec=structs.replace(service.spec, hardware=hardware, **pod_defaults))
 
 
-def _uid(namespace: str, name: str) -> str:
+def _build_uid(namespace: str, name: str) -> str:
     """Return a uid that is the same in the next run, which can then adopt the engine of this run."""
     return STANDALONE + hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

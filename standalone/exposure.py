@@ -61,6 +61,7 @@ class StandaloneExposure(ProxyExposure):
         """Do nothing: only the proxy forwards to the process, and `drain` removes the process from the proxy."""
 
     async def _configure(self) -> bool:
+        """Configure the proxy; return whether the endpoint or its services have changed."""
         grouped = self.services()
         ports = dict.fromkeys(grouped, ServicePort(0, self._token))
         config = structs.replace(
@@ -79,6 +80,7 @@ class StandaloneExposure(ProxyExposure):
         return (self.router, self.accepted) != before
 
     async def _wait_idle(self, uid: str, timeout_seconds: float) -> bool:
+        """Wait until a process has no request; return False after the timeout, or if the user aborts."""
         idle = asyncio.create_task(self._proxy.client.wait_idle(uid, timeout_seconds))
         abort = asyncio.create_task(self._abort.wait())
         try:

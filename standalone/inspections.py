@@ -58,12 +58,14 @@ class ModelInspector:
             return await self._inspect(model.spec)
 
     async def _inspect(self, spec: ModelSpec) -> tuple[Inspection, str]:
+        """Inspect the source, unless pinned weights are stored."""
         source = parse(spec.source, spec.files)
         stored = await asyncio.to_thread(self._find_stored, source, spec.sha256)
         if stored is not None and source.is_pinned:
             return stored, ""
 
         def access(server: Source, patience: Patience) -> SourceAccess:
+            """Return how a server is read: the token is for the source alone, not for its mirrors."""
             token = self._access.token if spec.source_secret_ref and server is source else None
             return dataclasses.replace(self._access, token=token, patience=_HURRIED if stored else patience)
 
@@ -75,12 +77,12 @@ class ModelInspector:
             return stored, error.message
         if source.scheme != "file":
             record = SourceRecord(inspection.revision, inspection.file, inspection.sha256, inspection.size_bytes)
-            await asyncio.to_thread(durable.write, self._path(source, spec.sha256), record)
+            await asyncio.to_thread(durable.write, self._build_record_path(source, spec.sha256), record)
         return inspection, ""
 
     def _find_stored(self, source: Source, sha256: str | None) -> Inspection | None:
         """Return the facts of the weights in the store that the source had last; None if they are not there."""
-        record = durable.read(self._path(source, sha256), SourceRecord)
+        record = durable.read(self._build_record_path(source, sha256), SourceRecord)
         held = self._store.find(source, record.revision or None, record.sha256) if record else None
         if record is None or held is None:
             return None
@@ -90,5 +92,6 @@ class ModelInspector:
             held.release()
         return msgspec.structs.replace(facts, **msgspec.structs.asdict(record))
 
-    def _path(self, source: Source, sha256: str | None) -> Path:
+    def _build_record_path(self, source: Source, sha256: str | None) -> Path:
+        """Return the file of the record of a source."""
         return self._folder / f"{cache_key(source.text, sha256 or '', source.files)}.json"

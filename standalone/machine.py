@@ -181,6 +181,7 @@ class Machine:
             log.info("pomona_up_ended", handed_over=self.signals.hand_over.is_set(), processes=len(self.runners))
 
     async def _serve(self, group: asyncio.TaskGroup) -> None:
+        """Start all loops, wait until the user ends them, and end the engines unless an agent takes over."""
         try:
             await self._host.recover(group)
         except OSError as error:
@@ -228,13 +229,16 @@ class Machine:
         return daemon.may_have(record.model)
 
     def _unreadable_error(self, error: OSError) -> StartError:
+        """Return the error that the records of engines cannot be read."""
         return StartError(f"cannot read which engines run from --state-dir {self._options.folder}: {error}")
 
     def _note_change(self) -> None:
+        """Note a change, for the proxy and the view."""
         self._reconfigure.set()
         self.changes.note()
 
     def _note_pressure_action(self, _action: object, note: str) -> None:
+        """Log what was done against memory pressure."""
         log.warning("memory_pressure_handled", note=note)
         self._note_change()
 
@@ -342,6 +346,7 @@ class _ServingEnded(Exception):  # noqa: N818 - no error
 
 
 async def _wait_for_any(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
     tasks = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -351,6 +356,7 @@ async def _wait_for_any(*events: asyncio.Event) -> None:
 
 
 async def _cancel_all(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel the tasks, and wait until they have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)

@@ -182,6 +182,7 @@ def _read_documents(paths: Iterable[Path]) -> tuple[list[Document], list[str]]:
 
 
 def _list_files(paths: Iterable[Path]) -> Iterator[Path]:
+    """Yield the files, and those of the folders."""
     for path in paths:
         if path.is_dir():
             yield from sorted(entry for entry in path.iterdir() if entry.suffix in _SUFFIXES)
@@ -262,6 +263,7 @@ def _is_ours(document: Document) -> bool:
 
 
 def _find_problems(document: Document) -> Iterator[str]:
+    """Yield the problems of one document of ours."""
     kind = document.manifest.get("kind")
     if kind in ("MetalProcess", "MetalHost"):
         yield document.describe("created by Pomona itself: write an InferenceService instead", ("kind",))
@@ -308,6 +310,7 @@ def find_duplicates(documents: Iterable[Document], *, is_one_machine: bool) -> I
 
 
 def _find_missing_models(documents: Sequence[Document]) -> Iterator[str]:
+    """Yield a problem for each Model that a service names and the files lack."""
     models = {document.key for document in documents if document.manifest["kind"] == "Model"}
     for document in documents:
         if document.manifest["kind"] != "InferenceService":

@@ -88,6 +88,7 @@ def build_row(
 
 
 def _describe_progress(status: MetalProcessStatus, reserved: int | None, used: int | None) -> str:
+    """Return the progress or the problem of a process."""
     if status.phase == "Fetching" and status.progress:
         here, total = status.progress.bytes, status.progress.total_bytes
         share = f" of {size_text(total)}, {100 * here // total} %" if total else ""
@@ -98,6 +99,7 @@ def _describe_progress(status: MetalProcessStatus, reserved: int | None, used: i
 
 
 def _describe_requests(stats: ServiceStats) -> str:
+    """Return the number of requests, and how many run, wait and have failed."""
     waiting = f", {stats.queued} waiting" if stats.queued else ""
     failed = f", {stats.errors} failed" if stats.errors else ""
     return f"{stats.requests} ({stats.in_flight} running{waiting}{failed})"
@@ -130,6 +132,7 @@ class RowBuilder:
         return rows
 
     def _update_rates(self, stats: Mapping[str, ServiceStats], now: float) -> None:
+        """Compute the rate of each service since the last counts."""
         counted = {name: (now, stat.tokens_out) for name, stat in stats.items()}
         for name, (_, tokens) in counted.items():
             if name in self._counted:
@@ -237,7 +240,7 @@ class ChangePrinter:
         """Print the changes since the last call; progress at most every ten seconds."""
         if self._machine.exposure.router and (head := describe_endpoint(self._machine)) != self._head:
             self._head = head
-            self._print(head)
+            self._print_line(head)
         for key, decision in self._machine.decisions.items():
             replicas = ((runner.status(None), None, None) for runner in self._machine.list_replicas(key))
             shown = build_row(key.name, decision, replicas, None, None, answers=key in self._machine.exposure.accepted)
@@ -250,7 +253,8 @@ class ChangePrinter:
                 continue
             self._printed[shown.service] = text
             self._next[shown.service] = self._clock() + PROGRESS_SECONDS
-            self._print(text)
+            self._print_line(text)
 
-    def _print(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
+        """Print a line after the time since the start."""
         print(f"[{self._clock() - self._started:5.1f} s] {text}", file=self._out, flush=True)

@@ -126,11 +126,12 @@ def parse_rocm_smi(text: str) -> VendorReading:
     if not devices:
         problem = f"rocm-smi {quote_output(text)}, which states no GPU with memory of its own"
         return VendorReading("amd", "rocm-smi", problems=(problem,))
-    driver = _lower(sections.get("system", {})).get("driver version", "")
+    driver = _lower_keys(sections.get("system", {})).get("driver version", "")
     return VendorReading("amd", "rocm-smi", devices, clean_text(driver))
 
 
 def _read_device(card: kernel_files.DrmCard, device_id: str, target: str, linked: Sequence[str]) -> NodeDevice:
+    """Return the device of a card, by the kernel's files."""
     product = find_product("amd", card.device_id)
     total_bytes = parse_size_bytes(card.read("mem_info_vram_total"))
     compute, memory = clean_text(card.read("current_compute_partition")), card.read("current_memory_partition")
@@ -150,7 +151,8 @@ def _read_device(card: kernel_files.DrmCard, device_id: str, target: str, linked
 
 
 def _parse_card(card: Mapping[str, Any]) -> NodeDevice | None:
-    facts = _lower(card)
+    """Return the device of a section of rocm-smi; None for an integrated GPU, or one without an id."""
+    facts = _lower_keys(card)
     total_bytes = parse_size_bytes(facts.get("vram total memory (b)", ""))
     device_id = clean_text(facts.get("unique id", "")) or clean_text(facts.get("pci bus", ""))
     if not device_id or (total_bytes or 0) < _LEAST_BYTES:
@@ -170,5 +172,6 @@ def _parse_card(card: Mapping[str, Any]) -> NodeDevice | None:
     )
 
 
-def _lower(facts: Mapping[str, Any]) -> dict[str, str]:
+def _lower_keys(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of a section by their keys in lower case."""
     return {key.lower(): value for key, value in facts.items() if isinstance(value, str)}

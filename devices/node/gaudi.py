@@ -70,6 +70,7 @@ def name_gaudi_architecture(name: str) -> str:
 
 
 def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
+    """Return the device of a row of hl-smi; None if it has no name or id."""
     name, bus_id = clean_text(row.get("name", "")), clean_text(row.get("bus_id", ""))
     device_id = clean_text(row.get("uuid", "")) or bus_id
     if not name or not device_id:
@@ -88,6 +89,7 @@ def _parse_card(row: Mapping[str, str]) -> NodeDevice | None:
 
 
 def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
+    """Read the cards by the kernel's files; None if the node has none."""
     devices = []
     for folder in kernel_files.list_folder(sys / "class/accel", r"accel[0-9]+"):
         device = folder / "device"

@@ -47,6 +47,7 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
 
 
 def _read_device(card: kernel_files.DrmCard) -> NodeDevice:
+    """Return the device of a card."""
     return NodeDevice(
         id=card.address,
         product=INTEL_CARDS.get(card.device_id) or clean_text(f"Intel {card.device_id}"),
@@ -56,6 +57,7 @@ def _read_device(card: kernel_files.DrmCard) -> NodeDevice:
 
 
 def _read_memory_bytes(card: kernel_files.DrmCard) -> int | None:
+    """Return the memory of a card, as i915 states it or as xe states it of each tile; None if neither does."""
     whole = parse_size_bytes(kernel_files.read_limited(card.folder / "lmem_total_bytes"))
     if whole is not None:
         return whole

@@ -60,6 +60,7 @@ def parse_properties(text: str, separator: str = "=") -> dict[str, str]:
 
 
 def _split_numbers(name: str) -> list[tuple[int, str]]:
+    """Return the parts of a name such that card10 is sorted after card9."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,18})", name) if part]
 
 

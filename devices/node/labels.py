@@ -34,6 +34,7 @@ def read_labels(labels: Labels) -> VendorReading | None:
 
 
 def _read_nvidia(labels: Labels) -> VendorReading | None:
+    """Return what GPU feature discovery states; None if it states no product."""
     name, partition = read_product(VENDORS["nvidia"], labels)
     if not name:
         return None
@@ -48,10 +49,11 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
     )
     parts = [labels.get(f"nvidia.com/cuda.driver.{key}", "") for key in ("major", "minor", "rev")]
     driver = labels.get("nvidia.com/cuda.driver-version.full", "") or ".".join(part for part in parts if part)
-    return _build("nvidia", device, parse_number(labels.get("nvidia.com/gpu.count", "")), driver)
+    return _build_reading("nvidia", device, parse_number(labels.get("nvidia.com/gpu.count", "")), driver)
 
 
 def _read_amd(labels: Labels) -> VendorReading | None:
+    """Return what AMD's labeller states; None if it states neither product nor device id."""
     stated = clean_text(labels.get(VENDORS["amd"].product_label or "", ""))
     number = labels.get("amd.com/gpu.device-id", "") or labels.get("beta.amd.com/gpu.device-id", "")
     if not stated and not number:
@@ -66,30 +68,33 @@ def _read_amd(labels: Labels) -> VendorReading | None:
     # Beside each label, its value is a part of another one, which states how many devices have it.
     counts = [parse_number(value) for key, value in labels.items() if _AMD_COUNT.fullmatch(key)]
     count = max((amount for amount in counts if amount), default=None)
-    return _build("amd", device, count, labels.get("amd.com/gpu.driver-version", ""))
+    return _build_reading("amd", device, count, labels.get("amd.com/gpu.driver-version", ""))
 
 
 def _read_gaudi(labels: Labels) -> VendorReading | None:
+    """Return a device if node feature discovery has seen Gaudi cards; no label states more of them."""
     if not any(labels.get(key) == "true" for key in _GAUDI):
         return None
-    return _build("intel-gaudi", NodeDevice(id="", product="Gaudi"), None, "")
+    return _build_reading("intel-gaudi", NodeDevice(id="", product="Gaudi"), None, "")
 
 
 def _read_intel(labels: Labels) -> VendorReading | None:
+    """Return the cards that Intel's plugins count by their PCI id."""
     for key, value in labels.items():
         match = _INTEL_COUNT.fullmatch(key)
         # The plugins label integrated GPUs as well, which are no devices of a node.
         if match and match[1] in INTEL_CARDS:
-            return _build("intel", NodeDevice(id="", product=INTEL_CARDS[match[1]]), parse_number(value), "")
+            return _build_reading("intel", NodeDevice(id="", product=INTEL_CARDS[match[1]]), parse_number(value), "")
     return None
 
 
 def _read_memory_bytes(vendor: NodeVendor, labels: Labels) -> int | None:
+    """Return the memory of each device by the labels, or None."""
     mib = read_device_mib(vendor, VENDORS[vendor], labels)
     return check_bytes(mib * MIB) or None if mib else None
 
 
-def _build(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: str) -> VendorReading:
+def _build_reading(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: str) -> VendorReading:
     """Return the reading of a node with this number of equal devices."""
     problems = []
     if count is None or not 0 < count <= 1 << 16:

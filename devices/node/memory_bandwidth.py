@@ -32,6 +32,7 @@ def measure_memory_bandwidth() -> int | None:
 
 
 def _try_start(worker: threading.Thread) -> bool:
+    """Start a thread; return False if there may be no more."""
     try:
         worker.start()
     except RuntimeError:  # the container may have no more threads
@@ -40,6 +41,7 @@ def _try_start(worker: threading.Thread) -> bool:
 
 
 def _copy_until(deadline: float, copied_bytes: list[int], index: int) -> None:
+    """Copy a buffer until the deadline, and count the bytes at `index`."""
     # Unlike those of the heap, mappings are returned to the kernel.
     with mmap.mmap(-1, _BUFFER_BYTES) as source, mmap.mmap(-1, _BUFFER_BYTES) as target:
         source_address, target_address = addressof(c_char.from_buffer(source)), addressof(c_char.from_buffer(target))

@@ -164,6 +164,7 @@ def format_architecture(capability: str) -> str:
 
 
 def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
+    """Return the GPU of a row of nvidia-smi; None if it has no index, id or name."""
     number, bus_id = parse_number(cells.get("index", "")), clean_text(cells.get("pci.bus_id", ""))
     device_id = clean_text(cells.get("uuid", "")) or bus_id
     name = clean_text(cells.get("name", ""))
@@ -190,6 +191,7 @@ def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
 
 
 def _parse_gpu_name(text: str) -> int | None:
+    """Return the index of a GPU that is named like GPU3, or None."""
     match = re.fullmatch(r"GPU([0-9]{1,3})", text.strip())
     return int(match[1]) if match else None
 
@@ -240,6 +242,7 @@ def _query_gpus(program: str) -> tuple[list[NvidiaGpu], str]:
 
 
 def _find_links(program: str, gpus: Sequence[NvidiaGpu]) -> dict[int, list[int]]:
+    """Return the NVLinks of these GPUs, which nvidia-smi is asked for once."""
     ids = tuple(gpu.device.id for gpu in gpus)
     if len(ids) <= 1:
         return {}
@@ -253,6 +256,7 @@ def _find_links(program: str, gpus: Sequence[NvidiaGpu]) -> dict[int, list[int]]
 
 
 def _find_unused_gpus(gpus: Sequence[NvidiaGpu], partitions: dict[str, list[Partition]]) -> list[str]:
+    """Return a problem for each GPU with MIG on and no partition."""
     return [
         f"GPU {clean_text(gpu.device.id)} has MIG on and no partition, so nothing can run there: "
         "create partitions (nvidia-smi mig -cgi), or switch MIG off"

@@ -68,7 +68,7 @@ def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SE
     if len(output) > MOST_OUTPUT_BYTES:
         _kill(program, process)
         return ToolAnswer(problem=f"printed more than {MOST_OUTPUT_BYTES >> 20} MiB")
-    return _end(program, process, output.decode(errors="replace"))
+    return _finish_run(program, process, output.decode(errors="replace"))
 
 
 def quote_output(text: str) -> str:
@@ -77,7 +77,8 @@ def quote_output(text: str) -> str:
     return f"printed `{shown[:_QUOTED]}`" if shown else "printed nothing"
 
 
-def _end(program: str, process: "subprocess.Popen[bytes]", text: str) -> ToolAnswer:
+def _finish_run(program: str, process: "subprocess.Popen[bytes]", text: str) -> ToolAnswer:
+    """Return the answer of a tool that has closed its output."""
     # It closed its output, so it is about to end.
     try:
         status = process.wait(1)

@@ -157,7 +157,7 @@ async def stream_completion(
             f"{url}/v1/completions", json=body, headers=_HEADERS, timeout=timeout, allow_redirects=False
         ) as response:
             if response.status != HTTPStatus.OK:
-                raise _refuse(response.status, _text(await response.content.read(_QUOTED_CHARACTERS)))
+                raise _build_refusal(response.status, _quote(await response.content.read(_QUOTED_CHARACTERS)))
             async for chunk in _read_chunks(response.content, request.tokens):
                 _take_chunk(chunk, received, clock())
     except BenchError as error:
@@ -172,15 +172,17 @@ async def stream_completion(
         raise BenchError("BrokenOff", f"the answer broke off {cause}") from error
     except (aiohttp.ClientError, OSError) as error:
         raise BenchError("Unreachable", f"{url}: {str(error) or type(error).__name__}") from error
-    return _judge(received, started, request.tokens)
+    return _compute_timing(received, started, request.tokens)
 
 
-def _refuse(status: int, quoted: str) -> BenchError:
+def _build_refusal(status: int, quoted: str) -> BenchError:
+    """Return the error of an answer with another status than 200."""
     is_login = status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
     return BenchError("Unauthorized" if is_login else "Refused", f"the engine answered {status}: {quoted or 'nothing'}")
 
 
 def _take_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
+    """Add a chunk, which came at `now`, to what has come so far."""
     received.usage = chunk.usage or received.usage
     if not chunk.choices:
         return
@@ -191,7 +193,7 @@ def _take_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
         received.pieces += 1
 
 
-def _judge(received: _Received, started: float, wanted: int) -> CompletionTiming:
+def _compute_timing(received: _Received, started: float, wanted: int) -> CompletionTiming:
     """Return the times of a whole answer."""
     usage = received.usage
     if usage is None or not 0 < usage.prompt_tokens <= _MOST_TOKENS:
@@ -213,6 +215,7 @@ def _judge(received: _Received, started: float, wanted: int) -> CompletionTiming
 
 
 async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterator[_Chunk]:
+    """Yield the chunks of a stream until [DONE]. Raises BenchError for all that is none."""
     read, most = 0, 100 + tokens * _MOST_CHUNKS_FOR_EACH_TOKEN
     async for line in lines:
         if not line.startswith(_DATA):
@@ -229,13 +232,13 @@ async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterato
         try:
             chunk = msgspec.json.decode(data, type=_Chunk)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
-            message = f"a piece of the answer cannot be read ({problem}): {_text(data)}"
+            message = f"a piece of the answer cannot be read ({problem}): {_quote(data)}"
             raise BenchError("BadAnswer", message) from problem
         error = bytes(chunk.error)
         if _UPSTREAM_FAILED in error:
-            raise BenchError("BrokenOff", f"the answer broke off after {read} lines: {_text(error)}")
+            raise BenchError("BrokenOff", f"the answer broke off after {read} lines: {_quote(error)}")
         if error not in {b"", b"null"}:
-            raise BenchError("Refused", f"the engine answered with an error: {_text(error)}")
+            raise BenchError("Refused", f"the engine answered with an error: {_quote(error)}")
         yield chunk
     raise BenchError("BrokenOff", f"the answer ended before [DONE], after {read} lines: the engine died")
 
@@ -247,5 +250,6 @@ def _cut_before(message: str, hidden: Iterable[str]) -> str:
     return message if cut is None else f"{message[:cut]}..."
 
 
-def _text(data: bytes) -> str:
+def _quote(data: bytes) -> str:
+    """Return the beginning of what an engine sent, for a message."""
     return repr(data[:_QUOTED_CHARACTERS].decode(errors="replace"))

@@ -29,7 +29,7 @@ def test_power_source_and_battery_of_linux(
     monkeypatch: pytest.MonkeyPatch, battery: Battery | None, expected: Power
 ) -> None:
     monkeypatch.setattr(psutil, "sensors_battery", lambda: battery)
-    assert power._linux() == expected
+    assert power._read_battery() == expected
 
 
 def test_unreadable_battery_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,4 +37,4 @@ def test_unreadable_battery_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
         raise PermissionError("capacity")
 
     monkeypatch.setattr(psutil, "sensors_battery", sensors_battery)
-    assert power._linux() == Power()
+    assert power._read_battery() == Power()

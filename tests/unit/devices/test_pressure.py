@@ -122,24 +122,24 @@ def test_pressure_of_a_linux_host_that_waits_for_memory(tmp_path: Path) -> None:
         "MemTotal:       65843172 kB\nMemFree:          812340 kB\nMemAvailable:   30408704 kB\n"
         "SwapTotal:       8388604 kB\nSwapFree:        6291456 kB\nHugePages_Total:       0\n"
     )
-    reading = pressure._linux(kernel(tmp_path, waiting, memory))
+    reading = pressure._read_linux(kernel(tmp_path, waiting, memory))
     assert reading == PressureReading("warn", 2097148 * 1024, 30408704 * 1024)
 
 
 @pytest.mark.parametrize("said", [None, "", "MemTotal:\nSwapTotal: some kB\n"])
 def test_missing_kernel_files_are_unknown_and_not_zero(tmp_path: Path, said: str | None) -> None:
-    assert pressure._linux(kernel(tmp_path, said, said)) == PressureReading(None, None, None)
+    assert pressure._read_linux(kernel(tmp_path, said, said)) == PressureReading(None, None, None)
 
 
 def test_host_without_swap_uses_zero_bytes_of_swap(tmp_path: Path) -> None:
     memory = "MemTotal: 65843172 kB\nMemAvailable: 30408704 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"
-    assert pressure._linux(kernel(tmp_path, None, memory)) == PressureReading("normal", 0, 30408704 * 1024)
+    assert pressure._read_linux(kernel(tmp_path, None, memory)) == PressureReading("normal", 0, 30408704 * 1024)
 
 
 def test_pressure_of_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libsystem, "sysctl_int", {"kern.memorystatus_vm_pressure_level": 2}.get)
     monkeypatch.setattr(libsystem, "memory_use", lambda: libsystem.MemoryUse(3 * PAGE_BYTES, 0, 2 * PAGE_BYTES, 0))
-    reading = pressure._macos()
+    reading = pressure._read_macos()
     assert reading.level == "warn"
     assert reading.available_bytes == psutil.virtual_memory().total - 5 * PAGE_BYTES
     assert reading.swap_used_bytes is not None
@@ -152,7 +152,7 @@ def test_a_mac_without_values_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(psutil, "virtual_memory", refuse)
     monkeypatch.setattr(psutil, "swap_memory", refuse)
     monkeypatch.setattr(libsystem, "sysctl_int", lambda _: None)
-    assert pressure._macos() == PressureReading(None, None, None)
+    assert pressure._read_macos() == PressureReading(None, None, None)
 
 
 def test_pressure_of_this_machine() -> None:

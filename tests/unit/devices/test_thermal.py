@@ -39,18 +39,18 @@ CPU = {
 )
 def test_level_of_a_zone_follows_from_its_trip_points(tmp_path: Path, celsius: str, level: ThermalLevel | None) -> None:
     zone(tmp_path, "thermal_zone0", {**CPU, "temp": celsius})
-    assert thermal._linux(tmp_path) == level
+    assert thermal._read_zones(tmp_path) == level
 
 
 def test_the_worst_zone_counts(tmp_path: Path) -> None:
     zone(tmp_path, "thermal_zone0", {**CPU, "temp": "85000"})
     zone(tmp_path, "thermal_zone1", {**CPU, "temp": "30000"})
     zone(tmp_path, "thermal_zone2", {"temp": "99000"})
-    assert thermal._linux(tmp_path) == "moderate"
+    assert thermal._read_zones(tmp_path) == "moderate"
 
 
 def test_without_trip_points_the_level_is_none(tmp_path: Path) -> None:
-    assert thermal._linux(tmp_path) is None
+    assert thermal._read_zones(tmp_path) is None
     zone(tmp_path, "thermal_zone0", {"temp": "99000"})
     zone(tmp_path, "thermal_zone1", {"temp": "99000", "trip_point_0_type": "active", "trip_point_0_temp": "50000"})
-    assert thermal._linux(tmp_path) is None
+    assert thermal._read_zones(tmp_path) is None

@@ -85,7 +85,7 @@ def test_omlx_is_found_by_its_settings(tmp_path: Path) -> None:
     omlx = Omlx({}, tmp_path)
     assert omlx.url == "http://127.0.0.1:8123"
     assert omlx.api_key == "sk-1"
-    assert omlx._folder() == tmp_path / "weights"
+    assert omlx._find_folder() == tmp_path / "weights"
     settings(base, auth={"api_key": "sk-2"})
     assert omlx.api_key == "sk-2", "a key that is changed is known"
 
@@ -104,14 +104,14 @@ def test_invalid_settings_are_ignored(tmp_path: Path, text: bytes) -> None:
     (tmp_path / ".omlx").mkdir()
     (tmp_path / ".omlx" / "settings.json").write_bytes(text)
     omlx = Omlx({}, tmp_path)
-    assert (omlx.url, omlx.api_key, omlx._folder()) == ("http://127.0.0.1:8000", None, tmp_path / ".omlx" / "models")
+    assert (omlx.url, omlx.api_key, omlx._find_folder()) == ("http://127.0.0.1:8000", None, tmp_path / ".omlx" / "models")
 
 
 def test_base_path_that_is_no_text_is_ignored(tmp_path: Path) -> None:
     folder = tmp_path / "Library" / "Application Support" / "oMLX"
     folder.mkdir(parents=True)
     (folder / "base-path").write_bytes(b"/\xff/omlx")
-    assert Omlx({}, tmp_path)._folder() == tmp_path / ".omlx" / "models"
+    assert Omlx({}, tmp_path)._find_folder() == tmp_path / ".omlx" / "models"
 
 
 async def test_status_that_http_does_not_name_is_an_error_of_the_daemon(
@@ -120,7 +120,7 @@ async def test_status_that_http_does_not_name_is_an_error_of_the_daemon(
     async def call(*_: object, **__: object) -> tuple[int, bytes]:
         return 520, b"web server returned an unknown error"
 
-    monkeypatch.setattr(Omlx, "_call", call)
+    monkeypatch.setattr(Omlx, "_send_request", call)
     with pytest.raises(daemon.DaemonError, match="520") as refused:
         await Omlx({}, tmp_path).load("m")
     assert refused.value.reason == "DaemonRefused"
@@ -130,7 +130,7 @@ def test_the_environment_of_the_agent_comes_first(tmp_path: Path) -> None:
     settings(tmp_path / ".omlx", auth={"api_key": "sk-1"})
     environment = {"OMLX_API_KEY": "sk-env", "OMLX_MODEL_DIR": "/a,/b", "OMLX_PORT": "9000"}
     omlx = Omlx(environment, tmp_path)
-    assert (omlx.api_key, str(omlx._folder()), omlx.url) == ("sk-env", "/a", "http://127.0.0.1:9000")
+    assert (omlx.api_key, str(omlx._find_folder()), omlx.url) == ("sk-env", "/a", "http://127.0.0.1:9000")
 
 
 @pytest.mark.parametrize(
