@@ -94,14 +94,14 @@ def command(
     from kube import credentials  # noqa: PLC0415
     from kube.kubeconfig import CredentialsError  # noqa: PLC0415
     from node_agent.options import NodeAgentOptions  # noqa: PLC0415
-    from node_agent.rest import ApiKeyFile  # noqa: PLC0415
+    from node_agent.rest import read_key  # noqa: PLC0415
     from node_agent.run import run  # noqa: PLC0415
 
     log.configure(verbose=verbose)
     options = NodeAgentOptions(roots=NodeRoots(proc=proc_root, sys=sys_root, disk=disk_root), **given)
     try:
         if options.api_key_file:
-            ApiKeyFile(options.api_key_file).read()
+            read_key(options.api_key_file)
         asyncio.run(serve_until_stopped(run(credentials.load(kubeconfig), options, memory_bandwidth)))
     except (CredentialsError, OSError) as error:
         raise click.ClickException(str(error)) from error

@@ -114,15 +114,11 @@ def _rusage(pid: int) -> bytes:
 
 def parse_footprint(rusage: bytes) -> int | None:
     """Read ri_phys_footprint of a rusage_info_v4; None for 0, which only a zombie has."""
-    if len(rusage) < _RUSAGE_BYTES:
-        return None
     return int(struct.unpack_from("=Q", rusage, _FOOTPRINT_OFFSET)[0]) or None
 
 
 def parse_start(rusage: bytes) -> int | None:
     """Read ri_proc_start_abstime of a rusage_info_v4; None for a zombie, which has ri_proc_exit_abstime."""
-    if len(rusage) < _RUSAGE_BYTES:
-        return None
     started, ended = struct.unpack_from("=QQ", rusage, _START_OFFSET)
     return None if ended else int(started) or None
 

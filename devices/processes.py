@@ -3,18 +3,13 @@
 A pid alone is reused; psutil's create_time moves when the wall clock is set. The kernel's own values do not.
 """
 
-import os
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Final
 
 from devices import libsystem
-from devices.tools import output
 
 _STAT_STATE, _STAT_START = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted after the command name
-_ABSTIME: Final = "abstime "
-"""Prefix of a start time of macOS in ticks since the boot; without it, it is the second that `ps` prints."""
 
 
 @cache
@@ -40,10 +35,8 @@ def start_time(pid: int) -> str | None:
         try:
             ticks = libsystem.start_abstime(pid)
         except PermissionError:
-            # A process of another user, of which only ps states the start, in seconds. It takes some milliseconds. Our
-            # own pid always has a line, so no line at all is a failure, and not the absence of `pid`.
-            return parse_ps(output("/bin/ps", "-o", "pid=,state=,lstart=", "-p", f"{pid},{os.getpid()}"), pid)
-        return None if ticks is None else f"{_ABSTIME}{ticks}"
+            return "of another user"  # none of ours, whose pid it has
+        return None if ticks is None else f"abstime {ticks}"
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except (FileNotFoundError, ProcessLookupError):
@@ -55,12 +48,3 @@ def parse_stat(text: str) -> str | None:
     # The command name stands in parentheses and may itself contain spaces and parentheses.
     fields = text[text.rindex(")") + 1 :].split()
     return None if fields[_STAT_STATE] in {"Z", "X"} else fields[_STAT_START]
-
-
-def parse_ps(text: str, pid: int) -> str | None:
-    """Read the start time from `ps -o pid=,state=,lstart=`; None for a zombie, or when ps lists no such process."""
-    for line in text.splitlines():
-        listed, state, *started = line.split()
-        if listed == str(pid):
-            return None if state.startswith("Z") else " ".join(started)
-    return None

@@ -37,34 +37,30 @@ _NAME_LIMIT: Final = 20
 log = structlog.get_logger()
 
 
-class ApiKeyFile:
-    """The key of the REST API in a file, which is read at each request: a mounted Secret may change."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self) -> bytes:
-        """Return the key. Raises OSError: it cannot be read, or is empty or too long."""
-        with self._path.open("rb") as file:
-            key = file.read(_LONGEST_KEY + 1).strip()
-        if not key or len(key) > _LONGEST_KEY:
-            raise OSError(f"the key in {self._path} has {len(key)} bytes: write one of 1 to {_LONGEST_KEY}")
-        return key
-
-    def admits(self, header: str) -> bool:
-        """Decide whether an Authorization header has the key. Raises OSError."""
-        scheme, _, token = header.partition(" ")
-        given = token.strip().encode("utf-8", "surrogateescape")
-        return hmac.compare_digest(given, self.read()) and scheme.lower() == "bearer"
+def read_key(path: Path) -> bytes:
+    """Return the key of the REST API in a file. Raises OSError: it cannot be read, or is empty or too long."""
+    with path.open("rb") as file:
+        key = file.read(_LONGEST_KEY + 1).strip()
+    if not key or len(key) > _LONGEST_KEY:
+        raise OSError(f"the key in {path} has {len(key)} bytes: write one of 1 to {_LONGEST_KEY}")
+    return key
 
 
-def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], key: ApiKeyFile | None) -> AnswerServer:
+def has_key(header: str, path: Path) -> bool:
+    """Decide whether an Authorization header has the key in a file. Raises OSError."""
+    scheme, _, token = header.partition(" ")
+    given = token.strip().encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(given, read_key(path)) and scheme.lower() == "bearer"
+
+
+def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], key_file: Path | None) -> AnswerServer:
     """Return the REST API.
 
     Args:
         node: the name of the Node.
         read: returns the hardware as it was read last; None: not yet.
-        key: the key that all but /health ask for; None: no key.
+        key_file: the file of the key that all but /health ask for, read at each request, because a mounted Secret may
+            change; None: no key.
     """
     identity = {"name": node, "os": "linux"}
 
@@ -110,7 +106,7 @@ def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], k
         "/api/v1/models/": Route(answer_models),
         "/api/v1/models/top": Route(functools.partial(answer_models, top_only=True)),
     }
-    return AnswerServer(routes, _fail, functools.partial(_check_key, key) if key else lambda _: None)
+    return AnswerServer(routes, _fail, functools.partial(_check_key, key_file) if key_file else lambda _: None)
 
 
 def build_metrics_server(render: Callable[[], bytes]) -> AnswerServer:
@@ -150,12 +146,12 @@ def _fail(status: int, message: str) -> WholeAnswer:
 _NOT_READ: Final = _fail(503, "the hardware was not read yet: ask again")
 
 
-def _check_key(key: ApiKeyFile, question: AskedQuestion) -> WholeAnswer | None:
+def _check_key(key_file: Path, question: AskedQuestion) -> WholeAnswer | None:
     """Return the refusal of a request without the key."""
     if question.path == "/health":
         return None
     try:
-        is_admitted = key.admits(question.headers.get("Authorization"))
+        is_admitted = has_key(question.headers.get("Authorization"), key_file)
     except OSError as error:
         log.warning("api_key_not_read", error=str(error))
         return _fail(503, "the key of this server cannot be read")

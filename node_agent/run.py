@@ -9,14 +9,7 @@ from kube.credentials import Credentials
 from node_agent.agent import NodeAgent
 from node_agent.metrics import NodeMetrics
 from node_agent.options import NodeAgentOptions
-from node_agent.rest import (
-    EVERYWHERE,
-    LOOPBACK,
-    ApiKeyFile,
-    build_metrics_server,
-    build_rest_server,
-    serve,
-)
+from node_agent.rest import EVERYWHERE, LOOPBACK, build_metrics_server, build_rest_server, serve
 
 
 async def run(identity: Credentials, options: NodeAgentOptions, memory_bandwidth: int | None) -> None:
@@ -41,8 +34,7 @@ async def run(identity: Credentials, options: NodeAgentOptions, memory_bandwidth
             server = build_metrics_server(metrics.render)
             await stack.enter_async_context(serve(server, "--metrics-port", EVERYWHERE, options.metrics_port))
         if options.rest_port:
-            key = ApiKeyFile(options.api_key_file) if options.api_key_file else None
-            host = EVERYWHERE if key else LOOPBACK
-            server = build_rest_server(options.node_name, lambda: agent.hardware, key)
+            host = EVERYWHERE if options.api_key_file else LOOPBACK
+            server = build_rest_server(options.node_name, lambda: agent.hardware, options.api_key_file)
             await stack.enter_async_context(serve(server, "--port", host, options.rest_port))
         await agent.run()

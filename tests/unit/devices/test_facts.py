@@ -64,13 +64,6 @@ def test_stat_of_a_process_with_a_misleading_name() -> None:
     assert processes.parse_stat(f"42 (a) {rest.replace('S', 'Z', 1)}") is None
 
 
-def test_ps_of_a_process_a_zombie_and_none() -> None:
-    text = "  815 Ss   Sat Nov 21 13:16:40 2026\n  816 Z    Sat Nov 21 13:16:41 2026\n"
-    assert processes.parse_ps(text, 815) == "Sat Nov 21 13:16:40 2026"
-    assert processes.parse_ps(text, 816) is None
-    assert processes.parse_ps(text, 81) is None
-
-
 def test_start_times_distinguish_processes() -> None:
     assert processes.start_time(os.getpid()) == processes.start_time(os.getpid())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:

@@ -19,10 +19,10 @@ from crds.nodefitness import NodeDevice, NodeFitnessStatus
 from gateway.http.whole_answers import AnswerServer
 from node_agent.metrics import NodeMetrics
 from node_agent.rest import (
-    ApiKeyFile,
     _describe_system,
     build_metrics_server,
     build_rest_server,
+    has_key,
     serve,
 )
 
@@ -95,13 +95,13 @@ async def served(server: AnswerServer) -> AsyncIterator[Get]:
 
 
 @pytest.fixture
-def key(tmp_path: Path) -> ApiKeyFile:
+def key(tmp_path: Path) -> Path:
     path = tmp_path / "key"
     path.write_text(f"{KEY}\n")
-    return ApiKeyFile(path)
+    return path
 
 
-async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> None:
+async def test_health_is_open_and_all_else_asks_for_the_key(key: Path) -> None:
     async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         status, body, _ = await get("/health", None)
         assert (status, body) == (200, {"status": "ok", "node": {"name": "gpu-1", "os": "linux"}})
@@ -116,7 +116,7 @@ async def test_health_is_open_and_all_else_asks_for_the_key(key: ApiKeyFile) -> 
         assert (await get("/api/v1/system", f"bearer {KEY}"))[0] == 200
 
 
-async def test_key_is_replaced_without_a_restart(key: ApiKeyFile, tmp_path: Path) -> None:
+async def test_key_is_replaced_without_a_restart(key: Path, tmp_path: Path) -> None:
     async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         (tmp_path / "key").write_text("other")
         assert (await get("/api/v1/system"))[0] == 401
@@ -135,7 +135,7 @@ async def test_hardware_that_was_not_read_yet_is_unavailable() -> None:
 HOSTILE = ("%00", "%2F", "..%2F..%2Fetc", "%zz", "%FF%FE", "a" * 7000, "a" * 20000, quote("ü" * 100), "%0d%0aX:%20y")
 
 
-async def test_hostile_paths_and_queries_are_answered_and_no_error(key: ApiKeyFile) -> None:
+async def test_hostile_paths_and_queries_are_answered_and_no_error(key: Path) -> None:
     async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         for text in HOSTILE:
             for path in (
@@ -152,7 +152,7 @@ async def test_hostile_paths_and_queries_are_answered_and_no_error(key: ApiKeyFi
 ROW_KEYS_OF_OURS = {"title", "source"}
 
 
-async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: ApiKeyFile) -> None:
+async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: Path) -> None:
     async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         status, body, _ = await get("/api/v1/models/top?limit=2")
         llmfit = json.loads((RECORDED / "models-top.json").read_text())
@@ -174,7 +174,7 @@ async def test_models_are_rows_of_llmfit_that_fit_the_memory_that_is_free(key: A
         assert len((await get("/api/v1/models"))[1]["models"]) == min(20, every["total_models"])
 
 
-async def test_model_that_is_too_large_is_there_only_if_asked_for(key: ApiKeyFile) -> None:
+async def test_model_that_is_too_large_is_there_only_if_asked_for(key: Path) -> None:
     small = replace(CPU, memory_bytes=GIB, available_bytes=GIB)
     async with served(build_rest_server("gpu-1", lambda: small, key)) as get:
         for path in ("top", "top?min_fit=too_tight", "qwen3-8b"):
@@ -184,7 +184,7 @@ async def test_model_that_is_too_large_is_there_only_if_asked_for(key: ApiKeyFil
         assert row["notes"]
 
 
-async def test_hostile_names_of_models_are_refused_or_found_nowhere(key: ApiKeyFile) -> None:
+async def test_hostile_names_of_models_are_refused_or_found_nowhere(key: Path) -> None:
     async with served(build_rest_server("gpu-1", lambda: CPU, key)) as get:
         for text in HOSTILE:
             status, body, _ = await get(f"/api/v1/models/{text}")
@@ -220,5 +220,5 @@ async def test_taken_port_ends_nothing() -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(header=st.text(max_size=100))
-def test_any_header_but_the_key_is_refused(key: ApiKeyFile, header: str) -> None:
-    assert key.admits(header) is (header.split() == ["Bearer", KEY])
+def test_any_header_but_the_key_is_refused(key: Path, header: str) -> None:
+    assert has_key(header, key) is (header.split() == ["Bearer", KEY])
