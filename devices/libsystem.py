@@ -152,9 +152,8 @@ def children(pid: int) -> list[int]:
     if library is None:
         return []
     buffer = (ctypes.c_int * _MOST_CHILDREN)()
-    written = library.proc_listpids(
-        ctypes.c_uint32(_PPID_ONLY), ctypes.c_uint32(pid), buffer, ctypes.c_int(ctypes.sizeof(buffer))
-    )
+    size = ctypes.c_int(ctypes.sizeof(buffer))
+    written = library.proc_listpids(ctypes.c_uint32(_PPID_ONLY), ctypes.c_uint32(pid), buffer, size)
     return [child for child in buffer[: max(0, written) // ctypes.sizeof(ctypes.c_int)] if child > 0]
 
 

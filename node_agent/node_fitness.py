@@ -113,12 +113,6 @@ def _describe_kept_devices(reported: ReportedHardware) -> list[str]:
 
 def build_object(node: Obj) -> Obj:
     """Return the NodeFitness of `node`, with which it is deleted."""
-    metadata = node["metadata"]
-    owner = {"apiVersion": "v1", "kind": "Node", "name": metadata["name"], "uid": metadata["uid"]}
-    return {
-        "metadata": {
-            "name": metadata["name"],
-            "labels": {LABEL_MANAGED_BY: MANAGED_BY},
-            "ownerReferences": [owner],
-        }
-    }
+    name, uid = node["metadata"]["name"], node["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Node", "name": name, "uid": uid}
+    return {"metadata": {"name": name, "labels": {LABEL_MANAGED_BY: MANAGED_BY}, "ownerReferences": [owner]}}

@@ -40,14 +40,12 @@ class MlxMemory(EngineMemory):
         if any(layers.state_bytes or (layers.key_elements and not layers.value_elements) for layers in layout.layers):
             return None
         context = -(-options.context_length // _STEP) * _STEP
-        cache = 0
+        cache, bits = 0, _CACHE_BITS.get(options.cache_type_k, _CACHE_BITS["f16"])
         for layers in layout.layers:
             # A window is kept in a ring, with the part of the prompt that is being computed beside it.
             tokens = context if layers.window is None else min(context, layers.window + _PREFILL)
             elements = tokens * (layers.key_elements + layers.value_elements)
-            cache += layers.count * (
-                elements * _CACHE_BITS.get(options.cache_type_k, _CACHE_BITS["f16"]) // 16 + layers.state_bytes
-            )
+            cache += layers.count * (elements * bits // 16 + layers.state_bytes)
         return Parts(
             weights_bytes=layout.tensor_bytes,
             cache_bytes=cache * options.parallel,
@@ -65,8 +63,7 @@ def _compute_bytes(layout: Layout, options: ServingOptions) -> int:
     """
     batch = min(_PREFILL, options.context_length) * options.parallel
     experts = layout.embedding_size * layout.expert_outputs
-    elements_per_token = 5 * layout.embedding_size + max(
-        3 * layout.feed_forward_size + experts, 3 * layout.attention_size
-    )
+    wide = max(3 * layout.feed_forward_size + experts, 3 * layout.attention_size)
+    elements_per_token = 5 * layout.embedding_size + wide
     # The logits of the last token of each request, as f32 and again for sampling.
     return batch * elements_per_token * _ELEMENT_BYTES + 2 * options.parallel * layout.vocabulary_size * 4

@@ -332,9 +332,8 @@ class Ollama:
             status = getattr(error, "status_code", None)
             if status == HTTPStatus.NOT_FOUND and absent_is_fine:
                 return
-            raise DaemonError(
-                _find_reason(status), f"Ollama at {self.url} did not {what}: {_describe_error(error)}"
-            ) from error
+            message = f"Ollama at {self.url} did not {what}: {_describe_error(error)}"
+            raise DaemonError(_find_reason(status), message) from error
 
 
 def full_name(name: str) -> str:

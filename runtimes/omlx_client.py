@@ -142,12 +142,8 @@ class Omlx:
 
     async def marked(self, owner: str) -> set[str]:
         """Return the names of our links, and of our loaded models without a link."""
-        try:
+        with self._translate_folder_errors():
             links = {path.name for path in self._find_folder().glob(f"{owner}-*")}
-        except OSError as error:
-            raise DaemonError(
-                "ModelFolder", f"cannot read oMLX's model directory {self._find_folder()}: {error}"
-            ) from error
         return links | {name for name, _ in await self.loaded() if name.startswith(f"{owner}-")}
 
     async def remove(self, name: str) -> None:
@@ -195,7 +191,7 @@ class Omlx:
         try:
             yield
         except OSError as error:
-            message = f"cannot change oMLX's model directory {self._find_folder()}: {error}"
+            message = f"cannot use oMLX's model directory {self._find_folder()}: {error}"
             raise DaemonError("ModelFolder", message) from error
 
     async def _read_status(self) -> _Status:

@@ -79,10 +79,8 @@ def refuse_quantization(quantization: str, engine: str, vendor: str, device: str
         )
     if support.is_any or family is None or family in support.native | support.emulated:
         return None
-    return (
-        f"runtime {engine} cannot serve {quantization} weights on {device}, which is {vendor} {family}: "
-        f"{_list_pairs(method)}"
-    )
+    problem = f"runtime {engine} cannot serve {quantization} weights on {device}, which is {vendor} {family}"
+    return f"{problem}: {_list_pairs(method)}"
 
 
 def list_unfit_families(quantization: str, engine: str, vendor: str) -> tuple[str, ...]:

@@ -94,9 +94,7 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
     for folder in kernel_files.list_folder(sys / "class/accel", r"accel[0-9]+"):
         device = folder / "device"
         facts = kernel_files.parse_properties(kernel_files.read_limited(device / "uevent"))
-        address = clean_text(facts.get("PCI_SLOT_NAME", "")) or clean_text(
-            kernel_files.read_limited(device / "pci_addr")
-        )
+        address = clean_text(facts.get("PCI_SLOT_NAME") or kernel_files.read_limited(device / "pci_addr"))
         if not facts.get("PCI_ID", "").lower().startswith(f"{_PCI_VENDOR}:") or not address:
             continue  # another vendor's accelerator, such as the NPU of a notebook
         kind = clean_text(kernel_files.read_limited(device / "device_type"))

@@ -41,9 +41,8 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
         for card, device in zip(cards, devices, strict=True)
         if device.memory_bytes is None
     )
-    return VendorReading(
-        "intel", "sysfs", devices, kernel_files.read_driver_version(sys, proc, cards[0].driver), problems
-    )
+    driver = kernel_files.read_driver_version(sys, proc, cards[0].driver)
+    return VendorReading("intel", "sysfs", devices, driver, problems)
 
 
 def _read_device(card: kernel_files.DrmCard) -> NodeDevice:

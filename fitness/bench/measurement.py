@@ -11,19 +11,13 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import aiohttp
 
 from crds.performance import BenchmarkOptions
-from fitness.bench.streamed_completion import (
-    BenchError,
-    Clock,
-    CompletionRequest,
-    CompletionTiming,
-    stream_completion,
-)
+from fitness.bench.streamed_completion import BenchError, CompletionRequest, CompletionTiming, stream_completion
 from fitness.performance import MeasuredPerformance
 
 MICRO_BATCH_TOKENS: Final = 128
@@ -93,7 +87,7 @@ async def measure_endpoint(
     model: str,
     plan: BenchPlan | None = None,
     *,
-    clock: Clock = time.monotonic,
+    clock: Callable[[], float] = time.monotonic,
 ) -> BenchResult:
     """Measure the engine that serves `model` at the base URL.
 
@@ -126,7 +120,9 @@ async def measure_endpoint(
 class _MeasuredEngine:
     """An engine, the form of a request that it takes, and the prompts that it is sent."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, request: CompletionRequest, clock: Clock) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, request: CompletionRequest, clock: Callable[[], float]
+    ) -> None:
         self._session, self._url, self._request, self._clock = session, url, request, clock
         self._prompts = PromptSource(_FIRST_WORDS)
 

@@ -40,8 +40,6 @@ _DONE: Final = b"[DONE]"
 _UPSTREAM_FAILED: Final = b'"code":"upstream_failed"'
 """Part of the error by which Pomona's proxy ends the stream of an engine that has died."""
 
-Clock = Callable[[], float]
-
 
 class BenchError(Exception):
     """The engine cannot be measured; the message says why, and what it answered."""
@@ -133,7 +131,7 @@ class _Received:
 
 
 async def stream_completion(
-    session: aiohttp.ClientSession, url: str, request: CompletionRequest, clock: Clock = time.monotonic
+    session: aiohttp.ClientSession, url: str, request: CompletionRequest, clock: Callable[[], float] = time.monotonic
 ) -> CompletionTiming:
     """Send one request to the engine at the base URL, and return the times of its answer.
 
