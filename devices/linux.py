@@ -8,7 +8,7 @@ from typing import Final
 import psutil
 
 from devices.facts import HostFacts
-from devices.proc import read_text
+from devices.proc import read_limited
 
 _MODEL_SHARE: Final = 0.75
 """Share of memory that models may take: the rest is for the system, its page cache and the owner."""
@@ -18,12 +18,12 @@ def read() -> HostFacts:
     """Read the facts of this machine."""
     memory_bytes = psutil.virtual_memory().total or None
     return HostFacts(
-        chip=parse_cpuinfo(read_text(Path("/proc/cpuinfo"))),
+        chip=parse_cpuinfo(read_limited(Path("/proc/cpuinfo"))),
         machine=parse_machine(
-            read_text(Path("/sys/class/dmi/id/product_name")) or read_text(Path("/proc/device-tree/model"))
+            read_limited(Path("/sys/class/dmi/id/product_name")) or read_limited(Path("/proc/device-tree/model"))
         ),
         cpu_cores=psutil.cpu_count(logical=False) or psutil.cpu_count(),
-        os=parse_os_release(read_text(Path("/etc/os-release"))),
+        os=parse_os_release(read_limited(Path("/etc/os-release"))),
         architecture=platform.machine() or None,
         memory_bytes=memory_bytes,
         model_memory_bytes=int(memory_bytes * _MODEL_SHARE) if memory_bytes else None,

@@ -95,8 +95,8 @@ def _read_macos() -> PressureReading:
 
 def _read_linux(folder: Path = Path("/proc")) -> PressureReading:
     """Read the pressure of a Linux host."""
-    waiting = proc.parse_pressure(proc.read_text(folder / "pressure" / "memory"))
-    memory = proc.parse_meminfo(proc.read_text(folder / "meminfo"))
+    waiting = proc.parse_pressure(proc.read_limited(folder / "pressure" / "memory"))
+    memory = proc.parse_meminfo(proc.read_limited(folder / "meminfo"))
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     swap, swap_free = memory.get("SwapTotal"), memory.get("SwapFree")
     return PressureReading(

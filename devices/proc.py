@@ -2,6 +2,10 @@
 
 import re
 from pathlib import Path
+from typing import Final
+
+_MOST_BYTES: Final = 4 << 20
+"""/proc/cpuinfo has some 3 KB for each thread of the processor."""
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
@@ -16,9 +20,10 @@ def parse_pressure(text: str) -> dict[str, float]:
     return {kind: float(percent) for kind, percent in pairs}
 
 
-def read_text(path: Path) -> str:
-    """Return the text of the file at `path`, or "" if it cannot be read."""
+def read_limited(path: Path) -> str:
+    """Return the text of a file, at most 4 MiB of it, without white space around it; "" if it cannot be read."""
     try:
-        return path.read_text(errors="replace")
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES).decode(errors="replace").strip()
     except OSError:
         return ""

@@ -37,7 +37,7 @@ def _read_zones(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None
     for zone in sorted(zones.glob("thermal_zone*")):
         temperature = _read_millidegrees(zone / "temp")
         for path in zone.glob("trip_point_*_temp"):
-            level = _TRIPS.get(proc.read_text(path.with_name(path.name.replace("_temp", "_type"))).strip())
+            level = _TRIPS.get(proc.read_limited(path.with_name(path.name.replace("_temp", "_type"))).strip())
             trip = _read_millidegrees(path)
             if temperature is None or level is None or trip is None or trip < _COLDEST_MILLIDEGREES:
                 continue
@@ -48,5 +48,5 @@ def _read_zones(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None
 
 def _read_millidegrees(path: Path) -> int | None:
     """Return the number in a file, or None."""
-    text = proc.read_text(path).strip()
+    text = proc.read_limited(path).strip()
     return int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None

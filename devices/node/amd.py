@@ -19,8 +19,10 @@ from devices.node.checked_values import (
     subtract_used,
 )
 from devices.node.vendor_reading import VendorReading
-from devices.node.vendor_tool import find_tool, quote_output, run_tool
+from devices.node.vendor_tool import quote_output, run_tool
+from devices.proc import read_limited
 from devices.products import find_product
+from devices.tools import find_program
 
 _XGMI: Final = 11
 """Type of a link of Infinity Fabric; 2 is PCI Express."""
@@ -69,7 +71,7 @@ def format_address(domain: int, location: int) -> str:
 
 def _read_properties(folder: Path) -> dict[str, int]:
     """Return the numbers in a file `properties`; 0 stands for those that are none."""
-    texts = kernel_files.parse_properties(kernel_files.read_limited(folder / "properties"), " ")
+    texts = kernel_files.parse_properties(read_limited(folder / "properties"), " ")
     return defaultdict(int, {name: max(parse_number(text) or 0, 0) for name, text in texts.items()})
 
 
@@ -90,7 +92,7 @@ def read_amd(sys: Path, proc: Path) -> VendorReading | None:
     devices = list_amd_devices(cards, read_topology(sys))
     if devices:
         return VendorReading("amd", "sysfs", devices, kernel_files.read_driver_version(sys, proc, "amdgpu"))
-    program = find_tool("rocm-smi", "/opt/rocm/bin/rocm-smi")
+    program = find_program("rocm-smi") or find_program("/opt/rocm/bin/rocm-smi")
     if program is None:
         return None
     answer = run_tool(program, *_ARGUMENTS)

@@ -11,8 +11,10 @@ from crds.size import MIB
 from devices.node import kernel_files
 from devices.node.checked_values import clean_text, parse_celsius, parse_percent, parse_rest_bytes, parse_size_bytes
 from devices.node.vendor_reading import VendorReading
-from devices.node.vendor_tool import find_tool, quote_output, run_tool
+from devices.node.vendor_tool import quote_output, run_tool
+from devices.proc import read_limited
 from devices.products import find_product
+from devices.tools import find_program
 
 _PCI_VENDOR: Final = "1da3"
 _FIELDS: Final = (
@@ -28,7 +30,7 @@ _ARCHITECTURES: Final = {"20": "gaudi", "2": "gaudi2", "3": "gaudi3"}
 def read_gaudi(sys: Path, proc: Path) -> VendorReading | None:
     """Read the cards by hl-smi, else by the kernel's files; None if neither is there."""
     by_kernel = _read_kernel_files(sys, proc)
-    program = find_tool("hl-smi", "/opt/habanalabs/bin/hl-smi")
+    program = find_program("hl-smi") or find_program("/opt/habanalabs/bin/hl-smi")
     if program is None:
         return by_kernel
     reading = _ask_tool(program)
@@ -93,11 +95,11 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
     devices = []
     for folder in kernel_files.list_folder(sys / "class/accel", r"accel[0-9]+"):
         device = folder / "device"
-        facts = kernel_files.parse_properties(kernel_files.read_limited(device / "uevent"))
-        address = clean_text(facts.get("PCI_SLOT_NAME") or kernel_files.read_limited(device / "pci_addr"))
+        facts = kernel_files.parse_properties(read_limited(device / "uevent"))
+        address = clean_text(facts.get("PCI_SLOT_NAME") or read_limited(device / "pci_addr"))
         if not facts.get("PCI_ID", "").lower().startswith(f"{_PCI_VENDOR}:") or not address:
             continue  # another vendor's accelerator, such as the NPU of a notebook
-        kind = clean_text(kernel_files.read_limited(device / "device_type"))
+        kind = clean_text(read_limited(device / "device_type"))
         architecture = name_gaudi_architecture(kind)
         product = find_product("intel-gaudi", architecture)
         devices.append(

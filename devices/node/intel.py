@@ -11,6 +11,7 @@ from crds.nodefitness import NodeDevice
 from devices.node import kernel_files
 from devices.node.checked_values import clean_text, parse_size_bytes
 from devices.node.vendor_reading import VendorReading
+from devices.proc import read_limited
 
 _VENDOR_ID: Final = "8086"
 _INTEGRATED: Final = "0000:00:02.0"
@@ -57,11 +58,11 @@ def _read_device(card: kernel_files.DrmCard) -> NodeDevice:
 
 def _read_memory_bytes(card: kernel_files.DrmCard) -> int | None:
     """Return the memory of a card, as i915 states it or as xe states it of each tile; None if neither does."""
-    whole = parse_size_bytes(kernel_files.read_limited(card.folder / "lmem_total_bytes"))
+    whole = parse_size_bytes(read_limited(card.folder / "lmem_total_bytes"))
     if whole is not None:
         return whole
     tiles = [
-        parse_size_bytes(kernel_files.read_limited(tile / "physical_vram_size_bytes"))
+        parse_size_bytes(read_limited(tile / "physical_vram_size_bytes"))
         for tile in kernel_files.list_folder(card.folder / "device", r"tile[0-9]+")
     ]
     stated = [size for size in tiles if size is not None]

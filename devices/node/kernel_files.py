@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from devices.node.checked_values import clean_text, parse_celsius
+from devices.proc import read_limited
 
-_MOST_BYTES: Final = 4 << 20
-"""/proc/cpuinfo has some 3 KB for each thread of the processor."""
 _MOST_ENTRIES: Final = 4096
 _MODALIAS: Final = re.compile(r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv.*bc([0-9A-F]{2})sc([0-9A-F]{2})")
 _DISPLAY: Final = "03"
@@ -21,15 +20,6 @@ class PciDevice(NamedTuple):
     vendor_id: str
     """Four hexadecimal digits in lower case: 10de is NVIDIA."""
     device_id: str
-
-
-def read_limited(path: Path) -> str:
-    """Return the text of a file, at most 4 MiB of it, without white space around it; "" if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def list_folder(path: Path, pattern: str) -> Iterator[Path]:

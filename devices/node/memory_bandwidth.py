@@ -2,8 +2,8 @@
 
 import mmap
 import os
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import addressof, c_char, memmove, memset
 from typing import Final
 
@@ -18,30 +18,19 @@ def measure_memory_bandwidth() -> int | None:
     A few threads copy buffers. All buffers together take 32 MiB, which is what the agent's memory allows: where the
     processor's cache is larger, the figure is too high, and estimates by it are corrected by measured speeds.
     """
-    copied_bytes = [0] * min(_MOST_THREADS, os.cpu_count() or 1)
+    count = min(_MOST_THREADS, os.cpu_count() or 1)
     started = time.perf_counter()
-    deadline = started + _MEASURE_SECONDS
-    workers = [
-        threading.Thread(target=_copy_until, args=(deadline, copied_bytes, index), daemon=True)
-        for index in range(len(copied_bytes))
-    ]
-    running = [worker for worker in workers if _try_start(worker)]
-    for worker in running:
-        worker.join()
-    return round(2 * sum(copied_bytes) / (time.perf_counter() - started)) or None
-
-
-def _try_start(worker: threading.Thread) -> bool:
-    """Start a thread; return False if there may be no more."""
     try:
-        worker.start()
+        with ThreadPoolExecutor(count) as threads:
+            copied_bytes = sum(threads.map(_copy_until, [started + _MEASURE_SECONDS] * count))
     except RuntimeError:  # the container may have no more threads
-        return False
-    return True
+        return None
+    return round(2 * copied_bytes / (time.perf_counter() - started)) or None
 
 
-def _copy_until(deadline: float, copied_bytes: list[int], index: int) -> None:
-    """Copy a buffer until the deadline, and count the bytes at `index`."""
+def _copy_until(deadline: float) -> int:
+    """Copy a buffer until the deadline; return the number of bytes."""
+    copied_bytes = 0
     # Unlike those of the heap, mappings are returned to the kernel.
     with mmap.mmap(-1, _BUFFER_BYTES) as source, mmap.mmap(-1, _BUFFER_BYTES) as target:
         source_address, target_address = addressof(c_char.from_buffer(source)), addressof(c_char.from_buffer(target))
@@ -49,4 +38,5 @@ def _copy_until(deadline: float, copied_bytes: list[int], index: int) -> None:
         while time.perf_counter() < deadline:
             # A call by ctypes lets the other threads of the interpreter run.
             memmove(target_address, source_address, _BUFFER_BYTES)
-            copied_bytes[index] += _BUFFER_BYTES
+            copied_bytes += _BUFFER_BYTES
+    return copied_bytes

@@ -22,7 +22,8 @@ from devices.node.checked_values import (
     parse_size_bytes,
 )
 from devices.node.vendor_reading import VendorReading
-from devices.node.vendor_tool import find_tool, quote_output, run_tool
+from devices.node.vendor_tool import quote_output, run_tool
+from devices.tools import find_program
 
 FIELDS: Final = (
     *("index", "uuid", "pci.bus_id", "name", "memory.total", "memory.free", "utilization.gpu", "temperature.gpu"),
@@ -204,7 +205,7 @@ _links: Final[dict[tuple[str, ...], dict[int, list[int]]]] = {}
 
 def read_nvidia() -> VendorReading | None:
     """Read the GPUs; None if the tool is not installed."""
-    program = find_tool("nvidia-smi")
+    program = find_program("nvidia-smi")
     if program is None:
         return None
     gpus, problem = _query_gpus(program)

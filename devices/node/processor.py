@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from crds.nodefitness import NodeFitnessStatus
 from devices.linux import parse_cpuinfo
 from devices.node.checked_values import check_bytes, clean_text
-from devices.node.kernel_files import read_limited
-from devices.proc import parse_meminfo
+from devices.proc import parse_meminfo, read_limited
 
 _FEATURES: Final = {
     *("sse4_2", "f16c", "fma", "avx", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512vbmi"),

@@ -15,7 +15,6 @@ import time
 from typing import IO, Final, NamedTuple
 
 from devices.node.checked_values import clean_text
-from devices.tools import find_program
 
 MOST_OUTPUT_BYTES: Final = 1 << 20
 _TIMEOUT_SECONDS: Final = 10.0
@@ -34,11 +33,6 @@ class ToolAnswer(NamedTuple):
     text: str = ""
     problem: str = ""
     """Empty if the tool answered; else a phrase such as `did not answer within 10 s`."""
-
-
-def find_tool(*paths: str) -> str | None:
-    """Return the first of these programs, by name or by full path, that is installed."""
-    return next((program for path in paths if (program := find_program(path))), None)
 
 
 def run_tool(program: str, *arguments: str, timeout_seconds: float = _TIMEOUT_SECONDS) -> ToolAnswer:
