@@ -1,12 +1,11 @@
 """macOS facts from the system's own library, read through ctypes: faster or more exact than any tool.
 
 The level of memory pressure is read each second, and no cheap tool prints a process's physical footprint.
-Layouts are those of Apple's <sys/resource.h> (rusage_info_v4), <libproc.h> and <mach/vm_statistics.h>. On another
-system, or if the library fails, the result is None, or an empty list of children.
+Layouts are those of Apple's <sys/resource.h> (rusage_info_v4), <libproc.h> and <mach/vm_statistics.h>. What the library
+cannot tell is None.
 """
 
 import ctypes
-import errno
 import os
 import struct
 import uuid
@@ -62,8 +61,6 @@ def sysctl_text(name: str) -> str | None:
 def _sysctl(name: str, most_bytes: int) -> bytes | None:
     """Read the value of sysctl `name`; None if it is missing, or longer than `most_bytes`."""
     library = _library()
-    if library is None:
-        return None
     buffer = ctypes.create_string_buffer(most_bytes)
     size = ctypes.c_size_t(most_bytes)
     failed = library.sysctlbyname(name.encode(), buffer, ctypes.byref(size), None, ctypes.c_size_t(0))
@@ -73,8 +70,6 @@ def _sysctl(name: str, most_bytes: int) -> bytes | None:
 def host_uuid() -> str | None:
     """Read the UUID of the hardware (gethostuuid), which no copy of its disk has."""
     library = _library()
-    if library is None:
-        return None
     buffer = ctypes.create_string_buffer(_UUID_BYTES)
     no_wait = (ctypes.c_long * 2)(0, 0)  # a timespec: the UUID is there once the system is up
     return None if library.gethostuuid(buffer, no_wait) else str(uuid.UUID(bytes=buffer.raw))
@@ -103,8 +98,6 @@ def start_abstime(pid: int) -> int | None:
 def _rusage(pid: int) -> bytes:
     """Read the rusage_info_v4 of `pid`. Raises OSError; ProcessLookupError if there is no such process."""
     library = _library()
-    if library is None:
-        raise OSError(errno.ENOSYS, f"{_PATH} is missing")
     buffer = ctypes.create_string_buffer(_RUSAGE_BYTES)
     if library.proc_pid_rusage(ctypes.c_int(pid), ctypes.c_int(_RUSAGE_INFO_V4), buffer):
         number = ctypes.get_errno()
@@ -126,8 +119,6 @@ def parse_start(rusage: bytes) -> int | None:
 def memory_use() -> MemoryUse | None:
     """Read the memory in use on the whole host, by host_statistics64."""
     library = _library()
-    if library is None:
-        return None
     buffer = ctypes.create_string_buffer(_VM_STATISTICS.size)
     count = ctypes.c_uint32(_VM_STATISTICS.size // _INT_BYTES)
     failed = library.host_statistics64(_host_port(), ctypes.c_int(_HOST_VM_INFO64), buffer, ctypes.byref(count))
@@ -149,8 +140,6 @@ def parse_memory_use(statistics: bytes, page_bytes: int) -> MemoryUse | None:
 def children(pid: int) -> list[int]:
     """Return the processes that `pid` started and that still run."""
     library = _library()
-    if library is None:
-        return []
     buffer = (ctypes.c_int * _MOST_CHILDREN)()
     size = ctypes.c_int(ctypes.sizeof(buffer))
     written = library.proc_listpids(ctypes.c_uint32(_PPID_ONLY), ctypes.c_uint32(pid), buffer, size)
@@ -160,14 +149,10 @@ def children(pid: int) -> list[int]:
 @cache
 def _host_port() -> int:
     """Return the port of the host; each call of mach_host_self adds a reference to it, which nothing releases."""
-    library = _library()
-    return 0 if library is None else int(library.mach_host_self())
+    return int(_library().mach_host_self())
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    """Return the library of macOS, or None on another system."""
-    try:
-        return ctypes.CDLL(_PATH, use_errno=True)
-    except OSError:
-        return None
+def _library() -> ctypes.CDLL:
+    """Return the library of macOS."""
+    return ctypes.CDLL(_PATH, use_errno=True)

@@ -152,6 +152,7 @@ def test_a_mac_without_values_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(psutil, "virtual_memory", refuse)
     monkeypatch.setattr(psutil, "swap_memory", refuse)
     monkeypatch.setattr(libsystem, "sysctl_int", lambda _: None)
+    monkeypatch.setattr(libsystem, "memory_use", lambda: None)
     assert pressure._read_macos() == PressureReading(None, None, None)
 
 
