@@ -71,12 +71,3 @@ def test_change_names_its_namespaces_and_what_is_equal_changes_nothing() -> None
     assert table.select("team").find("nvidia", "nvidia-ax1", "vllm") == NO_CORRECTIONS.find(
         "nvidia", "nvidia-ax1", "vllm"
     )
-
-
-def test_single_outlier_changes_little() -> None:
-    table = CorrectionTable()
-    for number in range(9):
-        table.put(f"honest-{number}", (measured("", 0.9),))
-    before = table.select("").find("nvidia", "nvidia-ax1", "vllm").ratio
-    table.put("wild", (measured("", 15.0),))
-    assert table.select("").find("nvidia", "nvidia-ax1", "vllm").ratio == pytest.approx(before, rel=0.02)

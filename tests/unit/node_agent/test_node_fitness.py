@@ -130,7 +130,7 @@ def test_condition_names_every_problem_and_the_worst_first() -> None:
     assert build_condition(None, ReportProblems((), "", "the probe hangs"))["reason"] == "ProbeFailed"
 
 
-def test_condition_says_since_when_devices_are_kept_or_unreport() -> None:
+def test_condition_says_since_when_devices_are_kept_or_unknown() -> None:
     failed = HardwareReading(CPU, ("nvidia-smi hung",))
     kept = keep_last_devices(report(), failed, 30.0)
     assert "devices are those of 2026-11-26T22:00:00Z" in build_condition(kept, ReportProblems())["message"]

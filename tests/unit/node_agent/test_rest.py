@@ -11,8 +11,6 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 import yarl
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from crds.nodefitness import NodeDevice, NodeFitnessStatus
@@ -22,7 +20,6 @@ from node_agent.rest import (
     _describe_system,
     build_metrics_server,
     build_rest_server,
-    has_key,
     serve,
 )
 
@@ -216,9 +213,3 @@ async def test_taken_port_ends_nothing() -> None:
         server = build_metrics_server(lambda: b"")
         async with serve(server, "--metrics-port", "127.0.0.1", taken.getsockname()[1]):
             pass
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(header=st.text(max_size=100))
-def test_any_header_but_the_key_is_refused(key: Path, header: str) -> None:
-    assert has_key(header, key) is (header.split() == ["Bearer", KEY])

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from crds.nodefitness import NodeDevice
 from devices.node.amd import list_amd_devices, parse_rocm_smi, read_topology
-from devices.node.checked_values import clean_text
 from devices.node.gaudi import parse_hl_smi, read_gaudi
 from devices.node.intel import read_intel
 from devices.node.kernel_files import list_cards, list_pci_devices
@@ -136,9 +135,3 @@ def test_hostile_kernel_files_are_harmless(contents: list[str], number: str) -> 
         for reading in (read_intel(sys, sys), read_gaudi(sys, sys)):
             check(reading.devices if reading else ())
         list_pci_devices(sys)
-
-
-@given(text=HARD_TEXTS)
-def test_text_fits_a_status(text: str) -> None:
-    assert len(clean_text(text)) <= 256
-    assert clean_text(text).isprintable()
