@@ -104,7 +104,8 @@ def test_invalid_settings_are_ignored(tmp_path: Path, text: bytes) -> None:
     (tmp_path / ".omlx").mkdir()
     (tmp_path / ".omlx" / "settings.json").write_bytes(text)
     omlx = Omlx({}, tmp_path)
-    assert (omlx.url, omlx.api_key, omlx._find_folder()) == ("http://127.0.0.1:8000", None, tmp_path / ".omlx" / "models")
+    assert (omlx.url, omlx.api_key) == ("http://127.0.0.1:8000", None)
+    assert omlx._find_folder() == tmp_path / ".omlx" / "models"
 
 
 def test_base_path_that_is_no_text_is_ignored(tmp_path: Path) -> None:
