@@ -46,7 +46,7 @@ def choose_files(source: Source, listing: Listing) -> list[RepositoryFile]:
     for pattern in source.files:
         if not any(_is_match(file, pattern) for file in listing.files):
             way_out = "" if is_gguf_name(pattern) else "; a pattern for GGUF files ends in .gguf"
-            there = _show(file.path for file in listing.files)
+            there = _list_some(file.path for file in listing.files)
             problem = f"files has {pattern!r}, which matches nothing: there is {there}{way_out}"
             raise source.error("SourceNotFound", problem)
     matched = [file for file in listing.files if any(_is_match(file, pattern) for pattern in source.files)]
@@ -161,23 +161,23 @@ def _is_match(file: RepositoryFile, pattern: str) -> bool:
 
 def _choose_gguf(source: Source, listing: Listing, matched: Sequence[RepositoryFile]) -> list[RepositoryFile]:
     others = [file.path for file in matched if not is_gguf_name(file.path)]
-    first = {_first_part(file.path) for file in matched if is_gguf_name(file.path)}
+    first = {_name_first_part(file.path) for file in matched if is_gguf_name(file.path)}
     if others:
         raise source.error(
             "SourceInvalid",
-            f"files matches two formats, {_show(first)} and {_show(others)}: give patterns "
+            f"files matches two formats, {_list_some(first)} and {_list_some(others)}: give patterns "
             f"that end in .gguf only, or none of these",
         )
     if len(first) > 1:
         raise source.error(
             "SourceInvalid",
-            f"files matches {len(first)} models, {_show(first)}: write the one to serve"
+            f"files matches {len(first)} models, {_list_some(first)}: write the one to serve"
             f"{_advise_files(sorted(first.intersection(file.path for file in matched)))}",
         )
     return _find_parts(source, listing, next(iter(first)))
 
 
-def _first_part(path: str) -> str:
+def _name_first_part(path: str) -> str:
     """Return the path of the first part of the model that the file at `path` is, or is a part of."""
     folder, slash, name = path.rpartition("/")
     try:
@@ -214,7 +214,7 @@ def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[
     if len(weight_files) < len(weights):
         raise source.error(
             "SourceInvalid",
-            f"files matches weights in a folder of the repository, {_show(weights)}: engines read none there",
+            f"files matches weights in a folder of the repository, {_list_some(weights)}: engines read none there",
         )
     if not weight_files or not any(file.path in (CONFIG, ADAPTER_CONFIG) for file in top):
         ggufs = [file.path for file in listing.files if is_gguf_name(file.path)]
@@ -240,7 +240,7 @@ def _advise_files(paths: Iterable[str]) -> str:
     return f", for example {example}" if example else ""
 
 
-def _show(paths: Iterable[str]) -> str:
+def _list_some(paths: Iterable[str]) -> str:
     """Return the first paths for a message."""
     shown = sorted(paths)
     more = f" and {len(shown) - _MOST_SHOWN} more" if len(shown) > _MOST_SHOWN else ""

@@ -247,14 +247,16 @@ def without_edits(spec: MetalProcessSpec) -> MetalProcessSpec:
     return with_edits(spec, _UNEDITED)
 
 
-def _same(field: str) -> str:
+def _keeps_value(field: str) -> str:
     """Return the CEL rule that an optional field keeps its value, or stays absent."""
     return f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
 
 
 FIXED_RULE = rule(
     " && ".join(
-        f"self.{field.encode_name} == oldSelf.{field.encode_name}" if field.required else _same(field.encode_name)
+        f"self.{field.encode_name} == oldSelf.{field.encode_name}"
+        if field.required
+        else _keeps_value(field.encode_name)
         for field in msgspec.structs.fields(MetalProcessSpec)
         if field.name not in {"host_name", *MUTABLE_FIELDS}
     ),

@@ -29,13 +29,13 @@ def field_schema(struct: type[msgspec.Struct], name: str, *, defaults: bool) -> 
     if not isinstance(info, inspect.StructType):
         raise TypeError(f"{struct} is no struct")
     field = next(field for field in info.fields if field.name == name)
-    return _schema(field.type, defaults=defaults)
+    return _render_type(field.type, defaults=defaults)
 
 
-def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
+def _render_struct(info: inspect.StructType, *, defaults: bool) -> Schema:
     properties: Schema = {}
     for field in info.fields:
-        schema = _schema(field.type, defaults=defaults)
+        schema = _render_type(field.type, defaults=defaults)
         if "description" not in schema:
             raise TypeError(f"{info.cls.__name__}.{field.name} has no description: kubectl explain would show nothing")
         if schema.get("type") == "integer":
@@ -43,10 +43,10 @@ def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
         elif schema.get("type") == "array":
             schema.setdefault("x-kubernetes-list-type", "atomic")
         if defaults:
-            default = _default(field, schema)
+            default = _find_default(field, schema)
             if default is not None:
                 schema["default"] = default
-                schema["description"] = _with_default(schema["description"], default)
+                schema["description"] = _add_default(schema["description"], default)
         properties[field.encode_name] = schema
     out: Schema = {"type": "object"}
     if properties:
@@ -57,7 +57,7 @@ def _object(info: inspect.StructType, *, defaults: bool) -> Schema:
     return out
 
 
-def _default(field: inspect.Field, schema: Schema) -> object:
+def _find_default(field: inspect.Field, schema: Schema) -> object:
     """Return the default that the API server fills in; None if it is missing, or empty, which equals absence."""
     value = field.default
     if value is msgspec.NODEFAULT or value in (None, "", []):
@@ -69,65 +69,65 @@ def _default(field: inspect.Field, schema: Schema) -> object:
     return msgspec.to_builtins(value)
 
 
-def _with_default(description: str, default: object) -> str:
+def _add_default(description: str, default: object) -> str:
     """Return the description with its default, which `kubectl explain` does not show by itself."""
     if "Default:" in description or isinstance(default, dict):
         return description
     return f"{description} Default: {json.dumps(default) if isinstance(default, bool | list) else default}."
 
 
-def _schema(info: inspect.Type, *, defaults: bool) -> Schema:
+def _render_type(info: inspect.Type, *, defaults: bool) -> Schema:
     match info:
         case inspect.Metadata():
-            inner = _schema(info.type, defaults=defaults)
+            inner = _render_type(info.type, defaults=defaults)
             extra = dict(info.extra_json_schema or {})
             rules = [*inner.get("x-kubernetes-validations", []), *extra.pop("x-kubernetes-validations", [])]
             schema = inner | extra
             return schema | {"x-kubernetes-validations": rules} if rules else schema
         case inspect.UnionType():
-            return _union(info, defaults=defaults)
+            return _render_union(info, defaults=defaults)
         case inspect.StructType():
-            return _object(info, defaults=defaults)
+            return _render_struct(info, defaults=defaults)
         case inspect.ListType():
-            return {"type": "array", "items": _schema(info.item_type, defaults=defaults)} | _bounds(
+            return {"type": "array", "items": _render_type(info.item_type, defaults=defaults)} | _state_bounds(
                 minItems=info.min_length, maxItems=info.max_length
             )
         case inspect.DictType():
-            return _map(info, defaults=defaults)
+            return _render_map(info, defaults=defaults)
         case inspect.LiteralType():
             return {"type": "string", "enum": list(info.values)}
         case inspect.StrType():
-            return {"type": "string"} | _bounds(
+            return {"type": "string"} | _state_bounds(
                 minLength=info.min_length, maxLength=info.max_length, pattern=info.pattern
             )
         case inspect.IntType():
-            return {"type": "integer"} | _bounds(minimum=info.ge, maximum=info.le)
+            return {"type": "integer"} | _state_bounds(minimum=info.ge, maximum=info.le)
         case inspect.BoolType():
             return {"type": "boolean"}
         case _:
             raise TypeError(f"a CRD cannot express {info}")
 
 
-def _map(info: inspect.DictType, *, defaults: bool) -> Schema:
+def _render_map(info: inspect.DictType, *, defaults: bool) -> Schema:
     """Render a map; a CRD has no keyword for the length of its keys, so a CEL rule bounds it."""
-    schema: Schema = {"type": "object", "additionalProperties": _schema(info.value_type, defaults=defaults)}
-    longest = _schema(info.key_type, defaults=False).get("maxLength")
+    schema: Schema = {"type": "object", "additionalProperties": _render_type(info.value_type, defaults=defaults)}
+    longest = _render_type(info.key_type, defaults=False).get("maxLength")
     if longest is not None:
         schema["x-kubernetes-validations"] = [
             {"rule": f"self.all(key, size(key) <= {longest})", "message": f"a key has at most {longest} characters"}
         ]
-    return schema | _bounds(minProperties=info.min_length, maxProperties=info.max_length)
+    return schema | _state_bounds(minProperties=info.min_length, maxProperties=info.max_length)
 
 
-def _union(info: inspect.UnionType, *, defaults: bool) -> Schema:
+def _render_union(info: inspect.UnionType, *, defaults: bool) -> Schema:
     """Return the schema of an optional type without its null, and of `int | str` as Kubernetes' int-or-string."""
     members = [member for member in info.types if not isinstance(member, inspect.NoneType)]
     if {type(member) for member in members} == {inspect.IntType, inspect.StrType}:
         return {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
     if len(members) != 1:
         raise TypeError(f"a CRD cannot express the union {info}")
-    return _schema(members[0], defaults=defaults)
+    return _render_type(members[0], defaults=defaults)
 
 
-def _bounds(**limits: float | str | None) -> Schema:
+def _state_bounds(**limits: float | str | None) -> Schema:
     return {name: limit for name, limit in limits.items() if limit is not None}

@@ -67,7 +67,7 @@ class SchemaViolation(NamedTuple):
 
     def __str__(self) -> str:
         """Return the message as the API server prints it."""
-        return f"{_dotted(self.path)}: {self.message}" if self.path else self.message
+        return f"{_join_path(self.path)}: {self.message}" if self.path else self.message
 
 
 def kinds() -> tuple[str, ...]:
@@ -80,12 +80,12 @@ def with_defaults(manifest: Manifest) -> Manifest:
     schema = _schema(manifest["kind"])
     if "spec" not in schema["properties"]:
         return manifest
-    return {**manifest, "spec": _filled(deepcopy(manifest["spec"]), schema["properties"]["spec"])}
+    return {**manifest, "spec": _fill_defaults(deepcopy(manifest["spec"]), schema["properties"]["spec"])}
 
 
 def problems(manifest: Manifest) -> list[SchemaViolation]:
     """Return all problems of a manifest of one of `kinds()`; none when the API server would accept it."""
-    violations = [*_envelope(manifest)]
+    violations = [*_check_envelope(manifest)]
     if violations:
         return violations
     # A kind without a spec, such as NodeFitness, has a status only.
@@ -94,28 +94,28 @@ def problems(manifest: Manifest) -> list[SchemaViolation]:
     errors = sorted(_validator(manifest["kind"]).iter_errors(whole), key=lambda error: [*map(str, error.absolute_path)])
     if any(error.validator in _BLOCKING for error in errors):
         errors = [error for error in errors if error.validator != "x-kubernetes-validations"]
-    return [SchemaViolation(_path_of(error), _render_message(error)) for error in errors]
+    return [SchemaViolation(_find_path(error), _render_message(error)) for error in errors]
 
 
-def _envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
+def _check_envelope(manifest: Manifest) -> Iterator[SchemaViolation]:
     """Check the fields that Kubernetes itself checks in every object."""
     if manifest.get("apiVersion") != API_VERSION:
         yield SchemaViolation(
-            ("apiVersion",), f"Invalid value: {_shown(manifest.get('apiVersion'))}: use {API_VERSION}"
+            ("apiVersion",), f"Invalid value: {_quote(manifest.get('apiVersion'))}: use {API_VERSION}"
         )
     for field in manifest.keys() - set(_TOP_LEVEL):
-        yield SchemaViolation((field,), _unknown(field, _TOP_LEVEL))
+        yield SchemaViolation((field,), _describe_unknown(field, _TOP_LEVEL))
     metadata = manifest.get("metadata")
     name: object = metadata.get("name") if isinstance(metadata, dict) else None
     if name is None:
         yield SchemaViolation(("metadata", "name"), "Required value: name is required")
     elif not isinstance(name, str) or len(name) > LONGEST_NAME or not _SUBDOMAIN.fullmatch(name):
-        yield SchemaViolation(("metadata", "name"), f"Invalid value: {_shown(name)}: {_SUBDOMAIN_TEXT}")
+        yield SchemaViolation(("metadata", "name"), f"Invalid value: {_quote(name)}: {_SUBDOMAIN_TEXT}")
     namespace: object = metadata.get("namespace") if isinstance(metadata, dict) else None
     if namespace and not (isinstance(namespace, str) and _LABEL.fullmatch(namespace)):
-        yield SchemaViolation(("metadata", "namespace"), f"Invalid value: {_shown(namespace)}: {_LABEL_TEXT}")
+        yield SchemaViolation(("metadata", "namespace"), f"Invalid value: {_quote(namespace)}: {_LABEL_TEXT}")
     if "spec" in manifest and not isinstance(manifest["spec"], dict):
-        yield SchemaViolation(("spec",), f"Invalid value: {_shown(manifest['spec'])}: must be of type object")
+        yield SchemaViolation(("spec",), f"Invalid value: {_quote(manifest['spec'])}: must be of type object")
 
 
 @cache
@@ -130,19 +130,19 @@ def _validator(kind: str) -> Draft202012Validator:
     formats = FormatChecker(formats=())
     formats.checks("int64")(lambda value: not isinstance(value, int) or -(1 << 63) <= value < 1 << 63)
     keywords = {
-        "properties": _properties,
-        "pattern": _pattern,
-        "x-kubernetes-list-map-keys": _distinct,
-        "x-kubernetes-validations": _rules,
+        "properties": _check_properties,
+        "pattern": _check_pattern,
+        "x-kubernetes-list-map-keys": _check_distinct,
+        "x-kubernetes-validations": _check_rules,
     }
     kubernetes: Callable[..., Draft202012Validator] = extend(Draft202012Validator, keywords)  # type: ignore[no-untyped-call]
     return kubernetes(_schema(kind), format_checker=formats)
 
 
-def _filled(value: Any, schema: Schema) -> Any:
+def _fill_defaults(value: Any, schema: Schema) -> Any:
     """Return the value with the schema's defaults and without nulls, which YAML reads from a key without a value."""
     if isinstance(value, list) and "items" in schema:
-        return [_filled(entry, schema["items"]) for entry in value]
+        return [_fill_defaults(entry, schema["items"]) for entry in value]
     if not isinstance(value, dict):
         return value
     fields = schema.get("properties", {})
@@ -153,33 +153,33 @@ def _filled(value: Any, schema: Schema) -> Any:
         if "default" in field and name not in value:
             value[name] = deepcopy(field["default"])
         if name in value:
-            value[name] = _filled(value[name], field)
+            value[name] = _fill_defaults(value[name], field)
     return value
 
 
-def _properties(validator: Any, properties: Mapping[str, Schema], value: Any, schema: Schema) -> Errors:
+def _check_properties(validator: Any, properties: Mapping[str, Schema], value: Any, schema: Schema) -> Errors:
     """Check `properties` as JSON Schema does, and refuse unknown fields, as the API server does for kubectl."""
     if not isinstance(value, dict):
         return
     for name in value.keys() - properties.keys():
         if properties and "additionalProperties" not in schema:
-            yield ValidationError(_unknown(name, properties), validator="unknown", path=[name])
+            yield ValidationError(_describe_unknown(name, properties), validator="unknown", path=[name])
     for name, field in properties.items():
         if name in value:
             yield from validator.descend(value[name], field, path=name, schema_path=name)
 
 
-def _unknown(name: str, fields: Collection[str]) -> str:
+def _describe_unknown(name: str, fields: Collection[str]) -> str:
     """Return the message for an unknown field, with the field that may be meant."""
     folded = {field.casefold(): field for field in fields}
     near = get_close_matches(str(name).casefold(), folded, n=1, cutoff=_SIMILAR)
     return f"unknown field; did you mean {folded[near[0]]}?" if near else "unknown field"
 
 
-def _distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> Errors:
+def _check_distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> Errors:
     """Refuse two entries of a list that have the same key."""
     seen: list[list[object]] = []
-    for number, entry in enumerate(_items(value)):
+    for number, entry in enumerate(_as_list(value)):
         key: list[object] = [entry.get(name) for name in keys] if isinstance(entry, dict) else [number]
         if key in seen:
             shown = json.dumps(dict(zip(keys, key, strict=True)))
@@ -187,7 +187,7 @@ def _distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> 
         seen.append(key)
 
 
-def _pattern(_validator: Any, pattern: str, value: Any, schema: Schema) -> Errors:
+def _check_pattern(_validator: Any, pattern: str, value: Any, schema: Schema) -> Errors:
     """Match as RE2 does, whose `$` matches only the very end; a text that is too long is refused for that alone."""
     if (
         isinstance(value, str)
@@ -197,7 +197,7 @@ def _pattern(_validator: Any, pattern: str, value: Any, schema: Schema) -> Error
         yield ValidationError("")
 
 
-def _rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Schema) -> Errors:
+def _check_rules(_validator: Any, rules: list[dict[str, str]], value: Any, _schema: Schema) -> Errors:
     """Evaluate CEL rules with the value as `self`; a rule that cannot be evaluated fails, as on the API server."""
     for rule in rules:
         if "oldSelf" in rule["rule"]:
@@ -218,49 +218,49 @@ def _evaluate(expression: str, /, **variables: object) -> object:
     return cel.evaluate(expression, variables)
 
 
-def _path_of(error: ValidationError) -> Path:
+def _find_path(error: ValidationError) -> Path:
     path = tuple(error.absolute_path)
     missing = error.validator == "required" and isinstance(error.instance, dict)
     if not missing:
         return path
-    return (*path, next(name for name in _items(error.validator_value) if repr(name) in error.message))
+    return (*path, next(name for name in _as_list(error.validator_value) if repr(name) in error.message))
 
 
 def _render_message(error: ValidationError) -> str:
     """Return the API server's message."""
-    value, limit = _shown(error.instance), error.validator_value
+    value, limit = _quote(error.instance), error.validator_value
     match error.validator:
         case "required":
             return "Required value"
         case "unknown":
             return error.message
         case "enum":
-            return f"Unsupported value: {value}: supported values: {', '.join(map(json.dumps, _items(limit)))}"
+            return f"Unsupported value: {value}: supported values: {', '.join(map(json.dumps, _as_list(limit)))}"
         case "maxLength":
             return f"Too long: may not be more than {limit} bytes"
         case "maxItems" | "maxProperties":
-            return f"Too many: {_size(error.instance)}: must have at most {limit} items"
+            return f"Too many: {_count_items(error.instance)}: must have at most {limit} items"
         case "x-kubernetes-validations":
             return f"Invalid value: {value}: {error.message}"
     text = _IN_BODY[str(error.validator)].format(limit) if error.validator in _IN_BODY else error.message
-    return f"Invalid value: {value}: {_dotted(error.absolute_path)} in body {text}"
+    return f"Invalid value: {value}: {_join_path(error.absolute_path)} in body {text}"
 
 
-def _items(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _size(value: object) -> int:
+def _count_items(value: object) -> int:
     return len(value) if isinstance(value, list | dict) else 0
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     """Quote a value; an object or a long text is not repeated, since the manifest shows it at this place."""
     if isinstance(value, dict | list):
         return '"object"'
     return json.dumps(shorten_text(value) if isinstance(value, str) else value, ensure_ascii=False, default=str)
 
 
-def _dotted(path: Any) -> str:
+def _join_path(path: Any) -> str:
     """Write a path as the API server does: `spec.extraArgs[1]`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")

@@ -131,7 +131,7 @@ class Client:
 
         With `part`, no more than one page is in memory as a whole: of each object, what it returns is kept.
         """
-        query = _selectors(label_selector, field_selector)
+        query = _build_selectors(label_selector, field_selector)
 
         def complete(item: Obj) -> Obj:
             item.setdefault("apiVersion", resource.api_version)
@@ -139,7 +139,7 @@ class Client:
             return part(item) if part is not None else item
 
         whole = complete if read is None else None
-        return await self._pages(resource, namespace, query, read=read, complete=whole, most=most)
+        return await self._list_pages(resource, namespace, query, read=read, complete=whole, most=most)
 
     async def list_cached(self, resource: Resource, *, field_selector: str = "") -> ObjectList:
         """Read all objects that match as the API server's cache has them: they may be old, and cost etcd nothing.
@@ -147,8 +147,8 @@ class Client:
         The items are as they were sent, without apiVersion and kind.
         """
         # With a limit, some API servers would read from etcd.
-        query = _selectors("", field_selector) | {"resourceVersion": "0"}
-        call = _describe("list", resource, None, None)
+        query = _build_selectors("", field_selector) | {"resourceVersion": "0"}
+        call = _describe_call("list", resource, None, None)
         body = await self._send(call, "list", resource, Request("GET", resource.path(None), query))
         page = _decode(call, body, _Page[Obj])
         return ObjectList(page.items or [], page.metadata.resource_version)
@@ -157,12 +157,12 @@ class Client:
         self, resource: Resource, namespace: str | None = None, *, label_selector: str = ""
     ) -> ObjectList:
         """Read the metadata of all objects that match: a cheap way to find out which exist."""
-        return await self._pages(resource, namespace, _selectors(label_selector, ""), _METADATA_LIST)
+        return await self._list_pages(resource, namespace, _build_selectors(label_selector, ""), _METADATA_LIST)
 
     async def try_list(self, resource: Resource, namespace: str | None = None) -> None:
         """Read the metadata of one object, if any exists: an error says why objects of the kind cannot be listed."""
         request = Request("GET", resource.path(namespace), {"limit": "1"}, accept=_METADATA_LIST)
-        call = _describe("list", resource, namespace, None)
+        call = _describe_call("list", resource, namespace, None)
         _decode(call, await self._send(call, "list", resource, request), _Page[Obj])
 
     async def watch(
@@ -182,8 +182,8 @@ class Client:
         Raises, besides the usual: Gone when the version is too old; Unreachable when neither an event nor a bookmark
         came for 70 seconds.
         """
-        call = _describe("watch", resource, namespace, None)
-        query = _selectors(label_selector, field_selector)
+        call = _describe_call("watch", resource, namespace, None)
+        query = _build_selectors(label_selector, field_selector)
         query |= {"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": resource_version}
         request = Request("GET", resource.path(namespace), query)
         started = time.monotonic()
@@ -192,7 +192,7 @@ class Client:
             if stream.status != 200:  # noqa: PLR2004 - OK
                 body = b"".join([chunk async for chunk in stream.chunks])
                 raise _refusal(call, Response(stream.status, body, stream.retry_after_seconds))
-            async for line in _lines(stream.chunks):
+            async for line in _split_lines(stream.chunks):
                 event = _decode(call, line, WatchEvent) if read is None else _read_event(call, line, read)
                 if event.type == "ERROR":
                     raise _status_error(call, _read_status(event.object))
@@ -200,14 +200,14 @@ class Client:
 
     async def create(self, resource: Resource, obj: Mapping[str, Any]) -> Obj:
         """Create an object that must not exist yet (else Conflict, with reason AlreadyExists)."""
-        namespace, name = _identity(obj)
-        body = msgspec.json.encode(_typed(resource, obj))
+        namespace, name = _read_identity(obj)
+        body = msgspec.json.encode(_add_type(resource, obj))
         request = Request("POST", resource.path(namespace), {}, body)
         return await self._call("create", resource, namespace, name, request)
 
     async def review(self, resource: Resource, spec: Mapping[str, Any]) -> Obj:
         """Ask for a review, such as a TokenReview: the answer is an object that the server does not store."""
-        body = msgspec.json.encode(_typed(resource, {"spec": spec}))
+        body = msgspec.json.encode(_add_type(resource, {"spec": spec}))
         return await self._call("create", resource, None, None, Request("POST", resource.path(), {}, body))
 
     async def create_subresource(
@@ -230,12 +230,12 @@ class Client:
 
         A metadata.uid or metadata.resourceVersion in `obj` is a precondition (Conflict).
         """
-        namespace, name = _identity(obj)
+        namespace, name = _read_identity(obj)
         request = Request(
             "PATCH",
             resource.path(namespace, name, subresource),
             {"fieldManager": field_manager, "force": "true" if force else "false"},
-            msgspec.json.encode(_typed(resource, obj)),
+            msgspec.json.encode(_add_type(resource, obj)),
             "application/apply-patch+yaml",
         )
         try:
@@ -284,7 +284,7 @@ class Client:
         self, pod: str, namespace: str, container: str, *, follow: bool = False, tail_lines: int | None = None
     ) -> AsyncGenerator[bytes, None]:
         """Yield the lines of a container's log as they are; with `follow` until the container ends."""
-        call = _describe("get", PODS, namespace, f"{pod}/log")
+        call = _describe_call("get", PODS, namespace, f"{pod}/log")
         query = {"container": container, "follow": str(follow).lower()}
         if tail_lines is not None:
             query["tailLines"] = str(tail_lines)
@@ -333,10 +333,10 @@ class Client:
     async def _call(
         self, verb: str, resource: Resource, namespace: str | None, name: str | None, request: Request
     ) -> Obj:
-        call = _describe(verb, resource, namespace, name)
+        call = _describe_call(verb, resource, namespace, name)
         return _decode(call, await self._send(call, verb, resource, request), Obj)
 
-    async def _pages(
+    async def _list_pages(
         self,
         resource: Resource,
         namespace: str | None,
@@ -348,7 +348,7 @@ class Client:
         most: int | None = None,
     ) -> ObjectList:
         """Return all pages at one resourceVersion, whole if that expires; with `most`, one page of so many."""
-        call, path = _describe("list", resource, namespace, None), resource.path(namespace)
+        call, path = _describe_call("list", resource, namespace, None), resource.path(namespace)
         items: list[Obj] = []
         page_query = {**query, "limit": str(most or PAGE)}
         while True:
@@ -393,21 +393,21 @@ async def connect(credentials: Credentials, on_call: OnCall | None = None) -> As
         await transport.close()
 
 
-def _describe(verb: str, resource: Resource, namespace: str | None, name: str | None) -> str:
+def _describe_call(verb: str, resource: Resource, namespace: str | None, name: str | None) -> str:
     return f"{verb} {resource} {'/'.join(part for part in (namespace, name) if part)}".rstrip()
 
 
-def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
+def _build_selectors(label_selector: str, field_selector: str) -> dict[str, str]:
     selectors = {"labelSelector": label_selector, "fieldSelector": field_selector}
     return {key: value for key, value in selectors.items() if value}
 
 
-def _identity(obj: Mapping[str, Any]) -> tuple[str | None, str]:
+def _read_identity(obj: Mapping[str, Any]) -> tuple[str | None, str]:
     metadata = obj["metadata"]
     return metadata.get("namespace"), metadata["name"]
 
 
-def _typed(resource: Resource, obj: Mapping[str, Any]) -> Obj:
+def _add_type(resource: Resource, obj: Mapping[str, Any]) -> Obj:
     return {"apiVersion": resource.api_version, "kind": resource.kind, **obj}
 
 
@@ -438,7 +438,7 @@ def _read_object(call: str, raw: msgspec.Raw, read: Read) -> Obj:
         raise Unreachable(f"{call}: an object is not what the API sends: {error}") from error
 
 
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield whole lines; an incomplete last line is dropped."""
     rest = b""
     async for chunk in chunks:

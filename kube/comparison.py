@@ -47,7 +47,7 @@ class Comparison:
             return isinstance(observed, Mapping) and self._covers_map(observed, desired, owned)
         if isinstance(desired, list):
             return isinstance(observed, list) and self._covers_list(observed, desired, owned)
-        return _equal(observed, desired)
+        return _is_equal_scalar(observed, desired)
 
     def _covers_map(self, observed: Mapping[str, Any], desired: Mapping[str, Any], owned: FieldSet | None) -> bool:
         desired = {name: value for name, value in desired.items() if value is not None}
@@ -56,7 +56,7 @@ class Comparison:
         atomic = owned is not None and not owned and bool(desired)
         if atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:
             return False
-        fields = _children(owned or {})
+        fields = _list_fields(owned or {})
         if any(name in observed and name not in desired for name in fields):
             return False
         for name, value in desired.items():
@@ -70,14 +70,16 @@ class Comparison:
 
     def _covers_field(self, name: str, observed: Any, desired: Any, owned: FieldSet | None) -> bool:
         if name in _QUANTITY_FIELDS:
-            return _same_quantity(observed, desired)
+            return _is_equal_quantity(observed, desired)
         if name in _QUANTITY_MAPS and isinstance(desired, Mapping) and isinstance(observed, Mapping):
-            amounts = {key: observed[key] for key, value in desired.items() if _same_quantity(observed.get(key), value)}
+            amounts = {
+                key: observed[key] for key, value in desired.items() if _is_equal_quantity(observed.get(key), value)
+            }
             desired = {**desired, **amounts}
         return self.covers(observed, desired, owned)
 
     def _covers_list(self, observed: Sequence[Any], desired: Sequence[Any], owned: FieldSet | None) -> bool:
-        if owned and (items := _keyed_items(owned)):
+        if owned and (items := _list_keyed_items(owned)):
             return self._covers_items(observed, desired, items)
         if owned and (members := [msgspec.json.decode(name[2:]) for name in owned if name.startswith("v:")]):
             return all(item in observed for item in desired) and all(item in desired for item in members)
@@ -146,7 +148,7 @@ def covers_owned(owned: FieldSet, desired: Any) -> bool:
         return all(
             f"f:{name}" in owned and covers_owned(owned[f"f:{name}"], value) for name, value in desired.items() if value
         )
-    if isinstance(desired, list) and (items := _keyed_items(owned)):
+    if isinstance(desired, list) and (items := _list_keyed_items(owned)):
         keys = items[0][0].keys()
         return all(
             any(_identifies(item, identity, keys) and covers_owned(fields, item) for identity, fields in items)
@@ -160,12 +162,12 @@ def _identifies(item: Mapping[str, Any], other: Mapping[str, Any], keys: Iterabl
     return all(key not in item or item[key] == other.get(key) for key in keys)
 
 
-def _equal(observed: Any, desired: Any) -> bool:
+def _is_equal_scalar(observed: Any, desired: Any) -> bool:
     """Compare JSON scalars, where `true` is not 1."""
     return bool(observed == desired) and isinstance(observed, bool) == isinstance(desired, bool)
 
 
-def _same_quantity(observed: Any, desired: Any) -> bool:
+def _is_equal_quantity(observed: Any, desired: Any) -> bool:
     amount = parse_quantity(desired)
     return amount is not None and amount == parse_quantity(observed)
 
@@ -183,12 +185,12 @@ def owned_fields(observed: Obj, field_manager: str, subresource: str = "") -> Fi
     return None
 
 
-def _children(owned: FieldSet) -> dict[str, FieldSet]:
+def _list_fields(owned: FieldSet) -> dict[str, FieldSet]:
     """Return the fields of a map, by name."""
     return {name[2:]: fields for name, fields in owned.items() if name.startswith("f:")}
 
 
-def _keyed_items(owned: FieldSet) -> list[tuple[Obj, FieldSet]]:
+def _list_keyed_items(owned: FieldSet) -> list[tuple[Obj, FieldSet]]:
     """Return the items of an associative list: the fields that identify each, and the fields owned of it."""
     return [(_decode_identity(name), fields) for name, fields in owned.items() if name.startswith("k:")]
 

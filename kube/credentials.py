@@ -242,7 +242,7 @@ def load(
     """
     named_files = kubeconfig is not None or environ.get("KUBECONFIG") or context
     if not named_files and environ.get("KUBERNETES_SERVICE_HOST"):
-        return _in_cluster(environ, token_file)
+        return _load_in_cluster(environ, token_file)
     if kubeconfig is not None:
         paths = [kubeconfig]
     elif environ.get("KUBECONFIG"):
@@ -250,19 +250,19 @@ def load(
     else:
         paths = [Path("~/.kube/config").expanduser()]
     entry = read_kubeconfig(paths, context)
-    tls = _tls(entry)
+    tls = _build_client_tls(entry)
     return Credentials(
-        server=_server(entry),
-        identity=TokenFile(token_file) if token_file else _identity(entry, tls, paths, context),
+        server=_read_server(entry),
+        identity=TokenFile(token_file) if token_file else _choose_identity(entry, tls, paths, context),
         tls=tls,
         tls_server_name=entry.cluster.get("tls-server-name"),
         proxy=entry.cluster.get("proxy-url"),
-        authority=_pem(entry.cluster, "certificate-authority") if tls else None,
+        authority=_read_pem(entry.cluster, "certificate-authority") if tls else None,
         namespace=entry.namespace,
     )
 
 
-def _in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Credentials:
+def _load_in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Credentials:
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     cluster = {"server": f"https://{authority}", "certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}
@@ -271,20 +271,20 @@ def _in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Credenti
     return Credentials(
         cluster["server"],
         TokenFile(token_file or SERVICE_ACCOUNT / "token"),
-        _tls(entry),
-        authority=_pem(entry.cluster, "certificate-authority"),
+        _build_client_tls(entry),
+        authority=_read_pem(entry.cluster, "certificate-authority"),
         namespace=own.read_text().strip() if own.exists() else "",
     )
 
 
-def _server(entry: KubeconfigEntry) -> str:
+def _read_server(entry: KubeconfigEntry) -> str:
     server = str(entry.cluster.get("server", "")).rstrip("/")
     if not server.startswith(("https://", "http://")):
         raise CredentialsError(f"{entry.source}: cluster.server {server!r} is not an http(s) URL")
     return server
 
 
-def _identity(
+def _choose_identity(
     entry: KubeconfigEntry, tls: ssl.SSLContext | None, paths: Sequence[Path], context: str | None
 ) -> ClientIdentity:
     user = entry.user
@@ -299,15 +299,15 @@ def _identity(
     return StaticToken(None)
 
 
-def _tls(entry: KubeconfigEntry) -> ssl.SSLContext | None:
-    if not _server(entry).startswith("https://"):
+def _build_client_tls(entry: KubeconfigEntry) -> ssl.SSLContext | None:
+    if not _read_server(entry).startswith("https://"):
         return None
     try:
-        tls = build_tls(_pem(entry.cluster, "certificate-authority"))
+        tls = build_tls(_read_pem(entry.cluster, "certificate-authority"))
         if entry.cluster.get("insecure-skip-tls-verify"):
             tls.check_hostname = False
             tls.verify_mode = ssl.CERT_NONE
-        certificate, key = _pem(entry.user, "client-certificate"), _pem(entry.user, "client-key")
+        certificate, key = _read_pem(entry.user, "client-certificate"), _read_pem(entry.user, "client-key")
         if certificate and key:
             _load_certificate(tls, certificate, key)
     except (OSError, ValueError) as error:
@@ -327,7 +327,7 @@ def build_tls(authority: bytes | None) -> ssl.SSLContext:
     return tls
 
 
-def _pem(entry: Mapping[str, Any], name: str) -> bytes | None:
+def _read_pem(entry: Mapping[str, Any], name: str) -> bytes | None:
     """Return the content of a field that is either inline base64 (`name`-data, which wins) or a path."""
     if data := entry.get(f"{name}-data"):
         return base64.b64decode(data, validate=True)

@@ -45,21 +45,21 @@ def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> K
     current = context_name or ""
     named: dict[str, dict[str, dict[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
     for path in existing:
-        config = _parse(path)
+        config = _parse_file(path)
         current = current or config.get("current-context") or ""
         for section, entries in named.items():
             for name, entry in _list_entries(path, config, section):
-                entries.setdefault(name, _absolute(entry, path.parent))
+                entries.setdefault(name, _make_paths_absolute(entry, path.parent))
     if not current:
         raise CredentialsError(f"kubeconfig {source}: no current-context; run kubectl config use-context NAME")
-    context = _pick(source, named, "contexts", current)
-    cluster = _pick(source, named, "clusters", context.get("cluster", ""))
-    user = _pick(source, named, "users", context["user"]) if context.get("user") else {}
+    context = _pick_entry(source, named, "contexts", current)
+    cluster = _pick_entry(source, named, "clusters", context.get("cluster", ""))
+    user = _pick_entry(source, named, "users", context["user"]) if context.get("user") else {}
     namespace = str(context.get("namespace") or "")
     return KubeconfigEntry(f"kubeconfig {source}, context {current}", cluster, user, namespace)
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _parse_file(path: Path) -> dict[str, Any]:
     import yaml  # noqa: PLC0415 - a host that has joined reads no kubeconfig, and saves a MiB
 
     try:
@@ -83,7 +83,7 @@ def _list_entries(path: Path, config: dict[str, Any], section: str) -> Iterator[
         yield item["name"], entry
 
 
-def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _make_paths_absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Return `entry` with paths made absolute; a command without a slash is looked up on PATH and stays."""
     paths: dict[str, Any] = {key: str((folder / entry[key]).absolute()) for key in _PATHS if entry.get(key)}
     plugin = entry.get("exec")
@@ -92,7 +92,9 @@ def _absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**entry, **paths}
 
 
-def _pick(source: str, named: Mapping[str, Mapping[str, dict[str, Any]]], section: str, name: str) -> dict[str, Any]:
+def _pick_entry(
+    source: str, named: Mapping[str, Mapping[str, dict[str, Any]]], section: str, name: str
+) -> dict[str, Any]:
     try:
         return named[section][name]
     except KeyError:

@@ -90,7 +90,7 @@ class AiohttpTransport:
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
-        self._requests, self._streams = self._open(CONNECTIONS), self._open(0)
+        self._requests, self._streams = self._open_session(CONNECTIONS), self._open_session(0)
         self._answers: set[aiohttp.ClientResponse] = set()
         """Answers that are being read."""
 
@@ -98,19 +98,19 @@ class AiohttpTransport:
         """Send and read the whole answer. Raises Unreachable."""
         limits = aiohttp.ClientTimeout(total=TOTAL_SECONDS, sock_connect=CONNECT_SECONDS)
         async with self._answer(request, limits) as answer, _unreachable(request):
-            return Response(answer.status, await answer.read(), _retry_after(answer))
+            return Response(answer.status, await answer.read(), _read_retry_after(answer))
 
     @contextlib.asynccontextmanager
     async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
         """Send and read the body as it comes. Raises Unreachable, also after `idle_seconds` without a byte."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle_seconds)
         async with self._answer(request, limits, is_stream=True) as answer:
-            yield Stream(answer.status, _chunks(answer, request), _retry_after(answer))
+            yield Stream(answer.status, _read_chunks(answer, request), _read_retry_after(answer))
 
     async def reconnect(self) -> None:
         """Break off all connections, and use new ones from now on: requests on the old ones raise Unreachable."""
         old = self._requests, self._streams
-        self._requests, self._streams = self._open(CONNECTIONS), self._open(0)
+        self._requests, self._streams = self._open_session(CONNECTIONS), self._open_session(0)
         # Closing a session raises no error in the readers of its answers, and ends the time-outs of these answers.
         for answer in self._answers:
             answer.content.set_exception(aiohttp.ClientConnectionError(_CLOSED))
@@ -122,7 +122,7 @@ class AiohttpTransport:
         for session in (self._requests, self._streams):
             await session.close()
 
-    def _open(self, connections: int) -> aiohttp.ClientSession:
+    def _open_session(self, connections: int) -> aiohttp.ClientSession:
         """Return a session of at most so many connections; 0: no limit."""
         connector = _Connector(ssl=self._credentials.tls or True, limit=connections)
         return aiohttp.ClientSession(connector=connector)
@@ -169,7 +169,7 @@ class AiohttpTransport:
                     request.method,
                     credentials.server + request.path,
                     params=request.query,
-                    data=_stream(request.body) if request.once and request.body else request.body,
+                    data=_stream_once(request.body) if request.once and request.body else request.body,
                     headers=headers,
                     timeout=limits,
                     allow_redirects=False,
@@ -205,7 +205,7 @@ class _Connector(aiohttp.TCPConnector):
                 raise aiohttp.ClientConnectionError(str(error)) from error
 
 
-async def _stream(body: bytes) -> AsyncIterator[bytes]:
+async def _stream_once(body: bytes) -> AsyncIterator[bytes]:
     """Yield `body` as a stream: aiohttp sends a DELETE again after a cut, unless its body can be read once only."""
     yield body
 
@@ -220,7 +220,7 @@ def _abort_unless_read(answer: aiohttp.ClientResponse) -> None:
         connection.transport.abort()
 
 
-async def _chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIterator[bytes]:
+async def _read_chunks(answer: aiohttp.ClientResponse, request: Request) -> AsyncIterator[bytes]:
     async with _unreachable(request):
         async for chunk in answer.content.iter_any():
             yield chunk
@@ -245,6 +245,6 @@ def describe_failure(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _retry_after(answer: aiohttp.ClientResponse) -> float | None:
+def _read_retry_after(answer: aiohttp.ClientResponse) -> float | None:
     value = answer.headers.get("Retry-After", "")
     return float(value) if value.isdecimal() else None

@@ -194,13 +194,13 @@ def summarize(config: dict[str, Any]) -> GGUF:
         layer_count=read_count(config.get("num_hidden_layers")),
         head_count=read_count(config.get("num_attention_heads")),
         head_count_kv=read_count(config.get("num_key_value_heads")),
-        key_head_size=_head_size(config),
-        value_head_size=_head_size(config),
+        key_head_size=_find_head_size(config),
+        value_head_size=_find_head_size(config),
         modes=_list_modes(config),
     )
 
 
-def _head_size(config: dict[str, Any]) -> int | None:
+def _find_head_size(config: dict[str, Any]) -> int | None:
     """Return the elements of a head, the divisor of both sizes of Gemma 4; None if it is not stated."""
     if any(config.get(key) for key in (_LATENT, *_OTHER_STATE)):
         return None
@@ -291,7 +291,7 @@ def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
         attention = _read_latent_attention(config, count)
     else:
         attention = _read_attention(config, count, heads, embedding // heads)
-    feed_forward = _feed_forward(config)
+    feed_forward = _count_feed_forward(config)
     if attention is None or feed_forward is None:
         return None
     return Layout(
@@ -399,7 +399,7 @@ def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Co
     return kinds + Counter({(None, 0): shared}) + recurrent
 
 
-def _feed_forward(config: dict[str, Any]) -> int | None:
+def _count_feed_forward(config: dict[str, Any]) -> int | None:
     """Return the elements in the middle of the widest layer, over all experts that a token uses; None if not stated."""
     # Llama 4 states the width of its dense layers beside that of its experts.
     dense = read_count(config.get("intermediate_size_mlp")) or read_count(config.get("intermediate_size"))

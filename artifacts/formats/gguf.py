@@ -157,11 +157,11 @@ def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
         value = reader.value(key[:64])
         if is_whole:
             metadata[key] = value
-    return _with_tensors(reader, version, metadata, tensor_count)
+    return _read_tensors(reader, version, metadata, tensor_count)
 
 
-def _with_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], count: int) -> GGUFHeader:
-    alignment = _alignment(metadata)
+def _read_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], count: int) -> GGUFHeader:
+    alignment = _read_alignment(metadata)
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: Counter[str] = Counter()
     seen: set[bytes] = set()
@@ -199,7 +199,7 @@ def _with_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
     )
 
 
-def _alignment(metadata: dict[str, Value]) -> int:
+def _read_alignment(metadata: dict[str, Value]) -> int:
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     # A power of two has a single bit.
     if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):

@@ -72,14 +72,14 @@ def summarize(header: GGUFHeader) -> GGUF:
     return GGUF(
         architecture=architecture,
         model_name=read_text(read("general.name")),
-        quantization=_quantization(header),
+        quantization=_name_quantization(header),
         context_length=read_count(read(f"{architecture}.context_length")),
         embedding_size=read_count(read(f"{architecture}.embedding_length")),
         layer_count=read_count(read(f"{architecture}.block_count")),
         head_count=widest(read(f"{architecture}.attention.head_count")),
         head_count_kv=widest(heads_kv),
-        key_head_size=_head_size(header, architecture, "key"),
-        value_head_size=_head_size(header, architecture, "value"),
+        key_head_size=_find_head_size(header, architecture, "key"),
+        value_head_size=_find_head_size(header, architecture, "value"),
         modes=_list_modes(header, architecture),
         tensor_count=header.tensor_count,
         file_version=header.version,
@@ -87,7 +87,7 @@ def summarize(header: GGUFHeader) -> GGUF:
     )
 
 
-def _head_size(header: GGUFHeader, architecture: str, part: str) -> int | None:
+def _find_head_size(header: GGUFHeader, architecture: str, part: str) -> int | None:
     """Return the elements of a head, the divisor of both sizes of a model with windows; None if it is not stated."""
     read = header.metadata.get
     heads, embedding = widest(read(f"{architecture}.attention.head_count")), read(f"{architecture}.embedding_length")
@@ -117,7 +117,7 @@ def count_active(header: GGUFHeader) -> int | None:
     return count_active_parameters(header.parameters, header.expert_parameters, experts, used)
 
 
-def _quantization(header: GGUFHeader) -> str:
+def _name_quantization(header: GGUFHeader) -> str:
     stated = header.metadata.get("general.file_type")
     if isinstance(stated, int) and stated in FILE_TYPES:
         return FILE_TYPES[stated]

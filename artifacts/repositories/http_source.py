@@ -169,17 +169,19 @@ class Origin:
         try:
             received = await self._follow(headers)
             async with received.response:
-                await self._check(received.response)
+                await self._check_status(received.response)
                 self._refuse_encoding(received.response.headers)
                 yield received
         except TimeoutError as error:
-            raise self._unreachable("did not answer in time") from error
+            raise self._unreachable_error("did not answer in time") from error
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, PrivateAddressError):
-                raise self._private() from error
-            raise self._unreachable(f"is not reached, or this machine is offline: {_describe(error)}") from error
+                raise self._private_error() from error
+            raise self._unreachable_error(
+                f"is not reached, or this machine is offline: {_describe_failure(error)}"
+            ) from error
         except (aiohttp.ClientError, UnicodeError) as error:
-            raise self._unreachable(f"failed: {_describe(error)}") from error
+            raise self._unreachable_error(f"failed: {_describe_failure(error)}") from error
 
     async def _follow(self, headers: Mapping[str, str]) -> _Received:
         """Request the source's URL and follow redirects."""
@@ -206,12 +208,12 @@ class Origin:
             # Credentials in a redirect are the server's own, and would take the place of the token.
             target = url.join(URL(location)).with_user(None).with_fragment(None)
         except ValueError as error:
-            raise self._unusable_redirect() from error
+            raise self._redirect_error() from error
         if not location or target.scheme not in ("http", "https") or not target.host:
-            raise self._unusable_redirect()
+            raise self._redirect_error()
         return target
 
-    def _unusable_redirect(self) -> ArtifactError:
+    def _redirect_error(self) -> ArtifactError:
         return self.source.error("SourceRefused", "the server redirects to what is no http(s):// URL")
 
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
@@ -223,22 +225,22 @@ class Origin:
         # The proxy resolves names, and decides about their addresses.
         stated = find_stated_address(url.raw_host or "") if proxy and not chosen_by_operator else None
         if stated is not None and not is_allowed(stated, self.access.allowed_networks):
-            raise self._private()
+            raise self._private_error()
         session = self.proxied if proxy or chosen_by_operator else self.direct
         if self.accept:
             headers = {"Accept": self.accept, **headers}
         async with asyncio.timeout(self.head_seconds):
             return await session.get(url, headers=headers, allow_redirects=False, proxy=proxy)
 
-    def _private(self) -> ArtifactError:
+    def _private_error(self) -> ArtifactError:
         return self.source.error("SourceForbidden", f"it, or what it redirects to, is {IN_PRIVATE_NETWORK}")
 
-    def _unreachable(self, problem: str, retry_after_seconds: float = 0.0) -> ArtifactError:
+    def _unreachable_error(self, problem: str, retry_after_seconds: float = 0.0) -> ArtifactError:
         return self.source.error(
             "SourceUnreachable", f"the server {problem}", retryable=True, retry_after_seconds=retry_after_seconds
         )
 
-    async def _check(self, response: aiohttp.ClientResponse) -> None:
+    async def _check_status(self, response: aiohttp.ClientResponse) -> None:
         name, status = self.source.display, response.status
         if status == _RANGE_REFUSED:
             raise RangeRefused
@@ -250,7 +252,7 @@ class Origin:
             if error:
                 raise error
         if status in _REDIRECTS:
-            raise self._unusable_redirect()
+            raise self._redirect_error()
         if status in _UNAUTHORIZED:
             way_out = _OTHER_LOGIN if self.source.scheme == "oci" else _OTHER_TOKEN
             raise ArtifactError("SourceUnauthorized", f"{name}: HTTP {status}: no access: {way_out}")
@@ -260,7 +262,7 @@ class Origin:
         if status in _TRY_AGAIN or status >= _SERVER_ERROR:
             seconds = _read_retry_after(response.headers)
             asked = f" and asks for a pause of {seconds:.0f} s" if seconds else ""
-            raise self._unreachable(f"answered HTTP {status}{asked}", seconds)
+            raise self._unreachable_error(f"answered HTTP {status}{asked}", seconds)
         if status >= _FIRST_ERROR:
             raise ArtifactError("SourceRefused", f"{name}: the server refused with HTTP {status}")
 
@@ -281,17 +283,17 @@ class Origin:
         if size is None:
             # Without a size, the end of the file looks like a broken connection, and no volume or host can be chosen.
             raise self.source.error("SourceRefused", "the server does not say how large the file is")
-        sha256, revision = None, _entity(response.headers)
+        sha256, revision = None, _read_entity_tag(response.headers)
         if self.source.scheme == "hf":
-            tag = _text(hub, "X-Linked-Etag").strip('"').lower()
+            tag = _read_printable(hub, "X-Linked-Etag").strip('"').lower()
             sha256 = tag if is_digest(tag) else None
-            revision = _text(hub, "X-Repo-Commit") or self.revision or self.source.revision
+            revision = _read_printable(hub, "X-Repo-Commit") or self.revision or self.source.revision
         elif self.source.scheme == "s3":
             sha256 = read_digest(response.headers)
         return SourceResponse(
             first=first,
             size_bytes=size,
-            validator=_validator(response.headers),
+            validator=_read_validator(response.headers),
             revision=revision,
             sha256=sha256,
             blocks=response.content.iter_chunked(_BLOCK_BYTES),
@@ -386,23 +388,23 @@ def _read_retry_after(headers: Mapping[str, str]) -> float:
     return min(max(0.0, seconds), _LONGEST_PAUSE_SECONDS)
 
 
-def _text(headers: Mapping[str, str], name: str) -> str:
+def _read_printable(headers: Mapping[str, str], name: str) -> str:
     """Return a header if it is printable ASCII, else an empty text: other text can neither be stored nor sent back."""
     text = headers.get(name, "")
     return text if text.isascii() and text.isprintable() else ""
 
 
-def _validator(headers: Mapping[str, str]) -> str:
-    tag = _text(headers, "ETag")
+def _read_validator(headers: Mapping[str, str]) -> str:
+    tag = _read_printable(headers, "ETag")
     # A weak tag does not promise equal bytes, and RFC 9110 forbids it in If-Range.
-    return tag if tag.startswith('"') else _text(headers, "Last-Modified")
+    return tag if tag.startswith('"') else _read_printable(headers, "Last-Modified")
 
 
-def _entity(headers: Mapping[str, str]) -> str:
-    return _text(headers, "ETag").removeprefix("W/").strip('"') or _text(headers, "Last-Modified")
+def _read_entity_tag(headers: Mapping[str, str]) -> str:
+    return _read_printable(headers, "ETag").removeprefix("W/").strip('"') or _read_printable(headers, "Last-Modified")
 
 
-def _describe(error: aiohttp.ClientError | UnicodeError) -> str:
+def _describe_failure(error: aiohttp.ClientError | UnicodeError) -> str:
     """Return the error in one line, without URLs, which may carry a signature, and without any byte of an answer."""
     if isinstance(error, (aiohttp.ClientResponseError, aiohttp.ClientPayloadError)):
         # What is not HTTP may come from another system than a server of weights.

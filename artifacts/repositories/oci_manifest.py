@@ -110,9 +110,9 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
         raise _refusal(name, "the manifest must have either `layers` or `manifests`")
     expected = MANIFEST_TYPES if document.manifests is None else INDEX_TYPES
     if document.media_type and document.media_type not in expected:
-        raise _refusal(name, f"mediaType is {_shown(document.media_type)}, which is none of {', '.join(expected)}")
+        raise _refusal(name, f"mediaType is {_quote(document.media_type)}, which is none of {', '.join(expected)}")
     if document.manifests is not None:
-        return _choose(name, document.manifests)
+        return _choose_manifest(name, document.manifests)
     return _read_layers(name, document.layers or [])
 
 
@@ -121,7 +121,7 @@ def require_files(name: str, manifest: ArtifactManifest) -> Sequence[RepositoryF
     repository = re.split(r"[@]|:(?=[^/]*$)", name.removeprefix("oci://"), maxsplit=1)[0]
     push = f"push the files themselves: oras push {repository}:TAG FILE..."
     if manifest.packed and not manifest.files:
-        problem = f"its layers are archives ({_shown(manifest.packed[0])}), whose files cannot be read one by one"
+        problem = f"its layers are archives ({_quote(manifest.packed[0])}), whose files cannot be read one by one"
         way_out = f"{push}; or, if it is a container image, let nodes mount it with spec.cache.medium Image"
         raise _refusal(name, f"{problem}: {way_out}")
     if not manifest.files:
@@ -129,9 +129,9 @@ def require_files(name: str, manifest: ArtifactManifest) -> Sequence[RepositoryF
     return manifest.files
 
 
-def _choose(name: str, entries: Sequence[_Descriptor]) -> str:
+def _choose_manifest(name: str, entries: Sequence[_Descriptor]) -> str:
     """Return the digest of the one manifest of an index that can be used."""
-    _limit(name, "manifests", entries)
+    _limit_entries(name, "manifests", entries)
     usable = [
         entry
         for entry in entries
@@ -142,23 +142,23 @@ def _choose(name: str, entries: Sequence[_Descriptor]) -> str:
     if len(usable) != 1:
         problem = f"manifests has {len(usable)} entries for linux/amd64, and not one manifest for all platforms"
         raise _refusal(name, f"{problem}: give the digest of one: oci://REGISTRY/REPOSITORY@sha256:DIGEST")
-    _check(name, "manifests", usable[0])
+    _check_descriptor(name, "manifests", usable[0])
     return usable[0].digest
 
 
 def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
-    _limit(name, "layers", layers)
+    _limit_entries(name, "layers", layers)
     files: dict[str, RepositoryFile] = {}
     packed = []
     for number, layer in enumerate(layers):
         field = f"layers[{number}]"
-        _check(name, field, layer)
+        _check_descriptor(name, field, layer)
         if _is_packed(layer):
             packed.append(layer.media_type)
         elif path := _read_path(name, field, layer):
             # Some file systems take names that differ in case for the same.
             if path.casefold() in files:
-                raise _refusal(name, f"{field} has the name of another layer, {_shown(path)}: push each file once")
+                raise _refusal(name, f"{field} has the name of another layer, {_quote(path)}: push each file once")
             files[path.casefold()] = RepositoryFile(path, layer.size, layer.digest.removeprefix("sha256:"))
     size_bytes = sum(layer.size for layer in layers)
     if size_bytes > _MOST_BYTES:
@@ -166,14 +166,14 @@ def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
     return ArtifactManifest(sorted(files.values(), key=lambda file: file.path), packed, size_bytes)
 
 
-def _limit(name: str, field: str, entries: Sequence[_Descriptor]) -> None:
+def _limit_entries(name: str, field: str, entries: Sequence[_Descriptor]) -> None:
     if len(entries) > _MOST_LAYERS:
         raise _refusal(name, f"{field} has {len(entries)} entries, more than {_MOST_LAYERS}")
 
 
-def _check(name: str, field: str, layer: _Descriptor) -> None:
+def _check_descriptor(name: str, field: str, layer: _Descriptor) -> None:
     if not _DIGEST.fullmatch(layer.digest):
-        problem = f"{field}.digest is {_shown(layer.digest)}: only sha256 with 64 hexadecimal digits is supported"
+        problem = f"{field}.digest is {_quote(layer.digest)}: only sha256 with 64 hexadecimal digits is supported"
         raise _refusal(name, problem)
     if not 0 <= layer.size <= _MOST_BYTES:
         raise _refusal(name, f"{field}.size is {layer.size}, which is no size")
@@ -202,12 +202,12 @@ def _read_path(artifact: str, field: str, layer: _Descriptor) -> str:
     segments = path.split("/")
     is_name = path.isprintable() and "\\" not in path and len(path.encode(errors="replace")) <= MAX_NAME_BYTES
     if not is_name or any(segment in ("", ".", "..") for segment in segments):
-        problem = f"{field}.annotations[{key}] is {_shown(path)}, which is no name of a file inside the artifact"
+        problem = f"{field}.annotations[{key}] is {_quote(path)}, which is no name of a file inside the artifact"
         raise _refusal(artifact, f"{problem}: push it with plain relative names")
     return path
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text[:_SHOWN_LENGTH])
 
 

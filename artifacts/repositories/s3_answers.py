@@ -68,15 +68,15 @@ def parse_page(text: bytes) -> ListingPage:
     Raises:
         ValueError: the text is no such page; the message has none of its text.
     """
-    root = _parse(text)
-    if _name(root) != "ListBucketResult":
+    root = _parse_xml(text)
+    if _local_name(root) != "ListBucketResult":
         raise ValueError("no ListBucketResult")
     objects, values = [], {}
     for child in root:
-        if _name(child) == "Contents":
-            objects.append(_read_object({_name(element): element.text or "" for element in child}))
+        if _local_name(child) == "Contents":
+            objects.append(_read_object({_local_name(element): element.text or "" for element in child}))
         else:
-            values[_name(child)] = child.text or ""
+            values[_local_name(child)] = child.text or ""
     next_token = values.get("NextContinuationToken", "")
     if values.get("IsTruncated") == "true" and not next_token:
         raise ValueError("a truncated page without the token of the next one")
@@ -105,7 +105,7 @@ def explain_refusal(
         signed: True if the request had a signature.
     """
     try:
-        fields = {_name(element): element.text or "" for element in _parse(text)}
+        fields = {_local_name(element): element.text or "" for element in _parse_xml(text)}
     except ValueError:
         fields = {}  # many services and proxies before them refuse without a body
     code = fields.get("Code", "")
@@ -129,7 +129,7 @@ def explain_refusal(
     return None
 
 
-def _parse(text: bytes) -> ET.Element:
+def _parse_xml(text: bytes) -> ET.Element:
     # Elements and attributes take a hundred times their bytes.
     if text.count(b"<") + text.count(b"=") > _MOST_MARKS:
         raise ValueError("more elements than a page has")
@@ -142,6 +142,6 @@ def _parse(text: bytes) -> ET.Element:
     return root
 
 
-def _name(element: ET.Element) -> str:
+def _local_name(element: ET.Element) -> str:
     """Return the name without its namespace, which some services leave out."""
     return element.tag.rpartition("}")[2]
