@@ -11,25 +11,19 @@ ShareReason = Literal["Refused", "NoSuchHardware", "NoRoom", "NotNeeded"]
 class AcceleratorShare(ApiStruct, frozen=True):
     """The replicas of a service on one accelerator."""
 
-    accelerator: Annotated[Accelerator, described("The accelerator.")]
-    replicas: Annotated[
-        Count, described("Replicas that the controller has chosen to run there, also those that wait.")
-    ] = 0
+    accelerator: Annotated[Accelerator, "The accelerator."]
+    replicas: Annotated[Count, "Replicas that the controller has chosen to run there, also those that wait."] = 0
     reason: Annotated[
         ShareReason | None,
-        described(
-            "Why no replica is there. Refused: the service cannot run there. NoSuchHardware: no node or host there "
-            "could ever run a replica. NoRoom: there was no room. NotNeeded: there was room, but faster "
-            "accelerators, or those before it, had enough. Absent if it has replicas."
-        ),
+        "Why no replica is there. Refused: the service cannot run there. NoSuchHardware: no node or host there "
+        "could ever run a replica. NoRoom: there was no room. NotNeeded: there was room, but faster "
+        "accelerators, or those before it, had enough. Absent if it has replicas.",
     ] = None
     message: Annotated[str, described("The reason in words, with the way out.", max_length=1024)] = ""
     tokens_per_second: Annotated[
         Rate | None,
-        described(
-            "Speed of a replica on the fastest device class with room there, in tokens per second: see status.speeds. "
-            "Absent if it is unknown."
-        ),
+        "Speed of a replica on the fastest device class with room there, in tokens per second: see status.speeds. "
+        "Absent if it is unknown.",
     ] = None
 
 
@@ -54,10 +48,8 @@ class AcceleratorChoice(ApiStruct, frozen=True):
     ] = []
     inputs: Annotated[
         ShortText,
-        described(
-            "Digest of the spec by which the accelerators were chosen. After an edit they are chosen anew, unless it "
-            "is one of replicas, suspend, priority or evictionProtection alone."
-        ),
+        "Digest of the spec by which the accelerators were chosen. After an edit they are chosen anew, unless it "
+        "is one of replicas, suspend, priority or evictionProtection alone.",
     ] = ""
     probing_since: Annotated[
         str,

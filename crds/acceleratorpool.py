@@ -48,20 +48,15 @@ class NamespaceQuota(ApiStruct, frozen=True):
 
     namespace: Annotated[
         _QuotaNamespace,
-        described(
-            'The namespace. "*" stands for each namespace that has no quota of its own here: each of them may use as '
-            "much."
-        ),
+        'The namespace. "*" stands for each namespace that has no quota of its own here: each of them may use as much.',
     ]
     devices: Annotated[
         Count | None, described("Devices. 0: the namespace may not use the pool. Default: no limit.", format="int64")
     ] = None
     memory: Annotated[
         Quantity | None,
-        described(
-            "Memory that the replicas request of their nodes, or take of their hosts, for example 256Gi. Default: no "
-            "limit."
-        ),
+        "Memory that the replicas request of their nodes, or take of their hosts, for example 256Gi. Default: no "
+        "limit.",
     ] = None
 
 
@@ -70,56 +65,44 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
 
     accelerator: Annotated[
         Accelerator,
-        described(
-            "Accelerator of the nodes, such as nvidia or amd, or metal for hosts. Each accelerator has a pool of its "
-            "own name, also without an AcceleratorPool; an AcceleratorPool of that name sets its limits."
-        ),
+        "Accelerator of the nodes, such as nvidia or amd, or metal for hosts. Each accelerator has a pool of its "
+        "own name, also without an AcceleratorPool; an AcceleratorPool of that name sets its limits.",
     ]
     node_selector: Annotated[
         Labels,
-        described(
-            "Labels of the nodes of the pool, or with accelerator metal of the MetalHosts. A node that several pools "
-            "select belongs to the first by name; one that none selects belongs to the pool with the name of its "
-            "accelerator, which therefore has no selector."
-        ),
+        "Labels of the nodes of the pool, or with accelerator metal of the MetalHosts. A node that several pools "
+        "select belongs to the first by name; one that none selects belongs to the pool with the name of its "
+        "accelerator, which therefore has no selector.",
     ] = {}
     nominal: Annotated[
         Quantity | None,
-        described(
-            "The most that replicas at home in this pool use of it: devices, or with accelerator metal memory such as "
-            "256Gi. The home of a replica is the first of its pools: see scheduling.pools of an InferenceService. "
-            "Default: no limit."
-        ),
+        "The most that replicas at home in this pool use of it: devices, or with accelerator metal memory such as "
+        "256Gi. The home of a replica is the first of its pools: see scheduling.pools of an InferenceService. "
+        "Default: no limit.",
     ] = None
     borrowing_limit: Annotated[
         Quantity | None,
-        described(
-            "The most that replicas at home in this pool use of all other pools together, in the unit of nominal. 0: "
-            "they borrow nothing. Default: no limit."
-        ),
+        "The most that replicas at home in this pool use of all other pools together, in the unit of nominal. 0: "
+        "they borrow nothing. Default: no limit.",
     ] = None
     lending_limit: Annotated[
         Quantity | None,
-        described(
-            "The most that replicas at home in other pools use of this one, in the unit of nominal. 0: the pool lends "
-            "nothing. Replicas that borrow are the first to be evicted for a replica of higher priority that is at "
-            "home here, and evict none that is. Any service may name the pool as its home: quotas keep it for "
-            "namespaces. Default: no limit."
-        ),
+        "The most that replicas at home in other pools use of this one, in the unit of nominal. 0: the pool lends "
+        "nothing. Replicas that borrow are the first to be evicted for a replica of higher priority that is at "
+        "home here, and evict none that is. Any service may name the pool as its home: quotas keep it for "
+        "namespaces. Default: no limit.",
     ] = None
     elastic: Annotated[
         PoolElasticity | None,
-        described("The growth of the pool by an autoscaler. Default: none, and replicas wait for nodes that exist."),
+        "The growth of the pool by an autoscaler. Default: none, and replicas wait for nodes that exist.",
     ] = None
     memory_overcommit_percent: Annotated[
         Annotated[int, Meta(ge=100, le=1600)] | None,
-        described(
-            "Memory that replicas on one time-sliced device may take together, in percent of what it has. A replica "
-            "gets a slice only if it takes no more than the part of one slice. Above 100, replicas that use their "
-            "memory at the same time run out of it: the device refuses more to some of them, and their engines crash. "
-            "Nothing keeps one from taking what another needs. Devices that are shared by MPS are never overcommitted. "
-            "Default: 100."
-        ),
+        "Memory that replicas on one time-sliced device may take together, in percent of what it has. A replica "
+        "gets a slice only if it takes no more than the part of one slice. Above 100, replicas that use their "
+        "memory at the same time run out of it: the device refuses more to some of them, and their engines crash. "
+        "Nothing keeps one from taking what another needs. Devices that are shared by MPS are never overcommitted. "
+        "Default: 100.",
     ] = None
     quotas: Annotated[
         list[NamespaceQuota],
@@ -134,28 +117,23 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
 class PoolAmounts(ApiStruct, frozen=True):
     """Amounts as numbers: devices, or with accelerator metal bytes."""
 
-    total: Annotated[Amount, described("What the nodes or hosts of the pool have in all.")] = 0
-    used: Annotated[Amount, described("What is not free of it, whoever uses it, pods without Pomona included.")] = 0
-    borrowed: Annotated[Amount, described("What replicas at home in this pool use of other pools.")] = 0
-    lent: Annotated[Amount, described("What replicas at home in other pools use of this one.")] = 0
+    total: Annotated[Amount, "What the nodes or hosts of the pool have in all."] = 0
+    used: Annotated[Amount, "What is not free of it, whoever uses it, pods without Pomona included."] = 0
+    borrowed: Annotated[Amount, "What replicas at home in this pool use of other pools."] = 0
+    lent: Annotated[Amount, "What replicas at home in other pools use of this one."] = 0
 
 
 class AcceleratorPoolStatus(ApiStruct, frozen=True):
     """Observed state of a pool."""
 
-    cells: Annotated[Count | None, described("Number of nodes or hosts in the pool.")] = None
-    waiting: Annotated[Count | None, described("Replicas at home in this pool that wait.")] = None
+    cells: Annotated[Count | None, "Number of nodes or hosts in the pool."] = None
+    waiting: Annotated[Count | None, "Replicas at home in this pool that wait."] = None
     used: Annotated[
-        ShortText,
-        described(
-            "What is used of all that the pool has: devices such as 12/16, or memory such as 96.0 GiB/256.0 GiB."
-        ),
+        ShortText, "What is used of all that the pool has: devices such as 12/16, or memory such as 96.0 GiB/256.0 GiB."
     ] = ""
-    borrowed: Annotated[ShortText, described("What replicas at home in this pool use of other pools.")] = ""
-    lent: Annotated[ShortText, described("What replicas at home in other pools use of this one.")] = ""
-    amounts: Annotated[
-        PoolAmounts | None, described("The same as numbers: devices, or with accelerator metal bytes.")
-    ] = None
+    borrowed: Annotated[ShortText, "What replicas at home in this pool use of other pools."] = ""
+    lent: Annotated[ShortText, "What replicas at home in other pools use of this one."] = ""
+    amounts: Annotated[PoolAmounts | None, "The same as numbers: devices, or with accelerator metal bytes."] = None
     conditions: Conditions = []
 
 
@@ -189,9 +167,7 @@ class AcceleratorPool(ApiObject, frozen=True, kw_only=True):
     """Nodes or hosts of one accelerator that share limits and quotas."""
 
     spec: Annotated[AcceleratorPoolSpec, described("Nodes or hosts of the pool, and its limits.", *SPEC_RULES)]
-    status: Annotated[AcceleratorPoolStatus, described("Use of the pool, as the controller reports it.")] = (
-        AcceleratorPoolStatus()
-    )
+    status: Annotated[AcceleratorPoolStatus, "Use of the pool, as the controller reports it."] = AcceleratorPoolStatus()
 
 
 _IS_SELECTED = "has(self.spec.nodeSelector) && size(self.spec.nodeSelector) > 0"

@@ -20,7 +20,7 @@ class LabelRequirement(ApiStruct, frozen=True):
     key: Annotated[str, described("Key of the label.", max_length=317)]
     operator: Annotated[
         Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"],
-        described("Relation of the label to the values. Gt and Lt compare integers, and are for nodes only."),
+        "Relation of the label to the values. Gt and Lt compare integers, and are for nodes only.",
     ]
     values: Annotated[
         list[Annotated[str, Meta(max_length=63)]],
@@ -34,12 +34,8 @@ _Requirements = Annotated[list[LabelRequirement], Meta(max_length=_MOST_TERMS)]
 class NodeTerm(ApiStruct, frozen=True):
     """`corev1.NodeSelectorTerm`."""
 
-    match_expressions: Annotated[
-        _Requirements, described("Requirements on the labels of a node, which must all be met.")
-    ] = []
-    match_fields: Annotated[
-        _Requirements, described("Requirements on the fields of a node, such as metadata.name.")
-    ] = []
+    match_expressions: Annotated[_Requirements, "Requirements on the labels of a node, which must all be met."] = []
+    match_fields: Annotated[_Requirements, "Requirements on the fields of a node, such as metadata.name."] = []
 
 
 class NodeTerms(ApiStruct, frozen=True):
@@ -53,15 +49,15 @@ class NodeTerms(ApiStruct, frozen=True):
 class PreferredNodes(ApiStruct, frozen=True):
     """`corev1.PreferredSchedulingTerm`."""
 
-    weight: Annotated[_Weight, described("Weight of the preference, from 1 to 100.")]
-    preference: Annotated[NodeTerm, described("Nodes that are preferred.")]
+    weight: Annotated[_Weight, "Weight of the preference, from 1 to 100."]
+    preference: Annotated[NodeTerm, "Nodes that are preferred."]
 
 
 class NodeAffinity(ApiStruct, frozen=True):
     """`corev1.NodeAffinity`."""
 
     required_during_scheduling_ignored_during_execution: Annotated[
-        NodeTerms | None, described("Nodes on which pods may run. What spec.hardware demands is added to each term.")
+        NodeTerms | None, "Nodes on which pods may run. What spec.hardware demands is added to each term."
     ] = None
     preferred_during_scheduling_ignored_during_execution: Annotated[
         list[PreferredNodes], described("Nodes that the scheduler prefers.", max_length=_MOST_TERMS)
@@ -71,8 +67,8 @@ class NodeAffinity(ApiStruct, frozen=True):
 class LabelSelector(ApiStruct, frozen=True):
     """`metav1.LabelSelector`."""
 
-    match_labels: Annotated[Labels, described("Labels that an object must have.")] = {}
-    match_expressions: Annotated[_Requirements, described("Requirements on the labels, which must all be met.")] = []
+    match_labels: Annotated[Labels, "Labels that an object must have."] = {}
+    match_expressions: Annotated[_Requirements, "Requirements on the labels, which must all be met."] = []
 
 
 class PodTerm(ApiStruct, frozen=True):
@@ -86,16 +82,14 @@ class PodTerm(ApiStruct, frozen=True):
             max_length=317,
         ),
     ]
-    label_selector: Annotated[
-        LabelSelector | None, described("The other pods, of the same namespace. Default: no pods.")
-    ] = None
+    label_selector: Annotated[LabelSelector | None, "The other pods, of the same namespace. Default: no pods."] = None
 
 
 class PreferredPods(ApiStruct, frozen=True):
     """`corev1.WeightedPodAffinityTerm`."""
 
-    weight: Annotated[_Weight, described("Weight of the preference, from 1 to 100.")]
-    pod_affinity_term: Annotated[PodTerm, described("Pods whose place is preferred, or avoided.")]
+    weight: Annotated[_Weight, "Weight of the preference, from 1 to 100."]
+    pod_affinity_term: Annotated[PodTerm, "Pods whose place is preferred, or avoided."]
 
 
 class PodAffinity(ApiStruct, frozen=True):
@@ -112,6 +106,6 @@ class PodAffinity(ApiStruct, frozen=True):
 class Affinity(ApiStruct, frozen=True):
     """`corev1.Affinity`."""
 
-    node_affinity: Annotated[NodeAffinity | None, described("Affinity to nodes.")] = None
-    pod_affinity: Annotated[PodAffinity | None, described("Affinity to the places of other pods.")] = None
-    pod_anti_affinity: Annotated[PodAffinity | None, described("Affinity away from the places of other pods.")] = None
+    node_affinity: Annotated[NodeAffinity | None, "Affinity to nodes."] = None
+    pod_affinity: Annotated[PodAffinity | None, "Affinity to the places of other pods."] = None
+    pod_anti_affinity: Annotated[PodAffinity | None, "Affinity away from the places of other pods."] = None

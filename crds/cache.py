@@ -46,58 +46,47 @@ class CacheOptions(ApiStruct, frozen=True):
     ] = "ReadWriteOnce"
     storage_class_name: Annotated[
         Name | None,
-        described(
-            "StorageClass of the volume. Default: the cluster's default StorageClass. If it is changed, the weights "
-            "are fetched to another volume. Pods serve from the earlier volume until then; it is deleted when no pod "
-            "mounts it any more."
-        ),
+        "StorageClass of the volume. Default: the cluster's default StorageClass. If it is changed, the weights "
+        "are fetched to another volume. Pods serve from the earlier volume until then; it is deleted when no pod "
+        "mounts it any more.",
     ] = None
     size: Annotated[
         Quantity | None,
-        described(
-            "Size of the volume. Default: the size of the weights plus 10 % plus 16 MiB. If it is raised, the volume "
-            "grows if its StorageClass has allowVolumeExpansion, and is replaced by another volume if not. A volume "
-            "never shrinks. A volume holds one set of weights: those of another source or revision get another volume."
-        ),
+        "Size of the volume. Default: the size of the weights plus 10 % plus 16 MiB. If it is raised, the volume "
+        "grows if its StorageClass has allowVolumeExpansion, and is replaced by another volume if not. A volume "
+        "never shrinks. A volume holds one set of weights: those of another source or revision get another volume.",
     ] = None
 
 
 class CachedWeights(ApiStruct, frozen=True):
     """Verified weights for pods. A volume that is created again under the same name is another, empty volume."""
 
-    name: Annotated[
-        ShortText, described("Name of the PersistentVolumeClaim that holds the weights; pods mount it.")
-    ] = ""
-    claim: Annotated[Uid, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")] = ""
+    name: Annotated[ShortText, "Name of the PersistentVolumeClaim that holds the weights; pods mount it."] = ""
+    claim: Annotated[Uid, "metadata.uid of the PersistentVolumeClaim that holds the weights."] = ""
     image: Annotated[
-        LongText,
-        described("Image that nodes mount, by its digest; empty if a PersistentVolumeClaim holds the weights."),
+        LongText, "Image that nodes mount, by its digest; empty if a PersistentVolumeClaim holds the weights."
     ] = ""
-    path: Annotated[LongText, described("Path of the weights, relative to the root of the volume.")] = ""
-    sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
+    path: Annotated[LongText, "Path of the weights, relative to the root of the volume."] = ""
+    sha256: Annotated[Sha256, "SHA-256 that was verified; empty if no SHA-256 was known."] = ""
 
 
 class NodeCopy(ApiStruct, frozen=True):
     """Verified weights on one node. A volume that is created again under the same name is another, empty volume."""
 
-    node: Annotated[ShortText, described("Node that has the volume.")]
-    name: Annotated[ShortText, described("Name of the PersistentVolumeClaim that holds the weights; pods mount it.")]
-    claim: Annotated[Uid, described("metadata.uid of the PersistentVolumeClaim that holds the weights.")]
-    path: Annotated[LongText, described("Path of the weights, relative to the root of the volume.")]
-    sha256: Annotated[Sha256, described("SHA-256 that was verified; empty if no SHA-256 was known.")] = ""
-    size_bytes: Annotated[
-        Amount, described("Size that the volume requests, which counts against the limit of its node.")
-    ] = 0
+    node: Annotated[ShortText, "Node that has the volume."]
+    name: Annotated[ShortText, "Name of the PersistentVolumeClaim that holds the weights; pods mount it."]
+    claim: Annotated[Uid, "metadata.uid of the PersistentVolumeClaim that holds the weights."]
+    path: Annotated[LongText, "Path of the weights, relative to the root of the volume."]
+    sha256: Annotated[Sha256, "SHA-256 that was verified; empty if no SHA-256 was known."] = ""
+    size_bytes: Annotated[Amount, "Size that the volume requests, which counts against the limit of its node."] = 0
     unused_since: Annotated[
-        Time, described("Since when no pod mounts the copy and no replica needs it. Absent while it is in use.")
+        Time, "Since when no pod mounts the copy and no replica needs it. Absent while it is in use."
     ] = ""
 
 
 class NodeShortage(ApiStruct, frozen=True):
     """A node on whose disk a copy found no space: unused copies of all Models go from there, and it is tried again."""
 
-    node: Annotated[ShortText, described("Name of the node.")]
-    job: Annotated[ShortText, described("Job that found no space.")]
-    keep_bytes: Annotated[
-        Amount, described("Unused copies go until all copies on the node take at most this many bytes.")
-    ]
+    node: Annotated[ShortText, "Name of the node."]
+    job: Annotated[ShortText, "Job that found no space."]
+    keep_bytes: Annotated[Amount, "Unused copies go until all copies on the node take at most this many bytes."]

@@ -37,22 +37,18 @@ class Scheduling(ApiStruct, frozen=True):
 
     mode: Annotated[
         SchedulingMode | None,
-        described(
-            "Queue: a pod waits with a scheduling gate until the controller's queue, which all accelerators and hosts "
-            "share, gives it a node. Native: Kubernetes' scheduler places the pod in its own order, and nothing is "
-            "preempted for it. Kueue: the pods are given to Kueue, which admits them by the quota of queueName. "
-            "Default: Queue for pods that request devices, unless the controller serves only some namespaces or was "
-            "started with --scheduling-mode Native. Hosts always go by the queue. An edit from or to Kueue restarts "
-            "all replicas. Any other edit restarts no replica that has a node: it holds for pods that wait, and for "
-            "those of the next change of the service."
-        ),
+        "Queue: a pod waits with a scheduling gate until the controller's queue, which all accelerators and hosts "
+        "share, gives it a node. Native: Kubernetes' scheduler places the pod in its own order, and nothing is "
+        "preempted for it. Kueue: the pods are given to Kueue, which admits them by the quota of queueName. "
+        "Default: Queue for pods that request devices, unless the controller serves only some namespaces or was "
+        "started with --scheduling-mode Native. Hosts always go by the queue. An edit from or to Kueue restarts "
+        "all replicas. Any other edit restarts no replica that has a node: it holds for pods that wait, and for "
+        "those of the next change of the service.",
     ] = None
     queue_name: Annotated[
         LabelName | None,
-        described(
-            "LocalQueue of Kueue in the namespace of the service, for mode Kueue. Another name restarts all replicas, "
-            "which then wait in that queue."
-        ),
+        "LocalQueue of Kueue in the namespace of the service, for mode Kueue. Another name restarts all replicas, "
+        "which then wait in that queue.",
     ] = None
     pools: Annotated[
         list[LabelName],
@@ -77,32 +73,26 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = 1
     suspend: Annotated[
         bool,
-        described(
-            "If true, all replicas are stopped, and everything else is kept. Set suspend to false to start the "
-            "replicas again."
-        ),
+        "If true, all replicas are stopped, and everything else is kept. Set suspend to false to start the "
+        "replicas again.",
     ] = False
-    hardware: Annotated[ServiceHardware, described("Hardware of one replica.")] = ServiceHardware()
-    resources: Annotated[
-        Resources, described("Resources that one replica requests of its node if the replica runs as a pod.")
-    ] = Resources()
+    hardware: Annotated[ServiceHardware, "Hardware of one replica."] = ServiceHardware()
+    resources: Annotated[Resources, "Resources that one replica requests of its node if the replica runs as a pod."] = (
+        Resources()
+    )
     runtime: Annotated[
         RuntimeName | None,
-        described(
-            "Engine that serves the model, such as llama.cpp or vllm. auto is the default: llama.cpp for a GGUF file, "
-            "vllm for a folder of safetensors in pods, mlx-lm for a folder on a host, ollama for an ollama:// source. "
-            "If that one has no image for an accelerator in pods, it is the first other one that has. "
-            "Each engine has a page in docs/engines/, which says where it runs; the condition Ready of a service that "
-            "names one that does not exist lists all. A host runs the engines in its status.runtimes, which `kubectl "
-            "get mh -o yaml` shows."
-        ),
+        "Engine that serves the model, such as llama.cpp or vllm. auto is the default: llama.cpp for a GGUF file, "
+        "vllm for a folder of safetensors in pods, mlx-lm for a folder on a host, ollama for an ollama:// source. "
+        "If that one has no image for an accelerator in pods, it is the first other one that has. "
+        "Each engine has a page in docs/engines/, which says where it runs; the condition Ready of a service that "
+        "names one that does not exist lists all. A host runs the engines in its status.runtimes, which `kubectl "
+        "get mh -o yaml` shows.",
     ] = None
     speculative: Annotated[
         Speculative | None,
-        described(
-            "Speculative decoding: a small draft model proposes tokens, and the model checks several of these "
-            "tokens at once."
-        ),
+        "Speculative decoding: a small draft model proposes tokens, and the model checks several of these "
+        "tokens at once.",
     ] = None
     projector_model_ref: Annotated[
         Name | None,
@@ -117,57 +107,45 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = []
     priority: Annotated[
         Priority,
-        described(
-            "When devices or hosts are scarce, replicas of higher priority get them first, and of equal ones those "
-            "that have waited longest. If nothing is free for a replica, running replicas of lower priority are "
-            "evicted, as few as possible, and wait again at their old place; spec.evictionProtection prevents that. A "
-            "pod also gets the PriorityClass pomona-PRIORITY, which is installed with Pomona and preempts nothing. "
-            "When a host is short of memory, services of lower priority are removed from the host first. A critical "
-            "service is removed only while the memory pressure is critical, and after all other services."
-        ),
+        "When devices or hosts are scarce, replicas of higher priority get them first, and of equal ones those "
+        "that have waited longest. If nothing is free for a replica, running replicas of lower priority are "
+        "evicted, as few as possible, and wait again at their old place; spec.evictionProtection prevents that. A "
+        "pod also gets the PriorityClass pomona-PRIORITY, which is installed with Pomona and preempts nothing. "
+        "When a host is short of memory, services of lower priority are removed from the host first. A critical "
+        "service is removed only while the memory pressure is critical, and after all other services.",
     ] = "normal"
     scheduling: Annotated[
-        Scheduling, described("The way in which replicas get devices. Default: by the queue, in order of priority.")
+        Scheduling, "The way in which replicas get devices. Default: by the queue, in order of priority."
     ] = Scheduling()
-    placement: Annotated[
-        PlacementDemands, described("Demands on the devices of the replicas: least speed, and least fit.")
-    ] = PlacementDemands()
+    placement: Annotated[PlacementDemands, "Demands on the devices of the replicas: least speed, and least fit."] = (
+        PlacementDemands()
+    )
     eviction_protection: Annotated[
         bool,
-        described(
-            "If true, no replica is evicted for a service of higher priority, and a host that is short of memory "
-            "removes it only while the memory pressure is critical, like a service of priority critical. Its place in "
-            "the queue stays that of spec.priority. Default: false."
-        ),
+        "If true, no replica is evicted for a service of higher priority, and a host that is short of memory "
+        "removes it only while the memory pressure is critical, like a service of priority critical. Its place in "
+        "the queue stays that of spec.priority. Default: false.",
     ] = False
     drain_seconds: DrainSeconds = DRAIN_SECONDS
     image: Annotated[
         Annotated[str, Meta(min_length=1, max_length=512)] | None,
-        described(
-            "Container image with the engine as its entry point. Default: the image that the engine's page lists."
-        ),
+        "Container image with the engine as its entry point. Default: the image that the engine's page lists.",
     ] = None
     container: Annotated[
         ContainerOptions | None,
-        described(
-            "The container of spec.image, for runtime generic, which serves any image with an OpenAI-compatible API."
-        ),
+        "The container of spec.image, for runtime generic, which serves any image with an OpenAI-compatible API.",
     ] = None
-    pod: Annotated[PodOptions, described("What is added to the pods of this service.")] = PodOptions()
+    pod: Annotated[PodOptions, "What is added to the pods of this service."] = PodOptions()
     benchmark: Annotated[
         BenchmarkOptions | None,
-        described(
-            "Extent of what measures the speed of the model: Jobs, if the controller runs with --benchmarks, and the "
-            "agents of hosts. An edit measures nothing anew that was measured, and restarts no replica, so that a "
-            "host follows it with the next one."
-        ),
+        "Extent of what measures the speed of the model: Jobs, if the controller runs with --benchmarks, and the "
+        "agents of hosts. An edit measures nothing anew that was measured, and restarts no replica, so that a "
+        "host follows it with the next one.",
     ] = None
     node_selector: Annotated[
         Labels,
-        described(
-            "Labels that a node must have to run a pod of this service or fetch its weights, or that a MetalHost must "
-            "have to run a process of it."
-        ),
+        "Labels that a node must have to run a pod of this service or fetch its weights, or that a MetalHost must "
+        "have to run a process of it.",
     ] = {}
     tolerations: Annotated[
         list[Toleration],
@@ -183,10 +161,8 @@ class ServicePerformance(MeasuredRates, frozen=True, kw_only=True):
 
     source: Annotated[
         Literal["job", "host", "live"],
-        described(
-            "job: a Job on an idle device measured it. host: the agent of a host did. live: the "
-            "controller did, at a replica that serves."
-        ),
+        "job: a Job on an idle device measured it. host: the agent of a host did. live: the "
+        "controller did, at a replica that serves.",
     ]
     device_class: Annotated[
         str, described("Hardware on which it was measured, for example nvidia-h100-80gb-hbm3x1.", max_length=128)
@@ -203,130 +179,99 @@ class ServicePerformance(MeasuredRates, frozen=True, kw_only=True):
 class InferenceServiceStatus(ApiStruct, frozen=True):
     """Observed state of a service, as the controller reports it."""
 
-    observed_generation: Annotated[
-        Amount | None, described("The metadata.generation from which this status was computed.")
-    ] = None
+    observed_generation: Annotated[Amount | None, "The metadata.generation from which this status was computed."] = None
     phase: Annotated[
         Literal["Pending", "Downloading", "WaitingForGPU", "Progressing", "Ready", "Degraded", "Failed", "Suspended"],
-        described(
-            "Pending: the service waits for its Model, or for a node that Kubernetes' scheduler finds. WaitingForGPU: "
-            "it waits in the queue for a GPU or a host; status.queue has its place and the reason. Downloading: the "
-            "weights are being downloaded. Progressing: replicas are starting, or a new spec is being rolled out. "
-            "Ready: the service answers. Degraded: the service answers, but has fewer ready replicas than "
-            "spec.replicas or another problem, which the conditions show. Failed: the conditions show the cause. "
-            "Suspended: spec.suspend is true or spec.replicas is 0."
-        ),
+        "Pending: the service waits for its Model, or for a node that Kubernetes' scheduler finds. WaitingForGPU: "
+        "it waits in the queue for a GPU or a host; status.queue has its place and the reason. Downloading: the "
+        "weights are being downloaded. Progressing: replicas are starting, or a new spec is being rolled out. "
+        "Ready: the service answers. Degraded: the service answers, but has fewer ready replicas than "
+        "spec.replicas or another problem, which the conditions show. Failed: the conditions show the cause. "
+        "Suspended: spec.suspend is true or spec.replicas is 0.",
     ] = "Pending"
     replicas: Annotated[
-        Count | None, described("Replicas that exist: pods that a scheduler has seen, and processes on hosts.")
+        Count | None, "Replicas that exist: pods that a scheduler has seen, and processes on hosts."
     ] = None
-    ready_replicas: Annotated[Count | None, described("Replicas of the latest spec that serve.")] = None
+    ready_replicas: Annotated[Count | None, "Replicas of the latest spec that serve."] = None
     available_replicas: Annotated[
-        Count | None,
-        described("Replicas that serve, also those of an earlier spec, which do until the new ones are ready."),
+        Count | None, "Replicas that serve, also those of an earlier spec, which do until the new ones are ready."
     ] = None
-    selector: Annotated[ShortText, described("Label selector of the replicas, for the scale subresource.")] = ""
+    selector: Annotated[ShortText, "Label selector of the replicas, for the scale subresource."] = ""
     accelerator: Annotated[
-        LongText, described("Accelerator of the replicas; several, such as nvidia,metal, if they are on several.")
+        LongText, "Accelerator of the replicas; several, such as nvidia,metal, if they are on several."
     ] = ""
     choice: Annotated[
         AcceleratorChoice | None,
-        described(
-            "The replicas on each accelerator, and why others have none. Absent unless hardware.accelerator is auto or "
-            "scheduling.pools are of several accelerators."
-        ),
+        "The replicas on each accelerator, and why others have none. Absent unless hardware.accelerator is auto or "
+        "scheduling.pools are of several accelerators.",
     ] = None
-    runtime: Annotated[
-        ShortText, described("Engine of the replicas; that on the first accelerator if they are on several.")
-    ] = ""
+    runtime: Annotated[ShortText, "Engine of the replicas; that on the first accelerator if they are on several."] = ""
     memory: Annotated[
         ShortText,
-        described(
-            "Memory of its node or host that one replica takes, for example 4.4 GiB; that on the first accelerator if "
-            "they are on several."
-        ),
+        "Memory of its node or host that one replica takes, for example 4.4 GiB; that on the first accelerator if "
+        "they are on several.",
     ] = ""
     device_memory: Annotated[
         ShortText,
-        described(
-            "Memory that one replica takes of its devices: their number, and what each of them must have, for example "
-            "2 x 38.2 GiB. Empty without devices, and if it is unknown."
-        ),
+        "Memory that one replica takes of its devices: their number, and what each of them must have, for example "
+        "2 x 38.2 GiB. Empty without devices, and if it is unknown.",
     ] = ""
-    device_memory_bytes: Annotated[
-        Amount | None, described("Memory that one replica takes of each of its devices, in bytes.")
-    ] = None
+    device_memory_bytes: Annotated[Amount | None, "Memory that one replica takes of each of its devices, in bytes."] = (
+        None
+    )
     nodes: Annotated[
         list[ShortText], described("Nodes and hosts that run a replica, at most 20 of them.", max_length=20)
     ] = []
-    endpoint: Annotated[ShortText, described("Address of the OpenAI-compatible API inside the cluster.")] = ""
+    endpoint: Annotated[ShortText, "Address of the OpenAI-compatible API inside the cluster."] = ""
     requests_per_minute: Annotated[
         Count | None,
-        described(
-            "Requests of all replicas together in the last minute. Pods are read every 10 to 30 seconds, by their "
-            "metrics, and hosts report by themselves; a change is shown once a minute at most, and only if it is more "
-            "than a tenth. Absent if it is unknown: before the second reading, and 3 minutes after the last one."
-        ),
+        "Requests of all replicas together in the last minute. Pods are read every 10 to 30 seconds, by their "
+        "metrics, and hosts report by themselves; a change is shown once a minute at most, and only if it is more "
+        "than a tenth. Absent if it is unknown: before the second reading, and 3 minutes after the last one.",
     ] = None
     average_latency_ms: Annotated[
         Count | None,
-        described(
-            "Average time from the arrival of these requests to the end of their answers, in milliseconds. Absent if "
-            "requestsPerMinute is 0 or unknown."
-        ),
+        "Average time from the arrival of these requests to the end of their answers, in milliseconds. Absent if "
+        "requestsPerMinute is 0 or unknown.",
     ] = None
     speeds: ClassSpeeds = []
     placement: Annotated[
         PlacementStatus | None,
-        described(
-            "The place of the last replica that the queue has placed, and why it is there. Absent if no replica runs "
-            "there any more."
-        ),
+        "The place of the last replica that the queue has placed, and why it is there. Absent if no replica runs "
+        "there any more.",
     ] = None
     replacement: Annotated[
         SpeedReplacement | None,
-        described(
-            "The last replacement of a replica whose speed or fit had fallen, if the controller runs with "
-            "--replace-degraded. Absent if there was none."
-        ),
+        "The last replacement of a replica whose speed or fit had fallen, if the controller runs with "
+        "--replace-degraded. Absent if there was none.",
     ] = None
     tokens_per_second: Annotated[
         Rate,
-        described(
-            "Tokens that all replicas together generate per second now: the mean of one minute, read and shown as "
-            "requestsPerMinute is. 0: they are idle. Absent if it is unknown: before the second reading, and for "
-            "engines that count no tokens."
-        ),
+        "Tokens that all replicas together generate per second now: the mean of one minute, read and shown as "
+        "requestsPerMinute is. 0: they are idle. Absent if it is unknown: before the second reading, and for "
+        "engines that count no tokens.",
     ] = ""
     performance: Annotated[
         ServicePerformance | None,
-        described(
-            "Speed of a single request on the hardware of the replicas, as it was measured; of replicas on several "
-            "kinds of hardware the slowest. Absent if it was not measured; status.speeds has estimates, too."
-        ),
+        "Speed of a single request on the hardware of the replicas, as it was measured; of replicas on several "
+        "kinds of hardware the slowest. Absent if it was not measured; status.speeds has estimates, too.",
     ] = None
     queue: Annotated[
         QueueStatus | None,
-        described(
-            "Place in the queue of the first replica that waits for a GPU or a host. Absent if none waits. It is "
-            "updated at most once a second, and later while many services move at once."
-        ),
+        "Place in the queue of the first replica that waits for a GPU or a host. Absent if none waits. It is "
+        "updated at most once a second, and later while many services move at once.",
     ] = None
     proof: Annotated[
         ShortText,
-        described(
-            "Digest of the generation, replicas and endpoints that have generated a token. A controller that becomes "
-            "leader probes the service at once only if it differs. Pods are probed every 10 minutes in any case."
-        ),
+        "Digest of the generation, replicas and endpoints that have generated a token. A controller that becomes "
+        "leader probes the service at once only if it differs. Pods are probed every 10 minutes in any case.",
     ] = ""
     token_rotation: Annotated[
         ShortText,
-        described(
-            "Identifier of the last replacement of the token. Each new value of the annotation "
-            "inference.pomona.dev/rotate-token replaces the token in Secret SERVICE-token. If that token was edited "
-            "since, the edit is followed instead; without the annotation, an edit is followed within 10 minutes. Hosts "
-            "accept the previous token for 10 more minutes, and pods are replaced."
-        ),
+        "Identifier of the last replacement of the token. Each new value of the annotation "
+        "inference.pomona.dev/rotate-token replaces the token in Secret SERVICE-token. If that token was edited "
+        "since, the edit is followed instead; without the annotation, an edit is followed within 10 minutes. Hosts "
+        "accept the previous token for 10 more minutes, and pods are replaced.",
     ] = ""
     conditions: Conditions = []
 
@@ -375,9 +320,9 @@ class InferenceService(ApiObject, frozen=True, kw_only=True):
     """Desired serving of one Model at one address."""
 
     spec: Annotated[InferenceServiceSpec, described("Desired state of the service.", *SPEC_RULES)]
-    status: Annotated[
-        InferenceServiceStatus, described("Observed state of the service, as the controller reports it.")
-    ] = InferenceServiceStatus()
+    status: Annotated[InferenceServiceStatus, "Observed state of the service, as the controller reports it."] = (
+        InferenceServiceStatus()
+    )
 
 
 class ReplicaDemand(ApiStruct, frozen=True):

@@ -198,8 +198,8 @@ _LIMITS: Final = ("min_length", "max_length", "ge", "le")
 def described(description: str, *rules: dict[str, str], **keywords: Any) -> Meta:
     """Describe a field for `kubectl explain`, with its CEL rules, limits and further keywords of its schema.
 
-    Limits, by msgspec's names, hold in the struct as well: a value beyond them cannot be decoded. All other keywords
-    are for the API server alone.
+    A field without any of these has its description alone: `Annotated[str, "Name of the node."]`. Limits, by msgspec's
+    names, hold in the struct as well: a value beyond them cannot be decoded. All other keywords are for the API server.
     """
     limits = {name: keywords.pop(name) for name in _LIMITS if name in keywords}
     if rules:
@@ -335,20 +335,16 @@ class ApiObject(ApiStruct, frozen=True):
 class Condition(ApiStruct, frozen=True):
     """`metav1.Condition`: one observed fact, with the time of its last change and the observed generation."""
 
-    type: Annotated[
-        str, Meta(max_length=316, pattern=r"^[A-Za-z0-9.\-/]+$"), described("Type of the condition, in CamelCase.")
-    ]
-    status: Annotated[Literal["True", "False", "Unknown"], described("True, False or Unknown.")]
+    type: Annotated[str, Meta(max_length=316, pattern=r"^[A-Za-z0-9.\-/]+$"), "Type of the condition, in CamelCase."]
+    status: Annotated[Literal["True", "False", "Unknown"], "True, False or Unknown."]
     reason: Annotated[
         str,
         Meta(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"),
-        described("Reason for the status: one CamelCase word that programs may compare."),
+        "Reason for the status: one CamelCase word that programs may compare.",
     ]
     message: Annotated[str, described("Explanation for people: the cause and the remedy.", max_length=32768)]
-    last_transition_time: Annotated[Time, described("When the status last changed.")]
-    observed_generation: Annotated[
-        Amount | None, described("The metadata.generation for which the condition was set.")
-    ] = None
+    last_transition_time: Annotated[Time, "When the status last changed."]
+    observed_generation: Annotated[Amount | None, "The metadata.generation for which the condition was set."] = None
 
 
 Conditions = Annotated[
@@ -369,17 +365,16 @@ _DECADE_SECONDS: Final = 10 * 366 * 24 * 3600
 class Toleration(ApiStruct, frozen=True):
     """`corev1.Toleration`."""
 
-    key: Annotated[
-        LabelKey, described("Taint key that is tolerated. An empty key with operator Exists tolerates all taints.")
-    ] = ""
+    key: Annotated[LabelKey, "Taint key that is tolerated. An empty key with operator Exists tolerates all taints."] = (
+        ""
+    )
     operator: Annotated[
-        Literal["Exists", "Equal"],
-        described("Equal: the taint must have the same value. Exists: the taint may have any value."),
+        Literal["Exists", "Equal"], "Equal: the taint must have the same value. Exists: the taint may have any value."
     ] = "Equal"
-    value: Annotated[LabelValue, described("Taint value that is tolerated when operator is Equal.")] = ""
+    value: Annotated[LabelValue, "Taint value that is tolerated when operator is Equal."] = ""
     effect: Annotated[
         Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"],
-        described("Taint effect that is tolerated; empty tolerates all effects."),
+        "Taint effect that is tolerated; empty tolerates all effects.",
     ] = ""
     toleration_seconds: Annotated[
         Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": _DECADE_SECONDS})] | None,

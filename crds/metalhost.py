@@ -40,10 +40,8 @@ class HostTaint(ApiStruct, frozen=True):
     ]
     effect: Annotated[
         Literal["NoSchedule", "NoExecute"],
-        described(
-            "NoSchedule: no process is placed on the host whose service does not tolerate the taint. NoExecute: those "
-            "that run there move as well, each as soon as its replacement on another host answers."
-        ),
+        "NoSchedule: no process is placed on the host whose service does not tolerate the taint. NoExecute: those "
+        "that run there move as well, each as soon as its replacement on another host answers.",
     ]
     value: Annotated[
         str, described("Value of the taint, for example research.", max_length=63, pattern=f"^({_LABEL_PART})?$")
@@ -70,19 +68,15 @@ class MetalHostSpec(ApiStruct, frozen=True):
     ] = []
     unschedulable: Annotated[
         bool,
-        described(
-            "True: the host is cordoned, and no process is placed on it any more. Processes that run there stay. "
-            "The command pomona host cordon sets it, pomona host uncordon removes it."
-        ),
+        "True: the host is cordoned, and no process is placed on it any more. Processes that run there stay. "
+        "The command pomona host cordon sets it, pomona host uncordon removes it.",
     ] = False
     drain: Annotated[
         bool,
-        described(
-            "True: the host is drained: no process is placed on it any more, and each of its processes is replaced on "
-            "another host, serves until the replacement answers, and is then stopped. A process that fits on no other "
-            "host stays and serves on: see the condition Drained. False ends the drain: what was not replaced yet "
-            "stays. The command pomona host drain sets it, pomona host uncordon removes it."
-        ),
+        "True: the host is drained: no process is placed on it any more, and each of its processes is replaced on "
+        "another host, serves until the replacement answers, and is then stopped. A process that fits on no other "
+        "host stays and serves on: see the condition Drained. False ends the drain: what was not replaced yet "
+        "stays. The command pomona host drain sets it, pomona host uncordon removes it.",
     ] = False
 
     taints: Annotated[
@@ -104,17 +98,17 @@ class MetalHostSpec(ApiStruct, frozen=True):
 class HostProcess(ApiStruct, frozen=True):
     """One process whose memory the host's availableBytes already subtracts."""
 
-    uid: Annotated[ShortText, described("metadata.uid of the MetalProcess.")]
-    namespace: Annotated[ShortText, described("Namespace of the MetalProcess.")] = ""
-    name: Annotated[ShortText, described("Name of the MetalProcess.")] = ""
-    memory_bytes: Annotated[Amount | None, described("Memory reserved for the process, in bytes.")] = None
+    uid: Annotated[ShortText, "metadata.uid of the MetalProcess."]
+    namespace: Annotated[ShortText, "Namespace of the MetalProcess."] = ""
+    name: Annotated[ShortText, "Name of the MetalProcess."] = ""
+    memory_bytes: Annotated[Amount | None, "Memory reserved for the process, in bytes."] = None
 
 
 class CoreLevel(ApiStruct, frozen=True):
     """The processor cores of one performance level."""
 
-    name: Annotated[ShortText, described("Name that the operating system gives the level, for example Performance.")]
-    cores: Annotated[Count, described("Number of cores of this level.")]
+    name: Annotated[ShortText, "Name that the operating system gives the level, for example Performance."]
+    cores: Annotated[Count, "Number of cores of this level."]
 
 
 class MetalHostStatus(ApiStruct, frozen=True):
@@ -123,73 +117,59 @@ class MetalHostStatus(ApiStruct, frozen=True):
     A value that changes all the time is read once a minute, and written when it has changed by at least one step.
     """
 
-    address: Annotated[ShortText, described("Address at which the cluster reaches this host's services.")] = ""
+    address: Annotated[ShortText, "Address at which the cluster reaches this host's services."] = ""
     reachability_port: Annotated[
         Annotated[int, Meta(ge=1024, le=65535)] | None,
-        described(
-            "Port at which the agent answers with the name of the host; the controller asks there whether the cluster "
-            "reaches the host, and reports that in condition Reachable."
-        ),
+        "Port at which the agent answers with the name of the host; the controller asks there whether the cluster "
+        "reaches the host, and reports that in condition Reachable.",
     ] = None
-    chip: Annotated[ShortText, described("Chip, for example Apple M4 Max.")] = ""
-    machine: Annotated[ShortText, described("Model identifier of the machine, for example Mac16,9.")] = ""
-    cpu_cores: Annotated[Count | None, described("Number of processor cores.")] = None
+    chip: Annotated[ShortText, "Chip, for example Apple M4 Max."] = ""
+    machine: Annotated[ShortText, "Model identifier of the machine, for example Mac16,9."] = ""
+    cpu_cores: Annotated[Count | None, "Number of processor cores."] = None
     core_levels: Annotated[
         list[CoreLevel], described("Processor cores by performance level, the fastest first.", max_length=16)
     ] = []
-    gpu_cores: Annotated[Count | None, described("Number of GPU cores.")] = None
-    os: Annotated[ShortText, described("Operating system, for example macOS 26.1.")] = ""
-    architecture: Annotated[ShortText, described("Processor architecture, for example arm64.")] = ""
-    memory_bytes: Annotated[Amount | None, described("Memory of the host, in bytes.")] = None
+    gpu_cores: Annotated[Count | None, "Number of GPU cores."] = None
+    os: Annotated[ShortText, "Operating system, for example macOS 26.1."] = ""
+    architecture: Annotated[ShortText, "Processor architecture, for example arm64."] = ""
+    memory_bytes: Annotated[Amount | None, "Memory of the host, in bytes."] = None
     memory_bandwidth_bytes_per_second: Annotated[
         Amount | None,
-        described(
-            "Memory bandwidth of the chip in bytes per second, according to its maker. The bandwidth limits tokens/s."
-        ),
+        "Memory bandwidth of the chip in bytes per second, according to its maker. The bandwidth limits tokens/s.",
     ] = None
-    working_set_bytes: Annotated[Amount | None, described("Maximum memory that Metal recommends to use, in bytes.")] = (
-        None
-    )
+    working_set_bytes: Annotated[Amount | None, "Maximum memory that Metal recommends to use, in bytes."] = None
     wired_limit_bytes: Annotated[
         Amount | None,
-        described("Memory that Metal may wire, in bytes. Absent unless the owner has set sysctl iogpu.wired_limit_mb."),
+        "Memory that Metal may wire, in bytes. Absent unless the owner has set sysctl iogpu.wired_limit_mb.",
     ] = None
-    boot_id: Annotated[
-        ShortText, described("Identifier of the current boot; it changes when the host is restarted.")
-    ] = ""
-    booted_at: Annotated[Time | None, described("When the host was started.")] = None
+    boot_id: Annotated[ShortText, "Identifier of the current boot; it changes when the host is restarted."] = ""
+    booted_at: Annotated[Time | None, "When the host was started."] = None
     memory_pressure: Annotated[
-        ShortText, described("Memory pressure of the host when it was last read: normal, warn or critical.")
+        ShortText, "Memory pressure of the host when it was last read: normal, warn or critical."
     ] = ""
-    swap_used_bytes: Annotated[Amount | None, described("Swap in use, in bytes, updated in steps of about 1 GiB.")] = (
-        None
-    )
+    swap_used_bytes: Annotated[Amount | None, "Swap in use, in bytes, updated in steps of about 1 GiB."] = None
     gpu_used_bytes: Annotated[
-        Amount | None, described("Memory that all processes use on the GPU, in bytes, updated in steps of about 1 GiB.")
+        Amount | None, "Memory that all processes use on the GPU, in bytes, updated in steps of about 1 GiB."
     ] = None
     thermal_level: Annotated[
         ShortText,
-        described(
-            "Thermal level. nominal: normal. moderate or heavy: the host slows itself down. trapping or sleeping: "
-            "the host is about to stop."
-        ),
+        "Thermal level. nominal: normal. moderate or heavy: the host slows itself down. trapping or sleeping: "
+        "the host is about to stop.",
     ] = ""
-    power_source: Annotated[ShortText, described("Power source: ac, battery or ups.")] = ""
+    power_source: Annotated[ShortText, "Power source: ac, battery or ups."] = ""
     battery_percent: Annotated[
         Count | None,
-        described("Charge of the battery in percent, updated in steps of about 10. Absent if the host has no battery."),
+        "Charge of the battery in percent, updated in steps of about 10. Absent if the host has no battery.",
     ] = None
-    budget_bytes: Annotated[Amount | None, described("Memory that all models together may use, in bytes.")] = None
+    budget_bytes: Annotated[Amount | None, "Memory that all models together may use, in bytes."] = None
     available_bytes: Annotated[
         Amount | None,
-        described(
-            "Part of budgetBytes that is free now, in bytes. The memory of all entries in status.processes, and "
-            "the memory that other programs use beyond their share, are already subtracted."
-        ),
+        "Part of budgetBytes that is free now, in bytes. The memory of all entries in status.processes, and "
+        "the memory that other programs use beyond their share, are already subtracted.",
     ] = None
-    available: Annotated[ShortText, described("availableBytes in readable form, for example 20.5 GiB.")] = ""
-    agent_version: Annotated[ShortText, described("Version of the metal agent.")] = ""
-    controller_version: Annotated[ShortText, described("Version of the controller, which writes this field.")] = ""
+    available: Annotated[ShortText, "availableBytes in readable form, for example 20.5 GiB."] = ""
+    agent_version: Annotated[ShortText, "Version of the metal agent."] = ""
+    controller_version: Annotated[ShortText, "Version of the controller, which writes this field."] = ""
     lease_expiries: Annotated[
         list[Time],
         described(
@@ -222,8 +202,8 @@ class MetalHostStatus(ApiStruct, frozen=True):
 class MetalHost(ApiObject, frozen=True):
     """An off-cluster host that serves models as native processes."""
 
-    spec: Annotated[MetalHostSpec, described("Decisions of an administrator about this host.")] = MetalHostSpec()
-    status: Annotated[MetalHostStatus, described("Facts that the agent reports, and whether the agent is alive.")] = (
+    spec: Annotated[MetalHostSpec, "Decisions of an administrator about this host."] = MetalHostSpec()
+    status: Annotated[MetalHostStatus, "Facts that the agent reports, and whether the agent is alive."] = (
         MetalHostStatus()
     )
 

@@ -47,10 +47,10 @@ class Artifact(ApiStruct, frozen=True):
         str, described("Location of the weights, in the form of the Model's spec.source.", max_length=2048)
     ]
     revision: Annotated[
-        Revision, described("Exact revision. If it is empty, the host takes the current revision of the source.")
+        Revision, "Exact revision. If it is empty, the host takes the current revision of the source."
     ] = ""
-    sha256: Annotated[Sha256, described("SHA-256 that the file must have; empty if the SHA-256 is not known.")] = ""
-    size_bytes: Annotated[Amount | None, described("Size of the file in bytes.")] = None
+    sha256: Annotated[Sha256, "SHA-256 that the file must have; empty if the SHA-256 is not known."] = ""
+    size_bytes: Annotated[Amount | None, "Size of the file in bytes."] = None
     files: FilePatterns = []
     mirrors: Mirrors = []
 
@@ -60,15 +60,13 @@ class FurtherArtifact(ApiStruct, frozen=True):
 
     role: Annotated[
         Role,
-        described(
-            "draft: a small model that proposes tokens. projector: converts images or sound into tokens. adapter: "
-            "a LoRA adapter."
-        ),
+        "draft: a small model that proposes tokens. projector: converts images or sound into tokens. adapter: "
+        "a LoRA adapter.",
     ]
-    artifact: Annotated[Artifact, described("The exact artifact.")]
+    artifact: Annotated[Artifact, "The exact artifact."]
     scale: AdapterScale = "1"
     source_secret: Annotated[
-        SecretName | None, described("Name of the Secret with the download token, if the source needs a token.")
+        SecretName | None, "Name of the Secret with the download token, if the source needs a token."
     ] = None
 
 
@@ -77,11 +75,9 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
 
     service_name: Annotated[
         LabelName,
-        described(
-            "Name of the InferenceService that this process belongs to. Requests use this name as the model name."
-        ),
+        "Name of the InferenceService that this process belongs to. Requests use this name as the model name.",
     ]
-    model_name: Annotated[Name, described("Name of the Model that is served.")]
+    model_name: Annotated[Name, "Name of the Model that is served."]
     runtime: Annotated[
         str,
         described(
@@ -89,9 +85,9 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
             max_length=64,
         ),
     ]
-    artifact: Annotated[Artifact, described("The exact weights.")]
+    artifact: Annotated[Artifact, "The exact weights."]
     memory_bytes: Annotated[int, described("Memory that is reserved on the host, in bytes.", ge=1, le=1 << 60)]
-    token_secret: Annotated[SecretName, described("Name of the Secret with the service's bearer token.")]
+    token_secret: Annotated[SecretName, "Name of the Secret with the service's bearer token."]
     further_artifacts: Annotated[
         list[FurtherArtifact],
         described(
@@ -108,25 +104,21 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     draft_max_tokens: DraftTokens = None
     priority: Annotated[
         Priority,
-        described(
-            "When hosts are scarce, processes of higher priority are placed first. When a host is short of "
-            "memory, processes of lower priority are removed from the host first."
-        ),
+        "When hosts are scarce, processes of higher priority are placed first. When a host is short of "
+        "memory, processes of lower priority are removed from the host first.",
     ] = "normal"
     protected: Annotated[
         bool,
-        described(
-            "True: the process is not evicted for one of higher priority, and a host that is short of memory removes "
-            "it only while the memory pressure is critical. Default: false."
-        ),
+        "True: the process is not evicted for one of higher priority, and a host that is short of memory removes "
+        "it only while the memory pressure is critical. Default: false.",
     ] = False
     drain_seconds: DrainSeconds = DRAIN_SECONDS
     benchmark: Annotated[
         BenchmarkOptions | None,
-        described("Extent of the measurement of its speed, as the service had it when the process was created."),
+        "Extent of the measurement of its speed, as the service had it when the process was created.",
     ] = None
     source_secret: Annotated[
-        SecretName | None, described("Name of the Secret with the download token, if the source needs a token.")
+        SecretName | None, "Name of the Secret with the download token, if the source needs a token."
     ] = None
     features: Annotated[
         Features,
@@ -137,28 +129,25 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
         ),
     ] = []
     host_name: Annotated[
-        HostName | None,
-        described("Name of the MetalHost that runs this process. Absent while the process waits for a host."),
+        HostName | None, "Name of the MetalHost that runs this process. Absent while the process waits for a host."
     ] = None
 
 
 class FetchProgress(ApiStruct, frozen=True):
     """Progress of a fetch."""
 
-    bytes: Annotated[Amount, described("Bytes of the artifact that are already on the host.")] = 0
+    bytes: Annotated[Amount, "Bytes of the artifact that are already on the host."] = 0
     total_bytes: Annotated[
-        Amount | None, described("Size of the artifact in bytes. Absent if the source does not state its size.")
+        Amount | None, "Size of the artifact in bytes. Absent if the source does not state its size."
     ] = None
 
 
 class LastExit(ApiStruct, frozen=True):
     """The last exit of the engine."""
 
-    code: Annotated[
-        Annotated[int, Meta(ge=-255, le=255)] | None, described("Exit code, if the engine exited by itself.")
-    ] = None
+    code: Annotated[Annotated[int, Meta(ge=-255, le=255)] | None, "Exit code, if the engine exited by itself."] = None
     signal: Annotated[str, described("Signal that ended the engine, for example SIGKILL.", max_length=64)] = ""
-    time: Annotated[Time, described("When the engine ended.")] = ""
+    time: Annotated[Time, "When the engine ended."] = ""
     log: Annotated[str, described("Last lines of the engine's log.", max_length=4096)] = ""
 
 
@@ -167,68 +156,54 @@ class MetalProcessStatus(ApiStruct, frozen=True):
 
     phase: Annotated[
         Literal["Pending", "Fetching", "Starting", "Ready", "Stopping", "Stopped", "Failed", "Rejected"],
-        described(
-            "Pending: the process waits for a host, or for its turn or for memory on its host. Fetching: the weights "
-            "are being fetched. Starting: the engine is loading the weights. Ready: the engine has answered. Stopping: "
-            "the engine is being stopped. With reason MemoryPressure or HostPaused, the process then is Pending until "
-            "its host has memory again, or its owner does not need the host. Stopped: the engine was stopped on "
-            "request. Failed: the process is tried again with back-off. Rejected: this host cannot run the process; a "
-            "replacement is created for another host. If only memory was missing, this host tries the process again "
-            "when enough memory is free."
-        ),
+        "Pending: the process waits for a host, or for its turn or for memory on its host. Fetching: the weights "
+        "are being fetched. Starting: the engine is loading the weights. Ready: the engine has answered. Stopping: "
+        "the engine is being stopped. With reason MemoryPressure or HostPaused, the process then is Pending until "
+        "its host has memory again, or its owner does not need the host. Stopped: the engine was stopped on "
+        "request. Failed: the process is tried again with back-off. Rejected: this host cannot run the process; a "
+        "replacement is created for another host. If only memory was missing, this host tries the process again "
+        "when enough memory is free.",
     ] = "Pending"
     reason: Annotated[
         str,
         Meta(max_length=128, pattern=r"^([A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?)?$"),
-        described("Reason for the phase: one CamelCase word."),
+        "Reason for the phase: one CamelCase word.",
     ] = ""
     message: Annotated[str, described("Explanation for people: the cause and the remedy.", max_length=4096)] = ""
     progress: Annotated[
-        FetchProgress | None, described("Progress of the fetch; several artifacts are fetched one after the other.")
+        FetchProgress | None, "Progress of the fetch; several artifacts are fetched one after the other."
     ] = None
-    pid: Annotated[Amount | None, described("Process id of the engine on the host.")] = None
-    port: Annotated[
-        Annotated[int, Meta(ge=0, le=65535)] | None, described("Port of the service on the host's address.")
-    ] = None
-    restarts: Annotated[Count | None, described("Number of times that the engine was restarted.")] = None
-    started_at: Annotated[Time | None, described("When the engine was started.")] = None
-    ready_at: Annotated[Time | None, described("When the engine first answered.")] = None
-    last_exit: Annotated[LastExit | None, described("Last exit of the engine.")] = None
+    pid: Annotated[Amount | None, "Process id of the engine on the host."] = None
+    port: Annotated[Annotated[int, Meta(ge=0, le=65535)] | None, "Port of the service on the host's address."] = None
+    restarts: Annotated[Count | None, "Number of times that the engine was restarted."] = None
+    started_at: Annotated[Time | None, "When the engine was started."] = None
+    ready_at: Annotated[Time | None, "When the engine first answered."] = None
+    last_exit: Annotated[LastExit | None, "Last exit of the engine."] = None
     tokens_per_second: Annotated[
         Rate,
-        described(
-            "Tokens that the process generates per second for its clients: the mean of one minute, written at most "
-            "once a minute, and only if it has changed by more than a tenth. 0: it is idle. Absent if it is unknown."
-        ),
+        "Tokens that the process generates per second for its clients: the mean of one minute, written at most "
+        "once a minute, and only if it has changed by more than a tenth. 0: it is idle. Absent if it is unknown.",
     ] = ""
     requests_per_minute: Annotated[
         Count | None,
-        described(
-            "Requests of clients to the process that ended in the last minute, written as tokensPerSecond is. Absent "
-            "if it is unknown."
-        ),
+        "Requests of clients to the process that ended in the last minute, written as tokensPerSecond is. Absent "
+        "if it is unknown.",
     ] = None
     average_latency_ms: Annotated[
         Count | None,
-        described(
-            "Average time from the arrival of these requests to the end of their answers, in milliseconds. Absent if "
-            "there were none, or if it is unknown."
-        ),
+        "Average time from the arrival of these requests to the end of their answers, in milliseconds. Absent if "
+        "there were none, or if it is unknown.",
     ] = None
     performance: Annotated[
         ProcessPerformance | None,
-        described(
-            "Speed of the model on this host, which the agent measured once while the host was idle. Absent if it was "
-            "not measured."
-        ),
+        "Speed of the model on this host, which the agent measured once while the host was idle. Absent if it was "
+        "not measured.",
     ] = None
     conditions: Annotated[
         Conditions,
-        described(
-            "DisruptionTarget is True while the process needs another host because its own host is short of memory, or "
-            "paused by its owner. The controller creates a replacement process for another host with enough memory, "
-            "and deletes this process when the replacement answers."
-        ),
+        "DisruptionTarget is True while the process needs another host because its own host is short of memory, or "
+        "paused by its owner. The controller creates a replacement process for another host with enough memory, "
+        "and deletes this process when the replacement answers.",
     ] = []
 
 
@@ -280,9 +255,9 @@ class MetalProcess(ApiObject, frozen=True, kw_only=True):
             HOST_RULE,
         ),
     ]
-    status: Annotated[
-        MetalProcessStatus, described("Observed state of the process, as the host's agent reports it.")
-    ] = MetalProcessStatus()
+    status: Annotated[MetalProcessStatus, "Observed state of the process, as the host's agent reports it."] = (
+        MetalProcessStatus()
+    )
 
 
 class _HostedSpec(ApiStruct, frozen=True):

@@ -75,50 +75,42 @@ class ModelSpec(ApiStruct, frozen=True):
     source: Annotated[
         str,
         Meta(max_length=2048, pattern=r"^(hf|https?|s3|oci|pvc|file|ollama)://[^\s]+$"),
-        described(
-            "Location of the weights. A GGUF file: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf "
-            "or file:///PATH.gguf; of a split model, its first part (NAME-00001-of-00003.gguf). A folder of "
-            "safetensors or MLX weights, or a repository of which spec.files chooses a GGUF model: "
-            "hf://ORG/REPO[@REVISION], file:///PATH/ with a slash at the end, or an artifact of a registry whose "
-            "layers are files, such as `oras push` makes: oci://REGISTRY/REPOSITORY:TAG or "
-            "oci://REGISTRY/REPOSITORY@sha256:DIGEST. For pods only, a file or folder of a bucket, "
-            "s3://BUCKET/KEY.gguf or s3://BUCKET/PREFIX/, or on a PersistentVolumeClaim of this namespace, which pods "
-            "mount read-only, pvc://CLAIM/PATH.gguf or pvc://CLAIM/PATH/. In a path, a blank is written %20, @ %40, "
-            "# %23, ? %3F and % %25. A model of Ollama's library: ollama://NAME:TAG; Ollama, in a pod or on the host, "
-            "pulls the model. Only hosts can serve a file:// source, and its path must be below their agent's "
-            "--file-root."
-        ),
+        "Location of the weights. A GGUF file: hf://ORG/REPO[@REVISION]/FILE.gguf, http(s)://HOST/FILE.gguf "
+        "or file:///PATH.gguf; of a split model, its first part (NAME-00001-of-00003.gguf). A folder of "
+        "safetensors or MLX weights, or a repository of which spec.files chooses a GGUF model: "
+        "hf://ORG/REPO[@REVISION], file:///PATH/ with a slash at the end, or an artifact of a registry whose "
+        "layers are files, such as `oras push` makes: oci://REGISTRY/REPOSITORY:TAG or "
+        "oci://REGISTRY/REPOSITORY@sha256:DIGEST. For pods only, a file or folder of a bucket, "
+        "s3://BUCKET/KEY.gguf or s3://BUCKET/PREFIX/, or on a PersistentVolumeClaim of this namespace, which pods "
+        "mount read-only, pvc://CLAIM/PATH.gguf or pvc://CLAIM/PATH/. In a path, a blank is written %20, @ %40, "
+        "# %23, ? %3F and % %25. A model of Ollama's library: ollama://NAME:TAG; Ollama, in a pod or on the host, "
+        "pulls the model. Only hosts can serve a file:// source, and its path must be below their agent's "
+        "--file-root.",
     ]
     files: FilePatterns = []
     sha256: Annotated[
         Annotated[str, Meta(max_length=128, pattern=r"^[0-9a-f]{64}$")] | None,
-        described(
-            "Expected SHA-256 of the file, 64 hexadecimal digits. Weights with another SHA-256 are never served."
-        ),
+        "Expected SHA-256 of the file, 64 hexadecimal digits. Weights with another SHA-256 are never served.",
     ] = None
     mirrors: Mirrors = []
     source_secret_ref: Annotated[
         SecretReference | None,
-        described(
-            "Secret whose key `token` holds the bearer token for a gated hf:// or private http(s):// source. For an "
-            "oci:// source, `token` holds USER:PASSWORD or a bearer token, and the keys `username` and `password`, or "
-            "a Secret of type kubernetes.io/dockerconfigjson, can take its place; hosts take `token` only. The token "
-            "is sent to the server of spec.source, so its owner must allow that: by the Secret's type "
-            "inference.pomona.dev/source, or by the label inference.pomona.dev/source=true on an Opaque Secret or a "
-            "Docker configuration. Any other Secret is refused. For an s3:// source, the keys are AWS_ACCESS_KEY_ID "
-            "and AWS_SECRET_ACCESS_KEY, and if they are needed AWS_SESSION_TOKEN, AWS_REGION (default us-east-1) and "
-            "AWS_ENDPOINT_URL, the URL of a service other than AWS; the bucket is in the path of each request. Without "
-            "a Secret, an s3:// source must be a public bucket of AWS."
-        ),
+        "Secret whose key `token` holds the bearer token for a gated hf:// or private http(s):// source. For an "
+        "oci:// source, `token` holds USER:PASSWORD or a bearer token, and the keys `username` and `password`, or "
+        "a Secret of type kubernetes.io/dockerconfigjson, can take its place; hosts take `token` only. The token "
+        "is sent to the server of spec.source, so its owner must allow that: by the Secret's type "
+        "inference.pomona.dev/source, or by the label inference.pomona.dev/source=true on an Opaque Secret or a "
+        "Docker configuration. Any other Secret is refused. For an s3:// source, the keys are AWS_ACCESS_KEY_ID "
+        "and AWS_SECRET_ACCESS_KEY, and if they are needed AWS_SESSION_TOKEN, AWS_REGION (default us-east-1) and "
+        "AWS_ENDPOINT_URL, the URL of a service other than AWS; the bucket is in the path of each request. Without "
+        "a Secret, an s3:// source must be a public bucket of AWS.",
     ] = None
     refresh_policy: Annotated[
         Literal["IfNotPresent", "OnChange"],
-        described(
-            "IfNotPresent: the source is read once for each edit of the Model. OnChange: a branch of hf://, a file of "
-            "http(s)://, a tag of oci://, or a file or folder of s3:// is checked every spec.refreshIntervalSeconds. "
-            "When its revision has changed, the new weights are fetched beside the old ones, and services move to them "
-            "once they are verified. A commit of hf:// and a digest of oci:// never change, so they are not checked."
-        ),
+        "IfNotPresent: the source is read once for each edit of the Model. OnChange: a branch of hf://, a file of "
+        "http(s)://, a tag of oci://, or a file or folder of s3:// is checked every spec.refreshIntervalSeconds. "
+        "When its revision has changed, the new weights are fetched beside the old ones, and services move to them "
+        "once they are verified. A commit of hf:// and a digest of oci:// never change, so they are not checked.",
     ] = "IfNotPresent"
     refresh_interval_seconds: Annotated[
         int,
@@ -130,22 +122,18 @@ class ModelSpec(ApiStruct, frozen=True):
             le=31_536_000,
         ),
     ] = 3600
-    hardware: Annotated[ModelHardware, described("Hardware that services of this Model use by default.")] = (
-        ModelHardware()
-    )
+    hardware: Annotated[ModelHardware, "Hardware that services of this Model use by default."] = ModelHardware()
     memory_bytes: Annotated[
         ByteSize | None,
-        described(
-            "Memory that serving this Model takes, in bytes or as a quantity such as 24Gi. Required for file:// and "
-            "ollama:// sources, because nothing in the cluster can read the file. For other sources, the memory is "
-            "computed from the artifact's header, and this field overrides the computed value. In a pod with devices, "
-            "each device holds its share of this value, or what the header says if that is more, and the memory of "
-            "the container is computed in any case. A value that is clearly less than what the header says is refused "
-            "with reason MemoryUnderstated, by the controller and by the host that reads the header; where the header "
-            "does not say it, a value below the size of the file is."
-        ),
+        "Memory that serving this Model takes, in bytes or as a quantity such as 24Gi. Required for file:// and "
+        "ollama:// sources, because nothing in the cluster can read the file. For other sources, the memory is "
+        "computed from the artifact's header, and this field overrides the computed value. In a pod with devices, "
+        "each device holds its share of this value, or what the header says if that is more, and the memory of "
+        "the container is computed in any case. A value that is clearly less than what the header says is refused "
+        "with reason MemoryUnderstated, by the controller and by the host that reads the header; where the header "
+        "does not say it, a value below the size of the file is.",
     ] = None
-    cache: Annotated[CacheOptions, described("The volume that holds the verified weights for pods.")] = CacheOptions()
+    cache: Annotated[CacheOptions, "The volume that holds the verified weights for pods."] = CacheOptions()
     domains: Annotated[
         list[LabelWord],
         described(
@@ -176,22 +164,20 @@ class ModelSpec(ApiStruct, frozen=True):
     ] = []
     model_type: Annotated[
         ModelType | None,
-        described(
-            "Kind of the model: a mixture of experts (MoE) or not (Dense), and if it thinks before it answers. "
-            "Default: computed from the artifact's header and spec.thinking. It becomes the label "
-            "inference.pomona.dev/model-type."
-        ),
+        "Kind of the model: a mixture of experts (MoE) or not (Dense), and if it thinks before it answers. "
+        "Default: computed from the artifact's header and spec.thinking. It becomes the label "
+        "inference.pomona.dev/model-type.",
     ] = None
     thinking: Annotated[
-        bool | None, described("True if the model writes down its thoughts before its answer. Default: false.")
+        bool | None, "True if the model writes down its thoughts before its answer. Default: false."
     ] = None
     total_parameters: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 62)] | None,
-        described("Number of parameters, for example 8030261248. Default: the artifact's."),
+        "Number of parameters, for example 8030261248. Default: the artifact's.",
     ] = None
     active_parameters: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 62)] | None,
-        described("Number of parameters that one token uses, for a mixture of experts. Default: the artifact's."),
+        "Number of parameters that one token uses, for a mixture of experts. Default: the artifact's.",
     ] = None
 
     @property
@@ -213,64 +199,48 @@ class ModelFacts(ApiStruct, frozen=True):
 
     revision: Annotated[
         Revision,
-        described(
-            "Exact revision that was inspected: a commit for hf://, the manifest's digest for oci://, an ETag or date "
-            "for http(s)://."
-        ),
+        "Exact revision that was inspected: a commit for hf://, the manifest's digest for oci://, an ETag or date "
+        "for http(s)://.",
     ] = ""
-    sha256: Annotated[Sha256, described("SHA-256 of the file, once it is known.")] = ""
-    file: Annotated[
-        LongText, described("Name of the file, or of the first part of a split model. Absent for a folder.")
-    ] = ""
-    size_bytes: Annotated[_Fact | None, described("Size of all files in bytes.")] = None
-    gguf: Annotated[
-        GGUF | None, described("Facts from the artifact's header, or from the config.json of a folder.")
-    ] = None
+    sha256: Annotated[Sha256, "SHA-256 of the file, once it is known."] = ""
+    file: Annotated[LongText, "Name of the file, or of the first part of a split model. Absent for a folder."] = ""
+    size_bytes: Annotated[_Fact | None, "Size of all files in bytes."] = None
+    gguf: Annotated[GGUF | None, "Facts from the artifact's header, or from the config.json of a folder."] = None
     format: Annotated[
         WeightsFormat | None,
-        described(
-            "Format of the weights, as the inspection found it: gguf, safetensors, mlx (safetensors that MLX wrote), "
-            "or ollama. Engines are chosen by it."
-        ),
+        "Format of the weights, as the inspection found it: gguf, safetensors, mlx (safetensors that MLX wrote), "
+        "or ollama. Engines are chosen by it.",
     ] = None
     total_parameters: Annotated[
-        _Fact | None, described("Number of parameters. Absent if it does not follow exactly from the headers.")
+        _Fact | None, "Number of parameters. Absent if it does not follow exactly from the headers."
     ] = None
     active_parameters: Annotated[
         _Fact | None,
-        described(
-            "Number of parameters that a token uses, of a model with experts. Absent for other models, and if it does "
-            "not follow exactly from the headers."
-        ),
+        "Number of parameters that a token uses, of a model with experts. Absent for other models, and if it does "
+        "not follow exactly from the headers.",
     ] = None
     layout: Annotated[
         Layout | None,
-        described(
-            "Dimensions that decide how much memory serving takes. Absent if the artifact does not state all of them."
-        ),
+        "Dimensions that decide how much memory serving takes. Absent if the artifact does not state all of them.",
     ] = None
 
 
 class ModelStatus(ModelFacts, frozen=True):
     """Observed state of a Model, as the controller reports it."""
 
-    observed_generation: Annotated[
-        Amount | None, described("The metadata.generation from which this status was computed.")
-    ] = None
+    observed_generation: Annotated[Amount | None, "The metadata.generation from which this status was computed."] = None
     phase: Annotated[
         Literal["Pending", "Downloading", "Ready", "Failed"],
-        described(
-            "Pending: the artifact is being inspected. Downloading: the weights are being downloaded to the "
-            "volume. Ready: the Model can be used; its artifact has been inspected, or the host that serves it "
-            "does that (file:// and ollama:// sources). Failed: the conditions show the cause."
-        ),
+        "Pending: the artifact is being inspected. Downloading: the weights are being downloaded to the "
+        "volume. Ready: the Model can be used; its artifact has been inspected, or the host that serves it "
+        "does that (file:// and ollama:// sources). Failed: the conditions show the cause.",
     ] = "Pending"
-    last_checked: Annotated[Time, described("When the source was last checked with spec.refreshPolicy OnChange.")] = ""
-    size: Annotated[ShortText, described("sizeBytes in readable form, for example 4.4 GiB.")] = ""
+    last_checked: Annotated[Time, "When the source was last checked with spec.refreshPolicy OnChange."] = ""
+    size: Annotated[ShortText, "sizeBytes in readable form, for example 4.4 GiB."] = ""
     parameters: Annotated[
-        ShortText, described("Parameters in readable form, for example 8.0B, or 30.5B of which 3.3B are active.")
+        ShortText, "Parameters in readable form, for example 8.0B, or 30.5B of which 3.3B are active."
     ] = ""
-    cached: Annotated[CachedWeights | None, described("Verified weights on the volume for pods.")] = None
+    cached: Annotated[CachedWeights | None, "Verified weights on the volume for pods."] = None
     copies: Annotated[
         list[NodeCopy],
         described("Verified weights on the disks of nodes, with spec.cache.scope node.", max_length=2048),
@@ -370,9 +340,7 @@ class Model(ApiObject, frozen=True, kw_only=True):
             ),
         ),
     ]
-    status: Annotated[ModelStatus, described("Observed state of the Model, as the controller reports it.")] = (
-        ModelStatus()
-    )
+    status: Annotated[ModelStatus, "Observed state of the Model, as the controller reports it."] = ModelStatus()
 
 
 NAME_RULE = rule(

@@ -17,27 +17,25 @@ _Bytes = Annotated[int, Meta(ge=0, le=1 << 50)]
 class NodeDevice(ApiStruct, frozen=True):
     """One accelerator device of a node, or one partition of it."""
 
-    id: Annotated[ShortText, described("UUID or PCI address by which the vendor names the device.")]
-    product: Annotated[ShortText, described("Product, as the vendor names it, for example NVIDIA H100 80GB HBM3.")] = ""
-    architecture: Annotated[ShortText, described("Architecture, for example sm_90 or gfx942.")] = ""
+    id: Annotated[ShortText, "UUID or PCI address by which the vendor names the device."]
+    product: Annotated[ShortText, "Product, as the vendor names it, for example NVIDIA H100 80GB HBM3."] = ""
+    architecture: Annotated[ShortText, "Architecture, for example sm_90 or gfx942."] = ""
     partition: Annotated[
-        ShortText,
-        described("Partition that this entry is, for example the MIG profile 1g.10gb; empty: a whole device."),
+        ShortText, "Partition that this entry is, for example the MIG profile 1g.10gb; empty: a whole device."
     ] = ""
-    memory_bytes: Annotated[_Bytes | None, described("Memory of the device, in bytes.")] = None
+    memory_bytes: Annotated[_Bytes | None, "Memory of the device, in bytes."] = None
     free_bytes: Annotated[
-        _Bytes | None, described("Memory of the device that nothing uses, in bytes, updated in steps of about 1 GiB.")
+        _Bytes | None, "Memory of the device that nothing uses, in bytes, updated in steps of about 1 GiB."
     ] = None
     memory_bandwidth_bytes_per_second: Annotated[
-        _Bytes | None, described("Memory bandwidth in bytes per second, by its maker or by the vendor's tool.")
+        _Bytes | None, "Memory bandwidth in bytes per second, by its maker or by the vendor's tool."
     ] = None
     utilization_percent: Annotated[
         Annotated[int, Meta(ge=0, le=100)] | None,
-        described("Utilization in percent when it was last read, updated in steps of about 10."),
+        "Utilization in percent when it was last read, updated in steps of about 10.",
     ] = None
     temperature_celsius: Annotated[
-        Annotated[int, Meta(ge=-50, le=200)] | None,
-        described("Temperature in degrees Celsius, updated in steps of about 5."),
+        Annotated[int, Meta(ge=-50, le=200)] | None, "Temperature in degrees Celsius, updated in steps of about 5."
     ] = None
     links: Annotated[
         list[ShortText],
@@ -55,34 +53,28 @@ class NodeFitnessStatus(ApiStruct, frozen=True):
 
     observed_at: Annotated[
         Time | None,
-        described(
-            "Heartbeat: when the node agent last read these facts, at least once a minute. Facts that are older than "
-            "150 seconds are stale, and no replica is placed by them."
-        ),
+        "Heartbeat: when the node agent last read these facts, at least once a minute. Facts that are older than "
+        "150 seconds are stale, and no replica is placed by them.",
     ] = None
-    vendor: Annotated[
-        ShortText, described("Vendor of the devices: nvidia, amd, intel-gaudi or intel; cpu if there are none.")
-    ] = ""
+    vendor: Annotated[ShortText, "Vendor of the devices: nvidia, amd, intel-gaudi or intel; cpu if there are none."] = (
+        ""
+    )
     device_class: Annotated[
         ShortText,
-        described(
-            "Class of a single device, or of the processor if there are none, for example nvidia-h100-80gb-hbm3x1. "
-            "Measured speeds are kept by it."
-        ),
+        "Class of a single device, or of the processor if there are none, for example nvidia-h100-80gb-hbm3x1. "
+        "Measured speeds are kept by it.",
     ] = ""
-    driver: Annotated[ShortText, described("Version of the driver of the devices.")] = ""
+    driver: Annotated[ShortText, "Version of the driver of the devices."] = ""
     source: Annotated[
         ShortText,
-        described(
-            "Where the facts of the devices come from: nvidia-smi, rocm-smi, hl-smi, sysfs, labels (of another "
-            "labeller of nodes), or proc if there are no devices."
-        ),
+        "Where the facts of the devices come from: nvidia-smi, rocm-smi, hl-smi, sysfs, labels (of another "
+        "labeller of nodes), or proc if there are no devices.",
     ] = ""
     devices: Annotated[list[NodeDevice], described("Accelerator devices of the node.", max_length=MOST_DEVICES)] = []
-    int4: Annotated[bool | None, described("True if the devices compute with 4-bit integers.")] = None
-    fp8: Annotated[bool | None, described("True if the devices compute with 8-bit floating-point numbers.")] = None
-    processor: Annotated[ShortText, described("Model of the processor, as the kernel names it.")] = ""
-    cpu_cores: Annotated[Count | None, described("Number of processor cores.")] = None
+    int4: Annotated[bool | None, "True if the devices compute with 4-bit integers."] = None
+    fp8: Annotated[bool | None, "True if the devices compute with 8-bit floating-point numbers."] = None
+    processor: Annotated[ShortText, "Model of the processor, as the kernel names it."] = ""
+    cpu_cores: Annotated[Count | None, "Number of processor cores."] = None
     cpu_features: Annotated[
         list[ShortText],
         described(
@@ -91,23 +83,23 @@ class NodeFitnessStatus(ApiStruct, frozen=True):
             **AS_SET,
         ),
     ] = []
-    architecture: Annotated[ShortText, described("Processor architecture, for example x86_64.")] = ""
-    memory_bytes: Annotated[_Bytes | None, described("Memory of the node, in bytes.")] = None
+    architecture: Annotated[ShortText, "Processor architecture, for example x86_64."] = ""
+    memory_bytes: Annotated[_Bytes | None, "Memory of the node, in bytes."] = None
     available_bytes: Annotated[
-        _Bytes | None, described("Memory of the node that is available, in bytes, updated in steps of about 1 GiB.")
+        _Bytes | None, "Memory of the node that is available, in bytes, updated in steps of about 1 GiB."
     ] = None
     memory_bandwidth_bytes_per_second: Annotated[
-        _Bytes | None, described("Memory bandwidth of the processor, measured when the agent started.")
+        _Bytes | None, "Memory bandwidth of the processor, measured when the agent started."
     ] = None
-    disk_bytes: Annotated[_Bytes | None, described("Size of the file system of the node's pods, in bytes.")] = None
+    disk_bytes: Annotated[_Bytes | None, "Size of the file system of the node's pods, in bytes."] = None
     disk_free_bytes: Annotated[
-        _Bytes | None, described("Free part of that file system, in bytes, updated in steps of about 1 GiB.")
+        _Bytes | None, "Free part of that file system, in bytes, updated in steps of about 1 GiB."
     ] = None
-    agent_version: Annotated[ShortText, described("Version of the node agent.")] = ""
+    agent_version: Annotated[ShortText, "Version of the node agent."] = ""
     conditions: Conditions = []
 
 
 class NodeFitness(ApiObject, frozen=True):
     """The hardware of a node, and a heartbeat; its name is that of the Node."""
 
-    status: Annotated[NodeFitnessStatus, described("Facts that the node agent reports.")] = NodeFitnessStatus()
+    status: Annotated[NodeFitnessStatus, "Facts that the node agent reports."] = NodeFitnessStatus()

@@ -17,10 +17,8 @@ class BenchmarkOptions(ApiStruct, frozen=True):
     ] = 5
     min_duration: Annotated[
         Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
-        described(
-            "Least time of these runs together, such as 30s: more runs follow until it is over. No run begins after "
-            "one minute. Default: none."
-        ),
+        "Least time of these runs together, such as 30s: more runs follow until it is over. No run begins after "
+        "one minute. Default: none.",
     ] = None
 
     @property
@@ -34,13 +32,13 @@ class MeasuredRates(ApiStruct, frozen=True, kw_only=True):
     """The rates that every measurement has."""
 
     tokens_per_second: Annotated[
-        Rate, described("Tokens that one request generates per second: the median of the runs, a decimal number.")
+        Rate, "Tokens that one request generates per second: the median of the runs, a decimal number."
     ]
     prompt_tokens_per_second: Annotated[
-        Rate, described("Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown.")
+        Rate, "Tokens of a prompt that are read per second, a decimal number. Absent if it is unknown."
     ] = ""
     time_to_first_token_ms: Annotated[
-        Count | None, described("Time to the first token of an answer to a prompt of 128 tokens, in milliseconds.")
+        Count | None, "Time to the first token of an answer to a prompt of 128 tokens, in milliseconds."
     ] = None
     measured_at: Annotated[str, described("Time of the measurement.", max_length=64, format="date-time")] = ""
 
@@ -49,8 +47,6 @@ class ProcessPerformance(MeasuredRates, frozen=True, kw_only=True):
     """The speed of a process, as the agent of its host measured it."""
 
     inter_token_latency_ms: Annotated[
-        Rate, described("Time between two tokens in milliseconds, a decimal number. Absent if it is unknown.")
+        Rate, "Time between two tokens in milliseconds, a decimal number. Absent if it is unknown."
     ] = ""
-    load_seconds: Annotated[
-        Count | None, described("Time from the start of the engine to its first token, in seconds.")
-    ] = None
+    load_seconds: Annotated[Count | None, "Time from the start of the engine to its first token, in seconds."] = None

@@ -25,63 +25,50 @@ class PlacementDemands(ApiStruct, frozen=True):
 
     min_tokens_per_second: Annotated[
         Annotated[int, Meta(ge=1, le=100_000)] | None,
-        described(
-            "Least speed of generation for a single request, in tokens per second. No replica is placed on a device "
-            "class whose measured or estimated speed in status.speeds is lower, or unknown. Default: any speed."
-        ),
+        "Least speed of generation for a single request, in tokens per second. No replica is placed on a device "
+        "class whose measured or estimated speed in status.speeds is lower, or unknown. Default: any speed.",
     ] = None
     min_fit: Annotated[
         Literal["perfect", "good", "marginal"],
-        described(
-            "Least fit of a replica in the memory of a device class: see status.speeds. Default: marginal, any class "
-            "on which it fits at all."
-        ),
+        "Least fit of a replica in the memory of a device class: see status.speeds. Default: marginal, any class "
+        "on which it fits at all.",
     ] = "marginal"
 
 
 class ClassSpeed(ApiStruct, frozen=True):
     """The speed and the fit of one replica on one device class."""
 
-    device_class: Annotated[ShortText, described("Device class, for example nvidia-l4x1 or apple-m4-max-40c-128gb.")]
+    device_class: Annotated[ShortText, "Device class, for example nvidia-l4x1 or apple-m4-max-40c-128gb."]
     tokens_per_second: Annotated[
-        Rate | None, described("Generation for a single request, in tokens per second. Absent if it is unknown.")
+        Rate | None, "Generation for a single request, in tokens per second. Absent if it is unknown."
     ] = None
     low: Annotated[
-        Rate | None,
-        described("Lower end of the range in which 4 of 5 measurements are expected. Absent if it is measured."),
+        Rate | None, "Lower end of the range in which 4 of 5 measurements are expected. Absent if it is measured."
     ] = None
-    high: Annotated[Rate | None, described("Upper end of that range, at most three times the lower one.")] = None
+    high: Annotated[Rate | None, "Upper end of that range, at most three times the lower one."] = None
     source: Annotated[
         SpeedSource | None,
-        described(
-            "Measured: a benchmark of this model on this class. Corrected: an estimate, corrected by benchmarks of "
-            "other models on the class, or on others of its vendor. Estimated: by the memory bandwidth of the class, "
-            "the bytes that a token reads, and the engine."
-        ),
+        "Measured: a benchmark of this model on this class. Corrected: an estimate, corrected by benchmarks of "
+        "other models on the class, or on others of its vendor. Estimated: by the memory bandwidth of the class, "
+        "the bytes that a token reads, and the engine.",
     ] = None
     measurements: Annotated[
         Count | None,
-        described(
-            "Number of benchmarks of other models by which the estimate is corrected: those of this namespace, and of "
-            "pomona-system. Absent if it is not corrected."
-        ),
+        "Number of benchmarks of other models by which the estimate is corrected: those of this namespace, and of "
+        "pomona-system. Absent if it is not corrected.",
     ] = None
     fit: Annotated[
         FitLevel | None,
-        described(
-            "Fit of a replica in the memory of the class, if nothing else runs there: perfect, good, marginal or "
-            "too_tight. Absent if it is unknown."
-        ),
+        "Fit of a replica in the memory of the class, if nothing else runs there: perfect, good, marginal or "
+        "too_tight. Absent if it is unknown.",
     ] = None
     shortfall: Annotated[
         str, described("What is missing if the replica does not fit, and the way out.", max_length=512)
     ] = ""
     refusal: Annotated[
         SpeedRefusal | None,
-        described(
-            "Why no replica is placed on the class. TooSlow, SpeedUnknown: spec.placement.minTokensPerSecond. "
-            "TooTight: spec.placement.minFit. Absent if it may be placed there."
-        ),
+        "Why no replica is placed on the class. TooSlow, SpeedUnknown: spec.placement.minTokensPerSecond. "
+        "TooTight: spec.placement.minFit. Absent if it may be placed there.",
     ] = None
 
 
@@ -98,16 +85,14 @@ ClassSpeeds = Annotated[
 class PlacementAlternative(ApiStruct, frozen=True):
     """Another place that was compared."""
 
-    device_class: Annotated[ShortText, described("Device class of the place; empty if it is unknown.")] = ""
+    device_class: Annotated[ShortText, "Device class of the place; empty if it is unknown."] = ""
     place: Annotated[
         ShortText,
-        described(
-            "The best free node or host of the class, as node/NAME or host/NAME. Absent if none is free or accepted."
-        ),
+        "The best free node or host of the class, as node/NAME or host/NAME. Absent if none is free or accepted.",
     ] = ""
-    score: Annotated[Count | None, described("Points of the place, from 0 to 100.")] = None
+    score: Annotated[Count | None, "Points of the place, from 0 to 100."] = None
     tokens_per_second: Annotated[
-        Rate | None, described("Speed of the replica there, in tokens per second. Absent if it is unknown.")
+        Rate | None, "Speed of the replica there, in tokens per second. Absent if it is unknown."
     ] = None
     reason: Annotated[str, described("What makes up the score, or why it is no place.", max_length=512)] = ""
 
@@ -115,31 +100,25 @@ class PlacementAlternative(ApiStruct, frozen=True):
 class PlacementStatus(ApiStruct, frozen=True):
     """The place of the last replica that the queue has placed, and why it is there."""
 
-    place: Annotated[ShortText, described("Node or host, as node/NAME or host/NAME.")]
-    device_class: Annotated[ShortText, described("Device class of the place; empty if it is unknown.")] = ""
+    place: Annotated[ShortText, "Node or host, as node/NAME or host/NAME."]
+    device_class: Annotated[ShortText, "Device class of the place; empty if it is unknown."] = ""
     score: Annotated[
         Count | None,
-        described(
-            "Points of the place when it was chosen, from 0 to 100: up to 60 for the speed in relation to the fastest "
-            "class, 16 if the weights are there, up to 14 for packing, 5 for low utilization and 5 for low cost. "
-            "Absent if others ended to make room there."
-        ),
+        "Points of the place when it was chosen, from 0 to 100: up to 60 for the speed in relation to the fastest "
+        "class, 16 if the weights are there, up to 14 for packing, 5 for low utilization and 5 for low cost. "
+        "Absent if others ended to make room there.",
     ] = None
     tokens_per_second: Annotated[
-        Rate | None, described("Speed of the replica there, in tokens per second: see status.speeds.")
+        Rate | None, "Speed of the replica there, in tokens per second: see status.speeds."
     ] = None
-    source: Annotated[
-        SpeedSource | None, described("Where the speed comes from: Measured, Corrected or Estimated.")
-    ] = None
+    source: Annotated[SpeedSource | None, "Where the speed comes from: Measured, Corrected or Estimated."] = None
     basis: Annotated[
         SpeedBasis | None,
-        described(
-            "How the speed is known. cache: a stored measurement that was not made for this choice; probe: it was "
-            "measured while the choice of an accelerator waited for that; for both, source is Measured. estimate: it "
-            "was not measured; source is Corrected or Estimated."
-        ),
+        "How the speed is known. cache: a stored measurement that was not made for this choice; probe: it was "
+        "measured while the choice of an accelerator waited for that; for both, source is Measured. estimate: it "
+        "was not measured; source is Corrected or Estimated.",
     ] = None
-    fit: Annotated[FitLevel | None, described("Fit of the replica in the memory of the place.")] = None
+    fit: Annotated[FitLevel | None, "Fit of the replica in the memory of the place."] = None
     reason: Annotated[str, described("What makes up the score, in words.", max_length=512)] = ""
     others: Annotated[
         list[PlacementAlternative],
@@ -153,30 +132,27 @@ class SpeedReplacement(ApiStruct, frozen=True):
     """The last replacement of a replica whose speed or fit had fallen."""
 
     uid: Annotated[str, described("uid of the pod that ends.", max_length=64)]
-    from_place: Annotated[ShortText, described("Its node, as node/NAME.")]
+    from_place: Annotated[ShortText, "Its node, as node/NAME."]
     observed: Annotated[
-        Rate,
-        described("Speed of a single request that was observed there, in tokens per second. Empty: it did not fit."),
+        Rate, "Speed of a single request that was observed there, in tokens per second. Empty: it did not fit."
     ]
-    expected: Annotated[Rate, described("Speed that was expected there, in tokens per second.")]
+    expected: Annotated[Rate, "Speed that was expected there, in tokens per second."]
     least_tokens_per_second: Annotated[
-        Rate, described("The replica goes only to a device class whose speed in status.speeds is known and not lower.")
+        Rate, "The replica goes only to a device class whose speed in status.speeds is known and not lower."
     ]
-    started_at: Annotated[Time, described("When the new replica was asked for.")]
+    started_at: Annotated[Time, "When the new replica was asked for."]
     ended_at: Annotated[
         Time | None,
-        described("When it was over. The next one in its namespace begins after a cool-down. Absent while it goes on."),
+        "When it was over. The next one in its namespace begins after a cool-down. Absent while it goes on.",
     ] = None
     outcome: Annotated[
         Literal["Moved", "GivenUp"] | None,
-        described("Moved: the new replica is in its place. GivenUp: the old one stayed, for the reason in message."),
+        "Moved: the new replica is in its place. GivenUp: the old one stayed, for the reason in message.",
     ] = None
-    to_place: Annotated[ShortText, described("Node of the new replica, as node/NAME. Absent before it is ready.")] = ""
+    to_place: Annotated[ShortText, "Node of the new replica, as node/NAME. Absent before it is ready."] = ""
     helped: Annotated[
         bool,
-        described(
-            "The speed was seen to be as expected on the new node. Without that, no other replica of the service is "
-            "replaced: what slows it down has gone along."
-        ),
+        "The speed was seen to be as expected on the new node. Without that, no other replica of the service is "
+        "replaced: what slows it down has gone along.",
     ] = False
     message: Annotated[str, described("Explanation for people.", max_length=1024)] = ""

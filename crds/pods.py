@@ -57,7 +57,7 @@ class DeviceAttribute(ApiStruct, frozen=True):
     ] = []
     at_least: Annotated[
         Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+){0,2}$"})] | None,
-        described("Least number or version that the attribute must have, for example 8.9."),
+        "Least number or version that the attribute must have, for example 8.9.",
     ] = None
 
 
@@ -72,10 +72,8 @@ class DeviceSelector(ApiStruct, frozen=True):
 
     memory: Annotated[
         Quantity | None,
-        described(
-            "Least memory of one device, for example 72Gi. A device that reports up to 3 % less is accepted, since "
-            "products report slightly less than their nominal memory."
-        ),
+        "Least memory of one device, for example 72Gi. A device that reports up to 3 % less is accepted, since "
+        "products report slightly less than their nominal memory.",
     ] = None
     attributes: Annotated[
         list[DeviceAttribute],
@@ -88,24 +86,19 @@ class ServiceHardware(ApiStruct, frozen=True):
 
     accelerator: Annotated[
         Accelerator | None,
-        described(
-            "Where replicas run: cpu, nvidia, amd, intel-gaudi and intel in pods, metal on an off-cluster host with a "
-            "metal agent. The controller may know further ones; it lists them in the condition Ready of a service that "
-            "names one that does not exist. auto: on any of them that has devices or is metal, or on several at once, "
-            "wherever there is room; status.choice says where. Default: the accelerator of the Model, unless "
-            "scheduling.pools names pools of others."
-        ),
+        "Where replicas run: cpu, nvidia, amd, intel-gaudi and intel in pods, metal on an off-cluster host with a "
+        "metal agent. The controller may know further ones; it lists them in the condition Ready of a service that "
+        "names one that does not exist. auto: on any of them that has devices or is metal, or on several at once, "
+        "wherever there is room; status.choice says where. Default: the accelerator of the Model, unless "
+        "scheduling.pools names pools of others.",
     ] = None
     count: Annotated[
-        Annotated[int, Meta(ge=1, le=16)] | None,
-        described("Devices that one replica in a pod gets, all of one node. Default: 1."),
+        Annotated[int, Meta(ge=1, le=16)] | None, "Devices that one replica in a pod gets, all of one node. Default: 1."
     ] = None
     memory: Annotated[
         Quantity | None,
-        described(
-            "Least memory of one device, for example 24Gi. A pod runs only on a node whose label says that its devices "
-            "have it. A device that reports up to 3 % less than its nominal memory is accepted."
-        ),
+        "Least memory of one device, for example 24Gi. A pod runs only on a node whose label says that its devices "
+        "have it. A device that reports up to 3 % less than its nominal memory is accepted.",
     ] = None
     products: Annotated[
         list[_Product], described("Products of which the devices must be one.", max_length=16, **AS_SET)
@@ -120,17 +113,13 @@ class ServiceHardware(ApiStruct, frozen=True):
     ] = []
     resource: Annotated[
         Annotated[str, Meta(max_length=253, extra_json_schema={"pattern": _RESOURCE})] | None,
-        described(
-            "Extended resource that counts the devices, for example nvidia.com/mig-1g.10gb for a partition. Default: "
-            "the resource of the accelerator's device plugin, such as nvidia.com/gpu."
-        ),
+        "Extended resource that counts the devices, for example nvidia.com/mig-1g.10gb for a partition. Default: "
+        "the resource of the accelerator's device plugin, such as nvidia.com/gpu.",
     ] = None
     device_selector: Annotated[
         DeviceSelector | None,
-        described(
-            "Claim devices of the vendor's DRA driver that meet these demands; {} is any device. Default: the resource "
-            "of the device plugin is requested, and nothing is claimed."
-        ),
+        "Claim devices of the vendor's DRA driver that meet these demands; {} is any device. Default: the resource "
+        "of the device plugin is requested, and nothing is claimed.",
     ] = None
 
 
@@ -139,22 +128,18 @@ class Resources(ApiStruct, frozen=True):
 
     gpu: Annotated[
         Annotated[int, Meta(ge=1, le=16)] | None,
-        described("Another name of hardware.count; if both are stated, they must be equal."),
+        "Another name of hardware.count; if both are stated, they must be equal.",
     ] = None
-    cpu: Annotated[Quantity | None, described("CPU that one replica requests, for example 2 or 500m.")] = None
+    cpu: Annotated[Quantity | None, "CPU that one replica requests, for example 2 or 500m."] = None
     memory: Annotated[
         Quantity | None,
-        described(
-            "Memory of the node that one replica requests. Default: the memory that the Model and its context take, "
-            "without what devices hold."
-        ),
+        "Memory of the node that one replica requests. Default: the memory that the Model and its context take, "
+        "without what devices hold.",
     ] = None
     memory_limit: Annotated[
         Quantity | None,
-        described(
-            "Memory of the node at which one replica is killed; not less than memory. Shared memory counts. Default: "
-            "no limit, because an engine that is killed drops all its requests."
-        ),
+        "Memory of the node at which one replica is killed; not less than memory. Shared memory counts. Default: "
+        "no limit, because an engine that is killed drops all its requests.",
     ] = None
 
 
@@ -201,10 +186,8 @@ class ContainerOptions(ApiStruct, frozen=True):
 class EmptyDirectory(ApiStruct, frozen=True):
     """`corev1.EmptyDirVolumeSource`."""
 
-    medium: Annotated[
-        Literal["", "Memory"], described("Memory: files are kept in memory. Default: on the disk of the node.")
-    ] = ""
-    size_limit: Annotated[Quantity | None, described("Most that the files may take. Default: no limit.")] = None
+    medium: Annotated[Literal["", "Memory"], "Memory: files are kept in memory. Default: on the disk of the node."] = ""
+    size_limit: Annotated[Quantity | None, "Most that the files may take. Default: no limit."] = None
 
 
 class ClaimVolume(ApiStruct, frozen=True):
@@ -217,7 +200,7 @@ class ClaimVolume(ApiStruct, frozen=True):
             of_same_namespace("PersistentVolumeClaim"),
         ),
     ]
-    read_only: Annotated[bool, described("Mount the volume read-only.")] = False
+    read_only: Annotated[bool, "Mount the volume read-only."] = False
 
 
 class ConfigMapVolume(ApiStruct, frozen=True):
@@ -234,9 +217,9 @@ class PodVolume(ApiStruct, frozen=True):
     name: Annotated[
         str, described("Name of the volume, for volumeMounts.", min_length=1, max_length=50, pattern=LABEL_PATTERN)
     ]
-    empty_dir: Annotated[EmptyDirectory | None, described("An empty folder that is deleted with the pod.")] = None
-    persistent_volume_claim: Annotated[ClaimVolume | None, described("A volume that lasts.")] = None
-    config_map: Annotated[ConfigMapVolume | None, described("Files from a ConfigMap.")] = None
+    empty_dir: Annotated[EmptyDirectory | None, "An empty folder that is deleted with the pod."] = None
+    persistent_volume_claim: Annotated[ClaimVolume | None, "A volume that lasts."] = None
+    config_map: Annotated[ConfigMapVolume | None, "Files from a ConfigMap."] = None
 
 
 class PodVolumeMount(ApiStruct, frozen=True):
@@ -252,7 +235,7 @@ class PodVolumeMount(ApiStruct, frozen=True):
         ),
     ]
     sub_path: Annotated[str, described("File or folder of the volume. Default: its root.", max_length=256)] = ""
-    read_only: Annotated[bool, described("Mount the volume read-only.")] = False
+    read_only: Annotated[bool, "Mount the volume read-only."] = False
 
 
 class SpreadConstraint(ApiStruct, frozen=True):
@@ -271,7 +254,7 @@ class SpreadConstraint(ApiStruct, frozen=True):
     ] = 1
     when_unsatisfiable: Annotated[
         Literal["DoNotSchedule", "ScheduleAnyway"],
-        described("DoNotSchedule: a pod waits if no node meets the constraint. ScheduleAnyway: it is a preference."),
+        "DoNotSchedule: a pod waits if no node meets the constraint. ScheduleAnyway: it is a preference.",
     ] = "ScheduleAnyway"
 
 
@@ -302,7 +285,7 @@ class PodOptions(ApiStruct, frozen=True):
         ),
     ] = []
     affinity: Annotated[
-        Affinity | None, described("Affinity of the pods. What spec.hardware demands of nodes holds in addition.")
+        Affinity | None, "Affinity of the pods. What spec.hardware demands of nodes holds in addition."
     ] = None
     topology_spread_constraints: Annotated[
         Annotated[list[SpreadConstraint], Meta(max_length=8)] | None,
@@ -313,15 +296,13 @@ class PodOptions(ApiStruct, frozen=True):
         ),
     ] = None
     runtime_class_name: Annotated[
-        LabelName | None, described("RuntimeClass of the pods. Default: that of the accelerator, if it has one.")
+        LabelName | None, "RuntimeClass of the pods. Default: that of the accelerator, if it has one."
     ] = None
     scheduler_name: Annotated[
         LabelName | None,
-        described(
-            "Scheduler of the pods, for example one that asks `pomona extender` for the fastest node. A pod that the "
-            "queue has given a node is bound to that node by any scheduler. A scheduler that does not exist leaves the "
-            "pods pending. Default: the scheduler of the cluster."
-        ),
+        "Scheduler of the pods, for example one that asks `pomona extender` for the fastest node. A pod that the "
+        "queue has given a node is bound to that node by any scheduler. A scheduler that does not exist leaves the "
+        "pods pending. Default: the scheduler of the cluster.",
     ] = None
     volumes: Annotated[
         list[PodVolume], described("Volumes for volumeMounts.", _ONE_KIND, max_length=16, **keyed_by("name"))

@@ -25,9 +25,9 @@ _Place = Annotated[str, Meta(max_length=512)]
 class EstimatedStart(ApiStruct, frozen=True):
     """The range in which a replica starts with a probability of 80 %."""
 
-    earliest: Annotated[Time, described("Lower end of the range.")] = ""
+    earliest: Annotated[Time, "Lower end of the range."] = ""
     latest: Annotated[
-        Time, described("Upper end of the range. From the time of the estimate, it is at most three times as far away.")
+        Time, "Upper end of the range. From the time of the estimate, it is at most three times as far away."
     ] = ""
 
 
@@ -52,59 +52,48 @@ class QueueStatus(ApiStruct, frozen=True):
 
     pool: Annotated[
         ShortText,
-        described(
-            "Pool in which the replica waits: the first one that it may use. In mode Kueue, kueue/ and the LocalQueue."
-        ),
+        "Pool in which the replica waits: the first one that it may use. In mode Kueue, kueue/ and the LocalQueue.",
     ] = ""
     position: Annotated[
         Count | None,
-        described(
-            "Place in the queue of the pool; the first is 1. Absent if no node or host could ever run the replica, or "
-            "if limits allow less than it needs."
-        ),
+        "Place in the queue of the pool; the first is 1. Absent if no node or host could ever run the replica, or "
+        "if limits allow less than it needs.",
     ] = None
-    length: Annotated[Count | None, described("Replicas that wait in the queue of the pool.")] = None
-    place: Annotated[ShortText, described("Position and length in one, for example 3/12.")] = ""
+    length: Annotated[Count | None, "Replicas that wait in the queue of the pool."] = None
+    place: Annotated[ShortText, "Position and length in one, for example 3/12."] = ""
     ahead_by_priority: Annotated[
         dict[ShortText, Count], described("Number of replicas ahead, by their priority.", max_length=8)
     ] = {}
     waiting_for: Annotated[
-        LongText, described("What the replica needs, for example nvidia.com/gpu: 2, or on a host memory: 24.0 GiB.")
+        LongText, "What the replica needs, for example nvidia.com/gpu: 2, or on a host memory: 24.0 GiB."
     ] = ""
     enqueued_at: Annotated[
-        Time | None,
-        described("When the replica came to the queue. One that is evicted keeps this time, and so its old place."),
+        Time | None, "When the replica came to the queue. One that is evicted keeps this time, and so its old place."
     ] = None
-    nominated: Annotated[
-        QueueNomination | None, described("The room that is kept for the replica until others have ended.")
-    ] = None
+    nominated: Annotated[QueueNomination | None, "The room that is kept for the replica until others have ended."] = (
+        None
+    )
     reason: Annotated[
         QueueReason | None,
-        described(
-            "InsufficientDevices, InsufficientMemory: too little is free. HeadOfLine: what is free is kept for a "
-            "replica ahead that waits for the same nodes or hosts. Draining: others end to make room. Quota: a limit "
-            "of the pool or namespace is reached, or allows less than the replica needs. CellsClosed: all nodes or "
-            "hosts that could run it take nothing new. "
-            "NotConsidered: too many are ahead. AdmissionFailed: its turn could not be written, and is tried again. "
-            "NoSuchHardware: no node or host could ever run it. None in mode Kueue."
-        ),
+        "InsufficientDevices, InsufficientMemory: too little is free. HeadOfLine: what is free is kept for a "
+        "replica ahead that waits for the same nodes or hosts. Draining: others end to make room. Quota: a limit "
+        "of the pool or namespace is reached, or allows less than the replica needs. CellsClosed: all nodes or "
+        "hosts that could run it take nothing new. "
+        "NotConsidered: too many are ahead. AdmissionFailed: its turn could not be written, and is tried again. "
+        "NoSuchHardware: no node or host could ever run it. None in mode Kueue.",
     ] = None
     message: Annotated[
         str, described("Why the replica waits, with the way out, in words for people.", max_length=1024)
     ] = ""
     estimated_start: Annotated[
         EstimatedStart | None,
-        described(
-            "When the replica probably starts, by how long others ran: 4 of 5 starts are in the range. Absent if no "
-            "such range can be given; noEstimate has the reason."
-        ),
+        "When the replica probably starts, by how long others ran: 4 of 5 starts are in the range. Absent if no "
+        "such range can be given; noEstimate has the reason.",
     ] = None
     no_estimate: Annotated[
         NoEstimate | None,
-        described(
-            "Why there is no estimate. TooFewSeen: too few replicas have ended or started since this controller became "
-            "the leader. TooFewAhead: so few are ahead that the end of a single one decides. Overtaken: replicas of "
-            "higher priority come as fast as room becomes free. Draining: it starts as soon as others have ended. "
-            "NoPosition: it cannot start."
-        ),
+        "Why there is no estimate. TooFewSeen: too few replicas have ended or started since this controller became "
+        "the leader. TooFewAhead: so few are ahead that the end of a single one decides. Overtaken: replicas of "
+        "higher priority come as fast as room becomes free. Draining: it starts as soon as others have ended. "
+        "NoPosition: it cannot start.",
     ] = None

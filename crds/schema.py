@@ -5,7 +5,7 @@ type for every enum. So this module walks the type information itself, with one 
 """
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 from msgspec import inspect
@@ -29,13 +29,21 @@ def field_schema(struct: type[msgspec.Struct], name: str, *, defaults: bool) -> 
     if not isinstance(info, inspect.StructType):
         raise TypeError(f"{struct} is no struct")
     field = next(field for field in info.fields if field.name == name)
-    return _render_type(field.type, defaults=defaults)
+    return _render_field(struct, field, defaults=defaults)
+
+
+def _render_field(struct: type[msgspec.Struct], field: inspect.Field, *, defaults: bool) -> Schema:
+    """Return the schema of a field, whose description is a text in its annotation, or that of `described`."""
+    schema = _render_type(field.type, defaults=defaults)
+    hint = get_type_hints(struct, include_extras=True)[field.name]
+    texts = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, str)]
+    return schema | {"description": texts[-1]} if texts else schema
 
 
 def _render_struct(info: inspect.StructType, *, defaults: bool) -> Schema:
     properties: Schema = {}
     for field in info.fields:
-        schema = _render_type(field.type, defaults=defaults)
+        schema = _render_field(info.cls, field, defaults=defaults)
         if "description" not in schema:
             raise TypeError(f"{info.cls.__name__}.{field.name} has no description: kubectl explain would show nothing")
         if schema.get("type") == "integer":

@@ -76,16 +76,14 @@ class ServingOptions(ApiStruct, frozen=True, kw_only=True):
     ] = 1
     mode: Annotated[
         Mode,
-        described(
-            "API that the service answers. chat: /v1/chat/completions and /v1/completions. embeddings: "
-            "/v1/embeddings. rerank: /v1/rerank."
-        ),
+        "API that the service answers. chat: /v1/chat/completions and /v1/completions. embeddings: "
+        "/v1/embeddings. rerank: /v1/rerank.",
     ] = "chat"
     cache_type_k: Annotated[CacheType, described(_CACHE_TYPE.format("keys"))] = "f16"
     cache_type_v: Annotated[CacheType, described(_CACHE_TYPE.format("values"))] = "f16"
     chat_template: Annotated[
         Annotated[str, Meta(min_length=1, max_length=30_000)] | None,
-        described("Jinja template that converts messages to a prompt. Default: the template of the model."),
+        "Jinja template that converts messages to a prompt. Default: the template of the model.",
     ] = None
     extra_args: ExtraArguments = []
 

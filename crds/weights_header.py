@@ -13,39 +13,33 @@ class Layers(ApiStruct, frozen=True):
 
     count: Annotated[int, described("Number of layers of this kind.", ge=1, le=1 << 62)]
     key_elements: Annotated[
-        Amount, described("Key elements that one layer keeps for each token; 0 if the layer keeps no keys.")
+        Amount, "Key elements that one layer keeps for each token; 0 if the layer keeps no keys."
     ] = 0
     value_elements: Annotated[
-        Amount, described("Value elements that one layer keeps for each token; 0 if the layer keeps no values.")
+        Amount, "Value elements that one layer keeps for each token; 0 if the layer keeps no values."
     ] = 0
     window: Annotated[
         Annotated[int, Meta(ge=1, le=1 << 62)] | None,
-        described("Length of the layer's sliding window, in tokens. Absent: the layer uses the whole context."),
+        "Length of the layer's sliding window, in tokens. Absent: the layer uses the whole context.",
     ] = None
     state_bytes: Annotated[
-        Amount,
-        described("Bytes that one recurrent layer keeps for each request; the context length does not change them."),
+        Amount, "Bytes that one recurrent layer keeps for each request; the context length does not change them."
     ] = 0
 
 
 class Layout(ApiStruct, frozen=True):
     """Dimensions that decide how much memory serving takes, whatever the format of the weights."""
 
-    tensor_bytes: Annotated[Amount, described("Size of all weights, in bytes.")]
-    vocabulary_size: Annotated[Amount, described("Number of tokens in the vocabulary.")]
-    embedding_size: Annotated[Amount, described("Number of elements that each layer passes to the next layer.")]
-    attention_size: Annotated[Amount, described("Number of elements of all query heads together, in the widest layer.")]
-    head_count: Annotated[Amount, described("Number of query heads of the widest layer.")]
+    tensor_bytes: Annotated[Amount, "Size of all weights, in bytes."]
+    vocabulary_size: Annotated[Amount, "Number of tokens in the vocabulary."]
+    embedding_size: Annotated[Amount, "Number of elements that each layer passes to the next layer."]
+    attention_size: Annotated[Amount, "Number of elements of all query heads together, in the widest layer."]
+    head_count: Annotated[Amount, "Number of query heads of the widest layer."]
     feed_forward_size: Annotated[
-        Amount,
-        described(
-            "Number of inner feed-forward elements of the widest layer, summed over all experts that a token uses."
-        ),
+        Amount, "Number of inner feed-forward elements of the widest layer, summed over all experts that a token uses."
     ]
     layers: Annotated[list[Layers], described("All layers, grouped by kind.", max_length=16)]
-    expert_outputs: Annotated[
-        Amount, described("Number of experts that a token uses; 0 if the model has no experts.")
-    ] = 0
+    expert_outputs: Annotated[Amount, "Number of experts that a token uses; 0 if the model has no experts."] = 0
 
 
 HeaderText = Annotated[str, Meta(max_length=256)]
@@ -55,26 +49,20 @@ HeaderText = Annotated[str, Meta(max_length=256)]
 class GGUF(ApiStruct, frozen=True):
     """Facts of the artifact's own header."""
 
-    architecture: Annotated[HeaderText, described("Architecture of the model, for example llama or qwen3.")] = ""
-    model_name: Annotated[HeaderText, described("Name of the model according to the artifact.")] = ""
-    quantization: Annotated[HeaderText, described("Quantization of the weights, for example Q4_K_M or F16.")] = ""
-    context_length: Annotated[
-        Amount | None, described("Longest context that the model was trained for, in tokens.")
-    ] = None
-    embedding_size: Annotated[Amount | None, described("Width of the embedding.")] = None
-    layer_count: Annotated[Amount | None, described("Number of transformer blocks.")] = None
-    head_count: Annotated[Amount | None, described("Attention heads of the widest layer.")] = None
-    head_count_kv: Annotated[
-        Amount | None, described("Key and value heads of the widest layer (grouped-query attention).")
-    ] = None
+    architecture: Annotated[HeaderText, "Architecture of the model, for example llama or qwen3."] = ""
+    model_name: Annotated[HeaderText, "Name of the model according to the artifact."] = ""
+    quantization: Annotated[HeaderText, "Quantization of the weights, for example Q4_K_M or F16."] = ""
+    context_length: Annotated[Amount | None, "Longest context that the model was trained for, in tokens."] = None
+    embedding_size: Annotated[Amount | None, "Width of the embedding."] = None
+    layer_count: Annotated[Amount | None, "Number of transformer blocks."] = None
+    head_count: Annotated[Amount | None, "Attention heads of the widest layer."] = None
+    head_count_kv: Annotated[Amount | None, "Key and value heads of the widest layer (grouped-query attention)."] = None
     key_head_size: Annotated[
         Amount | None,
-        described(
-            "Elements of a key head; of heads of several sizes their greatest common divisor, which the blocks of a "
-            "quantized cache have to divide."
-        ),
+        "Elements of a key head; of heads of several sizes their greatest common divisor, which the blocks of a "
+        "quantized cache have to divide.",
     ] = None
-    value_head_size: Annotated[Amount | None, described("The same of a value head.")] = None
+    value_head_size: Annotated[Amount | None, "The same of a value head."] = None
     modes: Annotated[
         list[Mode],
         described(
@@ -84,9 +72,9 @@ class GGUF(ApiStruct, frozen=True):
             **AS_SET,
         ),
     ] = []
-    tensor_count: Annotated[Amount | None, described("Number of tensors.")] = None
-    file_version: Annotated[Amount | None, described("Version of the GGUF format.")] = None
-    license: Annotated[HeaderText, described("License that the artifact states.")] = ""
+    tensor_count: Annotated[Amount | None, "Number of tensors."] = None
+    file_version: Annotated[Amount | None, "Version of the GGUF format."] = None
+    license: Annotated[HeaderText, "License that the artifact states."] = ""
 
 
 WeightsFormat = Literal["gguf", "safetensors", "mlx", "ollama"]
