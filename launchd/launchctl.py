@@ -9,10 +9,9 @@ import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, WRONG_SESSION, explain_code
-from launchd.print_output import JobState, read_job_state
 from launchd.property_list import read_plist, render_plist
 from launchd.service_definition import LABEL, ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceManager, ServicePhase, ServiceState, run_command
@@ -28,6 +27,48 @@ _GONE_PAUSE_SECONDS: Final = 0.5
 """The agent has 60 s to end."""
 _VERIFY_TRIES: Final = 20
 _VERIFY_PAUSE_SECONDS: Final = 1.0
+
+
+class JobState(NamedTuple):
+    """The state of a job of launchd; None for what is not printed."""
+
+    state: str | None = None
+    """running, not running, spawn scheduled, waiting, ..."""
+    pid: int | None = None
+    """Printed only while it runs."""
+    runs: int | None = None
+    last_exit: str | None = None
+    """Such as `1`, `78: EX_CONFIG` or `(never exited)`; after a signal that one, such as `Killed: 9`."""
+
+    @property
+    def is_running(self) -> bool:
+        """True while the job has a process."""
+        return self.state == "running" and self.pid is not None
+
+
+def read_job_state(output: str) -> JobState:
+    """Return the state of the job in the output of `launchctl print`, whose form is no interface.
+
+    A line is `key = value`, or `key = {` with lines up to `}`: keys of nested blocks are not those of the job.
+    """
+    properties = dict[str, str]()
+    # An excerpt without the job's own line begins inside of the job.
+    depth = 0 if output.split("\n", 1)[0].endswith("= {") else 1
+    for line in map(str.strip, output.splitlines()):
+        if line == "}":
+            depth -= 1
+        elif line.endswith("= {"):
+            depth += 1
+        elif depth == 1:
+            key, equals, value = line.partition(" = ")
+            if equals:
+                properties.setdefault(key, value)
+    return JobState(
+        state=properties.get("state"),
+        pid=_read_number(properties.get("pid")),
+        runs=_read_number(properties.get("runs")),
+        last_exit=properties.get("last terminating signal", properties.get("last exit code")),
+    )
 
 
 class _CallError(ServiceError):
@@ -231,3 +272,7 @@ def _phase(job: JobState) -> ServicePhase:
     if job.is_running:
         return "running"
     return "starting" if job.state in {"spawn scheduled", "xpcproxy", "spawning"} else "stopped"
+
+
+def _read_number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None

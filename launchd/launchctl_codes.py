@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 
-class CodeMeaning(NamedTuple):
+class Meaning(NamedTuple):
     """The meaning of an exit code, and the way out."""
 
     meaning: str
@@ -16,48 +16,45 @@ NO_DOMAIN: Final = frozenset({112, 125})
 WRONG_SESSION: Final = frozenset({5, 134})
 """Codes of bootstrap that may mean that nobody is logged in at the screen."""
 
-CODES: Final[dict[int, CodeMeaning]] = {
-    1: CodeMeaning("operation not permitted", "run the command with sudo"),
-    3: CodeMeaning("no such process: the job is not loaded", "nothing: it is gone already"),
-    5: CodeMeaning(
+CODES: Final[dict[int, Meaning]] = {
+    1: Meaning("operation not permitted", "run the command with sudo"),
+    3: Meaning("no such process: the job is not loaded", "nothing: it is gone already"),
+    5: Meaning(
         "input/output error: the job is still loaded, ending or switched off, its file cannot be used, or there is no "
         "such session",
         "wait a minute and try again; if it stays, look at System Settings > General > Login Items, run `plutil -lint` "
         "on the file, and with sudo for a clearer error",
     ),
-    13: CodeMeaning("permission denied", "run the command with sudo"),
-    36: CodeMeaning("the job is being unloaded", "wait until it has ended"),
-    37: CodeMeaning("the job is being loaded or unloaded already", "wait a minute and try again"),
-    107: CodeMeaning("malformed bundle", "install it again: pomona agent install"),
-    108: CodeMeaning("invalid path", "install it again: pomona agent install"),
-    109: CodeMeaning("the file is no valid property list", "install it again: pomona agent install"),
-    110: CodeMeaning("the label is missing or invalid", "install it again: pomona agent install"),
-    111: CodeMeaning("the program is missing or invalid", "install Pomona again, then run: pomona agent install"),
-    112: CodeMeaning("the domain does not exist", "log in at the screen of the Mac, or install with sudo"),
-    113: CodeMeaning("the job is not loaded", "install it: pomona agent install"),
-    114: CodeMeaning("the user does not exist", "install it as a user of this Mac"),
-    115: CodeMeaning("the group does not exist", "install it as a user of this Mac"),
-    118: CodeMeaning("launchd gave no answer that can be read", "try again; if it stays, start the Mac again"),
-    119: CodeMeaning(
+    13: Meaning("permission denied", "run the command with sudo"),
+    36: Meaning("the job is being unloaded", "wait until it has ended"),
+    37: Meaning("the job is being loaded or unloaded already", "wait a minute and try again"),
+    107: Meaning("malformed bundle", "install it again: pomona agent install"),
+    108: Meaning("invalid path", "install it again: pomona agent install"),
+    109: Meaning("the file is no valid property list", "install it again: pomona agent install"),
+    110: Meaning("the label is missing or invalid", "install it again: pomona agent install"),
+    111: Meaning("the program is missing or invalid", "install Pomona again, then run: pomona agent install"),
+    112: Meaning("the domain does not exist", "log in at the screen of the Mac, or install with sudo"),
+    113: Meaning("the job is not loaded", "install it: pomona agent install"),
+    114: Meaning("the user does not exist", "install it as a user of this Mac"),
+    115: Meaning("the group does not exist", "install it as a user of this Mac"),
+    118: Meaning("launchd gave no answer that can be read", "try again; if it stays, start the Mac again"),
+    119: Meaning(
         "the job is disabled",
         "allow it in System Settings > General > Login Items, or ask who manages this Mac by a profile",
     ),
-    122: CodeMeaning(
+    122: Meaning(
         "the file has another owner or other rights than launchd demands",
         "give it to root, with mode 0644: install it again with sudo",
     ),
-    124: CodeMeaning("the domain is ending, as at a log-out", "log in and try again"),
-    125: CodeMeaning("the domain does not support this, as over ssh", "log in at the screen, or install with sudo"),
-    133: CodeMeaning("several errors at once", "look at the lines of launchctl; with sudo they are clearer"),
-    134: CodeMeaning("the job cannot be loaded in this session", "log in at the screen, or install with sudo"),
-    139: CodeMeaning("the job cannot run now", "look at `pomona agent logs`"),
-    144: CodeMeaning("the caller lacks an entitlement", "run the command with sudo, in a terminal"),
-    146: CodeMeaning("the job starts on demand only", "install it again: pomona agent install"),
-    150: CodeMeaning("System Integrity Protection forbids it", "choose another program than one of macOS"),
-    155: CodeMeaning(
-        "the program or the file is quarantined",
-        "remove the mark, as root: xattr -d com.apple.quarantine FILE",
-    ),
+    124: Meaning("the domain is ending, as at a log-out", "log in and try again"),
+    125: Meaning("the domain does not support this, as over ssh", "log in at the screen, or install with sudo"),
+    133: Meaning("several errors at once", "look at the lines of launchctl; with sudo they are clearer"),
+    134: Meaning("the job cannot be loaded in this session", "log in at the screen, or install with sudo"),
+    139: Meaning("the job cannot run now", "look at `pomona agent logs`"),
+    144: Meaning("the caller lacks an entitlement", "run the command with sudo, in a terminal"),
+    146: Meaning("the job starts on demand only", "install it again: pomona agent install"),
+    150: Meaning("System Integrity Protection forbids it", "choose another program than one of macOS"),
+    155: Meaning("the program or the file is quarantined", "as root: xattr -d com.apple.quarantine FILE"),
 }
 
 

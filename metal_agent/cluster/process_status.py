@@ -24,10 +24,8 @@ _OUTCOMES: Final = frozenset({"Ready", "Stopped", "Failed", "Rejected"})
 class ProcessReporter:
     """Status and Events of the processes of `host` in the API; `store` has their objects as they were last seen."""
 
-    def __init__(
-        self, client: Client, store: Store, events: EventRecorder, host: str, exposed: ClusterExposure
-    ) -> None:
-        self._client, self._store, self._events = client, store, events
+    def __init__(self, client: Client, store: Store, sink: EventRecorder, host: str, exposed: ClusterExposure) -> None:
+        self._client, self._store, self._events = client, store, sink
         self._host, self._exposure = host, exposed
         self._recorded: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
         """The last outcome of each runner that was sent as an Event."""

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+import msgspec
+
 from crds.meta import ADDRESS_ACCEPTED, REACHABLE, Condition
 from crds.metalhost import MetalHostStatus
 from launchd.service_definition import PROGRAM
@@ -40,11 +42,11 @@ class ApiServerAnswer(NamedTuple):
     """Its clock minus ours; None if its answer has no date."""
 
 
-class TokenTimes(NamedTuple):
-    """Times of a token, in seconds since 1970."""
+class TokenTimes(msgspec.Struct, frozen=True):
+    """Times of a ServiceAccount's token, in seconds since 1970, as they are in its payload."""
 
-    issued: float
-    expires: float
+    issued: float = msgspec.field(name="iat")
+    expires: float = msgspec.field(name="exp")
 
 
 def check_api_server(answer: ApiServerAnswer, system: str) -> list[Finding]:

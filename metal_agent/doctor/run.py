@@ -70,13 +70,6 @@ class CheckedHost(NamedTuple):
     """Why its credentials cannot be read."""
 
 
-class _TokenPayload(msgspec.Struct):
-    """The part of a ServiceAccount's token that has its times."""
-
-    iat: float
-    exp: float
-
-
 async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = False) -> list[Finding]:
     """Run all checks; takes some seconds, and writes only into `work_folder`, an empty folder.
 
@@ -261,7 +254,6 @@ def read_token_times(authorization: str | None) -> TokenTimes | None:
         return None
     try:
         payload = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-        times = msgspec.json.decode(payload, type=_TokenPayload)
+        return msgspec.json.decode(payload, type=TokenTimes)
     except (binascii.Error, msgspec.DecodeError):
         return None
-    return TokenTimes(times.iat, times.exp)

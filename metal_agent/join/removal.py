@@ -57,17 +57,15 @@ async def list_bound_processes(client: Client, host: str) -> list[Obj]:
 async def remove_host(client: Client, host: str) -> list[str]:
     """Remove a host; return what was deleted, as KIND/NAME in order. Raises ApiError and Unreachable."""
     before, after = removal_steps(host)
-    deleted = [name for step in before if (name := await _delete(client, step))]
+    names = [await _delete(client, step) for step in before]
     # Requests go to it no more: it may be a thief's, which need not have labelled them.
     slices = await client.list(resources.ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
     for item in slices.items:
         key = object_key(item)
-        if split_slice_name(key.name)[1] != host:
-            continue
-        deleted += (
-            [name] if (name := await _delete(client, _Step(resources.ENDPOINT_SLICES, key.name, key.namespace))) else []
-        )
-    return deleted + [name for step in after if (name := await _delete(client, step))]
+        if split_slice_name(key.name)[1] == host:
+            names.append(await _delete(client, _Step(resources.ENDPOINT_SLICES, key.name, key.namespace)))
+    names += [await _delete(client, step) for step in after]
+    return [name for name in names if name]
 
 
 async def _delete(client: Client, step: _Step) -> str | None:

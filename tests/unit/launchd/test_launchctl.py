@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launchd.launchctl import Launchd
+from launchd.launchctl import JobState, Launchd, read_job_state
 from launchd.launchctl_codes import CODES, explain_code
-from launchd.print_output import JobState, read_job_state
 from launchd.service_definition import LABEL, ServiceDefinition
 from launchd.service_manager import ServiceError, run_command
 from tests.support.launchctl_stand_in import LaunchctlStandIn, answer
