@@ -182,7 +182,7 @@ class SharedDaemon:
             message = f"{self.daemon.runtime} unloads {handle.model}, which does not answer; it is loaded again"
             other.report_exit(EngineExit(reason="Unloaded", message=message))
 
-    async def remove_unwanted(self, wanted: Callable[[], Iterable[str]]) -> None:
+    async def remove_unwanted(self, wanted: Callable[[], Iterable[MetalProcessSpec]]) -> None:
         """Remove models of ours that no process uses: those of an earlier agent, or of a process that was stopped.
 
         One with the same content as a model in use stays: the daemon may list both by its name. Quick if no process has
@@ -194,7 +194,8 @@ class SharedDaemon:
             self._clean = True
             try:
                 for model in sorted(await self.daemon.marked(self._owner)):
-                    used = {*wanted(), *(handle.model for handle in self._handles)}
+                    specs = [spec for spec in wanted() if spec.runtime == self.daemon.runtime]
+                    used = {*map(self.name, specs), *(handle.model for handle in self._handles)}
                     if self.daemon.content(model) not in {self.daemon.content(name) for name in used}:
                         log.info("daemon_model_removed", daemon=self.daemon.runtime, model=model)
                         await self.daemon.remove(model)
@@ -335,7 +336,7 @@ class Daemons:
         """Remove from each daemon the models of ours that serve none of these processes."""
         for runtime, shared in self._shared.items():
             try:
-                await shared.remove_unwanted(partial(_list_names, shared, wanted))
+                await shared.remove_unwanted(wanted)
             except DaemonError as error:
                 log.warning("daemon_cleanup_failed", daemon=runtime, error=str(error))
             except Exception:  # a defect here must not end the engines of this host
@@ -350,7 +351,3 @@ class Daemons:
         async with asyncio.TaskGroup() as group:
             for shared in self._shared.values():
                 group.create_task(shared.run())
-
-
-def _list_names(shared: SharedDaemon, wanted: Callable[[], Iterable[MetalProcessSpec]]) -> list[str]:
-    return [shared.name(spec) for spec in wanted() if spec.runtime == shared.daemon.runtime]

@@ -161,8 +161,6 @@ class HostIdentity:
                 else:
                     failures, self.renewal_problem = 0, ""
                     continue
-            elif self._on_disk != self._joined:
-                await self._write_again()
             await asyncio.sleep(min(wait, _CHECK_SECONDS))
 
     async def _adopt_written(self) -> bool:
@@ -187,26 +185,15 @@ class HostIdentity:
         return True
 
     async def _store(self, granted: GrantedToken) -> None:
+        """Write the new token, and use it; on a full disk the older one stays there until the next renewal."""
         renewed = structs.replace(self._joined, token=granted.token, expires_at=granted.expires_at)
-        await self._write(renewed)
-        self._joined = renewed
-        age_seconds = renewal_seconds(granted.lifetime_seconds)
-        self._due_at = self._clock() + backoff_seconds(1, first=age_seconds, most=age_seconds, jitter=_SPREAD)
-
-    async def _write(self, joined: JoinedHost) -> None:
         try:
-            await asyncio.to_thread(write_joined_host, self._folder, joined)
+            await asyncio.to_thread(write_joined_host, self._folder, renewed)
         except OSError as error:
             # A full disk must not end an identity that the server has just renewed.
             log.warning("token_not_written", path=str(self._folder / FILE_NAME), error=str(error))
         else:
-            self._on_disk = joined
-
-    async def _write_again(self) -> None:
-        """Write the token in use, which could not be written when it was granted, unless there is another join."""
-        async with self._lock:
-            try:
-                if not await self._adopt_written():
-                    await self._write(self._joined)
-            except CredentialsError as error:
-                log.warning("token_not_written", path=str(self._folder / FILE_NAME), error=str(error))
+            self._on_disk = renewed
+        self._joined = renewed
+        age_seconds = renewal_seconds(granted.lifetime_seconds)
+        self._due_at = self._clock() + backoff_seconds(1, first=age_seconds, most=age_seconds, jitter=_SPREAD)

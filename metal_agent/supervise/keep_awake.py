@@ -18,7 +18,6 @@ from metal_agent.periodic import run_periodically
 
 CHECK_SECONDS: Final = 5.0
 """Interval of the checks, and so the least time between two starts of a program that ends at once."""
-_END_SECONDS: Final = 1.0
 
 log = structlog.get_logger()
 
@@ -77,11 +76,7 @@ class KeepAwake:
     def _end(self) -> None:
         if self._process is None:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()  # the system forgets what it held
+        self._process.wait()
         log.info("keep_awake_ended", pid=self._process.pid)
         self._process = None
