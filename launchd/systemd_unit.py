@@ -103,17 +103,14 @@ def _find_value(content: bytes, key: str) -> str:
 
 
 def _split_words(text: str) -> list[str]:
-    return [_unquote_word(word[1] if word[2] is None else word[2]) for word in _WORD.finditer(text)]
+    words = [(word[1] if word[2] is None else word[2]).replace("%%", "%") for word in _WORD.finditer(text)]
+    return [re.sub(r"\\.", lambda match: _ESCAPED[match[0]], word) for word in words]
 
 
 def _quote_word(word: str) -> str:
     """Quote a word for a line of a unit: neither spaces nor specifiers change it."""
     escaped = _escape_specifiers("".join(_ESCAPES.get(character, character) for character in word))
     return escaped if _PLAIN.fullmatch(word) else f'"{escaped}"'
-
-
-def _unquote_word(word: str) -> str:
-    return re.sub(r"\\.", lambda match: _ESCAPED[match[0]], word.replace("%%", "%"))
 
 
 def _escape_specifiers(text: str) -> str:

@@ -38,7 +38,7 @@ from metal_agent.cluster import host_status
 from metal_agent.cluster.address import follow_address
 from metal_agent.cluster.api_connection import ApiConnection, describe_identity
 from metal_agent.cluster.events import HoldEvents
-from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, clocks
+from metal_agent.cluster.exposure import ClusterExposure, ServicePorts, read_clocks
 from metal_agent.cluster.host_lease import keep_host_lease
 from metal_agent.cluster.host_tokens import HostTokens
 from metal_agent.cluster.process_status import ProcessReporter
@@ -294,7 +294,7 @@ class Agent:
     def _lease_renewed(self) -> None:
         self._renewed_once.set()
         had_contact = self._exposed.freshness.renewed_at is not None
-        if self._exposed.freshness.note_renewal(clocks()):
+        if self._exposed.freshness.note_renewal(read_clocks()):
             self._doubted = self._doubted or had_contact
             self._enqueue(_REGAIN)
 

@@ -164,7 +164,9 @@ class SharedDaemon:
             try:
                 await self.daemon.unload(model)
                 async with asyncio.timeout(grace_seconds + _UNLOAD_AGAIN_SECONDS):
-                    await self._wait_until_unloaded(model)
+                    content = self.daemon.content(model)
+                    while content in self._contents(await self.daemon.loaded()):  # noqa: ASYNC110 - no event tells it
+                        await asyncio.sleep(_LEAVING_SECONDS)
             except DaemonError as error:
                 if error.reason == NOT_RUNNING:
                     return
@@ -218,7 +220,7 @@ class SharedDaemon:
         """Check the daemon at intervals until cancelled."""
         try:
             while True:
-                await self.look()
+                await self.check_models()
                 self._wake.clear()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(WATCH_SECONDS if self._handles or self.problem else IDLE_SECONDS):
@@ -226,7 +228,7 @@ class SharedDaemon:
         finally:
             await self.daemon.close()
 
-    async def look(self) -> None:
+    async def check_models(self) -> None:
         """Find out which models are loaded, and report the exit of those that are not."""
         before = self.problem
         if self._handles or self.daemon.installed():
@@ -278,11 +280,6 @@ class SharedDaemon:
             self._silent_until = time.monotonic()
         return self._silences < SILENT_CHECKS
 
-    async def _wait_until_unloaded(self, model: str) -> None:
-        content = self.daemon.content(model)
-        while content in self._contents(await self.daemon.loaded()):  # noqa: ASYNC110 - a daemon has no event for it
-            await asyncio.sleep(_LEAVING_SECONDS)
-
     def _contents(self, models: Iterable[tuple[str, int | None]]) -> set[str]:
         return {self.daemon.content(name) for name, _ in models}
 
@@ -328,9 +325,9 @@ class Daemons:
         """Return the models that all daemons hold in memory; those that are not ours have no reservation."""
         return [model for shared in self._shared.values() for model in shared.loaded()]
 
-    async def look(self) -> None:
+    async def check_models(self) -> None:
         """Check each daemon once, to find out which can be used."""
-        await asyncio.gather(*(shared.look() for shared in self._shared.values()))
+        await asyncio.gather(*(shared.check_models() for shared in self._shared.values()))
 
     async def remove_unwanted(self, wanted: Callable[[], Iterable[MetalProcessSpec]]) -> None:
         """Remove from each daemon the models of ours that serve none of these processes."""

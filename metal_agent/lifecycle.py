@@ -274,17 +274,13 @@ def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessS
         case events.Trusted() if state.suspicion:
             return replace(_enter_phase(state, "Ready"), trusted_at=now), (WatchLiveness(),)
         case events.Hung():
-            return _end_sick(state, event)
+            # The back-off begins with Exited. The requests of an engine that does not answer are lost.
+            ending = replace(state, phase="Starting", reason=event.reason, message=event.message, suspicion=None)
+            if event.answers:
+                return ending, (Withdraw(), Drain(SICK_DRAIN_SECONDS), End(for_all=True))
+            return ending, (Withdraw(), End(HUNG_GRACE_SECONDS, for_all=True))
         case _:
             return state, ()
-
-
-def _end_sick(state: ProcessState, hung: events.Hung) -> ProcessStep:
-    """End the engine; the back-off begins with Exited. The requests of an engine that does not answer are lost."""
-    ending = replace(state, phase="Starting", reason=hung.reason, message=hung.message, suspicion=None)
-    if hung.answers:
-        return ending, (Withdraw(), Drain(SICK_DRAIN_SECONDS), End(for_all=True))
-    return ending, (Withdraw(), End(HUNG_GRACE_SECONDS, for_all=True))
 
 
 def _on_load_slot(state: ProcessState, event: ProcessEvent) -> ProcessStep:

@@ -225,7 +225,7 @@ class Machine:
         daemon = self._host.context.daemons.get(record.spec.runtime)
         if daemon is None:
             return False
-        await daemon.look()
+        await daemon.check_models()
         return daemon.may_have(record.model)
 
     def _unreadable_error(self, error: OSError) -> StartError:

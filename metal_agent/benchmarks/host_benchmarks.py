@@ -197,13 +197,10 @@ class HostBenchmarks:
             await asyncio.to_thread(self.measurements.finish, spec, record)
             log.info("speed_measured", process=named, tokens_per_second=record.tokens_per_second)
             self._pauses.pop(uid, None)
-            self._note_measured(identify_serving(spec))
-
-    def _note_measured(self, serving: str) -> None:
-        """Report the speed of all processes of one model with the same arguments."""
-        for runner in list(self._runners.values()):
-            if identify_serving(runner.assignment.spec) == serving:
-                self._changed(runner)
+            # All processes of one model with the same arguments have this speed.
+            for other in list(self._runners.values()):
+                if identify_serving(other.assignment.spec) == identify_serving(spec):
+                    self._changed(other)
 
     def _pause(self, uid: str) -> float:
         """Pause a process before its next try; return the seconds."""

@@ -157,7 +157,7 @@ class ClusterExposure(ProxyExposure):
 
         Raises ApiError and Unreachable.
         """
-        if self.accepted is not None and self.freshness.may_serve(clocks()):
+        if self.accepted is not None and self.freshness.may_serve(read_clocks()):
             await self.endpoints.publish(service)
 
     async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
@@ -234,7 +234,7 @@ class ClusterExposure(ProxyExposure):
         return ports, problems
 
     def _slice(self, service: ObjectKey) -> Obj | None:
-        may_serve = self.freshness.may_serve(clocks()) and not self._is_leaving
+        may_serve = self.freshness.may_serve(read_clocks()) and not self._is_leaving
         serving = (self.accepted or frozenset()) - self.suspended if may_serve else frozenset()
         runners = self.services().get(service, [])
         ready = {runner.assignment.uid for runner in runners if runner.state.phase == "Ready" and runner.is_answering}
@@ -254,6 +254,6 @@ class ClusterExposure(ProxyExposure):
         return build_slice(service, self._host, self.address, self.port(service), members, tls=self._tls is not None)
 
 
-def clocks() -> Clocks:
+def read_clocks() -> Clocks:
     """Return the present time of both clocks."""
     return Clocks(time.monotonic(), time.time())

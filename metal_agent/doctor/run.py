@@ -239,12 +239,9 @@ async def ask_api_server(credentials: Credentials) -> ApiServerAnswer:
     except aiohttp.ClientError as error:
         return ApiServerAnswer(credentials.server, OSError(describe_failure(error)))
     middle = (began + time.time()) / 2
-    return ApiServerAnswer(credentials.server, skew_seconds=_read_date(date) - middle if date else None)
-
-
-def _read_date(text: str) -> float:
-    """Return an HTTP date in seconds since 1970: it has whole seconds, so on average half of one has passed."""
-    return parsedate_to_datetime(text).timestamp() + 0.5
+    # An HTTP date has whole seconds, so on average half of one has passed.
+    skew = parsedate_to_datetime(date).timestamp() + 0.5 - middle if date else None
+    return ApiServerAnswer(credentials.server, skew_seconds=skew)
 
 
 def read_token_times(authorization: str | None) -> TokenTimes | None:

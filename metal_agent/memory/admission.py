@@ -43,7 +43,7 @@ async def admit(
             return Refused("Unsupported", unable)
         layout = await weights.read_layout(spec.artifact)
     except ArtifactError as error:
-        return refusal(spec.artifact.source, error)
+        return explain_artifact_error(spec.artifact.source, error)
     workload = Workload(layout, spec.runtime)
     needed = estimate(workload, spec)
     if needed is not None and needed.total_bytes > spec.memory_bytes:
@@ -87,7 +87,7 @@ def _understated(spec: MetalProcessSpec, needed: Estimate) -> Refused:
     )
 
 
-def refusal(source: str, error: ArtifactError) -> Refused | Failed:
+def explain_artifact_error(source: str, error: ArtifactError) -> Refused | Failed:
     """Return the outcome for an artifact error: a file that is missing on this host may be on another one."""
     if scheme_of(source) == "file" and error.reason in _FILE_REASONS:
         return Refused(_FILE_REASONS[error.reason], error.message)

@@ -57,10 +57,10 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
     if command is None:
         raise ValueError(f"{spec.runtime} is no longer installed: {RUNTIMES[spec.runtime].install_hint}")
     listen = Listen(LOOPBACK, 0, str(key_file))
-    return [*command, *launch.arguments(serving_of(spec, str(model), further), listen)]
+    return [*command, *launch.arguments(build_process_serving(spec, str(model), further), listen)]
 
 
-def serving_of(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
+def build_process_serving(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
     """Return the `Serving` of the engine of this process: `model` is a path, or a source that its daemon fetches."""
     companions = [
         CompanionFile(artifact.role, str(path), artifact.scale)

@@ -60,7 +60,7 @@ def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[As
     return claimed
 
 
-def needs_room(wanted: Iterable[Assignment], available_bytes: int) -> bool:
+def exceeds_memory(wanted: Iterable[Assignment], available_bytes: int) -> bool:
     """Decide whether the assignments, none of which runs yet, need more memory than is available."""
     return sum(assignment.spec.memory_bytes for assignment in wanted if not assignment.deleted) > available_bytes
 

@@ -20,7 +20,7 @@ from metal_agent.assignments import Assignment
 from metal_agent.daemons import SharedDaemon
 from metal_agent.engine_health import Suspicion
 from metal_agent.lifecycle import ProcessAction, ProcessState, step
-from metal_agent.memory.admission import admit, find_understatement, refusal
+from metal_agent.memory.admission import admit, explain_artifact_error, find_understatement
 from metal_agent.native import engine_command, log_files
 from metal_agent.native.engine_handle import EngineHandle
 from metal_agent.native.process import read_last_log_lines, spawn_process
@@ -283,7 +283,7 @@ class Runner:
 
     async def _check_admission(self) -> ProcessEvent:
         if self._daemon:
-            await self._daemon.look()
+            await self._daemon.check_models()
             if self._daemon.problem and self._daemon.daemon.installed():
                 return events.Failed("DaemonNotUsable", self._daemon.problem)
         host = self._host
@@ -319,14 +319,14 @@ class Runner:
         except ArtifactError as error:
             # Without a lock the files on disk could be deleted to make room, and would be fetched again.
             self._hold_weights(self._host.weights.pin(spec))
-            return refusal(spec.artifact.source, error)
+            return explain_artifact_error(spec.artifact.source, error)
         except DaemonError as error:
             return events.Failed(error.reason, str(error))
         return events.Fetched()
 
     async def _provide_to_daemon(self, shared: SharedDaemon, spec: MetalProcessSpec, model: str) -> None:
         """Make `model`, a path or a name in the daemon's library, known to the daemon. Raises DaemonError."""
-        serving = engine_command.serving_of(spec, model)
+        serving = engine_command.build_process_serving(spec, model)
         await shared.bring(shared.name(spec), serving, self._on_progress)
         if shared.daemon.copies:
             self._hold_weights(None)

@@ -47,7 +47,7 @@ class Supervisor:
         """
         daemons = self._host.daemons
         daemons.subscribe(self._daemon_changed)
-        await daemons.look()
+        await daemons.check_models()
         self._group.create_task(daemons.run())
         taken = set()
         records = self._host.records.load()
@@ -94,7 +94,7 @@ class Supervisor:
         self._hand_over_unclaimed(wanted.values())
         left = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
         new = [assignment for uid, assignment in wanted.items() if uid not in self.runners]
-        if left and keep_unclaimed and handover.needs_room(new, self._host.ledger.available_bytes):
+        if left and keep_unclaimed and handover.exceeds_memory(new, self._host.ledger.available_bytes):
             keep_unclaimed = False
             for assignment in new:
                 del wanted[assignment.uid]

@@ -93,7 +93,7 @@ async def test_list_of_before_another_gap_confirms_no_assignment(
     agent: Agent, api: Empty, assignment: Callable[..., Assignment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, freshness = [0.0], agent._exposed.freshness
-    monkeypatch.setattr(agent_module, "clocks", lambda: Clocks(now[0], now[0]))
+    monkeypatch.setattr(agent_module, "read_clocks", lambda: Clocks(now[0], now[0]))
     agent._runners["old"] = Runner(assignment("old"), agent._host.context)
     agent._lease_renewed()
 

@@ -205,10 +205,10 @@ async def test_daemon_that_is_not_installed_is_not_contacted(tmp_path: Path, mon
     monkeypatch.setattr(Ollama, "loaded", loaded)
     absent, present = Ollama({"PATH": ""}), Ollama({"PATH": "", "OLLAMA_HOST": "127.0.0.1:1"})
     for ollama in (absent, present):
-        await SharedDaemon(ollama, "pomona-1", lambda: None).look()
+        await SharedDaemon(ollama, "pomona-1", lambda: None).check_models()
     assert asked == [present.url]
     none = Daemons(tmp_path, [absent])
-    await none.look()
+    await none.check_models()
     assert none.usable() == []
 
 
@@ -239,18 +239,18 @@ class _Odd(Ollama):
 async def test_failed_check_ends_no_process() -> None:
     odd = _Odd()
     shared = SharedDaemon(odd, "pomona-1", lambda: None)
-    await shared.look()
+    await shared.check_models()
     handle = shared.adopt("pomona-1/tiny:1-1")
     assert handle
-    await shared.look()
+    await shared.check_models()
     ended = asyncio.ensure_future(handle.wait())
     await asyncio.sleep(0)
     assert not ended.done()
     # A daemon without an installation is still checked as long as it had one of Pomona's models.
     odd.defect = None
-    await shared.look()
+    await shared.check_models()
     assert (await asyncio.wait_for(ended, 5)).reason == "Unloaded"
-    await shared.look()
+    await shared.check_models()
     assert "not installed" in shared.problem
 
 
@@ -279,26 +279,26 @@ async def test_only_repeated_silence_counts_as_the_end() -> None:
 
     odd.loaded = ask  # type: ignore[method-assign]
     error = silent
-    await shared.look()
+    await shared.check_models()
     handle = shared.adopt("pomona-1/tiny:1-1")
     assert handle
     ended = asyncio.ensure_future(handle.wait())
-    await asyncio.gather(*(shared.look() for _ in range(SILENT_CHECKS)))
+    await asyncio.gather(*(shared.check_models() for _ in range(SILENT_CHECKS)))
     error = busy
     for _ in range(SILENT_CHECKS):
-        await shared.look()
+        await shared.check_models()
     error = silent
     for _ in range(SILENT_CHECKS - 1):
-        await shared.look()
+        await shared.check_models()
     assert not ended.done()
-    await shared.look()
+    await shared.check_models()
     assert (await asyncio.wait_for(ended, 5)).reason == daemon.SILENT
 
 
 async def test_requests_to_unload_back_off(monkeypatch: pytest.MonkeyPatch) -> None:
     odd, pauses = _Odd(), list[int]()
     shared = SharedDaemon(odd, "pomona-1", lambda: None)
-    await shared.look()
+    await shared.check_models()
     handle = shared.adopt("pomona-1/tiny:1-1")
     assert handle
 

@@ -225,7 +225,7 @@ async def test_endpoint_stays_ready_until_the_proxy_has_the_successor(
     successor.state = ProcessState(phase="Ready")
     runners["u1"].state = ProcessState(phase="Stopping")
     exposed._ports.assign(str(CHAT))
-    exposed.freshness.note_renewal(exposure.clocks())
+    exposed.freshness.note_renewal(exposure.read_clocks())
     exposed.freshness.confirmed = True
 
     exposed.accepted = frozenset({"u1"})
@@ -253,7 +253,7 @@ async def test_machine_that_shuts_down_has_no_ready_endpoint_whatever_the_api_se
     monkeypatch.setattr(exposure, "LINGER_SECONDS", 0.0)
     monkeypatch.setattr(exposed.endpoints, "publish", publish)
     exposed._ports.assign(str(CHAT))
-    exposed.freshness.note_renewal(exposure.clocks())
+    exposed.freshness.note_renewal(exposure.read_clocks())
     exposed.freshness.confirmed = True
     exposed.accepted = frozenset({"u1", "u2"})
 

@@ -223,7 +223,7 @@ def life(assignment: Callable[..., Assignment], tmp_path: Path, monkeypatch: pyt
     folder.mkdir()
     made = Life(assignment(), folder)
     for module in (agent_module, exposure):
-        monkeypatch.setattr(module, "clocks", made.clocks)
+        monkeypatch.setattr(module, "read_clocks", made.clocks)
     return made
 
 

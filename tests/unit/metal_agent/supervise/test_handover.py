@@ -7,7 +7,7 @@ import pytest
 
 from crds.metalprocess import Artifact, FurtherArtifact, MetalProcessSpec
 from metal_agent.assignments import UNREADABLE, Assignment
-from metal_agent.supervise.handover import fingerprint_engine, match_engines, needs_room
+from metal_agent.supervise.handover import exceeds_memory, fingerprint_engine, match_engines
 from tests.support.api_objects import GIB
 
 SPEC = MetalProcessSpec(
@@ -92,6 +92,6 @@ def test_deleted_or_unreadable_assignment_claims_nothing() -> None:
 
 def test_room_is_needed_if_not_all_assignments_fit() -> None:
     wanted = [assignment("u1"), assignment("u2"), Assignment("u3", "team", "u3", UNREADABLE)]
-    assert not needs_room(wanted, 2 * GIB)
-    assert needs_room(wanted, 2 * GIB - 1)
-    assert not needs_room([], 0)
+    assert not exceeds_memory(wanted, 2 * GIB)
+    assert exceeds_memory(wanted, 2 * GIB - 1)
+    assert not exceeds_memory([], 0)
