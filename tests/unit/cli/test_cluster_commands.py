@@ -42,7 +42,7 @@ COMMANDS = (
     ["host", "taint", "studio-1", "dedicated:NoSchedule"],
 )
 GROUP = {"cordon", "drain", "join", "list", "remove", "taint", "uncordon"}
-IDS = [" ".join(each) for each in COMMANDS]
+IDS = [" ".join(command) for command in COMMANDS]
 NOT_FOUND = (404, "404 page not found\n")
 """The answer of an API server to a kind that it does not know: no object of the kind Status."""
 UNAUTHORIZED = (401, json.dumps({"kind": "Status", "code": 401, "reason": "Unauthorized", "message": "Unauthorized"}))
@@ -75,9 +75,9 @@ def serve() -> Iterator[Serve]:
         return f"http://127.0.0.1:{server.server_port}"
 
     yield start
-    for each in servers:
-        each.shutdown()
-        each.server_close()
+    for server in servers:
+        server.shutdown()
+        server.server_close()
 
 
 def write_kubeconfig(path: Path, server: str) -> Path:

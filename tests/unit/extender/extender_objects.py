@@ -30,9 +30,9 @@ SHARED = {"nvidia.com/gpu.sharing-strategy": "time-slicing", "nvidia.com/gpu.rep
 SERVED = ServedModel(msgspec.convert(model(), Model), msgspec.convert(service(), InferenceService), "llama.cpp")
 
 
-def fitness(product: str = "NVIDIA L4", device_class: str = L4, **each: Any) -> NodeFitnessStatus:
+def fitness(product: str = "NVIDIA L4", device_class: str = L4, **device: Any) -> NodeFitnessStatus:
     """Return what the agent of a node with two devices reports."""
-    facts = {"memory_bytes": 23034 << 20, **each}
+    facts = {"memory_bytes": 23034 << 20, **device}
     return NodeFitnessStatus(
         observed_at="2026-11-26T12:00:00Z",
         vendor="nvidia",
@@ -44,9 +44,9 @@ def fitness(product: str = "NVIDIA L4", device_class: str = L4, **each: Any) -> 
     )
 
 
-def facts(labels: dict[str, str], annotations: dict[str, str] | None = None, **each: Any) -> ScoringFacts:
-    """Return the facts of a node; `each` is of each of its devices, as its agent reports them."""
-    return read_node(labels, annotations or {}, fitness(**each) if each else None, VENDORS).facts
+def facts(labels: dict[str, str], annotations: dict[str, str] | None = None, **device: Any) -> ScoringFacts:
+    """Return the facts of a node; `device` has the facts of each device, as its agent reports them."""
+    return read_node(labels, annotations or {}, fitness(**device) if device else None, VENDORS).facts
 
 
 def pod(labels: dict[str, str] | None = None, **devices: int) -> PodFacts:

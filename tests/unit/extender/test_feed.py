@@ -77,8 +77,8 @@ def put_node(feed: ExtenderFeed, name: str, labels: dict[str, str], version: int
     feed.view.store.put(NODES, stored(node, version))
 
 
-def put_fitness(feed: ExtenderFeed, name: str, observed_at: str, version: int = 1, **each: Any) -> None:
-    status = msgspec.to_builtins(fitness(**each)) | {"observedAt": observed_at}
+def put_fitness(feed: ExtenderFeed, name: str, observed_at: str, version: int = 1, **device: Any) -> None:
+    status = msgspec.to_builtins(fitness(**device)) | {"observedAt": observed_at}
     feed.view.store.put(NODE_FITNESSES, stored({"metadata": {"name": name}, "status": status}, version))
 
 
@@ -135,7 +135,7 @@ def test_change_of_the_model_changes_the_answer(feed: ExtenderFeed) -> None:
 
 
 def test_only_the_needed_part_of_a_node_is_kept(feed: ExtenderFeed) -> None:
-    (node,) = [each for each in feed.view.store.list(NODES) if each["metadata"]["name"] == "slow"]
+    (node,) = [node for node in feed.view.store.list(NODES) if node["metadata"]["name"] == "slow"]
     assert node.keys() == {"metadata"}
     assert node["metadata"]["labels"] == L4_LABELS
 
