@@ -9,7 +9,7 @@ from typing import Final
 
 from controller.reconcile.plan import Leading, Snapshot, decode_stored
 from controller.services.rollout import host_is_lost
-from controller.services.traffic import MOST, UNKNOWN_TRAFFIC, Traffic, combine_traffic, differs_notably
+from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, combine_traffic, differs_notably
 from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.rate import MOST_REPORTED
@@ -54,20 +54,6 @@ def sum_host_traffic(processes: Iterable[MetalProcess], hosts: Mapping[str, Meta
             ),
         )
     return traffic
-
-
-def take_host_traffic(shown: Traffic, of_hosts: Traffic) -> Traffic:
-    """Return that part of the traffic in a status that is of pods."""
-    rate, requests = shown.tokens_per_second, shown.requests_per_minute
-    if rate is not None and of_hosts.tokens_per_second is not None:
-        rate = max(0.0, rate - of_hosts.tokens_per_second)
-    average = shown.average_ms
-    if requests is not None and (others := of_hosts.requests_per_minute) is not None:
-        requests = max(0, requests - others)
-        if average is not None and of_hosts.average_ms is not None and requests:
-            average += round((average - of_hosts.average_ms) * others / requests)
-    # What is shown may be older than what a host states now, so the difference may be any number.
-    return Traffic(requests, min(max(0, average), MOST) if average is not None and requests else None, rate)
 
 
 def add_host_traffic(of_pods: Traffic, of_hosts: Traffic, shown: Traffic) -> Traffic:

@@ -5,34 +5,23 @@ serves: existing replicas stay until others replace them. `Ready` means that an 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
+
+import msgspec
 
 from controller.models.discovery import label_service
 from controller.models.served import format_of
 from controller.placement.board import FindStanding
+from controller.placement.candidate_room import ProspectiveReplica
 from controller.placement.device_feed import DeviceFeed
 from controller.placement.kueue import KueueQueues
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Reconciler, Ref, Snapshot, prune
 from controller.services.accelerator_choice import RoomSource, choose_accelerators
-from controller.services.effects import (
-    NOTHING_LEFT,
-    AwaitRollout,
-    FollowRooms,
-    ForgetService,
-    ReadTraffic,
-    ServiceEffect,
-    StartProbe,
-    StopProbe,
-    StopTraffic,
-)
-from controller.services.host_traffic import add_host_traffic, find_host_traffic, take_host_traffic
-from controller.services.kueue_report import (
-    NO_REPORT,
-    read_kueue,
-)
+from controller.services.host_traffic import add_host_traffic, find_host_traffic
+from controller.services.kueue_report import NO_REPORT, read_kueue
 from controller.services.moved_services import MovedServices, waits_whole
 from controller.services.pods.claim_templates import list_spent_templates, list_templates
 from controller.services.pods.deployment import build_network_service
@@ -41,6 +30,7 @@ from controller.services.pods.network_policy import build_network_policy
 from controller.services.pods.one_node import has_one_node
 from controller.services.pods.pod_monitor import build_pod_monitor
 from controller.services.pods.update_pacer import UpdatePacer
+from controller.services.probe_policy import Question
 from controller.services.queue_report import recall_standing
 from controller.services.readiness_probe import Prober
 from controller.services.service_triggers import OF_PODS, list_triggers
@@ -48,26 +38,37 @@ from controller.services.service_view import ServiceInputs, ViewFacts, build_vie
 from controller.services.speed_replacer import ReplacementReport, report_without_replacer
 from controller.services.speed_report import SpeedSources
 from controller.services.status import ServiceView, build_events, build_status
-from controller.services.tokens import KnownTokens, TokenStep, token_secret
+from controller.services.tokens import KnownTokens, token_secret
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, read_traffic
 from controller.services.traffic_meter import TrafficMeter, TrafficTarget
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from kube.client import Client, Obj
-from kube.resources import (
-    DEPLOYMENTS,
-    INFERENCE_SERVICES,
-    METAL_PROCESSES,
-    MODELS,
-    ObjectKey,
-    Resource,
-)
+from kube.resources import DEPLOYMENTS, INFERENCE_SERVICES, METAL_PROCESSES, MODELS, ObjectKey, Resource
+from runtimes.probe import ProbeResult
 
 ROTATION_SECONDS: Final = 1.0
 """Pause between two steps of the replacement of a token."""
 
 
 NO_SPEED_SOURCES: Final = SpeedSources()
+
+
+class ServiceEffects(msgspec.Struct, frozen=True):
+    """All that goes on in this process for a service, beside its writes; by default nothing."""
+
+    question: Question | None = None
+    """The endpoints are probed until one has generated a token."""
+    proof: ProbeResult | None = None
+    """The answer to `question` that an earlier leader got."""
+    target: TrafficTarget | None = None
+    """The pods whose metrics are read."""
+    awaiting: frozenset[str] = frozenset()
+    """The Deployments that wait until their pods may be replaced."""
+    prospects: Mapping[str, ProspectiveReplica] = {}
+    """The service is decided again when the room for one of these replicas comes or goes, by accelerator."""
+    is_gone: bool = False
+    """All that is known of the service is forgotten."""
 
 
 class ServiceSources(NamedTuple):
@@ -112,7 +113,9 @@ class ServiceSources(NamedTuple):
         standing = self.find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
         facts = ViewFacts(self.pacer.may_roll_out(key), standing, report, chosen, has_claims)
         view = build_view(snapshot, key, service, settings, facts)
-        step = await _find_token_step(self.tokens, client, snapshot, key, view)
+        serves = _has_replicas(snapshot, service)
+        # If another owner's Secret has the name, creating ours fails and a condition reports that.
+        step = await self.tokens.find_step(client, key, service, snapshot.now, serves=serves, waits=waits_whole(view))
         return ServiceInputs(
             answer=self.prober.find_answer(key, view.question) if view.question is not None else None,
             new_token=step.new_token,
@@ -125,35 +128,32 @@ class ServiceSources(NamedTuple):
             speed=speeds.report(snapshot, key, view, settings.vendors),
         )
 
-    def perform(self, key: ObjectKey, effect: ServiceEffect) -> None:
-        """Perform one effect of a decision about a service."""
-        match effect:
-            case StartProbe(question, proof):
-                self.prober.ask(key, question, proof)
-            case StopProbe():
-                self.prober.forget(key)
-            case ReadTraffic(target, shown):
-                self.meter.follow(key, target, shown)
-            case StopTraffic():
-                self.meter.forget(key)
-            case AwaitRollout(deployments):
-                self.pacer.set_waiting(key, deployments)
-            case FollowRooms(prospects):
-                if self.rooms is not None:
-                    self.rooms.follow(key, prospects)
-            case ForgetService():
-                self.tokens.forget(key)
-                self.speeds.forget(key)
+    def perform(self, key: ObjectKey, effects: ServiceEffects) -> None:
+        """Begin and end what goes on for a service."""
+        if effects.question is not None:
+            self.prober.ask(key, effects.question, effects.proof)
+        else:
+            self.prober.forget(key)
+        if effects.target is not None:
+            self.meter.follow(key, effects.target)
+        else:
+            self.meter.forget(key)
+        self.pacer.set_waiting(key, effects.awaiting)
+        if self.rooms is not None:
+            self.rooms.follow(key, effects.prospects)
+        if effects.is_gone:
+            self.tokens.forget(key)
+            self.speeds.forget(key)
 
 
 def service_reconciler(sources: ServiceSources) -> Reconciler:
     """Return the reconciler."""
     moved = MovedServices(sources.find_standing)
 
-    def perform(key: ObjectKey, effect: ServiceEffect) -> None:
-        if isinstance(effect, ForgetService):
+    def perform(key: ObjectKey, effects: ServiceEffects) -> None:
+        if effects.is_gone:
             moved.forget(key)
-        sources.perform(key, effect)
+        sources.perform(key, effects)
 
     def restart() -> None:
         for part in (sources.tokens, sources.pacer, moved, sources.speeds):
@@ -173,28 +173,10 @@ def service_reconciler(sources: ServiceSources) -> Reconciler:
     )
 
 
-async def _find_token_step(
-    tokens: KnownTokens, client: Client, snapshot: Snapshot, key: ObjectKey, view: ServiceView
-) -> TokenStep:
-    """Return the next step for the token of a service. Raises as `Client`."""
-    serves, waits = _has_replicas(snapshot, view.service), waits_whole(view)
-    # If another owner's Secret has the name, creating ours fails and a condition reports that.
-    return await tokens.find_step(client, key, view.service, snapshot.now, serves=serves, waits=waits)
-
-
 def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
     """Return whether a service has what makes replicas, whether they are ready or not."""
     namespace, uid = service.metadata.namespace, service.metadata.uid
     return any(snapshot.children(resource, namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
-
-
-class _ServiceTraffic(NamedTuple):
-    target: TrafficTarget | None
-    """The pods whose metrics tell the traffic; None: there are none."""
-    shown: Traffic
-    """The traffic of pods in the status."""
-    total: Traffic
-    """The traffic of pods and hosts as it is known now."""
 
 
 def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = DEFAULT_SETTINGS) -> Plan:
@@ -202,12 +184,13 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     service = _read_service(snapshot, key)
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
-        return Plan(effects=NOTHING_LEFT)
+        return Plan(effects=(ServiceEffects(is_gone=True),))
     view = inputs.view if inputs.revision == snapshot.store.revision else None
     view = view or build_view(snapshot, key, service, settings, inputs.facts)
     steps, rotation, replacement = view.replicas.steps, inputs.rotation, inputs.speed.replacement
-    traffic = _find_traffic(snapshot, view, inputs)
     replacement = replacement or report_without_replacer(service)
+    target = _find_traffic_target(view)
+    traffic = _sum_traffic(snapshot, view, target, inputs)
     status = _report_status(view, inputs, traffic, replacement)
     beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
     has_pods = bool(view.replicas.apply or view.replicas.keep)
@@ -232,7 +215,15 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=(*build_events(service, status), *replacement.list_events(service.status.replacement)),
-        effects=_list_effects(view, traffic),
+        effects=(
+            ServiceEffects(
+                view.question,
+                view.proof,
+                target,
+                frozenset(view.replicas.awaiting),
+                view.chosen.watched if view.chosen is not None else {},
+            ),
+        ),
         # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
         again_seconds=ROTATION_SECONDS
         if rotation.done or rotation.patch
@@ -240,13 +231,11 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     )
 
 
-def _report_status(
-    view: ServiceView, inputs: ServiceInputs, traffic: _ServiceTraffic, replacement: ReplacementReport
-) -> Obj:
+def _report_status(view: ServiceView, inputs: ServiceInputs, traffic: Traffic, replacement: ReplacementReport) -> Obj:
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     is_asked = inputs.view is not None and inputs.view.question == view.question
     answer = inputs.answer if is_asked else None
-    status = build_status(view, answer or view.proof) | traffic.total.fields()
+    status = build_status(view, answer or view.proof) | traffic.fields()
     status = inputs.speed.add_to(status, view.service.metadata.generation)
     status = replacement.add_to(status)
     if rotated := inputs.rotation.done or view.service.status.token_rotation:
@@ -271,32 +260,20 @@ def _prune_pods(snapshot: Snapshot, view: ServiceView, beside: Sequence[tuple[Re
     return prune(observed, (*view.replicas.apply, *view.replicas.keep, *beside))
 
 
-def _find_traffic(snapshot: Snapshot, view: ServiceView, inputs: ServiceInputs) -> _ServiceTraffic:
-    service = view.service
-    shown = read_traffic(service.status)
-    on_hosts = find_host_traffic(snapshot, service.metadata.namespace, service.metadata.uid)
-    shown_of_pods = take_host_traffic(shown, on_hosts)
+def _find_traffic_target(view: ServiceView) -> TrafficTarget | None:
+    """Return the pods of a service whose metrics are read; None if it has none."""
     pods = tuple(endpoint for endpoint in view.own_endpoints if not endpoint.host)
-    if not pods:
-        return _ServiceTraffic(None, shown_of_pods, add_host_traffic(UNKNOWN_TRAFFIC, on_hosts, shown))
-    target = TrafficTarget(
-        service.metadata.uid,
-        pods,
-        service.spec.model_ref,
-        view.pod_runtime or view.runtime,
-    )
-    return _ServiceTraffic(target, shown_of_pods, add_host_traffic(inputs.traffic or shown_of_pods, on_hosts, shown))
+    metadata, model = view.service.metadata, view.service.spec.model_ref
+    return TrafficTarget(metadata.uid, pods, model, view.pod_runtime or view.runtime) if pods else None
 
 
-def _list_effects(view: ServiceView, traffic: _ServiceTraffic) -> tuple[ServiceEffect, ...]:
-    """Return what goes on in this process for a service."""
-    question = view.question
-    return (
-        StartProbe(question, view.proof) if question is not None else StopProbe(),
-        ReadTraffic(traffic.target, traffic.shown) if traffic.target is not None else StopTraffic(),
-        AwaitRollout(frozenset(view.replicas.awaiting)),
-        FollowRooms(view.chosen.watched if view.chosen is not None else {}),
-    )
+def _sum_traffic(snapshot: Snapshot, view: ServiceView, target: TrafficTarget | None, inputs: ServiceInputs) -> Traffic:
+    """Return the traffic of pods and hosts; as long as this leader has not read the pods, that in the status."""
+    shown, metadata = read_traffic(view.service.status), view.service.metadata
+    of_pods = inputs.traffic if target is not None else UNKNOWN_TRAFFIC
+    if of_pods is None:
+        return shown
+    return add_host_traffic(of_pods, find_host_traffic(snapshot, metadata.namespace, metadata.uid), shown)
 
 
 def _list_labels(view: ServiceView) -> dict[str, str] | None:

@@ -2,6 +2,9 @@
 
 Pomona's proxy is before every engine and counts what clients asked for. It is asked for its own series only, because it
 would read those of the engine first. What a pod sends is not trusted: lines that are no counts are ignored.
+
+The rate of tokens of a pod is 0 while nobody asks, and the time between two tokens grows with the requests beside. So
+the speed of a pod is compared by what was generated for one request alone, which the proxy counts by itself.
 """
 
 from collections.abc import Collection, Mapping
@@ -24,6 +27,13 @@ SECONDS: Final = "pomona_proxy_request_seconds_sum"
 """Counter of their durations together."""
 TOKENS: Final = "pomona_proxy_generated_tokens_total"
 TRAFFIC_SERIES: Final = (REQUESTS, SECONDS, TOKENS)
+LEAST_TOKENS: Final = 32
+"""Tokens between two readings below which the speed is unknown: of a few, chance decides."""
+LONE_TOKENS: Final = "pomona_proxy_lone_tokens_total"
+"""Counter of the tokens of requests that ran alone."""
+LONE_SECONDS: Final = "pomona_proxy_lone_token_seconds_total"
+"""Counter of the time that these took."""
+STREAM_SERIES: Final = (LONE_TOKENS, LONE_SECONDS)
 
 
 class Traffic(NamedTuple):
@@ -139,6 +149,21 @@ def measure_tokens(
         for endpoint, sample in after.items()
         if TOKENS in sample.values and endpoint in before and sample.at > before[endpoint].at
     }
+
+
+def measure_streams(
+    before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample]
+) -> dict[Endpoint, float]:
+    """Return the tokens per second of a single request between two readings of each pod, where it is known."""
+    speeds = {pod: _measure_stream(before[pod], sample) for pod, sample in after.items() if pod in before}
+    return {pod: speed for pod, speed in speeds.items() if speed is not None}
+
+
+def _measure_stream(before: MetricsSample, after: MetricsSample) -> float | None:
+    if any(name not in after.values for name in STREAM_SERIES):
+        return None
+    tokens, seconds = (find_increase(before, after, name) for name in STREAM_SERIES)
+    return tokens / seconds if tokens >= LEAST_TOKENS and seconds > 0 else None
 
 
 def find_increase(before: MetricsSample, after: MetricsSample, name: str) -> float:

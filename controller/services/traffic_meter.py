@@ -22,16 +22,17 @@ from controller.services.endpoints import Endpoint
 from controller.services.probe_policy import seconds_to_turn
 from controller.services.readiness_probe import read_token
 from controller.services.speed_watch import SpeedWatch
-from controller.services.stream_speed import STREAM_SERIES, measure_streams
 from controller.services.traffic import (
     MOST_TOKENS_PER_SECOND,
     REQUESTS,
+    STREAM_SERIES,
     TRAFFIC_SERIES,
     UNKNOWN_TRAFFIC,
     MetricsSample,
     TokenSource,
     Traffic,
     differs_notably,
+    measure_streams,
     measure_tokens,
     measure_traffic,
     parse_series,
@@ -90,11 +91,11 @@ class _MeteredService:
     """All that the meter keeps of a service. Times are by the clock of the event loop, in seconds."""
 
     target: TrafficTarget
-    traffic: Traffic
-    """As the status shows it."""
     read_at: float
     """Time of the last reading with a result, or of the first call of `follow`."""
-    shown_at: float = -math.inf
+    traffic: Traffic | None = None
+    """The last traffic that was reported; None before the first."""
+    reported_at: float = -math.inf
     """Time of the last change of `traffic`."""
     readings: deque[_Reading] = field(default_factory=deque)
     """Those of the last minute, and the one before."""
@@ -129,7 +130,7 @@ class TrafficMeter:
         self._slots = asyncio.Semaphore(CONNECTIONS)
 
     def find_traffic(self, key: ObjectKey, service_uid: str) -> Traffic | None:
-        """Return the traffic of a service that is followed; None of any other."""
+        """Return the traffic of a service; None: this leader has not read its pods yet."""
         service = self._services.get(key)
         return service.traffic if service is not None and service.target.service_uid == service_uid else None
 
@@ -140,16 +141,13 @@ class TrafficMeter:
             self._pods -= _count_pods(service.target)
             self._show_tokens(key, {})
 
-    def follow(self, key: ObjectKey, target: TrafficTarget, shown: Traffic = UNKNOWN_TRAFFIC) -> None:
-        """Read the pods of a service from now on.
-
-        `shown` is the traffic in its status, which stays until this leader has read the pods itself.
-        """
+    def follow(self, key: ObjectKey, target: TrafficTarget) -> None:
+        """Read the pods of a service from now on."""
         service = self._services.get(key)
         self._pods += _count_pods(target) - (_count_pods(service.target) if service is not None else 0)
         if service is None or service.target.service_uid != target.service_uid:
             now = asyncio.get_running_loop().time()
-            self._services[key] = service = _MeteredService(target, shown, now)
+            self._services[key] = service = _MeteredService(target, now)
             self._begin(key, target)
         service.target = target
 
@@ -190,7 +188,7 @@ class TrafficMeter:
         now = asyncio.get_running_loop().time()
         self._take_speeds(key, service, samples, now)
         measured = self._measure(key, service, samples, now)
-        _show(service, measured, leading, key, now)
+        _report(service, measured, leading, key, now)
         service.failures = 0 if len(samples) == _count_pods(service.target) else service.failures + 1
         usual = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
         if self._watch is not None:
@@ -200,8 +198,8 @@ class TrafficMeter:
 
     def _measure(
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float
-    ) -> Traffic:
-        """Return the traffic of the last minute; that which is shown while a pod is silent for a moment."""
+    ) -> Traffic | None:
+        """Return the traffic of the last minute; while a pod is silent for a moment, the last one that was reported."""
         readings = service.readings
         while len(readings) > 1 and readings[1].at <= now - MINUTE_SECONDS:
             readings.popleft()
@@ -275,16 +273,20 @@ def _count_pods(target: TrafficTarget) -> int:
     return min(len(target.endpoints), MOST_PODS)
 
 
-def _is_idle(traffic: Traffic) -> bool:
-    """Return whether nothing was asked in the last minute; of unknown traffic that is not known."""
-    return traffic != UNKNOWN_TRAFFIC and not traffic.requests_per_minute and not traffic.tokens_per_second
+def _is_idle(traffic: Traffic | None) -> bool:
+    """Return whether a service is known to have had no request in the last minute."""
+    if traffic is None or traffic == UNKNOWN_TRAFFIC:
+        return False
+    return not traffic.requests_per_minute and not traffic.tokens_per_second
 
 
-def _show(service: _MeteredService, traffic: Traffic, leading: Leading, key: ObjectKey, now: float) -> None:
-    """Take the traffic of a service, which is told if it differs by more than a tenth, and once a minute at most."""
-    is_due = now - service.shown_at >= SHOWN_SECONDS or UNKNOWN_TRAFFIC in (service.traffic, traffic)
-    if is_due and differs_notably(service.traffic, traffic):
-        service.traffic, service.shown_at = traffic, now
+def _report(service: _MeteredService, traffic: Traffic | None, leading: Leading, key: ObjectKey, now: float) -> None:
+    """Enqueue a service whose traffic differs by more than a tenth from the last that was reported."""
+    if traffic is None:
+        return
+    is_due = now - service.reported_at >= SHOWN_SECONDS or UNKNOWN_TRAFFIC in (service.traffic, traffic)
+    if service.traffic is None or (is_due and differs_notably(service.traffic, traffic)):
+        service.traffic, service.reported_at = traffic, now
         leading.enqueue(INFERENCE_SERVICES, key)
 
 

@@ -5,7 +5,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.reconcile.plan import Leading, Snapshot
@@ -15,9 +15,8 @@ from controller.services.host_traffic import (
     HostTraffic,
     add_host_traffic,
     find_host_traffic,
-    take_host_traffic,
 )
-from controller.services.traffic import MOST, MOST_TOKENS_PER_SECOND, UNKNOWN_TRAFFIC, Traffic
+from controller.services.traffic import MOST_TOKENS_PER_SECOND, UNKNOWN_TRAFFIC, Traffic
 from crds.rate import MOST_REPORTED
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
@@ -63,23 +62,8 @@ def test_pods_and_hosts_of_a_service_are_shown_together() -> None:
     pods, hosts = Traffic(30, 100, 5.0), Traffic(10, 500, 7.0)
     shown = add_host_traffic(pods, hosts, UNKNOWN_TRAFFIC)
     assert shown == Traffic(40, 200, 12.0)
-    assert take_host_traffic(shown, hosts) == pods, "a new leader has read no pod yet"
     assert add_host_traffic(UNKNOWN_TRAFFIC, hosts, UNKNOWN_TRAFFIC) == hosts
     assert add_host_traffic(pods, hosts._replace(requests_per_minute=11), shown) == shown
-
-
-@given(
-    shown=st.tuples(st.integers(1, MOST), st.integers(0, MOST)),
-    hosts=st.tuples(st.integers(0, MOST_REQUESTS_REPORTED), st.none() | st.integers(0, MOST)),
-)
-@example(shown=(MOST_REQUESTS_REPORTED + 1, MOST), hosts=(MOST_REQUESTS_REPORTED, 0))
-def test_host_that_takes_back_what_it_has_stated_leaves_numbers_that_the_status_holds(
-    shown: tuple[int, int], hosts: tuple[int, int | None]
-) -> None:
-    """A number beyond the schema would have each write of the status refused."""
-    of_pods = take_host_traffic(Traffic(*shown, 1.0), Traffic(*hosts, 1.0))
-    fields = add_host_traffic(of_pods, UNKNOWN_TRAFFIC, UNKNOWN_TRAFFIC).fields()
-    assert all(0 <= number <= MOST for number in fields.values() if isinstance(number, int))
 
 
 def test_processes_that_serve_on_hosts_that_live_are_summed() -> None:
@@ -113,14 +97,6 @@ def test_sum_is_what_is_shown_or_differs_from_it_by_more_than_a_tenth(
     if rate != total:
         assert shown is not None
         assert abs(total - shown) <= 0.1 * max(total, shown)
-
-
-@given(pods=rates, hosts=rates)
-def test_another_leader_shows_the_same_sum(pods: float | None, hosts: float | None) -> None:
-    of_hosts = Traffic(tokens_per_second=hosts)
-    shown = add_host_traffic(Traffic(tokens_per_second=pods), of_hosts, UNKNOWN_TRAFFIC)
-    again = add_host_traffic(take_host_traffic(shown, of_hosts), of_hosts, shown)
-    assert again == shown
 
 
 def test_number_of_a_process_decides_no_replica() -> None:

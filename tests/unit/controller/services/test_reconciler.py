@@ -8,18 +8,9 @@ import pytest
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.optional_kinds import OptionalKind
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.effects import (
-    NOTHING_LEFT,
-    AwaitRollout,
-    FollowRooms,
-    ReadTraffic,
-    StartProbe,
-    StopProbe,
-    StopTraffic,
-)
 from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
-from controller.services.reconciler import ServiceSources, decide_service, service_reconciler
+from controller.services.reconciler import ServiceEffects, ServiceSources, decide_service, service_reconciler
 from controller.services.service_view import ServiceInputs
 from controller.services.tokens import KnownTokens
 from controller.services.traffic import Traffic
@@ -253,14 +244,13 @@ def test_stated_memory_of_the_node_leaves_the_memory_of_devices() -> None:
 def test_decision_probes_what_is_offered_and_reads_the_metrics_of_pods_only() -> None:
     old = (chat_service(), (MODELS, model()))
     there = (*old, (DEPLOYMENTS, chat_deployment(*old)), (PODS, chat_pod()))
-    assert decide_chat(*there).effects == (StopProbe(), StopTraffic(), AwaitRollout(frozenset()), FollowRooms({}))
+    assert decide_chat(*there).effects == (ServiceEffects(),)
     for name, of_host in (("chat-abcde", ""), ("chat.x", "x")):
         offered = slice_of("chat", "x")
         offered["metadata"]["name"] = name
-        probe, traffic, *_ = decide_chat(*there, (ENDPOINT_SLICES, offered)).effects
-        assert isinstance(probe, StartProbe)
-        assert [endpoint.host for endpoint in probe.question.endpoints] == [of_host]
-        assert isinstance(traffic, StopTraffic if of_host else ReadTraffic)
+        (effects,) = decide_chat(*there, (ENDPOINT_SLICES, offered)).effects
+        assert [endpoint.host for endpoint in effects.question.endpoints] == [of_host]
+        assert (effects.target is None) == bool(of_host)
 
 
 def test_status_shows_the_traffic_that_is_known() -> None:
@@ -270,6 +260,10 @@ def test_status_shows_the_traffic_that_is_known() -> None:
     status = decide_chat(*base, traffic=Traffic(90, 1200)).status
     assert status is not None
     assert (status["requestsPerMinute"], status["averageLatencyMs"]) == (90, 1200)
+    shown = chat_service(status={"requestsPerMinute": 7})
+    status = decide_chat(shown, *base[1:]).status
+    assert status is not None
+    assert status["requestsPerMinute"] == 7, "a new leader has not read the pods yet"
     status = decide_chat(*base, traffic=Traffic(0, None)).status
     assert status is not None
     assert status["requestsPerMinute"] == 0
@@ -436,10 +430,10 @@ async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() ->
 
 
 def test_deleted_service_needs_nothing() -> None:
-    assert decide_chat() == Plan(effects=NOTHING_LEFT)
+    assert decide_chat() == Plan(effects=(ServiceEffects(is_gone=True),))
     going = service()
     going["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
-    assert decide_chat((INFERENCE_SERVICES, going), (MODELS, model())) == Plan(effects=NOTHING_LEFT)
+    assert decide_chat((INFERENCE_SERVICES, going), (MODELS, model())) == Plan(effects=(ServiceEffects(is_gone=True),))
 
 
 def test_each_change_is_one_event() -> None:

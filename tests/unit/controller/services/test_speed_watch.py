@@ -7,8 +7,7 @@ import pytest
 from controller.placement.replacement import DegradedReplica, ReplacementRules
 from controller.services.endpoints import Endpoint
 from controller.services.speed_watch import FORGET_SECONDS, SpeedWatch, WatchedSpeeds
-from controller.services.stream_speed import STREAM_SERIES, measure_streams
-from controller.services.traffic import MetricsSample
+from controller.services.traffic import STREAM_SERIES, MetricsSample, measure_streams
 from kube.resources import ObjectKey
 
 KEY = ObjectKey("team", "chat")
