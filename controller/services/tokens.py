@@ -7,9 +7,7 @@ then put into the status: by it pods are replaced and hosts get a copy. Secrets 
 needs no right to list them: each is read again from time to time, and at once when the service has a new annotation.
 """
 
-import asyncio
 import base64
-import functools
 import hashlib
 import re
 import secrets
@@ -50,7 +48,7 @@ def token_secret(service: InferenceService, token: str, rotation: str = "") -> t
         rotation: identifier of the replacement, if the token replaces that of a Secret which was deleted.
     """
     owner = service.metadata
-    data = {TOKEN_KEY: _encode(token)}
+    data = {TOKEN_KEY: base64.b64encode(token.encode()).decode()}
     resource, obj = child(SECRETS, token_name(owner.name), INFERENCE_SERVICES, owner, {}, type="Opaque", data=data)
     noted = {TOKEN_DIGEST: _token_digest(owner.uid, token.encode())}
     if rotation := rotation or wanted_rotation(service):
@@ -155,10 +153,6 @@ def _token_digest(service_uid: str, token: bytes) -> str:
     return hashlib.sha256(service_uid.encode() + b"/" + token.strip()).hexdigest()[:16]
 
 
-def _encode(token: str) -> str:
-    return base64.b64encode(token.encode()).decode()
-
-
 class _Sighting(NamedTuple):
     service_uid: str
     rotation: str
@@ -188,8 +182,6 @@ class KnownTokens:
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self._seen: dict[ObjectKey, _Sighting] = {}
         """By namespace and name of the Secret."""
-        self._reads: dict[ObjectKey, asyncio.Task[Obj]] = {}
-        """The reads that are under way: the next who needs the same Secret gets the same answer or error."""
         self._now = now
 
     async def find_step(
@@ -222,7 +214,7 @@ class KnownTokens:
                 # Never decided: one that another leader made before it died is found by its creation.
                 return TokenStep(_make_token())
             try:
-                secret = await self._read(client, key)
+                secret = await client.get(SECRETS, key.name, key.namespace)
             except Forbidden:
                 # The controller is held to other namespaces: the creation is refused too, and that is reported.
                 return TokenStep(_make_token())
@@ -256,7 +248,7 @@ class KnownTokens:
         if seen is not None and (seen.service_uid, seen.rotation) == (service_uid, rotation):
             return FoundToken(seen.token, is_settled=True)
         try:
-            secret = await self._read(client, key)
+            secret = await client.get(SECRETS, key.name, key.namespace)
         except NotFound:
             secret = None
         if secret is None or not is_token_secret(secret, service_uid):
@@ -277,7 +269,6 @@ class KnownTokens:
         if resource != SECRETS or owner is None:
             return
         key = object_key(secret)
-        self._reads.pop(key, None)  # its answer may be older than this one
         if decide_rotation(secret, owner["uid"], "") is None:
             self._seen[key] = _sighting(secret, owner["uid"], self._now())
         else:
@@ -291,7 +282,6 @@ class KnownTokens:
     def restart(self) -> None:
         """Forget all Secrets: another leader may have written since."""
         self._seen.clear()
-        self._reads.clear()
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
@@ -302,32 +292,14 @@ class KnownTokens:
         if self._seen.get(key) is seen:
             self._seen.pop(key, None)
 
-    async def _read(self, client: Client, key: ObjectKey) -> Obj:
-        """Read a Secret, once for all who ask for it at the same time. Raises as `Client`."""
-        read = self._reads.get(key)
-        if read is None:
-            read = self._reads[key] = asyncio.ensure_future(client.get(SECRETS, key.name, key.namespace))
-            read.add_done_callback(functools.partial(self._end_read, key))
-        return await asyncio.shield(read)  # who is cancelled takes the answer from nobody else
-
-    def _end_read(self, key: ObjectKey, read: asyncio.Task[Obj]) -> None:
-        if self._reads.get(key) is read:
-            del self._reads[key]
-        if not read.cancelled():
-            read.exception()  # seen: all who asked may have been cancelled
-
 
 def _secret_key(service: ObjectKey) -> ObjectKey:
     return ObjectKey(service.namespace, token_name(service.name))
 
 
 def _sighting(secret: Obj, service_uid: str, now: datetime) -> _Sighting:
-    return _Sighting(service_uid, _rotation_of(secret), secret["data"][TOKEN_KEY], _due(service_uid, now))
-
-
-def _rotation_of(secret: Obj) -> str:
-    rotation: str = secret["metadata"]["annotations"].get(TOKEN_ROTATION, "")
-    return rotation
+    rotation = secret["metadata"]["annotations"].get(TOKEN_ROTATION, "")
+    return _Sighting(service_uid, rotation, secret["data"][TOKEN_KEY], _due(service_uid, now))
 
 
 def _due(service_uid: str, now: datetime) -> datetime:
