@@ -72,7 +72,7 @@ class MovedServices:
         nothing = Replicas(total=0)
         replicas = msgspec.structs.replace(view.replicas, **{name: getattr(nothing, name) for name in _UNREPORTED})
         # The Secret of a service that waits is not read: in that time no more than its place changes.
-        lasts_seconds = DECIDE_AGAIN_SECONDS if again == inputs.rotation.again_seconds else again
+        lasts_seconds = DECIDE_AGAIN_SECONDS if again == inputs.token.again_seconds else again
         until, view = now + timedelta(seconds=lasts_seconds), msgspec.structs.replace(view, replicas=replicas)
         self._decided[key] = _DecidedService(view, plan.status, now, until, again)
 

@@ -118,10 +118,9 @@ class ServiceSources(NamedTuple):
         step = await self.tokens.find_step(client, key, service, snapshot.now, serves=serves, waits=waits_whole(view))
         return ServiceInputs(
             answer=self.prober.find_answer(key, view.question) if view.question is not None else None,
-            new_token=step.new_token,
             view=view,
             revision=revision,
-            rotation=step.rotation,
+            token=step,
             is_monitored=self.monitors.exists,
             traffic=self.meter.find_traffic(key, service.metadata.uid),
             facts=facts,
@@ -187,7 +186,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         return Plan(effects=(ServiceEffects(is_gone=True),))
     view = inputs.view if inputs.revision == snapshot.store.revision else None
     view = view or build_view(snapshot, key, service, settings, inputs.facts)
-    steps, rotation, replacement = view.replicas.steps, inputs.rotation, inputs.speed.replacement
+    steps, token, replacement = view.replicas.steps, inputs.token, inputs.speed.replacement
     replacement = replacement or report_without_replacer(service)
     target = _find_traffic_target(view)
     traffic = _sum_traffic(snapshot, view, target, inputs)
@@ -197,15 +196,15 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     templates = list_templates(service, settings.vendors.get(view.accelerator or "")) if has_pods else ()
     pauses = (
         steps.again_seconds,
-        rotation.again_seconds,
+        token.again_seconds,
         view.replicas.again_seconds,
         view.chosen.again_seconds if view.chosen is not None else None,
         replacement.again_seconds,
     )
     return Plan(
-        create=((token_secret(service, inputs.new_token, rotation.done),) if inputs.new_token else ()) + steps.create,
+        create=((token_secret(service, token.new_token, token.rotation),) if token.new_token else ()) + steps.create,
         apply=(*templates, *view.replicas.apply, build_network_service(service), *beside_pods),
-        patch=(*view.replicas.patch, *steps.patch, *((rotation.patch,) if rotation.patch else ())),
+        patch=(*view.replicas.patch, *steps.patch, *((token.patch,) if token.patch else ())),
         delete=(
             *_prune_pods(snapshot, view, beside_pods),
             *list_spent_templates(snapshot, service, templates),
@@ -226,7 +225,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         ),
         # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
         again_seconds=ROTATION_SECONDS
-        if rotation.done or rotation.patch
+        if token.rotation or token.patch
         else min((seconds for seconds in pauses if seconds is not None), default=None),
     )
 
@@ -238,7 +237,7 @@ def _report_status(view: ServiceView, inputs: ServiceInputs, traffic: Traffic, r
     status = build_status(view, answer or view.proof) | traffic.fields()
     status = inputs.speed.add_to(status, view.service.metadata.generation)
     status = replacement.add_to(status)
-    if rotated := inputs.rotation.done or view.service.status.token_rotation:
+    if rotated := inputs.token.rotation or view.service.status.token_rotation:
         status["tokenRotation"] = rotated
     return status
 

@@ -29,7 +29,7 @@ from controller.services.replicas import Replicas, combine_replicas
 from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
 from controller.services.speed_report import SpeedReport
 from controller.services.status import ServiceView
-from controller.services.tokens import TokenRotation
+from controller.services.tokens import TokenStep
 from controller.services.traffic import Traffic
 from crds.inferenceservice import InferenceService, wanted_replicas
 from crds.model import Model
@@ -73,9 +73,7 @@ class ServiceInputs(NamedTuple):
     revision: int = 0
     answer: ProbeResult | None = None
     """The last answer to the question of `view`; None before the first, or if there is nothing to probe."""
-    new_token: str | None = None
-    """A new bearer token, if the service has none."""
-    rotation: TokenRotation = TokenRotation()
+    token: TokenStep = TokenStep()
     is_monitored: bool = False
     """True if the cluster has PodMonitors."""
     traffic: Traffic | None = None

@@ -57,22 +57,17 @@ def token_secret(service: InferenceService, token: str, rotation: str = "") -> t
     return resource, obj
 
 
-class TokenRotation(NamedTuple):
-    """The state of a replacement of the token."""
+class TokenStep(NamedTuple):
+    """The next step for a service's token: the creation of its Secret, or the state of a replacement."""
 
-    done: str = ""
+    new_token: str | None = None
+    """A new bearer token, if the service has none."""
+    rotation: str = ""
     """Identifier of the replacement that the Secret notes; empty if it is not known to differ from the status."""
     patch: Patch | None = None
     """The replacement of the token in the Secret, or the note about it, if that is still to be done."""
     again_seconds: float | None = None
     """Time until the Secret is to be read again, or until a service that waits is to report its place."""
-
-
-class TokenStep(NamedTuple):
-    """The next step for a service's token: the creation of its Secret, or the state of a replacement."""
-
-    new_token: str | None = None
-    rotation: TokenRotation = TokenRotation()
 
 
 def wanted_rotation(service: InferenceService) -> str:
@@ -221,17 +216,17 @@ class KnownTokens:
             except NotFound:
                 self._seen.pop(key, None)
                 # Replicas have the token of a Secret that was deleted: they are to follow the new one.
-                done = next_rotation(wanted) if serves else ""
-                return TokenStep(_make_token(), TokenRotation(done))
+                rotation = next_rotation(wanted) if serves else ""
+                return TokenStep(_make_token(), rotation)
             if not is_token_secret(secret, uid):
                 self._seen.pop(key, None)
                 return TokenStep(_make_token())
             if patch := decide_rotation(secret, uid, wanted):
-                return TokenStep(rotation=TokenRotation(patch=patch))
+                return TokenStep(patch=patch)
             seen = self._seen[key] = _sighting(secret, uid, now)
-        done = "" if seen.rotation == service.status.token_rotation else seen.rotation
+        rotation = "" if seen.rotation == service.status.token_rotation else seen.rotation
         due = _due(uid, now) if waits else seen.due
-        return TokenStep(rotation=TokenRotation(done, again_seconds=(due - now).total_seconds()))
+        return TokenStep(rotation=rotation, again_seconds=(due - now).total_seconds())
 
     async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> FoundToken:
         """Return the token of a service, for its replicas on a host.

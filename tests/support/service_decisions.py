@@ -9,7 +9,7 @@ from controller.services.pods.update_pacer import UpdatePacer
 from controller.services.readiness_probe import Prober
 from controller.services.reconciler import ServiceSources, decide_service
 from controller.services.service_view import ServiceInputs, ViewFacts, build_view
-from controller.services.tokens import KnownTokens
+from controller.services.tokens import KnownTokens, TokenStep
 from controller.services.traffic_meter import TrafficMeter
 from kube.client import Obj
 from kube.resources import (
@@ -72,7 +72,7 @@ def decide_chat(
     facts = ViewFacts(**{name: inputs.pop(name) for name in ViewFacts._fields if name in inputs})
     view = build_view(snapshot, KEY, chat, settings, facts)
     answer = answer if view.question is not None else None
-    service_inputs = ServiceInputs(view, kept.revision, answer, new_token, facts=facts, **inputs)
+    service_inputs = ServiceInputs(view, kept.revision, answer, TokenStep(new_token), facts=facts, **inputs)
     return decide_service(Snapshot(kept, NOW, service_inputs), KEY, settings)
 
 

@@ -399,7 +399,7 @@ async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, 
     assert observe is not None
     chat = service(status={"conditions": [condition("Ready", "False")]})
     facts = await observe(TokenSecret(owner_uid), Snapshot(store((INFERENCE_SERVICES, chat)), NOW), KEY)
-    assert bool(facts.new_token) == made
+    assert bool(facts.token.new_token) == made
 
 
 class NoSecretIsRead(Client):
@@ -424,9 +424,9 @@ async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() ->
     assert reconciler.written is not None
     snapshot = Snapshot(store(chat_service()), NOW)
     first = await reconciler.observe(NoSecretIsRead(), snapshot, KEY)
-    ((resource, made), *_) = decide_chat(chat_service(), new_token=first.new_token).create
+    ((resource, made), *_) = decide_chat(chat_service(), new_token=first.token.new_token).create
     reconciler.written(resource, made)
-    assert (await reconciler.observe(NoSecretIsRead(), snapshot, KEY)).new_token is None
+    assert (await reconciler.observe(NoSecretIsRead(), snapshot, KEY)).token.new_token is None
 
 
 def test_deleted_service_needs_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.reconciler import decide_service, service_reconciler
 from controller.services.service_view import ServiceInputs
-from controller.services.tokens import KnownTokens, TokenRotation, TokenStep, token_secret, wanted_rotation
+from controller.services.tokens import KnownTokens, TokenStep, token_secret, wanted_rotation
 from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
@@ -73,8 +73,8 @@ def edited(obj: Obj, token: str) -> Obj:
 
 def patched(secret: Obj, step: TokenStep) -> Obj:
     """Return the Secret after the patch of a step, which is of exactly this version."""
-    assert step.rotation.patch is not None
-    test, *writes = step.rotation.patch.operations
+    assert step.patch is not None
+    test, *writes = step.patch.operations
     assert test == {"op": "test", "path": "/metadata/resourceVersion", "value": secret["metadata"]["resourceVersion"]}
     by_path = {write["path"]: write["value"] for write in writes}
     metadata = secret["metadata"] | {"annotations": by_path["/metadata/annotations"], "resourceVersion": "6"}
@@ -117,11 +117,11 @@ async def test_new_value_of_the_annotation_replaces_the_token_once() -> None:
         wanted_rotation(as_service(annotated("monday"))),
         False,
     )
-    assert (await find_step(OneSecret(after), served("monday"))).rotation.done == rotation_of(after)
+    assert (await find_step(OneSecret(after), served("monday"))).rotation == rotation_of(after)
     done = await find_step(OneSecret(after), served("monday", rotation_of(after)))
-    assert (done.new_token, done.rotation.done, done.rotation.patch) == (None, "", None)
+    assert (done.new_token, done.rotation, done.patch) == (None, "", None)
     removed = await find_step(OneSecret(after), served(None, rotation_of(after)))
-    assert removed.rotation.patch is None, "an annotation that is removed asks for nothing"
+    assert removed.patch is None, "an annotation that is removed asks for nothing"
 
 
 async def test_edited_token_is_followed_and_not_replaced() -> None:
@@ -130,7 +130,7 @@ async def test_edited_token_is_followed_and_not_replaced() -> None:
     assert token_of(after) == "mine"
     assert rotation_of(after) != rotation_of(secret)
     step = await find_step(OneSecret(after), served("monday", rotation_of(secret)))
-    assert (step.rotation.done, step.rotation.patch) == (rotation_of(after), None)
+    assert (step.rotation, step.patch) == (rotation_of(after), None)
     again = edited(after, "other")
     twice = patched(again, await find_step(OneSecret(again), served("monday", rotation_of(after))))
     assert len({rotation_of(version) for version in (secret, after, twice)}) == 3
@@ -142,10 +142,10 @@ async def test_annotation_after_an_edit_follows_the_edit_at_once() -> None:
     await find_step(api, served("monday", rotation_of(secret)), tokens)
     api.secret = edited(secret, "mine")
     seen = await find_step(api, served("monday", rotation_of(secret)), tokens)
-    assert (seen.rotation.patch, api.reads) == (None, 1), "not read again yet"
+    assert (seen.patch, api.reads) == (None, 1), "not read again yet"
     after = patched(api.secret, await find_step(api, served("tuesday", rotation_of(secret)), tokens))
     assert (token_of(after), rotation_of(after)) == ("mine", wanted_rotation(as_service(annotated("tuesday"))))
-    assert (await find_step(OneSecret(after), served("tuesday", rotation_of(after)))).rotation.patch is None
+    assert (await find_step(OneSecret(after), served("tuesday", rotation_of(after)))).patch is None
 
 
 async def test_annotation_of_the_secret_replaces_its_token_and_is_removed() -> None:
@@ -155,7 +155,7 @@ async def test_annotation_of_the_secret_replaces_its_token_and_is_removed() -> N
     assert rotation_of(after)
     assert ROTATE_TOKEN not in after["metadata"]["annotations"]
     assert after["metadata"]["annotations"][f"{GROUP}/note"] == "kept"
-    assert (await find_step(OneSecret(after), served(None, rotation_of(after)))).rotation.patch is None
+    assert (await find_step(OneSecret(after), served(None, rotation_of(after)))).patch is None
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,13 @@ async def test_edit_is_found_within_ten_minutes_without_an_event() -> None:
     secret, tokens = stored_secret(), KnownTokens()
     api = OneSecret(secret)
     step = await find_step(api, served(None), tokens)
-    assert step.rotation.again_seconds is not None
-    assert 300 <= step.rotation.again_seconds <= 600
+    assert step.again_seconds is not None
+    assert 300 <= step.again_seconds <= 600
     api.secret = edited(secret, "mine")
     early = await find_step(api, served(None), tokens, after=timedelta(seconds=299))
-    assert (early.rotation.patch, api.reads) == (None, 1)
-    late = await find_step(api, served(None), tokens, after=timedelta(seconds=step.rotation.again_seconds))
-    assert (late.rotation.patch is not None, api.reads) == (True, 2)
+    assert (early.patch, api.reads) == (None, 1)
+    late = await find_step(api, served(None), tokens, after=timedelta(seconds=step.again_seconds))
+    assert (late.patch is not None, api.reads) == (True, 2)
 
 
 async def test_secret_of_a_service_that_waits_is_read_when_it_starts() -> None:
@@ -189,12 +189,12 @@ async def test_secret_of_a_service_that_waits_is_read_when_it_starts() -> None:
     api = OneSecret(secret)
     for minutes in (0, 20, 40):
         step = await find_step(api, served(None), tokens, after=timedelta(minutes=minutes), waits=True)
-        assert step.rotation.again_seconds is not None
-        assert 300 <= step.rotation.again_seconds <= 600, "its place is reported then"
+        assert step.again_seconds is not None
+        assert 300 <= step.again_seconds <= 600, "its place is reported then"
     api.secret = edited(secret, "mine")
     assert api.reads == 1
     started = await find_step(api, served(None), tokens, after=timedelta(minutes=41))
-    assert (started.rotation.patch is not None, api.reads) == (True, 2)
+    assert (started.patch is not None, api.reads) == (True, 2)
 
 
 async def test_secret_is_read_at_once_if_a_probe_found_an_edit() -> None:
@@ -216,7 +216,7 @@ async def test_secrets_that_a_new_leader_reads_at_once_are_read_again_one_after_
         obj["metadata"] |= {"uid": f"uid-{number}"}
         _, secret = token_secret(as_service(obj), "first")
         step = await find_step(OneSecret(secret), obj)
-        due.add(int((step.rotation.again_seconds or 0) / 30))
+        due.add(int((step.again_seconds or 0) / 30))
     assert len(due) == 10, "in each half minute of the five, some"
 
 
@@ -224,19 +224,19 @@ async def test_secret_that_was_deleted_is_replaced_and_its_replicas_follow() -> 
     obj = served("monday", "abc")
     step = await find_step(OneSecret(None), obj)
     assert step.new_token
-    _, made = token_secret(as_service(obj), step.new_token, step.rotation.done)
-    assert rotation_of(made) == step.rotation.done != ""
+    _, made = token_secret(as_service(obj), step.new_token, step.rotation)
+    assert rotation_of(made) == step.rotation != ""
     stored = made | {"metadata": {"uid": "uid-secret", "resourceVersion": "7", **made["metadata"]}}
     tokens = KnownTokens()
     tokens.remember(SECRETS, stored)
-    followed = await find_step(OneSecret(None), served("monday", step.rotation.done), tokens)
-    assert (followed.new_token, followed.rotation.done, followed.rotation.patch) == (None, "", None)
+    followed = await find_step(OneSecret(None), served("monday", step.rotation), tokens)
+    assert (followed.new_token, followed.rotation, followed.patch) == (None, "", None)
 
 
 async def test_secret_of_another_owner_is_not_changed() -> None:
     foreign = stored_secret()
     foreign["metadata"]["ownerReferences"][0]["uid"] = "uid-other"
-    assert (await find_step(OneSecret(foreign), served("monday"))).rotation == TokenRotation()
+    assert (await find_step(OneSecret(foreign), served("monday")))._replace(new_token=None) == TokenStep()
 
 
 async def test_secret_that_may_not_be_read_is_to_be_created_so_that_the_refusal_is_reported() -> None:
@@ -246,7 +246,7 @@ async def test_secret_that_may_not_be_read_is_to_be_created_so_that_the_refusal_
 
     step = await find_step(Closed(None), served(None))
     assert step.new_token
-    assert step.rotation == TokenRotation()
+    assert step._replace(new_token=None) == TokenStep()
 
 
 async def find_token(api: Client, tokens: KnownTokens, rotation: str = "", uid: str = "uid-chat") -> str | None:
@@ -278,7 +278,7 @@ async def test_edit_that_a_host_met_is_followed_at_the_next_reconcile_of_the_ser
     api.secret = edited(stored_secret(), "mine")
     assert await find_token(api, tokens, "of another replacement") == api.secret["data"]["token"]
     step = await find_step(api, served(None), tokens)
-    assert step.rotation.patch is not None
+    assert step.patch is not None
 
 
 async def test_hosts_get_a_replaced_token_once_it_was_written() -> None:
@@ -339,9 +339,9 @@ async def test_answer_that_is_older_than_a_write_is_not_kept() -> None:
     assert await find_token(OneSecret(None), tokens, rotation_of(after)) == after["data"]["token"]
 
 
-def decided(obj: Obj, rotation: TokenRotation) -> Plan:
+def decided(obj: Obj, token: TokenStep) -> Plan:
     cluster = store((INFERENCE_SERVICES, obj), (MODELS, model()))
-    return decide_service(Snapshot(cluster, NOW, ServiceInputs(rotation=rotation)), KEY)
+    return decide_service(Snapshot(cluster, NOW, ServiceInputs(token=token)), KEY)
 
 
 def rotation_of_pods(plan: Plan) -> str | None:
@@ -351,18 +351,18 @@ def rotation_of_pods(plan: Plan) -> str | None:
 
 
 def test_pods_are_replaced_after_the_secret() -> None:
-    done = decided(annotated("monday"), TokenRotation("abc"))
+    done = decided(annotated("monday"), TokenStep(rotation="abc"))
     assert done.status is not None
     assert (done.status["tokenRotation"], rotation_of_pods(done)) == ("abc", None)
     assert done.again_seconds == 1
-    rolled = decided(annotated("monday", "abc"), TokenRotation())
+    rolled = decided(annotated("monday", "abc"), TokenStep())
     assert rotation_of_pods(rolled) == "abc"
     assert rolled.status is not None
     assert rolled.status["tokenRotation"] == "abc"
 
 
 def test_service_whose_token_was_never_replaced_is_not_rolled() -> None:
-    plan = decided(annotated(None), TokenRotation())
+    plan = decided(annotated(None), TokenStep())
     assert rotation_of_pods(plan) is None
     assert plan.status is not None
     assert "tokenRotation" not in plan.status
