@@ -58,56 +58,56 @@ def list_needed_secrets(
 
 
 class _Reading(NamedTuple):
-    """One Secret as it was read."""
+    """The token of a Secret as it was read."""
 
     token: str | None
-    due: datetime | None
-    """When to read it again; None: only when it is another one that is needed."""
-
-    def is_due(self, now: datetime) -> bool:
-        """Return whether it must be read again."""
-        return self.due is not None and now >= self.due
+    due: datetime
+    """When to read it again."""
 
 
 class HostSecrets:
-    """The Secrets of hosts and those copied into them, as they were last read or written: Secrets are not watched.
+    """The Secrets of hosts and those of users, as they were last read or written: Secrets are not watched.
 
-    A change of a process's status reads nothing. A user's Secret is read again after a minute, because users rotate
-    their download tokens; the token of a service when it was replaced, which the service's status tells.
+    A user's Secret is read again after a minute, because users rotate their download tokens. The tokens of services are
+    known to their reconciler, whose status tells when one was replaced.
     """
 
     def __init__(self, tokens: KnownTokens) -> None:
-        self._known = tokens
-        """The tokens of services, which their reconciler knows too."""
-        self._tokens: dict[str, dict[NeededSecret, _Reading]] = {}
-        """The tokens of services, by host that needs them."""
-        self._sources: dict[NeededSecret, _Reading] = {}
-        """The Secrets of users, which all hosts share, without those that are due."""
+        self._service_tokens = tokens
+        self._readings: dict[NeededSecret, _Reading] = {}
+        """For all hosts: Secrets of users, and those that the controller may not read, without those that are due."""
         self._own: dict[str, tuple[Obj, datetime]] = {}
 
     async def read_tokens(
         self, client: Client, host: str, needs: Iterable[NeededSecret], now: datetime
     ) -> dict[str, str]:
         """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
-        cached = self._tokens.get(host, {})
-        readings: dict[NeededSecret, _Reading] = {}
+        tokens: dict[str, str] = {}
         for needed in needs:
-            last = cached.get(needed) if needed.service_uid else self._sources.get(needed)
-            if last is None or last.is_due(now):
-                last = await self._read_token(client, needed, last, now)
-                if not needed.service_uid:
-                    self._keep_source(needed, last, now)
-            readings[needed] = last
-        self._tokens[host] = {needed: reading for needed, reading in readings.items() if needed.service_uid}
-        tokens = {
-            host_secret_key(needed.namespace, needed.name): reading.token
-            for needed, reading in readings.items()
-            if reading.token
-        }
+            if token := await self._find_token(client, needed, now):
+                tokens[host_secret_key(needed.namespace, needed.name)] = token
         fitting = fit_tokens(tokens)
         if left_out := sorted(tokens.keys() - fitting.keys()):
             log.warning("tokens_left_out", host=host, keys=left_out, most_bytes=MOST_TOKENS_BYTES)
         return fitting
+
+    async def _find_token(self, client: Client, needed: NeededSecret, now: datetime) -> str | None:
+        """Return a token; one that the controller may not read any more stays as it was."""
+        last = self._readings.get(needed)
+        if last is not None and now < last.due:
+            return last.token
+        try:
+            if needed.service_uid:
+                key = ObjectKey(needed.namespace, needed.name)
+                return await self._service_tokens.find_token(client, key, needed.service_uid, needed.rotation)
+            token = await _read_source(client, needed)
+        except Forbidden as error:
+            log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
+            token = last.token if last else None
+        # Those that are due are dropped, as no host may need them any more.
+        self._readings = {source: reading for source, reading in self._readings.items() if now < reading.due}
+        self._readings[needed] = _Reading(token, now + READ_SOURCE_AGAIN)
+        return token
 
     async def read_own(self, client: Client, host: str, now: datetime) -> Obj | None:
         """Return the host's existing Secret, or None."""
@@ -127,32 +127,12 @@ class HostSecrets:
 
     def restart(self) -> None:
         """Forget all readings: another leader may have written since."""
-        self._tokens.clear()
-        self._sources.clear()
+        self._readings.clear()
         self._own.clear()
 
     def forget(self, host: str) -> None:
         """Forget a host that is gone."""
-        self._tokens.pop(host, None)
         self._own.pop(host, None)
-
-    def _keep_source(self, needed: NeededSecret, reading: _Reading, now: datetime) -> None:
-        """Keep a user's Secret for all hosts, and drop those that are due: no host may need them any more."""
-        self._sources = {source: known for source, known in self._sources.items() if not known.is_due(now)}
-        self._sources[needed] = reading
-
-    async def _read_token(self, client: Client, needed: NeededSecret, last: _Reading | None, now: datetime) -> _Reading:
-        """Read a token; one that the controller may not read stays as it was."""
-        try:
-            if not needed.service_uid:
-                return _Reading(await _read_source(client, needed), now + READ_SOURCE_AGAIN)
-            key = ObjectKey(needed.namespace, needed.name)
-            token = await self._known.find_token(client, key, needed.service_uid, needed.rotation)
-        except Forbidden as error:
-            log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
-            return _Reading(last.token if last else None, now + READ_SOURCE_AGAIN)
-        # The controller makes the Secret of a service itself, or does its next step, and soon.
-        return _Reading(token.token, None if token.is_settled else now)
 
 
 def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:

@@ -157,15 +157,6 @@ class _Sighting(NamedTuple):
     """When to read the Secret again."""
 
 
-class FoundToken(NamedTuple):
-    """The token of a service, for its replicas on a host."""
-
-    token: str | None = None
-    """As it is in the Secret, in base64; None if the service has none."""
-    is_settled: bool = False
-    """False: its service has a step to do for the Secret, after which the token may be another one."""
-
-
 class KnownTokens:
     """The token Secrets that were created or seen, as Secrets are not watched.
 
@@ -228,8 +219,8 @@ class KnownTokens:
         due = _due(uid, now) if waits else seen.due
         return TokenStep(rotation=rotation, again_seconds=(due - now).total_seconds())
 
-    async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> FoundToken:
-        """Return the token of a service, for its replicas on a host.
+    async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> str | None:
+        """Return the token of a service in base64, for its replicas on a host; None if it has none.
 
         Args:
             client: the API.
@@ -241,33 +232,26 @@ class KnownTokens:
         """
         seen = self._seen.get(key)
         if seen is not None and (seen.service_uid, seen.rotation) == (service_uid, rotation):
-            return FoundToken(seen.token, is_settled=True)
+            return seen.token
         try:
             secret = await client.get(SECRETS, key.name, key.namespace)
         except NotFound:
             secret = None
+        is_newer_known = self._seen.get(key) is not seen  # it was written after this read began
         if secret is None or not is_token_secret(secret, service_uid):
-            if seen is not None and seen.service_uid == service_uid:
-                self._forget_unless_newer(key, seen)
-            return FoundToken()
+            if seen is not None and seen.service_uid == service_uid and not is_newer_known:
+                del self._seen[key]
+            return None
+        if not is_newer_known:
+            self._keep(secret, service_uid, self._now())
         token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
-        if decide_rotation(secret, service_uid, "") is not None:
-            self._forget_unless_newer(key, seen)
-            return FoundToken(token)
-        if self._seen.get(key) is seen:  # else it was written after this read began
-            self._seen[key] = _sighting(secret, service_uid, self._now())
-        return FoundToken(token, is_settled=True)
+        return token
 
     def remember(self, resource: Resource, secret: Obj) -> None:
         """Note the answer to a write of a Secret. If its service has another step to do, that reads it."""
         owner = controller_of(secret)
-        if resource != SECRETS or owner is None:
-            return
-        key = object_key(secret)
-        if decide_rotation(secret, owner["uid"], "") is None:
-            self._seen[key] = _sighting(secret, owner["uid"], self._now())
-        else:
-            self._seen.pop(key, None)
+        if resource == SECRETS and owner is not None:
+            self._keep(secret, owner["uid"], self._now())
 
     def read_again(self, key: ObjectKey) -> None:
         """Read the Secret of a service at its next reconcile."""
@@ -282,10 +266,13 @@ class KnownTokens:
         """Forget a service that is gone."""
         self._seen.pop(_secret_key(key), None)
 
-    def _forget_unless_newer(self, key: ObjectKey, seen: _Sighting | None) -> None:
-        """Forget what was `seen` before a read that has disproved it; what was written meanwhile stays."""
-        if self._seen.get(key) is seen:
+    def _keep(self, secret: Obj, service_uid: str, now: datetime) -> None:
+        """Keep a Secret that was read or written; one for which its service has a step to do is to be read again."""
+        key = object_key(secret)
+        if decide_rotation(secret, service_uid, "") is not None:
             self._seen.pop(key, None)
+        else:
+            self._seen[key] = _sighting(secret, service_uid, now)
 
 
 def _secret_key(service: ObjectKey) -> ObjectKey:

@@ -346,7 +346,7 @@ async def test_secret_of_a_user_is_read_once_for_all_hosts() -> None:
     assert api.reads == ["team/hub"] * 3
     other = NeededSecret("team", "other", "")
     await secrets.read_tokens(api, hosts[0], [other], NOW + timedelta(minutes=3))
-    assert secrets._sources.keys() == {other}, "a reading that no host needs any more is dropped"
+    assert secrets._readings.keys() == {other}, "a reading that no host needs any more is dropped"
 
 
 async def test_secret_of_a_user_that_is_missing_is_read_once_for_all_hosts() -> None:

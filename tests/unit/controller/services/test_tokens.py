@@ -250,7 +250,7 @@ async def test_secret_that_may_not_be_read_is_to_be_created_so_that_the_refusal_
 
 
 async def find_token(api: Client, tokens: KnownTokens, rotation: str = "", uid: str = "uid-chat") -> str | None:
-    return (await tokens.find_token(api, SECRET, uid, rotation)).token
+    return await tokens.find_token(api, SECRET, uid, rotation)
 
 
 async def test_hosts_get_the_token_of_a_new_service_without_a_read() -> None:
