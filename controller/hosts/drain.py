@@ -44,24 +44,24 @@ def drained_condition(
     left = [process for process in bound if process.holds_memory]
     last = find(host.status.conditions, DRAINED)
     is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
-    blocked = [hosted_process for hosted_process in left if _is_blocked(hosted_process, siblings, now, is_old=is_old)]
-    generation = host.metadata.generation
+    blocked = [process for process in left if _is_blocked(process, siblings, now, is_old=is_old)]
+    reason = DRAINING
     if not left:
-        message = "no process is left on this host; `pomona host uncordon` opens it again"
-        return condition(DRAINED, true=True, reason=DRAINED, message=message, generation=generation)
-    if not blocked:
+        reason, message = DRAINED, "no process is left on this host; `pomona host uncordon` opens it again"
+    elif blocked:
+        reason = "DrainBlocked"
+        message = (
+            f"{_count(blocked)} held on this host, as no other host takes them: {_list_names(blocked)}; they serve on: "
+            "free memory on another host, add a host, or suspend or delete their services"
+        )
+    else:
         message = (
             f"{_count(left)} still on this host: {_list_names(left)}; each is stopped once its replacement on another "
             "host answers"
         )
-        if failing := [hosted_process for hosted_process in left if _is_failing(hosted_process, siblings)]:
+        if failing := [process for process in left if _is_failing(process, siblings)]:
             message += f"; the replacement of {_list_names(failing)} does not start: see `pomona status SERVICE`"
-        return condition(DRAINED, true=False, reason=DRAINING, message=message, generation=generation)
-    message = (
-        f"{_count(blocked)} held on this host, as no other host takes them: {_list_names(blocked)}; they serve on: "
-        "free memory on another host, add a host, or suspend or delete their services"
-    )
-    return condition(DRAINED, true=False, reason="DrainBlocked", message=message, generation=generation)
+    return condition(DRAINED, true=not left, reason=reason, message=message, generation=host.metadata.generation)
 
 
 def find_recheck_seconds(

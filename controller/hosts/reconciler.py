@@ -125,7 +125,13 @@ class LeaseReader:
         # A host that was deleted together with its Lease cannot remove its endpoints: it expires like any other.
         names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))
         today = datetime.now(UTC)
-        changed = self.liveness.observe(names, map(read_lease, listed.items), self._clock(), today, self._read_expiries)
+
+        def read_expiries(host: str) -> list[str]:
+            """Return the expiries that an earlier leader has written into the status of a host."""
+            stored = Snapshot(store, today).read(METAL_HOSTS, ObjectKey("", host), MetalHost)
+            return stored.status.lease_expiries if stored is not None else []
+
+        changed = self.liveness.observe(names, map(read_lease, listed.items), self._clock(), today, read_expiries)
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.state(host))
             enqueue(METAL_HOSTS, ObjectKey("", host))
@@ -143,12 +149,6 @@ class LeaseReader:
             listed = await self._leading.client.list(LEASES, HOSTS_NAMESPACE, field_selector=selector)
             if listed.items and read_lease(listed.items[0]) != self.liveness.find_lease(host):
                 await self.read()
-
-    def _read_expiries(self, host: str) -> list[str]:
-        """Return the expiries that an earlier leader has written into the status of a host."""
-        stored = self._leading.store.get(METAL_HOSTS, host) if self._leading is not None else None
-        hosts = decode_stored(self._leading.store, METAL_HOSTS, [stored], MetalHost) if self._leading and stored else []
-        return [text for metal_host in hosts for text in metal_host.status.lease_expiries]
 
     def find_distrust(self, host: str, today: datetime) -> HostDistrust | None:
         """Return why a host is trusted late, or None."""
@@ -249,12 +249,11 @@ def _drained_hosts_of_siblings(store: Store, process: Obj) -> list[ObjectKey]:
 
 def _hosts_at_address(store: Store, host: Obj) -> list[ObjectKey]:
     """Return the hosts that state the address of this one, which one of them loses or gets."""
-    hosts = (
-        metal_host
+    return [
+        object_key(other)
         for address in stated_addresses(host)
-        for metal_host in store.by_index(METAL_HOSTS, ADDRESS_INDEX, address)
-    )
-    return [object_key(other) for other in hosts]
+        for other in store.by_index(METAL_HOSTS, ADDRESS_INDEX, address)
+    ]
 
 
 def _hosts_of_service(store: Store, service: Obj) -> list[ObjectKey]:
@@ -285,7 +284,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     delete = tuple(ref(ENDPOINT_SLICES, obj) for obj in slices) if expired else ()
     if host is None or host.metadata.deletion_timestamp is not None:
         return Plan(delete=delete, effects=(AskAgent(None),))
-    ready = _ready(host, inputs.liveness)
+    ready = _ready_condition(host, inputs.liveness)
     claimants = _same_address(snapshot, host)
     roles = {claimant.metadata.name: _grants_role(snapshot, claimant.metadata.name) for claimant in claimants}
     verdict = judge_address(host, claimants, roles, inputs.address_use)
@@ -360,33 +359,22 @@ def _grants_role(snapshot: Snapshot, name: str) -> Obj | None:
 def _same_address(snapshot: Snapshot, host: MetalHost) -> list[MetalHost]:
     """Return the hosts that state the address of this host, itself among them."""
     hosts = snapshot.store.by_index(METAL_HOSTS, ADDRESS_INDEX, host.status.address) if host.status.address else []
-    return [
-        metal_host
-        for metal_host in decode_stored(snapshot.store, METAL_HOSTS, hosts, MetalHost)
-        if metal_host.metadata.deletion_timestamp is None
-    ]
+    decoded = decode_stored(snapshot.store, METAL_HOSTS, hosts, MetalHost)
+    return [claimant for claimant in decoded if claimant.metadata.deletion_timestamp is None]
 
 
-def _ready(host: MetalHost, liveness: Liveness) -> Obj:
-    generation = host.metadata.generation
+def _ready_condition(host: MetalHost, liveness: Liveness) -> Obj:
+    """Return the condition Ready; before the first renewal, that of an earlier leader stays."""
+    lease = f"Lease {HOSTS_NAMESPACE}/{host.metadata.name}"
+    true, reason, message = None, "WaitingForLease", f"waiting for the first renewal of {lease}"
     if liveness == "Alive":
-        message = "the host renews its Lease"
-        return condition("Ready", true=True, reason="LeaseRenewed", message=message, generation=generation)
-    if liveness == "Expired":
+        true, reason, message = True, "LeaseRenewed", "the host renews its Lease"
+    elif liveness == "Expired":
+        true, reason = False, LEASE_EXPIRED
         message = (
-            f"Lease {HOSTS_NAMESPACE}/{host.metadata.name} has expired: the host's endpoints are removed, and its "
-            "processes are replaced where another host fits; check that the host is up, reaches the API server and "
-            "runs `pomona agent`"
+            f"{lease} has expired: the host's endpoints are removed, and its processes are replaced where another host "
+            "fits; check that the host is up, reaches the API server and runs `pomona agent`"
         )
-        return condition("Ready", true=False, reason=LEASE_EXPIRED, message=message, generation=generation)
-    last = find(host.status.conditions, "Ready")
-    if last is not None:
-        return condition(
-            "Ready",
-            true={"True": True, "False": False}.get(last.status),
-            reason=last.reason,
-            message=last.message,
-            generation=generation,
-        )
-    message = f"waiting for the first renewal of Lease {HOSTS_NAMESPACE}/{host.metadata.name}"
-    return condition("Ready", true=None, reason="WaitingForLease", message=message, generation=generation)
+    elif (last := find(host.status.conditions, "Ready")) is not None:
+        true, reason, message = {"True": True, "False": False}.get(last.status), last.reason, last.message
+    return condition("Ready", true=true, reason=reason, message=message, generation=host.metadata.generation)
