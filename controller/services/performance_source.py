@@ -4,8 +4,8 @@ A service asks for the speed of its model on the hardware of its replicas, and i
 that model changes. What is damaged in a ConfigMap is logged once for each version of it.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import structlog
 
@@ -22,30 +22,11 @@ from kube.store import Store
 log = structlog.get_logger()
 
 
-class MeasuredPair(NamedTuple):
-    """A model and the device classes of the replicas that serve it."""
-
-    model_hash: str
-    device_classes: frozenset[str]
-
-
 class BenchmarkProblem(NamedTuple):
     """Why the speed of a service could not be measured, for its condition."""
 
     reason: str
     message: str
-
-
-class KnownSpeed(NamedTuple):
-    """All that is known of the speed of a service."""
-
-    performance: ServicePerformance | None = None
-    """None: it is unknown."""
-    problem: BenchmarkProblem | None = None
-    """Why the last benchmark has measured nothing."""
-
-
-UNKNOWN_SPEED: Final = KnownSpeed()
 
 
 class PerformanceSource:
@@ -64,17 +45,25 @@ class PerformanceSource:
         self.writer = RecordWriter(store, self.kind)
         self._enqueue = enqueue
         self._hashes: dict[ObjectKey, str] = {}
-        self._services: dict[str, set[ObjectKey]] = {}
+        """The hash of the model of each service that shows a speed, or will."""
         self._problems: Mapping[ObjectKey, BenchmarkProblem] = {}
         table.subscribe(self._take_change)
 
-    def find(self, key: ObjectKey, pair: MeasuredPair | None) -> KnownSpeed:
-        """Return the speed that a service shows, and follow that of its model from now on.
+    def find_performance(
+        self, key: ObjectKey, model_hash: str, device_classes: Iterable[str]
+    ) -> ServicePerformance | None:
+        """Return the speed of a model on the slowest of these device classes, which a service follows from now on."""
+        self._hashes[key] = model_hash
+        records = self.table.list_classes(model_hash, key.namespace)
+        measured = [(records[name], name) for name in sorted(device_classes) if name in records]
+        if not measured:
+            return None
+        record, device_class = min(measured, key=lambda entry: entry[0].tokens_per_second)
+        return describe_performance(record, model_hash, device_class)
 
-        Of replicas on several device classes the slowest is shown.
-        """
-        self._follow(key, pair.model_hash if pair is not None else "")
-        return KnownSpeed(self._find_performance(key, pair), self._problems.get(key))
+    def find_problem(self, key: ObjectKey) -> BenchmarkProblem | None:
+        """Return why the last benchmark of a service has measured nothing."""
+        return self._problems.get(key)
 
     def report_problems(self, problems: Mapping[ObjectKey, BenchmarkProblem]) -> None:
         """Take the services that could not be measured, and enqueue those of which that is new."""
@@ -83,35 +72,12 @@ class PerformanceSource:
             if last.get(key) != problems.get(key):
                 self._enqueue(key)
 
-    def _find_performance(self, key: ObjectKey, pair: MeasuredPair | None) -> ServicePerformance | None:
-        if pair is None:
-            return None
-        records = self.table.list_classes(pair.model_hash, key.namespace)
-        candidates = [(records[name], name) for name in sorted(pair.device_classes & records.keys())]
-        if not candidates:
-            return None
-        record, device_class = min(candidates, key=lambda candidate: candidate[0].tokens_per_second)
-        return describe_performance(record, pair.model_hash, device_class)
-
     def forget(self, key: ObjectKey) -> None:
-        """Follow nothing for a service that is gone."""
-        self._follow(key, "")
-
-    def _follow(self, key: ObjectKey, model_hash: str) -> None:
-        last = self._hashes.get(key, "")
-        if last == model_hash:
-            return
-        if last:
-            self._services[last].discard(key)
-            if not self._services[last]:
-                del self._services[last]
+        """Follow nothing for a service that is gone, or that shows no speed."""
         self._hashes.pop(key, None)
-        if model_hash:
-            self._hashes[key] = model_hash
-            self._services.setdefault(model_hash, set()).add(key)
 
     def _take_change(self, model_hash: str) -> None:
-        for key in sorted(self._services.get(model_hash, ())):
+        for key in sorted(key for key, followed in self._hashes.items() if followed == model_hash):
             self._enqueue(key)
 
 

@@ -10,11 +10,12 @@ from controller.reconcile.conditions import condition
 from controller.reconcile.plan import Snapshot
 from controller.services.class_speeds import FindSpeeds, SpeedAssessor, cut_speeds, describe_refusal, find_no_speeds
 from controller.services.device_classes import find_replica_class
-from controller.services.performance_source import UNKNOWN_SPEED, KnownSpeed, MeasuredPair, PerformanceSource
+from controller.services.performance_source import BenchmarkProblem, PerformanceSource
 from controller.services.placement_report import report_placement
 from controller.services.probe_wait import ProbeSource, find_basis
 from controller.services.speed_replacer import ReplacementReport, SpeedReplacer
 from controller.services.status import MOST_NODES, ServiceView
+from crds.inferenceservice import ServicePerformance
 from crds.meta import without_defaults
 from crds.placement import ClassSpeed, PlacementStatus, SpeedBasis
 from devices.vendors import Vendors
@@ -35,8 +36,10 @@ class SpeedReport(NamedTuple):
     """On each device class."""
     placement: PlacementStatus | None = None
     """Place of the last replica that was placed; None: unknown."""
-    measured: KnownSpeed = UNKNOWN_SPEED
-    """Measured on the hardware of the replicas."""
+    performance: ServicePerformance | None = None
+    """Measured on the hardware of the replicas; None: it is unknown."""
+    problem: BenchmarkProblem | None = None
+    """Why the last benchmark has measured nothing."""
     replacement: ReplacementReport | None = None
     """The replacement of a replica that is slow; None: it was not looked at."""
 
@@ -47,11 +50,11 @@ class SpeedReport(NamedTuple):
             reported["speeds"] = [without_defaults(speed) for speed in cut_speeds(self.classes)]
         if self.placement is not None:
             reported["placement"] = without_defaults(self.placement)
-        if self.measured.performance is not None:
-            reported["performance"] = without_defaults(self.measured.performance)
+        if self.performance is not None:
+            reported["performance"] = without_defaults(self.performance)
         further = [describe_fit(self.classes, generation)] if self.classes else []
-        if self.measured.problem is not None:
-            reason, message = self.measured.problem
+        if self.problem is not None:
+            reason, message = self.problem
             further.append(condition(BENCHMARKED, true=False, reason=reason, message=message, generation=generation))
         return {**reported, "conditions": [*status["conditions"], *further]}
 
@@ -77,23 +80,33 @@ class SpeedSources(NamedTuple):
             classes = view.chosen.speeds
         else:
             classes = self.find_speeds(key, view.service, view.accelerator, view.served)
+        # Measurements are made without companions.
+        model_hash = ""
+        if view.served is not None and not view.served.companions:
+            model_hash = hash_model(view.served.model, view.served.runtime, view.service.spec)
         note = self.notes.find(key) if self.notes is not None else None
         placement = report_placement(note, view.service.status.placement, classes, view.replicas.nodes)
         if placement is not None and note is not None:
-            placement = replace(placement, basis=self._find_basis(key, view, classes, placement.device_class))
-        measured = UNKNOWN_SPEED
+            placement = replace(
+                placement, basis=self._find_basis(key, view, classes, placement.device_class, model_hash)
+            )
+        performance = problem = None
         if self.measured is not None:
-            measured = self.measured.find(key, _find_measured_pair(snapshot, view, vendors))
+            problem = self.measured.find_problem(key)
+            if model_hash:
+                places = _list_replica_classes(snapshot, view, vendors)
+                performance = self.measured.find_performance(key, model_hash, places)
+            else:
+                self.measured.forget(key)
         replacement = self.replacer.report(snapshot, key, view, classes) if self.replacer is not None else None
-        return SpeedReport(classes, placement, measured, replacement)
+        return SpeedReport(classes, placement, performance, problem, replacement)
 
     def _find_basis(
-        self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str
+        self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str, model_hash: str
     ) -> SpeedBasis | None:
         speed = next((class_speed for class_speed in classes if class_speed.device_class == device_class), None)
         record = None
-        if self.measured is not None and view.served is not None:
-            model_hash = hash_model(view.served.model, view.served.runtime, view.service.spec)
+        if self.measured is not None:
             record = self.measured.table.find(model_hash, device_class, key.namespace)
         return find_basis(speed, record, view.chosen.probing_since if view.chosen is not None else "")
 
@@ -135,18 +148,9 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
     return condition(FITS, true=False, reason=reason, message=message, generation=generation)
 
 
-def _find_measured_pair(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> MeasuredPair | None:
-    """Return the model of a service and the device classes of its replicas, on the first `MOST_NODES` nodes.
-
-    None if the service is not served, or has companions: measurements are made without them.
-    """
-    if view.served is None or view.served.companions:
-        return None
-    accelerator_text = view.accelerator if view.chosen is None else view.chosen.accelerator
-    accelerators, service = (accelerator_text or "").split(","), view.service
-    classes = [
-        find_replica_class(snapshot, service, accelerators, place, vendors)
-        for place in sorted(view.replicas.nodes)[:MOST_NODES]
-    ]
-    model_hash = hash_model(view.served.model, view.served.runtime, service.spec)
-    return MeasuredPair(model_hash, frozenset(name for name in classes if name is not None))
+def _list_replica_classes(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> set[str]:
+    """Return the device classes of the replicas of a service, on the first `MOST_NODES` nodes."""
+    accelerators = ((view.accelerator if view.chosen is None else view.chosen.accelerator) or "").split(",")
+    places = sorted(view.replicas.nodes)[:MOST_NODES]
+    classes = (find_replica_class(snapshot, view.service, accelerators, place, vendors) for place in places)
+    return {name for name in classes if name is not None}

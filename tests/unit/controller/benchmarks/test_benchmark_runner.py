@@ -18,7 +18,7 @@ from controller.placement.units import Cell
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Leading
 from controller.services.endpoints import Endpoint
-from controller.services.performance_source import MeasuredPair, PerformanceSource
+from controller.services.performance_source import PerformanceSource
 from fitness.performance import MeasuredPerformance, hash_model
 from fitness.performance_store import build_config_map, encode_record, follow_measurements
 from fitness.serving_devices import describe_devices
@@ -249,7 +249,7 @@ def test_result_is_stored_and_shown_and_its_job_deleted(world: World) -> None:
         assert record["accelerator"] == "nvidia"
         assert 10 < record["estimatedTokensPerSecond"] < 100_000
         model_hash = stored["metadata"]["labels"]["inference.pomona.dev/model-hash"]
-        shown = world.measured.find(CHAT, MeasuredPair(model_hash, frozenset({"nvidia-l4x1"}))).performance
+        shown = world.measured.find_performance(CHAT, model_hash, {"nvidia-l4x1"})
         assert shown is not None
         assert shown.tokens_per_second == "52.1"
         assert world.list_jobs() == []
@@ -267,7 +267,7 @@ def test_benchmark_ends_within_seconds_when_anything_waits(world: World) -> None
         assert world.list_jobs() == []
         await asyncio.sleep(1000)
         assert len(world.created) == 1
-        assert world.measured.find(CHAT, None).problem is None
+        assert world.measured.find_problem(CHAT) is None
         world.wait_for()
         world.add_node("n1", LABELS)
         await asyncio.sleep(20)
@@ -286,7 +286,7 @@ def test_engine_that_always_ends_is_tried_thrice_and_reported(world: World) -> N
         await asyncio.sleep(100_000)
         assert len(world.created) == 3
         assert world.list_jobs() == []
-        problem = world.measured.find(CHAT, None).problem
+        problem = world.measured.find_problem(CHAT)
         assert problem is not None
         assert problem.reason == "EngineFailed"
         assert "no memory" in problem.message
@@ -294,7 +294,7 @@ def test_engine_that_always_ends_is_tried_thrice_and_reported(world: World) -> N
         world.put(INFERENCE_SERVICES, ready_service(parallel=2))
         await asyncio.sleep(20)
         assert len(world.created) == 4
-        assert world.measured.find(CHAT, None).problem is None
+        assert world.measured.find_problem(CHAT) is None
 
     world.run(story)
 
@@ -332,7 +332,7 @@ def test_namespace_that_refuses_jobs_leaves_the_benchmarks_of_others_alone(world
         await asyncio.sleep(100)
         assert refused
         assert [job["metadata"]["namespace"] for job in world.created] == ["team"]
-        problem = world.measured.find(ObjectKey("a-quota", "chat"), None).problem
+        problem = world.measured.find_problem(ObjectKey("a-quota", "chat"))
         assert problem is not None
         assert "exceeded quota: jobs" in problem.message
 

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from controller.reconcile.plan import Snapshot
 from controller.services.device_classes import find_replica_class
-from controller.services.performance_source import MeasuredPair, PerformanceSource
+from controller.services.performance_source import PerformanceSource
 from controller.services.speed_report import SpeedReport
 from crds.rate import format_rate
 from devices.vendors import VENDORS
@@ -38,10 +38,6 @@ def measured(model_hash: str = HASH, **records: MeasuredPerformance) -> Obj:
     return build_config_map(model_hash, data)
 
 
-def pair(*classes: str, model_hash: str = HASH) -> MeasuredPair:
-    return MeasuredPair(model_hash, frozenset(classes))
-
-
 class Watched:
     """A store whose measurements are followed, and the services that were enqueued."""
 
@@ -57,12 +53,12 @@ class Watched:
 
 def test_slowest_of_the_classes_of_the_replicas_is_shown() -> None:
     source = Watched(measured(h100=FAST, l4=SLOW, t4=SLOW)).source
-    fast = source.find(KEY, pair("h100")).performance
+    fast = source.find_performance(KEY, HASH, {"h100"})
     assert fast is not None
     assert (fast.tokens_per_second, fast.prompt_tokens_per_second, fast.time_to_first_token_ms) == ("112", "3400", 41)
     assert (fast.device_class, fast.model_hash, fast.source) == ("h100", HASH, "job")
     assert fast.measured_at == "2026-11-26T10:00:00Z"
-    slow = source.find(KEY, pair("h100", "l4")).performance
+    slow = source.find_performance(KEY, HASH, {"h100", "l4"})
     assert slow is not None
     assert (slow.tokens_per_second, slow.prompt_tokens_per_second, slow.time_to_first_token_ms) == ("7.5", "", None)
     assert slow.device_class == "l4"
@@ -70,36 +66,35 @@ def test_slowest_of_the_classes_of_the_replicas_is_shown() -> None:
 
 def test_unmeasured_hardware_shows_nothing() -> None:
     source = Watched(measured(h100=FAST)).source
-    assert source.find(KEY, pair("l4")).performance is None
-    assert source.find(KEY, pair()).performance is None
-    assert source.find(KEY, None).performance is None
-    assert source.find(KEY, pair("h100", model_hash=OTHER)).performance is None
+    assert source.find_performance(KEY, HASH, {"l4"}) is None
+    assert source.find_performance(KEY, HASH, ()) is None
+    assert source.find_performance(KEY, OTHER, {"h100"}) is None
 
 
 def test_claim_of_another_namespace_is_not_shown() -> None:
     source = Watched(measured(h100_other=FAST, l4_team=SLOW)).source
-    assert source.find(KEY, pair("h100")).performance is None
-    assert source.find(KEY, pair("l4")).performance is not None
+    assert source.find_performance(KEY, HASH, {"h100"}) is None
+    assert source.find_performance(KEY, HASH, {"l4"}) is not None
 
 
 def test_change_of_a_measurement_concerns_the_services_of_its_model_alone() -> None:
     watched = Watched()
     other = ObjectKey("team", "other")
-    watched.source.find(KEY, pair("h100"))
-    watched.source.find(other, pair("h100", model_hash=OTHER))
+    watched.source.find_performance(KEY, HASH, {"h100"})
+    watched.source.find_performance(other, OTHER, {"h100"})
     watched.put(measured(h100=FAST))
     assert watched.enqueued == [KEY]
     watched.put(measured(OTHER, h100=FAST))
     assert watched.enqueued == [KEY, other]
     watched.store.remove(CONFIG_MAPS, "pomona-system", f"bench-{HASH}")
     assert watched.enqueued == [KEY, other, KEY]
-    assert watched.source.find(KEY, pair("h100")).performance is None
+    assert watched.source.find_performance(KEY, HASH, {"h100"}) is None
 
 
 def test_service_that_is_gone_or_has_another_model_is_not_enqueued() -> None:
     watched = Watched()
-    watched.source.find(KEY, pair("h100"))
-    watched.source.find(KEY, pair("h100", model_hash=OTHER))
+    watched.source.find_performance(KEY, HASH, {"h100"})
+    watched.source.find_performance(KEY, OTHER, {"h100"})
     watched.put(measured(h100=FAST))
     assert watched.enqueued == []
     watched.source.forget(KEY)
@@ -110,7 +105,7 @@ def test_service_that_is_gone_or_has_another_model_is_not_enqueued() -> None:
 def test_config_map_of_another_namespace_is_no_measurement() -> None:
     foreign = measured(h100=FAST)
     foreign["metadata"]["namespace"] = "team"
-    assert Watched(foreign).source.find(KEY, pair("h100")).performance is None
+    assert Watched(foreign).source.find_performance(KEY, HASH, {"h100"}) is None
 
 
 @pytest.mark.parametrize(
@@ -162,8 +157,8 @@ def test_class_of_a_processor_has_its_cores() -> None:
 
 
 def test_status_has_all_of_the_measurement() -> None:
-    shown = Watched(measured(h100=FAST)).source.find(KEY, pair("h100"))
-    status = decide_chat(chat_service(), (MODELS, model()), speed=SpeedReport(measured=shown)).status
+    shown = Watched(measured(h100=FAST)).source.find_performance(KEY, HASH, {"h100"})
+    status = decide_chat(chat_service(), (MODELS, model()), speed=SpeedReport(performance=shown)).status
     assert status is not None
     assert status["performance"] == {
         "tokensPerSecond": "112",
