@@ -26,8 +26,8 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import MESSAGE_LENGTH
 from controller.reconcile.plan import Snapshot
 from controller.services.candidates import CheckedCandidate, check_candidate, list_candidates, state_accelerator
+from controller.services.checked_replica import UNKNOWN_POOL
 from controller.services.class_speeds import FindSpeeds, find_no_speeds, sort_speeds
-from controller.services.pool_preconditions import UNKNOWN_POOL
 from controller.services.preconditions import ServiceProblem
 from controller.services.probe_wait import ProbeSource, list_unmeasured, wait_for_probes
 from controller.services.replica_counts import NO_REPLICAS, ReplicaCounts, count_replicas

@@ -1,21 +1,24 @@
 """A replica of a service on one accelerator before any exists: its Models, memory and engine, or why it cannot be."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from controller.models.served import Companion
 from controller.placement.nodes import DeviceSizes, find_device_sizes
+from controller.placement.pool_table import read_pools
 from controller.pod_settings import PodSettings
 from controller.services import preconditions
 from controller.services.pods.deployment import choose_engine, find_pod_problem
 from controller.services.pods.pod_template import EngineChoice
-from controller.services.pool_preconditions import check_pools
 from controller.services.preconditions import CheckedService, ServiceProblem
 from controller.tenant_limits import check_limits, refuse_hosts, refuse_queue
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.model import Model
 from kube.store import Store
+
+UNKNOWN_POOL: Final = "UnknownPool"
+"""Reason of a service that names a pool which does not exist; it may come back."""
 
 
 class CheckedReplica(NamedTuple):
@@ -63,11 +66,45 @@ def check_replica(
     )
     out_of_scope = refuse_hosts(accelerator, settings.vendors, settings.limits) if accelerator is not None else None
     if exceeded := out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits):
-        checked = CheckedService(None, ServiceProblem(*exceeded, "Failed"), checked.model_problem)
+        checked = checked.refuse(ServiceProblem(*exceeded, "Failed"))
     elif further is not None:
-        checked = CheckedService(None, checked.problem or further, checked.model_problem)
-    checked = check_pools(checked, service, accelerator, store, settings)
+        checked = checked.refuse(checked.problem or further)
+    if checked.served is not None and accelerator is not None:
+        refused = _refuse_pools(service, accelerator, store, settings)
+        checked = checked.refuse(refused) if refused is not None else checked
     choice = choose_engine(service, accelerator, checked, settings)
     if refused := find_pod_problem(service, checked.served, choice, settings):
-        checked, choice = CheckedService(None, refused, checked.model_problem), None
+        checked, choice = checked.refuse(refused), None
     return CheckedReplica(accelerator, checked, devices, choice)
+
+
+def _refuse_pools(
+    service: InferenceService, accelerator: str, store: Store, settings: PodSettings
+) -> ServiceProblem | None:
+    """Return why a service cannot use the pools that it names, with the way out, or None."""
+    names = service.spec.scheduling.pools
+    if not names:
+        return None
+    table = read_pools(store, settings.vendors)
+    offered = f"use {' or '.join(table.list_pools(accelerator))}"
+    for name in names:
+        actual = table.find_accelerator(name)
+        if not actual:
+            message = (
+                f"spec.scheduling.pools names {name}, which does not exist: {offered}, or create AcceleratorPool {name}"
+            )
+            return ServiceProblem(UNKNOWN_POOL, message, "Pending")
+        if actual != accelerator:
+            message = (
+                f"spec.scheduling.pools names {name}, which has accelerator {actual}, not {accelerator}: {offered}"
+            )
+            return ServiceProblem("InvalidSpec", message, "Failed")
+    vendor = settings.vendors.get(accelerator)
+    mode = service.spec.scheduling.mode or settings.scheduling_mode
+    if vendor is not None and vendor.in_pods and mode == "Native":
+        message = (
+            "spec.scheduling.pools needs the queue, and Kubernetes' scheduler places pods here: set "
+            "spec.scheduling.mode to Queue, or remove spec.scheduling.pools"
+        )
+        return ServiceProblem("InvalidSpec", message, "Failed")
+    return None

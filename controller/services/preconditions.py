@@ -64,6 +64,10 @@ class CheckedService(NamedTuple):
     memory: ReplicaMemory = ReplicaMemory()
     """The memory of a replica of `served`."""
 
+    def refuse(self, problem: ServiceProblem) -> "CheckedService":
+        """Return the outcome with a problem that was found elsewhere."""
+        return CheckedService(None, problem, self.model_problem)
+
 
 def check_service(
     service: InferenceService,
