@@ -95,22 +95,15 @@ def observe_hosts(
         return replica_memory.advise_memory(service, served, free_bytes) if served else MemoryAdvice()
 
     problems = _diagnose_kept(standing, capacities, advise, demands)
-    return _count_replicas(
-        standing,
-        wanted,
-        hosts,
-        problem=diagnosis.most_severe(problems),
-        steps=_look_again(steps, standing, problems),
-    )
+    return _describe_replicas(standing, wanted, hosts, steps, problems)
 
 
-def _count_replicas(
+def _describe_replicas(
     standing: SortedProcesses,
     wanted: int,
     hosts: Mapping[str, MetalHost],
-    *,
-    problem: ServiceProblem | None,
     steps: MetalProcessSteps,
+    problems: Sequence[ServiceProblem | None],
 ) -> Replicas:
     # A displaced process counts while it answers.
     displaced = (leaving.process for leaving in standing.displaced)
@@ -122,22 +115,25 @@ def _count_replicas(
         ready=tuple(sorted(process.metadata.uid for process in answering[:wanted])),
         available=sum(not host_is_lost(process.spec.host_name or "", hosts) for process in serving),
         nodes=frozenset(process.spec.host_name for process in standing.kept if process.spec.host_name),
-        problem=problem,
-        steps=steps,
+        problem=diagnosis.most_severe(problems),
+        create=steps.create,
+        patch=steps.patch,
+        delete=steps.delete,
+        again_seconds=_find_recheck_seconds(steps, standing, problems),
     )
 
 
-def _look_again(
+def _find_recheck_seconds(
     steps: MetalProcessSteps, standing: SortedProcesses, problems: Sequence[ServiceProblem | None]
-) -> MetalProcessSteps:
-    """Return the steps with the time of the next look at what enqueues nothing here."""
+) -> float | None:
+    """Return the seconds after which a service is decided again although nothing enqueues it."""
     if any(problem is not None and problem.reason == "Binding" for problem in problems):
         # It is bound in a moment, or other processes take that memory.
-        return steps._replace(again_seconds=BINDING_SECONDS)
+        return BINDING_SECONDS
     if standing.superseded and any(process.spec.host_name is None for process in standing.kept):
         # The memory that others free may make room for the replacement once its predecessor goes.
-        return steps._replace(again_seconds=min(steps.again_seconds or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS))
-    return steps
+        return min(steps.again_seconds or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS)
+    return steps.again_seconds
 
 
 def _diagnose_kept(
@@ -147,17 +143,17 @@ def _diagnose_kept(
     demands: HostDemands,
 ) -> list[ServiceProblem | None]:
     """Return why each process that is kept does not serve. All hosts are looked at once for those that wait alike."""
-    problems: list[ServiceProblem | None] = []
+    problems = []
     by_kind: dict[tuple[HostRequirement, int], ServiceProblem | None] = {}
     for process in standing.kept:
         requirement = require_host(process, demands)
-        if process.spec.host_name is not None:
-            problems.append(diagnosis.diagnose_process(process, capacities, standing, advise, requirement))
-            continue
         kind = requirement, process.spec.memory_bytes
-        if kind not in by_kind:
-            by_kind[kind] = diagnosis.diagnose_process(process, capacities, standing, advise, requirement)
-        problems.append(by_kind[kind])
+        if process.spec.host_name is None and kind in by_kind:
+            problems.append(by_kind[kind])
+            continue
+        problems.append(diagnosis.diagnose_process(process, capacities, standing, advise, requirement))
+        if process.spec.host_name is None:
+            by_kind[kind] = problems[-1]
     return problems
 
 

@@ -21,7 +21,7 @@ from kube.resources import INFERENCE_SERVICES, ObjectKey
 
 DECIDE_AGAIN_SECONDS: Final = 3600.0
 """Longest time for which a decision about a service that waits is taken to hold."""
-_UNREPORTED: Final = ("apply", "keep", "patch", "delete", "steps")
+_UNREPORTED: Final = ("apply", "keep", "create", "patch", "delete")
 """Fields of `Replicas` from which no status is built: whole Deployments of a thousand services need not be kept."""
 
 

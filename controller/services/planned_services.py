@@ -295,11 +295,11 @@ def _build_pod(deployment: Obj, prefix: str, number: int, annotations: Mapping[s
 def _put_processes(copy: ClusterCopy, view: ServiceView, now: datetime) -> set[bool]:
     """Put the next MetalProcesses of a service into the copy, and let those end that it deletes."""
     queued: set[bool] = set()
-    for _, made in view.replicas.steps.create:
+    for _, made in view.replicas.create:
         identity = _identify(METAL_PROCESSES, object_key(made), now)
         copy.store.put(METAL_PROCESSES, {**made, "metadata": {**made["metadata"], **identity}})
         queued.add(True)
-    for ref in view.replicas.steps.delete:
+    for ref in (deleted for deleted in view.replicas.delete if deleted.resource == METAL_PROCESSES):
         obj = copy.store.get(METAL_PROCESSES, ref.name, ref.namespace)
         if obj is not None and obj["spec"].get("hostName"):
             copy.store.put(METAL_PROCESSES, revise(obj, deletionTimestamp=rfc3339(now)))

@@ -186,47 +186,35 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         return Plan(effects=(ServiceEffects(is_gone=True),))
     view = inputs.view if inputs.revision == snapshot.store.revision else None
     view = view or build_view(snapshot, key, service, settings, inputs.facts)
-    steps, token, replacement = view.replicas.steps, inputs.token, inputs.speed.replacement
-    replacement = replacement or report_without_replacer(service)
+    replicas, token, chosen = view.replicas, inputs.token, view.chosen
+    replacement = inputs.speed.replacement or report_without_replacer(service)
     target = _find_traffic_target(view)
-    traffic = _sum_traffic(snapshot, view, target, inputs)
-    status = _report_status(view, inputs, traffic, replacement)
+    status = _report_status(view, inputs, _sum_traffic(snapshot, view, target, inputs), replacement)
     beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
-    has_pods = bool(view.replicas.apply or view.replicas.keep)
+    has_pods = bool(replicas.apply or replicas.keep)
     templates = list_templates(service, settings.vendors.get(view.accelerator or "")) if has_pods else ()
-    pauses = (
-        steps.again_seconds,
-        token.again_seconds,
-        view.replicas.again_seconds,
-        view.chosen.again_seconds if view.chosen is not None else None,
-        replacement.again_seconds,
-    )
+    new_secret = (token_secret(service, token.new_token, token.rotation),) if token.new_token else ()
+    # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
+    pauses = [token.again_seconds, replicas.again_seconds, replacement.again_seconds]
+    pauses += [ROTATION_SECONDS if token.rotation or token.patch else None, chosen.again_seconds if chosen else None]
     return Plan(
-        create=((token_secret(service, token.new_token, token.rotation),) if token.new_token else ()) + steps.create,
-        apply=(*templates, *view.replicas.apply, build_network_service(service), *beside_pods),
-        patch=(*view.replicas.patch, *steps.patch, *((token.patch,) if token.patch else ())),
+        create=new_secret + replicas.create,
+        apply=(*templates, *replicas.apply, build_network_service(service), *beside_pods),
+        patch=replicas.patch + ((token.patch,) if token.patch else ()),
         delete=(
             *_prune_pods(snapshot, view, beside_pods),
             *list_spent_templates(snapshot, service, templates),
-            *view.replicas.delete,
-            *steps.delete,
+            *replicas.delete,
         ),
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=(*build_events(service, status), *replacement.list_events(service.status.replacement)),
         effects=(
             ServiceEffects(
-                view.question,
-                view.proof,
-                target,
-                frozenset(view.replicas.awaiting),
-                view.chosen.watched if view.chosen is not None else {},
+                view.question, view.proof, target, frozenset(replicas.awaiting), chosen.watched if chosen else {}
             ),
         ),
-        # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
-        again_seconds=ROTATION_SECONDS
-        if token.rotation or token.patch
-        else min((seconds for seconds in pauses if seconds is not None), default=None),
+        again_seconds=min((seconds for seconds in pauses if seconds is not None), default=None),
     )
 
 

@@ -11,7 +11,6 @@ import msgspec
 from controller.reconcile.plan import Patch, Ref
 from controller.services.diagnosis import most_severe
 from controller.services.preconditions import ServiceProblem
-from controller.services.rollout import MetalProcessSteps
 from kube.client import Obj
 from kube.resources import Resource
 
@@ -34,10 +33,11 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """Existing objects whose template stays as it is for now."""
     awaiting: tuple[str, ...] = ()
     """Names of Deployments that an update of Pomona will change when it is their turn."""
+    create: tuple[tuple[Resource, Obj], ...] = ()
+    """MetalProcesses."""
     patch: tuple[Patch, ...] = ()
     delete: tuple[Ref, ...] = ()
-    """Deployments that are made anew, because Kueue lets no queue be edited."""
-    steps: MetalProcessSteps = MetalProcessSteps()
+    """MetalProcesses, and Deployments that are made anew, because Kueue lets no queue be edited."""
     again_seconds: float | None = None
     """Decide again after this time even if no watch reports a change."""
 
@@ -54,8 +54,8 @@ def combine_replicas(parts: Sequence[Replicas]) -> Replicas:
         apply=tuple(obj for part in parts for obj in part.apply),
         keep=tuple(obj for part in parts for obj in part.keep),
         awaiting=tuple(name for part in parts for name in part.awaiting),
+        create=tuple(obj for part in parts for obj in part.create),
         patch=tuple(patch for part in parts for patch in part.patch),
         delete=tuple(ref for part in parts for ref in part.delete),
-        steps=next((part.steps for part in parts if part.steps != MetalProcessSteps()), MetalProcessSteps()),
         again_seconds=min(pauses, default=None),
     )

@@ -167,7 +167,7 @@ class World:
         chat = as_service(observed)
         served = Served(as_model(model()), "llama.cpp")
         on_hosts = observe_hosts(self.snapshot, chat, served, self.wanted, REPLICA_GIB * GIB)
-        for _, made in on_hosts.steps.create:
+        for _, made in on_hosts.create:
             name = made["metadata"]["name"]
             assert name not in self.processes, "a name is not used again while an object holds it"
             self.processes[name] = process(
@@ -179,7 +179,7 @@ class World:
             )
             # A name is used again once it is free, a uid never.
             self.processes[name]["metadata"]["uid"] = f"uid-{name}-{self.seconds}"
-        for ref in on_hosts.steps.delete:
+        for ref in on_hosts.delete:
             self.processes[ref.name]["metadata"]["deletionTimestamp"] = self.snapshot.now.isoformat()
         lost = {name for name in before - self.answering() if self._is_current(name)}
         assert not lost or len(self.answering()) >= self.wanted, f"{lost} answered"

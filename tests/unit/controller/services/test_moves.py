@@ -100,7 +100,7 @@ class SmallWorld:
             chat["metadata"]["annotations"] = {REBALANCE_AT: self.requested_at}
         snapshot = Snapshot(self.store(), NOW + timedelta(seconds=self.seconds))
         served, before = Served(as_model(model()), "llama.cpp"), self.answering()
-        steps = observe_hosts(snapshot, as_service(chat), served, self.replicas, REPLICA_GIB * GIB).steps
+        steps = observe_hosts(snapshot, as_service(chat), served, self.replicas, REPLICA_GIB * GIB)
         for _, made in steps.create:
             name, annotations = made["metadata"]["name"], made["metadata"].get("annotations", {})
             assert name not in self.processes
