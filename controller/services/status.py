@@ -1,9 +1,8 @@
 """The status of an InferenceService: the conditions, phase and endpoint that follow from its replicas and Models.
 
-`Ready` and the phase are two tables, each read from the top: the first row that applies decides.
+`judge_ready` and `pick_phase` are read from the top: the first rule that applies decides.
 """
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
@@ -124,7 +123,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadyInputs(NamedTuple):
-    """Inputs of the two tables."""
+    """Inputs of Ready and the phase."""
 
     suspended: bool = False
     wanted: int = 1
@@ -146,23 +145,10 @@ class ReadyInputs(NamedTuple):
     last_reason: str = ""
     last_message: str = ""
 
-    def fill_in(self, text: str) -> str:
-        """Return a reason or message of the table, filled in with those of probe, problem and last condition."""
-        return text.format(
-            probe=self.probe.message if self.probe else "",
-            probe_reason=self.probe.reason if self.probe else "",
-            problem=self.problem.message if self.problem else "",
-            problem_reason=self.problem.reason if self.problem else "",
-            last=self.last_message,
-            foreign=self.foreign,
-        )
 
+class ReadyVerdict(NamedTuple):
+    """The value of the condition Ready."""
 
-class ReadyRow(NamedTuple):
-    """One row of the table: when it applies, and the values that Ready then has."""
-
-    name: str
-    applies: Callable[[ReadyInputs], bool]
     is_true: bool
     reason: str
     message: str
@@ -170,144 +156,57 @@ class ReadyRow(NamedTuple):
     """observedGeneration stays: the latest generation has not been probed yet."""
 
 
-READY_TABLE: Final = (
-    ReadyRow(
-        "suspended",
-        lambda it: it.suspended,
-        is_true=False,
-        reason="Suspended",
-        message="spec.suspend is true: set it to false to serve again",
-    ),
-    ReadyRow(
-        "scaled to zero",
-        lambda it: not it.wanted,
-        is_true=False,
-        reason="ScaledToZero",
-        message="spec.replicas is 0: set it to 1 or more to serve again",
-    ),
-    ReadyRow(
-        "serves, with a problem",
-        lambda it: it.probe is not None and it.probe.ok and it.problem is not None,
-        is_true=True,
-        reason="Serving",
-        message="{probe}; {problem}",
-    ),
-    ReadyRow(
-        "serves",
-        lambda it: it.probe is not None and it.probe.ok,
-        is_true=True,
-        reason="Serving",
-        message="{probe}",
-    ),
-    ReadyRow(
-        "probe failed",
-        lambda it: it.probe is not None,
-        is_true=False,
-        reason="{probe_reason}",
-        message="{probe}",
-    ),
-    ReadyRow(
-        "serves as before",
-        lambda it: (
-            it.was_ready and it.problem is None and (it.last_generation, it.last_reason) == (it.generation, "Serving")
-        ),
-        is_true=True,
-        reason="Serving",
-        message="{last}",
-    ),
-    ReadyRow(
-        "still serving, being probed",
-        lambda it: it.was_ready and it.problem is None,
-        is_true=True,
-        reason="Probing",
-        message="still serving; waiting for the replicas to generate a first token",
-        keeps_generation=True,
-    ),
-    ReadyRow(
-        "still serving an earlier spec",
-        lambda it: it.was_ready and it.last_generation != it.generation,
-        is_true=True,
-        reason="{problem_reason}",
-        message="still serving; the latest spec is not rolled out yet: {problem}",
-        keeps_generation=True,
-    ),
-    ReadyRow(
-        "still serving, with a problem",
-        lambda it: it.was_ready,
-        is_true=True,
-        reason="{problem_reason}",
-        message="still serving; {problem}",
-        keeps_generation=True,
-    ),
-    ReadyRow(
-        "not serving",
-        lambda it: it.problem is not None,
-        is_true=False,
-        reason="{problem_reason}",
-        message="{problem}",
-    ),
-    ReadyRow(
-        "being probed",
-        lambda it: it.can_be_probed,
-        is_true=False,
-        reason="Probing",
-        message="replicas are ready; waiting for them to generate a first token",
-    ),
-    ReadyRow(
-        "foreign endpoints",
-        lambda it: bool(it.foreign),
-        is_true=False,
-        reason="ForeignEndpoints",
-        message="the EndpointSlices of the Service name {foreign}, which is the address of no replica and is not sent "
-        "the token: delete the slice, or wait until the replica reports this address",
-    ),
-    ReadyRow(
-        "no endpoints",
-        lambda _it: True,
-        is_true=False,
-        reason="NoEndpoints",
-        message="replicas are ready; waiting for them in the EndpointSlices of the Service",
-    ),
-)
+def judge_ready(inputs: ReadyInputs) -> ReadyVerdict:
+    """Return the value of Ready: the first rule that applies decides."""
+    probe, problem = inputs.probe, inputs.problem
+    if inputs.suspended:
+        return ReadyVerdict(False, "Suspended", "spec.suspend is true: set it to false to serve again")
+    if not inputs.wanted:
+        return ReadyVerdict(False, "ScaledToZero", "spec.replicas is 0: set it to 1 or more to serve again")
+    if probe is not None and not probe.ok:
+        return ReadyVerdict(False, probe.reason, probe.message)
+    if probe is not None:
+        return ReadyVerdict(True, "Serving", f"{probe.message}; {problem.message}" if problem else probe.message)
+    if inputs.was_ready:
+        return _judge_without_answer(inputs)
+    if problem is not None:
+        return ReadyVerdict(False, problem.reason, problem.message)
+    if inputs.can_be_probed:
+        return ReadyVerdict(False, "Probing", "replicas are ready; waiting for them to generate a first token")
+    if inputs.foreign:
+        message = (
+            f"the EndpointSlices of the Service name {inputs.foreign}, which is the address of no replica and is not "
+            "sent the token: delete the slice, or wait until the replica reports this address"
+        )
+        return ReadyVerdict(False, "ForeignEndpoints", message)
+    message = "replicas are ready; waiting for them in the EndpointSlices of the Service"
+    return ReadyVerdict(False, "NoEndpoints", message)
 
 
-class PhaseRow(NamedTuple):
-    """One row of the table of phases."""
-
-    name: str
-    applies: Callable[[ReadyInputs, Obj], bool]
-    """Called with the inputs and the condition Ready."""
-    phase: Phase | None
-    """None: the phase of the problem."""
-
-
-PHASE_TABLE: Final = (
-    PhaseRow("nothing is wanted", lambda it, _ready: not it.wanted, "Suspended"),
-    PhaseRow(
-        "serves the latest spec",
-        lambda it, ready: _is_true(ready) and it.problem is None and ready["observedGeneration"] == it.generation,
-        "Ready",
-    ),
-    PhaseRow("serves an earlier spec", lambda it, ready: _is_true(ready) and it.problem is None, "Progressing"),
-    PhaseRow(
-        "serves, with a problem",
-        lambda it, ready: _is_true(ready) and (it.ready_replicas > 0 or it.blocked),
-        "Degraded",
-    ),
-    PhaseRow("still serves while an edit is rolled out", lambda _it, ready: _is_true(ready), "Progressing"),
-    PhaseRow("does not serve", lambda it, _ready: it.problem is not None, None),
-    PhaseRow("is about to serve", lambda _it, _ready: True, "Progressing"),
-)
+def _judge_without_answer(inputs: ReadyInputs) -> ReadyVerdict:
+    """Return the value of Ready of a service that was Ready, and has given no answer about its latest state yet."""
+    problem, is_same_spec = inputs.problem, inputs.last_generation == inputs.generation
+    if problem is None and is_same_spec and inputs.last_reason == "Serving":
+        return ReadyVerdict(True, "Serving", inputs.last_message)
+    if problem is None:
+        reason, state = "Probing", "waiting for the replicas to generate a first token"
+    elif is_same_spec:
+        reason, state = problem.reason, problem.message
+    else:
+        reason, state = problem.reason, f"the latest spec is not rolled out yet: {problem.message}"
+    return ReadyVerdict(True, reason, f"still serving; {state}", keeps_generation=True)
 
 
-def pick_ready_row(inputs: ReadyInputs) -> ReadyRow:
-    """Return the first row of `READY_TABLE` that applies."""
-    return next(row for row in READY_TABLE if row.applies(inputs))
-
-
-def pick_phase_row(inputs: ReadyInputs, ready: Obj) -> PhaseRow:
-    """Return the first row of `PHASE_TABLE` that applies."""
-    return next(row for row in PHASE_TABLE if row.applies(inputs, ready))
+def pick_phase(inputs: ReadyInputs, ready: Obj) -> Phase:
+    """Return the phase of a service with this condition Ready: the first rule that applies decides."""
+    if not inputs.wanted:
+        return "Suspended"
+    if not _is_true(ready):
+        return inputs.problem.phase if inputs.problem is not None else "Progressing"
+    if inputs.problem is None:
+        return "Ready" if ready["observedGeneration"] == inputs.generation else "Progressing"
+    # Without a ready replica of the latest spec, one of an earlier spec still serves while an edit is rolled out.
+    return "Degraded" if inputs.ready_replicas or inputs.blocked else "Progressing"
 
 
 def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
@@ -318,25 +217,33 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
     question = view.question if probe is not None and probe.ok else None
     # While the service is still Ready by an earlier answer, the proof of that answer stays.
     proof = question.digest if question else view.service.status.proof if _is_true(ready) else ""
+    optional = {
+        "choice": without_defaults(view.chosen.status) if view.chosen is not None else None,
+        "runtime": view.runtime,
+        "memory": size_text(view.memory_bytes) if view.memory_bytes else "",
+        "deviceMemory": view.device_memory,
+        "deviceMemoryBytes": view.memory.device_bytes_each,
+        "nodes": sorted(view.replicas.nodes)[:MOST_NODES],
+        "queue": _build_queue(view),
+        "proof": proof,
+    }
     return {
         "observedGeneration": metadata.generation,
-        "phase": _pick_phase(inputs, ready),
+        "phase": pick_phase(inputs, ready),
         "replicas": view.replicas.total,
         "readyReplicas": len(view.replicas.ready),
         "availableReplicas": view.replicas.available,
         "selector": f"{LABEL_SERVICE}={metadata.name}",
         "accelerator": (view.accelerator or "") if view.chosen is None else view.chosen.accelerator,
-        **({"choice": choice} if view.chosen is not None and (choice := without_defaults(view.chosen.status)) else {}),
-        **({"runtime": view.runtime} if view.runtime else {}),
-        **({"memory": size_text(size_bytes)} if (size_bytes := view.memory_bytes) else {}),
-        **({"deviceMemory": view.device_memory} if view.device_memory else {}),
-        **({"deviceMemoryBytes": device_bytes} if (device_bytes := view.memory.device_bytes_each) is not None else {}),
-        **({"nodes": sorted(view.replicas.nodes)[:MOST_NODES]} if view.replicas.nodes else {}),
         "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
-        **({"queue": build_queue_status(view.standing)} if view.standing is not None and view.wanted else {}),
-        **({"queue": build_kueue_status(view.kueue)} if view.kueue is not None else {}),
         "conditions": [ready, _model_condition(view)],
-    } | ({"proof": proof} if proof else {})
+    } | {name: value for name, value in optional.items() if value}
+
+
+def _build_queue(view: ServiceView) -> Obj | None:
+    if view.kueue is not None:
+        return build_kueue_status(view.kueue)
+    return build_queue_status(view.standing) if view.standing is not None and view.wanted else None
 
 
 def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
@@ -356,18 +263,14 @@ def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
 
 def build_ready_condition(inputs: ReadyInputs) -> Obj:
     """Return the condition Ready: True only when the endpoints have answered with a token."""
-    row = pick_ready_row(inputs)
-    return condition(
-        READY,
-        true=row.is_true,
-        reason=inputs.fill_in(row.reason),
-        message=inputs.fill_in(row.message),
-        generation=inputs.last_generation if row.keeps_generation else inputs.generation,
-    )
+    verdict = judge_ready(inputs)
+    generation = inputs.last_generation if verdict.keeps_generation else inputs.generation
+    return condition(READY, true=verdict.is_true, reason=verdict.reason, message=verdict.message, generation=generation)
 
 
 def _ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
     last = find(view.service.status.conditions, READY)
+    addresses = sorted({endpoint.address for endpoint in view.endpoints})
     return ReadyInputs(
         suspended=view.service.spec.suspend,
         wanted=view.wanted,
@@ -376,22 +279,13 @@ def _ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
         problem=_find_problem(view),
         probe=probe,
         can_be_probed=view.question is not None,
-        foreign=""
-        if view.own_endpoints
-        else ", ".join(sorted({endpoint.address for endpoint in view.endpoints})[:_MOST_NAMED]),
+        foreign=", ".join(addresses[:_MOST_NAMED]) if not view.own_endpoints else "",
         was_ready=last is not None and last.status == "True" and bool(view.own_endpoints),
         generation=view.service.metadata.generation,
         last_generation=(last.observed_generation or 0) if last else 0,
         last_reason=last.reason if last else "",
         last_message=last.message if last else "",
     )
-
-
-def _pick_phase(inputs: ReadyInputs, ready: Obj) -> Phase:
-    phase = pick_phase_row(inputs, ready).phase
-    if phase is None:
-        return inputs.problem.phase if inputs.problem else "Progressing"
-    return phase
 
 
 def _is_true(ready: Obj) -> bool:
@@ -426,16 +320,15 @@ def _mixed_schemes(endpoints: tuple[Endpoint, ...], *, has_pods: bool) -> Servic
         return None
     hosts = sorted({endpoint.host for endpoint in plain if endpoint.host})
     if hosts:
+        names = ", ".join(hosts)
+        message = f"some hosts serve https and some http: start the agent of {names} with --tls-certificate too"
+    elif has_pods:
         message = (
-            f"some hosts serve https and some http: start the agent of {', '.join(hosts)} with --tls-certificate too"
+            "hosts serve https and pods http, and clients of the Service reach both: start the agents without "
+            "--tls-certificate, or name one accelerator"
         )
-        return ServiceProblem("MixedEndpoints", message, "Degraded")
-    if not has_pods:
+    else:
         return None
-    message = (
-        "hosts serve https and pods http, and clients of the Service reach both: start the agents without "
-        "--tls-certificate, or name one accelerator"
-    )
     return ServiceProblem("MixedEndpoints", message, "Degraded")
 
 
