@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 import structlog
 
-from controller.reconcile.plan import Leading, decode_stored
+from controller.reconcile.plan import Leading, Snapshot
 from controller.services.device_classes import find_host_class
 from controller.services.performance_source import PerformanceSource
 from crds.metalhost import MetalHost
@@ -164,21 +164,15 @@ class HostResults:
         return None
 
     def _read_result(self, key: ObjectKey) -> HostResult | str | None:
-        store = self._store
-        obj = store.get(METAL_PROCESSES, key.name, key.namespace)
-        processes = decode_stored(store, METAL_PROCESSES, filter(None, (obj,)), MetalProcess)
-        if not processes:
+        snapshot = Snapshot(self._store, datetime.now(UTC))
+        process = snapshot.read(METAL_PROCESSES, key, MetalProcess)
+        if process is None or process.metadata.deletion_timestamp is not None or process.status.performance is None:
             return None
-        (process,) = processes
-        if process.metadata.deletion_timestamp is not None or process.status.performance is None:
-            return None
-        host = store.get(METAL_HOSTS, process.spec.host_name or "")
-        model = store.get(MODELS, process.spec.model_name, key.namespace)
-        hosts = decode_stored(store, METAL_HOSTS, filter(None, (host,)), MetalHost)
-        models = decode_stored(store, MODELS, filter(None, (model,)), Model)
-        if not hosts or not models:
+        host = snapshot.read(METAL_HOSTS, ObjectKey("", process.spec.host_name or ""), MetalHost)
+        model = snapshot.read(MODELS, ObjectKey(key.namespace, process.spec.model_name), Model)
+        if host is None or model is None:
             return "its host or its Model is not there"
-        return read_host_result(process, hosts[0], models[0], datetime.now(UTC))
+        return read_host_result(process, host, model, snapshot.now)
 
 
 def _find_reported(process: Obj) -> object:

@@ -4,18 +4,17 @@ An agent writes its numbers once a minute at most. What changes is a number for 
 again for it once a minute at most, however many processes it has.
 """
 
-from collections.abc import Iterable, Mapping
 from typing import Final
 
 from controller.reconcile.plan import Leading, Snapshot, decode_stored
+from controller.services.metal_processes import read_hosts
 from controller.services.rollout import host_is_lost
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, combine_traffic, differs_notably
-from crds.metalhost import MetalHost
 from crds.metalprocess import MetalProcess
 from crds.rate import MOST_REPORTED
 from kube.client import Obj
 from kube.queue import WorkQueue, run_workers
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey, Resource
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, ObjectKey, Resource
 from kube.store import Store
 
 PAUSE_SECONDS: Final = 60.0
@@ -25,18 +24,10 @@ _WAKE_SECONDS: Final = 5.0
 
 
 def find_host_traffic(snapshot: Snapshot, namespace: str, service_uid: str) -> Traffic:
-    """Return the traffic of a service on hosts, as far as its processes there report it."""
+    """Return the traffic of a service on hosts: the sum of what its processes report that serve on hosts that live."""
     children = snapshot.children(METAL_PROCESSES, namespace, service_uid)
-    if not children:
-        return UNKNOWN_TRAFFIC
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
-    names = {process.spec.host_name for process in processes if process.spec.host_name}
-    hosts = (snapshot.read(METAL_HOSTS, ObjectKey("", name), MetalHost) for name in sorted(names))
-    return sum_host_traffic(processes, {host.metadata.name: host for host in hosts if host is not None})
-
-
-def sum_host_traffic(processes: Iterable[MetalProcess], hosts: Mapping[str, MetalHost]) -> Traffic:
-    """Return the sum over the processes that serve; a host that is lost reports nothing any more."""
+    hosts = read_hosts(snapshot.store, {process.spec.host_name for process in processes})
     traffic = UNKNOWN_TRAFFIC
     for process in processes:
         status = process.status

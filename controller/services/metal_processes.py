@@ -3,7 +3,7 @@
 A MetalProcess is released, which means that its finalizer is removed, only when no host can be running it any more.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from controller.models.served import Served
@@ -60,7 +60,7 @@ def observe_hosts(
     if is_waiting or is_requested(requested_at, snapshot.now):
         hosts, capacities = list_hosts(snapshot.store)
     else:
-        hosts, capacities = _registered_hosts(snapshot.store, {process.spec.host_name for process in processes}), []
+        hosts, capacities = read_hosts(snapshot.store, {process.spec.host_name for process in processes}), []
     name = process_prefix(service.metadata.name, spec) if spec else None
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
     exposed = exposed_hosts(snapshot.store, service.metadata.namespace, service.metadata.name)
@@ -161,20 +161,16 @@ def list_hosts(store: Store) -> tuple[dict[str, MetalHost], list[HostCapacity]]:
     """Return all registered hosts, and the capacities of those that live: the same for all that wait."""
 
     def compute() -> tuple[dict[str, MetalHost], list[HostCapacity]]:
-        hosts = _registered_hosts(store, None)
+        hosts = read_hosts(store, [host["metadata"]["name"] for host in store.list(METAL_HOSTS)])
         return hosts, stored_capacities(store, [host for name, host in hosts.items() if not host_is_lost(name, hosts)])
 
     return store.summarize((METAL_HOSTS, METAL_PROCESSES), "hosts and capacities", compute)
 
 
-def _registered_hosts(store: Store, names: Collection[str | None] | None) -> dict[str, MetalHost]:
-    """Return the hosts with these names that are registered and stay; all hosts if `names` is None."""
-    hosts = (
-        store.list(METAL_HOSTS)
-        if names is None
-        else [host for name in names if name and (host := store.get(METAL_HOSTS, name)) is not None]
-    )
-    decoded = decode_stored(store, METAL_HOSTS, hosts, MetalHost)
+def read_hosts(store: Store, names: Iterable[str | None]) -> dict[str, MetalHost]:
+    """Return the hosts with these names that are registered and stay, by name."""
+    stored = [host for name in names if name and (host := store.get(METAL_HOSTS, name)) is not None]
+    decoded = decode_stored(store, METAL_HOSTS, stored, MetalHost)
     return {host.metadata.name: host for host in decoded if host.metadata.deletion_timestamp is None}
 
 

@@ -6,7 +6,7 @@ the same source has been inspected, or if its memory is stated.
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -23,14 +23,6 @@ from kube.time import rfc3339
 
 ModelHeaders = Mapping[ObjectKey, ModelFacts]
 """Facts that were read in the headers of Models."""
-
-
-class _KnownFacts(NamedTuple):
-    """The facts about a Model that is not inspected."""
-
-    facts: ModelFacts
-    note: str
-    """The assumption, for people."""
 
 
 def revise(obj: Obj, **metadata: Any) -> Obj:
@@ -68,28 +60,29 @@ def assume_inspection(
     if model is None or obj is None or model.status.observed_generation == model.metadata.generation:
         return ""
     status, note = desired(model, ObservedModel(), copy.settings.pods, now).status, ""
-    known_facts = (
-        _find_facts(copy, model, earlier, headers.get(key)) if status and status["phase"] == "Pending" else None
-    )
-    if known_facts is not None:
-        status, note = _build_status(model, known_facts.facts), known_facts.note
-    conditions = [
-        {**condition, "lastTransitionTime": rfc3339(now)} for condition in (status or {}).get("conditions", ())
-    ]
-    copy.store.put(MODELS, revise({**obj, "status": {**(status or {}), "conditions": conditions}}))
+    status = status or {}
+    assumed = _assume_facts(copy, model, earlier, headers.get(key)) if status.get("phase") == "Pending" else None
+    if assumed is not None:
+        facts, note = assumed
+        status = _build_status(model, facts)
+    conditions = [{**condition, "lastTransitionTime": rfc3339(now)} for condition in status.get("conditions", ())]
+    copy.store.put(MODELS, revise({**obj, "status": {**status, "conditions": conditions}}))
     return note
 
 
-def _find_facts(copy: ClusterCopy, model: Model, earlier: Obj | None, header: ModelFacts | None) -> _KnownFacts | None:
+def _assume_facts(
+    copy: ClusterCopy, model: Model, earlier: Obj | None, header: ModelFacts | None
+) -> tuple[ModelFacts, str] | None:
+    """Return the facts about a Model that is not inspected, and the assumption in words; None if nothing is known."""
     name = model.metadata.name
     if header is not None:
-        return _KnownFacts(take_answer(model, header), f"Model {name} is as its header says")
+        return take_answer(model, header), f"Model {name} is as its header says"
     alike = _find_alike(copy, model, earlier)
     if alike is not None:
         other = f"{alike.metadata.namespace}/{alike.metadata.name}"
-        return _KnownFacts(read_facts(alike), f"Model {name} is like {other}, which has the same source")
+        return read_facts(alike), f"Model {name} is like {other}, which has the same source"
     if model.spec.stated_bytes is not None:
-        return _KnownFacts(ModelFacts(), f"Model {name} takes the memory that its spec.memoryBytes states")
+        return ModelFacts(), f"Model {name} takes the memory that its spec.memoryBytes states"
     return None
 
 

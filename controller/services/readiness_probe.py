@@ -199,13 +199,7 @@ def _take_probe(key: ObjectKey, service: _ProbedService, probe: Probe) -> bool:
     if judged is None or judged == last:
         return False
     service.take_answer(judged)
-    log.info(
-        "service_probed",
-        service=str(key),
-        ok=judged.result.ok,
-        reason=judged.result.reason,
-        message=judged.result.message,
-    )
+    log.info("service_probed", service=str(key), **msgspec.structs.asdict(judged.result))
     return True
 
 
@@ -240,7 +234,7 @@ async def _probe(
         first, *others = random.sample(question.endpoints, count)
     else:
         # Always in the same order, so that the message stays the same while that endpoint fails.
-        others = [each for each in question.endpoints if each != first][: count - 1]
+        others = [endpoint for endpoint in question.endpoints if endpoint != first][: count - 1]
     endpoint, failed = await ask(first)
     if failed.ok:
         return Probe(failed, endpoint)

@@ -10,14 +10,14 @@ from controller.placement.pod_requests import count_requests
 from controller.reconcile.plan import Snapshot, decode_stored
 from controller.reconcile.triggers import ENDED
 from controller.services.endpoints import exposed_hosts
+from controller.services.metal_processes import read_hosts
 from controller.services.pods.observed_deployments import accelerator_label, is_ready, list_service_pods, node_of
 from controller.services.rollout import host_is_lost
 from crds.inferenceservice import InferenceService
-from crds.metalhost import MetalHost
 from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess
 from devices.vendors import Vendors
 from kube.client import Obj
-from kube.resources import DEPLOYMENTS, METAL_HOSTS, METAL_PROCESSES
+from kube.resources import DEPLOYMENTS, METAL_PROCESSES
 
 
 class ReplicaCounts(NamedTuple):
@@ -94,11 +94,7 @@ def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCo
         for process in decode_stored(store, METAL_PROCESSES, children, MetalProcess)
         if process.metadata.deletion_timestamp is None and process.status.phase not in HOLDS_NO_MEMORY
     ]
-    names = {process.spec.host_name for process in processes if process.spec.host_name}
-    stored = [host for name in names if (host := store.get(METAL_HOSTS, name)) is not None]
-    hosts = {
-        metal_host.metadata.name: metal_host for metal_host in decode_stored(store, METAL_HOSTS, stored, MetalHost)
-    }
+    hosts = read_hosts(store, {process.spec.host_name for process in processes})
     displaced = find_displacements(processes, read_orders(store), service.spec.tolerations, list_moved(processes))
     placed = [
         process
