@@ -119,8 +119,9 @@ def read_benchmark(job: Obj, pods: Sequence[Obj], now: datetime) -> Endpoint | J
     pod = max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
     status: Obj = pod.get("status", {}) if pod is not None else {}
     for container in status.get("containerStatuses", ()):
-        ended = _find_end(container)
-        if ended is not None:
+        ends = ((container.get(name) or {}).get("terminated") for name in ("state", "lastState"))
+        # It should run for ever.
+        if ended := next(filter(None, ends), None):
             said = (ended.get("message") or "").strip()[-500:] or ended.get("reason", "")
             message = f"container {container['name']} ended with exit code {ended['exitCode']}: {said}"
             return _fail("EngineFailed", message, now)
@@ -138,12 +139,6 @@ def read_benchmark(job: Obj, pods: Sequence[Obj], now: datetime) -> Endpoint | J
     waiting = jobs.read_waiting(pod) if pod is not None else JobOutcome(state="Going")
     is_late = bool(waiting.reason) and age_seconds > START_SECONDS
     return _fail(waiting.reason, waiting.message, now) if is_late else JobOutcome(state="Going")
-
-
-def _find_end(container: Obj) -> Obj | None:
-    """Return how a container of a pod that runs for ever has ended; None: it has not."""
-    ends = ((container.get(name) or {}).get("terminated") for name in ("state", "lastState"))
-    return next((end for end in ends if end is not None), None)
 
 
 def _fail(reason: str, message: str, now: datetime) -> JobOutcome:

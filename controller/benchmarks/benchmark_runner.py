@@ -311,8 +311,10 @@ class BenchmarkRunner:
         if run.job is not None:
             metadata = run.job["metadata"]
             job = self._store.get(JOBS, metadata["name"], metadata["namespace"])
-            if job is None or not _is_same(job, metadata["uid"]):
+            if job is None or job["metadata"]["uid"] != metadata["uid"] or "deletionTimestamp" in job["metadata"]:
                 return None
+            if LABEL_BENCHMARK not in job["metadata"].get("labels", {}):
+                return None  # nobody knows it as that of a benchmark any more
             if run.task is None:
                 reading = read_benchmark(job, self._store.by_index(PODS, OWNER_INDEX, owner_key(job)), now)
                 if isinstance(reading, JobOutcome):
@@ -407,7 +409,8 @@ class BenchmarkRunner:
                 leading.enqueue(INFERENCE_SERVICES, service)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        if resource in _WAKING or (resource == PODS and _is_of_benchmark(new or old)):
+        obj = new or old
+        if resource in _WAKING or (resource == PODS and obj and LABEL_BENCHMARK in obj["metadata"].get("labels", {})):
             self._wake.set()
 
 
@@ -428,14 +431,3 @@ async def _end(leading: Leading, job: Obj) -> None:
     with contextlib.suppress(NotFound, Conflict):
         await leading.client.delete(JOBS, metadata["name"], metadata["namespace"], uid=metadata["uid"])
         log.info("benchmark_ended", job=f"{metadata['namespace']}/{metadata['name']}")
-
-
-def _is_same(job: Obj, uid: str) -> bool:
-    """Return whether a Job is the one that was started, not being deleted, and still known as that of a benchmark."""
-    metadata = job["metadata"]
-    is_there = metadata["uid"] == uid and "deletionTimestamp" not in metadata
-    return is_there and LABEL_BENCHMARK in metadata.get("labels", {})
-
-
-def _is_of_benchmark(pod: Obj | None) -> bool:
-    return pod is not None and LABEL_BENCHMARK in pod["metadata"].get("labels", {})

@@ -131,7 +131,9 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
     if model is None or model.spec.cache.scope == "node":
         return
     replicas = _find_replicas(scope.store, service)
-    service = _drop_own_settings(service)
+    # Only the image and arguments of Pomona: the measurement is that of a model hash, which others may use, and those
+    # of a service could make it anything.
+    service = replace(service, spec=replace(service.spec, image=None, extra_args=[], pod=PodOptions()))
     vendors = scope.settings.vendors
     names = list_candidates(service, model, scope.pools, vendors) or (accelerator_of(service, model),)
     for name in names:
@@ -150,14 +152,6 @@ def _find_replicas(store: Store, service: InferenceService) -> dict[str, Endpoin
     addresses = replica_addresses(pods, ())
     endpoints = (endpoint for endpoint in ready_endpoints(slices) if endpoint.address in addresses)
     return {endpoint.node: endpoint for endpoint in endpoints if endpoint.node}
-
-
-def _drop_own_settings(service: InferenceService) -> InferenceService:
-    """Return a service with the image and arguments of Pomona alone.
-
-    The measurement is that of a model hash, which others may use, and these could make it anything.
-    """
-    return replace(service, spec=replace(service.spec, image=None, extra_args=[], pod=PodOptions()))
 
 
 def _prepare_on(

@@ -5,7 +5,7 @@ listed with the reason, and the queue places none there.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from controller.models.served import Served
 from controller.services.pods.devices import NO_DEVICES, request_devices
@@ -133,13 +133,6 @@ def find_no_speeds(
     return ()
 
 
-class _Assessment(NamedTuple):
-    """The speeds of a service on one accelerator, and all that they follow from."""
-
-    inputs: tuple[object, ...]
-    speeds: tuple[ClassSpeed, ...]
-
-
 class SpeedAssessor:
     """The speeds of all services by device class, each computed once until something changes from which it follows.
 
@@ -153,7 +146,8 @@ class SpeedAssessor:
         self, list_classes: Callable[[str], Sequence[ServingDevices]], measured: PerformanceTable, vendors: Vendors
     ) -> None:
         self._list_classes, self._measured, self._vendors = list_classes, measured, vendors
-        self._known: dict[ObjectKey, dict[str, _Assessment]] = {}
+        self._assessed: dict[ObjectKey, dict[str, tuple[object, tuple[ClassSpeed, ...]]]] = {}
+        """By service and accelerator: what the speeds follow from, and the speeds."""
 
     def assess(
         self, key: ObjectKey, service: InferenceService, accelerator: str | None, served: Served | None
@@ -181,12 +175,12 @@ class SpeedAssessor:
             for devices in classes
         )
         inputs = (served, service.spec, request.number, classes, records, class_corrections)
-        assessment = self._known.setdefault(key, {}).get(accelerator)
-        if assessment is None or assessment.inputs != inputs:
+        assessed = self._assessed.setdefault(key, {})
+        if accelerator not in assessed or assessed[accelerator][0] != inputs:
             speeds = assess_classes(service, served, request.number, classes, records, corrections=corrections)
-            assessment = self._known[key][accelerator] = _Assessment(inputs, speeds)
-        return assessment.speeds
+            assessed[accelerator] = inputs, speeds
+        return assessed[accelerator][1]
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
-        self._known.pop(key, None)
+        self._assessed.pop(key, None)

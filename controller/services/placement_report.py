@@ -34,14 +34,14 @@ def report_placement(
     if note.cell.partition("/")[2] not in nodes:
         return None
     by_class = {find_single_class(speed.device_class): speed for speed in speeds}
-    known = by_class.get(note.device_class)
+    speed = by_class.get(note.device_class)
     return PlacementStatus(
         place=note.cell,
-        device_class=known.device_class if known is not None else note.device_class,
+        device_class=speed.device_class if speed is not None else note.device_class,
         score=note.score.points if note.score is not None else None,
-        tokens_per_second=known.tokens_per_second if known is not None else None,
-        source=known.source if known is not None else None,
-        fit=known.fit if known is not None else None,
+        tokens_per_second=speed.tokens_per_second if speed is not None else None,
+        source=speed.source if speed is not None else None,
+        fit=speed.fit if speed is not None else None,
         reason=note.score.explain() if note.score is not None else "others ended to make room for it there",
         others=[_describe_alternative(other, by_class.get(other.device_class)) for other in note.others],
     )

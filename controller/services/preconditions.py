@@ -302,7 +302,7 @@ def _contradiction(
                 "source"
             )
     if vendor.in_pods:
-        return next((message for each in companions if (message := _refuse_copies(each)) is not None), None)
+        return next(filter(None, map(_refuse_copies, companions)), None)
     for candidate in (model, *(companion.model for companion in companions)):
         if candidate is not None and scheme_of(candidate.spec.source) in ("s3", "pvc"):
             return (

@@ -35,13 +35,13 @@ class RecordWriter:
                 # Without those that are stored, a write would replace them.
                 raise Unreachable(f"measurements in ConfigMaps of {CONTROLLER_NAMESPACE} are not listed yet")
             name = name_config_map(model_hash)
-            known = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
-            if known is None:
+            stored_map = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
+            if stored_map is None:
                 # One without its label, or of another leader, is not in this watch cache: its measurements stay, too.
                 selector = f"metadata.name={name}"
                 listed = await leading.client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, field_selector=selector)
-                known = next(iter(listed.items), None)
-            before: dict[str, str] = (known or {}).get("data") or {}
+                stored_map = next(iter(listed.items), None)
+            before: dict[str, str] = (stored_map or {}).get("data") or {}
             put = put_host_record if record.source == "host" else put_record
             stored = put(before, key, record)
             if stored.dropped:
@@ -49,9 +49,9 @@ class RecordWriter:
             if stored.data == before:
                 return
             obj = build_config_map(model_hash, stored.data)
-            if known is not None:
+            if stored_map is not None:
                 # Another leader may have written a measurement that this watch cache has not yet.
-                obj["metadata"]["resourceVersion"] = known["metadata"]["resourceVersion"]
+                obj["metadata"]["resourceVersion"] = stored_map["metadata"]["resourceVersion"]
             leading.require_leadership()
             answer = await leading.client.apply(CONFIG_MAPS, obj, field_manager=FIELD_MANAGER)
             self._store.put(CONFIG_MAPS, answer)

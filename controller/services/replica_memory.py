@@ -64,7 +64,7 @@ class ReplicaMemory(NamedTuple):
     def total_bytes(self) -> int | None:
         """The bytes that a replica takes without devices; None if those of a Model are not known."""
         sizes = [model.size_bytes for model in self.models]
-        return None if not sizes or None in sizes else sum(siz for siz in sizes if siz is not None)
+        return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
 
     @property
     def stated_bytes(self) -> int | None:
@@ -103,9 +103,10 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
     has_draft = any(companion.role == "draft" for companion in served.companions)
     draft_bytes = sum(estimated.draft) if estimated and estimated.draft else None
     models = [_measure_model(served.model.metadata.name, served.model, sum(estimated.own_parts) if estimated else None)]
-    for name, model, role in ((each.name, each.model, each.role) for each in served.companions):
+    for companion in served.companions:
+        model, role = companion.model, companion.role
         further = further_bytes(role, model.status.size_bytes) if model else None
-        models.append(_measure_model(name, model, draft_bytes if role == "draft" else further))
+        models.append(_measure_model(companion.name, model, draft_bytes if role == "draft" else further))
     memory = ReplicaMemory(tuple(models), is_stated=is_memory_stated(served), devices=devices)
     is_unknown = memory.stated_bytes is None if memory.is_stated else has_draft and draft_bytes is None
     if is_unknown or (memory.is_stated and not devices):

@@ -244,7 +244,9 @@ def plan_steps(
     delete += rejected
     create: tuple[tuple[Resource, Obj], ...] = ()
     if spec is not None:
-        names = _unused_names(process_prefix(service.metadata.name, spec), taken, wanted - len(standing.kept))
+        prefix, missing = process_prefix(service.metadata.name, spec), max(0, wanted - len(standing.kept))
+        unused = (name for number in itertools.count() if (name := f"{prefix}-{number}") not in taken)
+        names = itertools.islice(unused, missing)
         created_at = parse_seconds(service.metadata.creation_timestamp) or 0.0
         places = itertools.chain(_inheritable_places(standing, created_at), itertools.repeat(None))
         moves = itertools.chain(_list_unfollowed_moves(standing), itertools.repeat(None))
@@ -318,18 +320,13 @@ def _blocking_processes(
     if standing.terminating:
         return []
     waiting = [process for process in standing.kept if process.spec.host_name is None]
-    promised = {process.metadata.uid: found for process in waiting if (found := _read_victims(process)) is not None}
-    for victims in promised.values():
-        if named := [process for process in superseded if process.metadata.uid in victims]:
+    undecided = None
+    for process in waiting:
+        if (nomination := read_nomination(process)) is None:
+            undecided = undecided or process
+        elif named := [victim for victim in superseded if victim.metadata.uid in nomination.victims]:
             return named
-    undecided = (process for process in waiting if process.metadata.uid not in promised)
-    return _find_blocking_processes(next(undecided, None), standing, superseded, capacities, demands)
-
-
-def _read_victims(process: MetalProcess) -> frozenset[str] | None:
-    """Return the `uid` of all that ends for a process, or that it replaces; None if it is promised no cell."""
-    nomination = read_nomination(process)
-    return None if nomination is None else nomination.victims
+    return _find_blocking_processes(undecided, standing, superseded, capacities, demands)
 
 
 def _find_blocking_processes(
@@ -376,11 +373,6 @@ def _age_seconds(process: MetalProcess, now: datetime) -> float:
     written = (entry.time for entry in process.metadata.managed_fields if entry.subresource == "status")
     since = max(written, default=process.metadata.creation_timestamp)
     return (now - datetime.fromisoformat(since)).total_seconds()
-
-
-def _unused_names(name: str, taken: Collection[str], count: int) -> list[str]:
-    unused = (f"{name}-{number}" for number in itertools.count() if f"{name}-{number}" not in taken)
-    return list(itertools.islice(unused, max(0, count)))
 
 
 def _process(

@@ -32,7 +32,7 @@ class AcceleratorPart(NamedTuple):
     service: InferenceService
     """The service as if it stated this accelerator alone."""
     replicas: int
-    found: CheckedReplica
+    replica: CheckedReplica
 
 
 def list_parts(
@@ -58,17 +58,17 @@ def summarize_parts(
     service: InferenceService, chosen: ChosenAccelerators, parts: Sequence[AcceleratorPart]
 ) -> tuple[CheckedReplica, InferenceService, ServiceProblem | None]:
     """Return what is shown of a service: that of the first part that is served, and why none is."""
-    served = next((part for part in parts if part.found.checked.served is not None), None)
+    served = next((part for part in parts if part.replica.checked.served is not None), None)
     shown = served or next(iter(parts), None)
     if shown is None:
         checked = CheckedService(None, chosen.problem, chosen.model_problem)
         return CheckedReplica(None, checked, DeviceSizes(), None), service, chosen.problem
-    return shown.found, shown.service, None if served is not None else shown.found.checked.problem
+    return shown.replica, shown.service, None if served is not None else shown.replica.checked.problem
 
 
 def find_pod_runtime(parts: Sequence[AcceleratorPart]) -> str:
     """Return the engine of the replicas in pods; empty if there are none."""
-    return next((part.found.choice.runtime for part in parts if part.found.choice is not None), "")
+    return next((part.replica.choice.runtime for part in parts if part.replica.choice is not None), "")
 
 
 def observe_several(
@@ -130,7 +130,7 @@ def _observe_part(
     *,
     may_roll_out: bool,
 ) -> Replicas:
-    service, checked, choice = part.service, part.found.checked, part.found.choice
+    service, checked, choice = part.service, part.replica.checked, part.replica.choice
     most = part.replicas + held
     if part.accelerator == METAL:
         replicas = observe_hosts(snapshot, service, checked.served, most, checked.memory.total_bytes)
