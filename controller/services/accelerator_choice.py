@@ -10,7 +10,6 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from controller.models.served import read_companions
 from controller.placement.candidate_room import CandidateRoom, ProspectiveReplica
 from controller.placement.choice import (
     BETTER_SECONDS,
@@ -26,7 +25,7 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import MESSAGE_LENGTH
 from controller.reconcile.plan import Snapshot
 from controller.services.candidates import CheckedCandidate, check_candidate, list_candidates, state_accelerator
-from controller.services.checked_replica import UNKNOWN_POOL
+from controller.services.checked_replica import UNKNOWN_POOL, read_models
 from controller.services.class_speeds import FindSpeeds, find_no_speeds, sort_speeds
 from controller.services.preconditions import ServiceProblem
 from controller.services.probe_wait import ProbeSource, list_unmeasured, wait_for_probes
@@ -34,9 +33,8 @@ from controller.services.replica_counts import NO_REPLICAS, ReplicaCounts, count
 from controller.tenant_limits import CHOICE_OUT_OF_SCOPE
 from crds.accelerator_choice import AcceleratorChoice, AcceleratorShare
 from crds.inferenceservice import InferenceService, InferenceServiceSpec, wanted_replicas
-from crds.model import Model
 from crds.placement import ClassSpeed
-from kube.resources import MODELS, ObjectKey
+from kube.resources import ObjectKey
 from kube.time import rfc3339
 
 _DEFAULTS: Final = InferenceServiceSpec(model_ref="")
@@ -92,7 +90,6 @@ class ChosenAccelerators(NamedTuple):
 
 def choose_accelerators(
     snapshot: Snapshot,
-    key: ObjectKey,
     service: InferenceService,
     settings: PodSettings,
     rooms: RoomSource | None,
@@ -105,7 +102,6 @@ def choose_accelerators(
 
     Args:
         snapshot: the store.
-        key: the service.
         service: the service.
         settings: options of the controller.
         rooms: the room of accelerators; None: the queue is not this controller's.
@@ -113,7 +109,7 @@ def choose_accelerators(
         find_speeds: returns the speed of a replica on the device classes of an accelerator.
         probes: the Jobs that measure; None: nothing is measured.
     """
-    model = snapshot.read(MODELS, ObjectKey(key.namespace, service.spec.model_ref), Model)
+    model, companions = read_models(snapshot, service)
     table = read_pools(snapshot.store, settings.vendors)
     names = list_candidates(service, model, table, settings.vendors)
     if not names:
@@ -126,7 +122,6 @@ def choose_accelerators(
         return unchanged._replace(problem=ServiceProblem(UNKNOWN_POOL, message, "Pending"))
     if rooms is None:
         return unchanged._replace(problem=ServiceProblem(*CHOICE_OUT_OF_SCOPE, "Failed"))
-    companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
     checked = [
         check_candidate(
             snapshot.store,
@@ -157,17 +152,13 @@ def _choose_when_measured(
     probes: ProbeSource | None,
 ) -> ChosenAccelerators:
     """Return the choice, or the last one while the room is not known or measurements are being made."""
-    candidate_rooms = {
-        candidate.accelerator: rooms.count(candidate.prospect)
-        for candidate in checked
-        if candidate.prospect is not None
-    }
+    prospects = {candidate.accelerator: candidate.prospect for candidate in checked if candidate.prospect is not None}
+    candidate_rooms = {accelerator: rooms.count(prospect) for accelerator, prospect in prospects.items()}
     if None in candidate_rooms.values():
         # A new leader keeps to the last choice until it has planned its first round, which enqueues each service.
         message = "waiting for the controller to look at the queue"
         problem = ServiceProblem("Choosing", message, "Progressing") if not unchanged.shares else None
-        watched = {candidate.accelerator: candidate.prospect for candidate in checked if candidate.prospect is not None}
-        return unchanged._replace(problem=problem, watched=watched)
+        return unchanged._replace(problem=problem, watched=prospects)
     counts = count_replicas(snapshot, service, settings.vendors)
     if (wait := _find_wait(snapshot, service, unchanged, candidate_rooms, None if counts else probes)) is not None:
         return wait
@@ -223,31 +214,32 @@ def _choose_by_room(
         for candidate in checked
     ]
     is_ordered = bool(service.spec.scheduling.pools)
-    if not is_ordered:
-        # Python's sort is stable: accelerators of equal or unknown speed stay in the order of the table.
-        candidates.sort(key=lambda candidate: -candidate.tokens_per_second)
-    else:
+    free_seconds: dict[str, float] = {}
+    if is_ordered:
+        free_seconds = {name: rooms.free_seconds(key, name) for name, *_ in candidates}
         candidates = [
-            candidate._replace(is_better=rooms.free_seconds(key, candidate.accelerator) >= BETTER_SECONDS)
+            candidate._replace(is_better=free_seconds[candidate.accelerator] >= BETTER_SECONDS)
             for candidate in candidates
         ]
+    else:
+        # Python's sort is stable: accelerators of equal or unknown speed stay in the order of the table.
+        candidates.sort(key=lambda candidate: -candidate.tokens_per_second)
     last, inputs = service.status.choice or AcceleratorChoice(), _digest_spec(service)
     before = {share.accelerator: share.replicas for share in last.accelerators}
     wanted = wanted_replicas(service)
     chosen = choose(wanted, candidates, before if last.inputs == inputs else None)
     watched = list_watched(candidates, chosen, is_ordered=is_ordered)
-    pauses = [_find_settling_seconds(snapshot, candidates, chosen, counts)]
-    if is_ordered:
-        roomy = [
-            candidate.accelerator for candidate in candidates if candidate.room and candidate.accelerator in watched
-        ]
-        free = (rooms.free_seconds(key, accelerator) for accelerator in roomy)
-        pauses += [BETTER_SECONDS - seconds for seconds in free if seconds < BETTER_SECONDS]
-    again_seconds = min((pause for pause in pauses if pause is not None), default=None)
+    pauses = _list_settling_seconds(snapshot, candidates, chosen, counts)
+    roomy = {candidate.accelerator for candidate in candidates if candidate.room}
+    pauses += [
+        BETTER_SECONDS - seconds
+        for name, seconds in free_seconds.items()
+        if name in watched and name in roomy and seconds < BETTER_SECONDS
+    ]
     return ChosenAccelerators(
         list_shares(candidates, chosen),
         inputs,
-        again_seconds=again_seconds,
+        again_seconds=min(pauses, default=None),
         watched={
             candidate.accelerator: candidate.prospect
             for candidate in checked
@@ -272,18 +264,18 @@ def _describe(snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom
     )
 
 
-def _find_settling_seconds(
+def _list_settling_seconds(
     snapshot: Snapshot, candidates: Sequence[Candidate], chosen: Mapping[str, int], counts: Mapping[str, ReplicaCounts]
-) -> float | None:
-    """Return the time after which a replica that waits may go to where there is room now; None: none may."""
-    waits = []
+) -> list[float]:
+    """Return the times after which replicas that wait may go to where there is room now."""
+    waits: list[float] = []
     for candidate in candidates:
         has_room = any(other.room and not other.refusal for other in candidates if other is not candidate)
         if has_room and chosen.get(candidate.accelerator, 0) > candidate.running:
             waiting_since = counts.get(candidate.accelerator, NO_REPLICAS).waiting_since
             ages = ((snapshot.now - since).total_seconds() for since in waiting_since)
             waits += [SETTLE_SECONDS - age for age in ages if age < SETTLE_SECONDS]
-    return min(waits, default=None)
+    return waits
 
 
 def _join_problems(checked: Sequence[CheckedCandidate]) -> ServiceProblem:
@@ -292,11 +284,11 @@ def _join_problems(checked: Sequence[CheckedCandidate]) -> ServiceProblem:
     first = problems[0][1]
     if all(problem == first for _, problem in problems):
         return first
-    message = "no accelerator can serve it: " + "; ".join(
-        f"{name}: {service_problem.message}" for name, service_problem in problems
+    message = "; ".join(f"{name}: {problem.message}" for name, problem in problems)
+    is_final = all(problem.phase == "Failed" for _, problem in problems)
+    return ServiceProblem(
+        "NoAccelerator", f"no accelerator can serve it: {message}", "Failed" if is_final else "Pending"
     )
-    is_final = all(service_problem.phase == "Failed" for _, service_problem in problems)
-    return ServiceProblem("NoAccelerator", message, "Failed" if is_final else "Pending")
 
 
 def _digest_spec(service: InferenceService) -> str:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from controller.models.served import Companion
+from controller.models.served import Companion, read_companions
 from controller.placement.nodes import DeviceSizes, find_device_sizes
 from controller.placement.pool_table import read_pools
 from controller.pod_settings import PodSettings
+from controller.reconcile.plan import Snapshot
 from controller.services import preconditions
 from controller.services.pods.deployment import choose_engine, find_pod_problem
 from controller.services.pods.pod_template import EngineChoice
@@ -15,10 +16,20 @@ from controller.tenant_limits import check_limits, refuse_hosts, refuse_queue
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
 from crds.model import Model
+from kube.resources import MODELS, ObjectKey
 from kube.store import Store
 
 UNKNOWN_POOL: Final = "UnknownPool"
 """Reason of a service that names a pool which does not exist; it may come back."""
+
+
+def read_models(snapshot: Snapshot, service: InferenceService) -> tuple[Model | None, tuple[Companion, ...]]:
+    """Return the Model of a service and its companions, as far as their Models exist."""
+
+    def read(key: ObjectKey) -> Model | None:
+        return snapshot.read(MODELS, key, Model)
+
+    return read(ObjectKey(service.metadata.namespace, service.spec.model_ref)), read_companions(read, service)
 
 
 class CheckedReplica(NamedTuple):

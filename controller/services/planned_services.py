@@ -146,7 +146,7 @@ def _plan_service(
     notes = tuple(assumed[model] for model in models if model in assumed)
     notes += _assume_weights(copy, snapshot.read(MODELS, model_key, Model))
     rooms, pods = _CopiedRooms(copy, now), copy.settings.pods
-    chosen = choose_accelerators(snapshot, key, service, pods, rooms, find_speeds=speeds.find_speeds)
+    chosen = choose_accelerators(snapshot, service, pods, rooms, find_speeds=speeds.find_speeds)
     view = build_view(snapshot, key, service, copy.settings.pods, ViewFacts(chosen=chosen))
     if view.blocker is not None and view.wanted:
         return PlannedService(key, _explain_problem(view.blocker), notes)

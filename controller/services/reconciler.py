@@ -102,7 +102,6 @@ class ServiceSources(NamedTuple):
         revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, self.kueue)
         chosen = choose_accelerators(
             snapshot,
-            key,
             service,
             settings,
             self.rooms,

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller.models.served import read_companions, runtime_of
+from controller.models.served import runtime_of
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.indexes import (
@@ -14,7 +14,7 @@ from controller.reconcile.indexes import (
 from controller.reconcile.plan import Snapshot
 from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators
-from controller.services.checked_replica import CheckedReplica, check_replica
+from controller.services.checked_replica import CheckedReplica, check_replica, read_models
 from controller.services.endpoints import ready_endpoints, replica_addresses
 from controller.services.kueue_report import (
     NO_REPORT,
@@ -32,12 +32,10 @@ from controller.services.status import ServiceView
 from controller.services.tokens import TokenStep
 from controller.services.traffic import Traffic
 from crds.inferenceservice import InferenceService, wanted_replicas
-from crds.model import Model
 from kube.resources import (
     ENDPOINT_SLICES,
     METAL_HOSTS,
     METAL_PROCESSES,
-    MODELS,
     PODS,
     ObjectKey,
 )
@@ -93,12 +91,8 @@ def build_view(
     """Gather all inputs of a decision about this service."""
     may_roll_out, standing, kueue, chosen, has_claims = facts
 
-    def find(key: ObjectKey) -> Model | None:
-        return snapshot.read(MODELS, key, Model)
-
-    model = find(ObjectKey(key.namespace, service.spec.model_ref))
+    model, companions = read_models(snapshot, service)
     wanted = wanted_replicas(service)
-    companions = read_companions(find, service)
     pod_runtime = ""
     if chosen is None:
         shown = service

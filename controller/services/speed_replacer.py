@@ -9,7 +9,6 @@ from typing import Final, Literal, NamedTuple
 
 import structlog
 
-from controller.models.served import read_companions
 from controller.placement.candidate_room import CandidateRooms, ProspectiveReplica
 from controller.placement.pod_units import send_to_better_place
 from controller.placement.pool_table import read_pools
@@ -32,6 +31,7 @@ from controller.reconcile.conditions import condition
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Event, Snapshot
 from controller.services.candidates import check_candidate, state_accelerator
+from controller.services.checked_replica import read_models
 from controller.services.class_speeds import FindSpeeds, describe_refusal
 from controller.services.device_classes import find_replica_class
 from controller.services.endpoints import Endpoint
@@ -214,13 +214,8 @@ class SpeedReplacer:
         """Return the best free place that is better, or why none is known."""
         service, accelerator, store = view.service, view.accelerator, snapshot.store
         table = read_pools(store, self._settings.vendors)
-
-        def read(key: ObjectKey) -> Model | None:
-            return snapshot.read(MODELS, key, Model)
-
-        model = read(ObjectKey(service.metadata.namespace, service.spec.model_ref))
+        model, companions = read_models(snapshot, service)
         stated = state_accelerator(service, accelerator or "", table, 1)
-        companions = read_companions(read, service)
         checked = check_candidate(store, stated, model, companions, self._settings, find_speeds=self._find_speeds)
         if checked.prospect is None:
             return ReplacementHold("NotReady", checked.problem.message if checked.problem else "its Model is not known")

@@ -83,7 +83,7 @@ def choose(
 ) -> ChosenAccelerators | None:
     """Return the choice for a service; `of` is its Model."""
     cluster = store((INFERENCE_SERVICES, chat), (MODELS, of or model()), *objects)
-    return choose_accelerators(Snapshot(cluster, NOW), KEY, as_service(chat), settings, rooms)
+    return choose_accelerators(Snapshot(cluster, NOW), as_service(chat), settings, rooms)
 
 
 def replicas(chosen: ChosenAccelerators | None) -> dict[str, int]:
@@ -162,7 +162,7 @@ def test_speeds_of_all_accelerators_are_listed_and_decide_about_places() -> None
         return (msgspec.structs.replace(speed, refusal="TooSlow") if accelerator == "metal" else speed,)
 
     accelerators = choose_accelerators(
-        Snapshot(cluster, NOW), KEY, as_service(chat), SETTINGS, rooms, find_speeds=find_speeds
+        Snapshot(cluster, NOW), as_service(chat), SETTINGS, rooms, find_speeds=find_speeds
     )
     assert accelerators is not None
     assert {speed.device_class for speed in accelerators.speeds} >= {"nvidia-x1", "metal-x1"}

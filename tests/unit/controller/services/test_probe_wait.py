@@ -179,7 +179,10 @@ def choose(
 ) -> ChosenAccelerators:
     cluster = store((INFERENCE_SERVICES, chat), (MODELS, model()), *objects)
     accelerators = choose_accelerators(
-        *(Snapshot(cluster, NOW), KEY, as_service(chat), SETTINGS, rooms or StatedRooms(nvidia=ROOM)),
+        Snapshot(cluster, NOW),
+        as_service(chat),
+        SETTINGS,
+        rooms or StatedRooms(nvidia=ROOM),
         find_speeds=find_speeds,
         probes=probes,
     )
