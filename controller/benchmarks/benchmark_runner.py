@@ -299,7 +299,7 @@ class BenchmarkRunner:
             self._drop(key)
         elif isinstance(result, MeasuredPerformance):
             stored = RecordKey(key.device_class, key.namespace)
-            await self._measured.writer.write(leading, key.model_hash, stored, result)
+            await self._measured.write(leading, key.model_hash, stored, result)
             self._drop(key)
         elif result.state != "Going":
             self._fail(key, run, result)

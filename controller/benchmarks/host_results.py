@@ -160,7 +160,7 @@ class HostResults:
         performance = self._measured.table.find_exact(result.model_hash, result.key)
         # Of two hosts of one class the later counts.
         if performance is None or performance.measured_at < result.record.measured_at:
-            await self._measured.writer.write(leading, result.model_hash, result.key, result.record)
+            await self._measured.write(leading, result.model_hash, result.key, result.record)
         return None
 
     def _read_result(self, key: ObjectKey) -> HostResult | str | None:

@@ -1,21 +1,31 @@
-"""The measured speed of services, for their status: the stored measurements, and which services a change concerns.
+"""The stored measurements of speed: the only writer of their ConfigMaps, and which services a change concerns.
 
 A service asks for the speed of its model on the hardware of its replicas, and is reconciled again when a measurement of
 that model changes. What is damaged in a ConfigMap is logged once for each version of it.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import structlog
 
 from controller.reconcile.optional_kinds import OptionalKind
-from controller.services.record_writer import RecordWriter
+from controller.reconcile.plan import FIELD_MANAGER, Leading
 from crds.inferenceservice import ServicePerformance
 from crds.meta import CONTROLLER_NAMESPACE
 from crds.rate import format_rate
 from fitness.performance import MeasuredPerformance
-from fitness.performance_store import SELECTOR, PerformanceTable
+from fitness.performance_store import (
+    SELECTOR,
+    PerformanceTable,
+    RecordKey,
+    build_config_map,
+    name_config_map,
+    put_host_record,
+    put_record,
+)
+from kube.errors import Unreachable
 from kube.resources import CONFIG_MAPS, ObjectKey
 from kube.store import Store
 
@@ -42,12 +52,51 @@ class PerformanceSource:
         self.table = table
         self.kind = OptionalKind(CONFIG_MAPS, SELECTOR, (CONTROLLER_NAMESPACE,))
         """The ConfigMaps, which a controller of some namespaces may not read."""
-        self.writer = RecordWriter(store, self.kind)
+        self._store = store
+        self._writing = asyncio.Lock()
         self._enqueue = enqueue
         self._hashes: dict[ObjectKey, str] = {}
         """The hash of the model of each service that shows a speed, or will."""
         self._problems: Mapping[ObjectKey, BenchmarkProblem] = {}
         table.subscribe(self._take_change)
+
+    async def write(self, leading: Leading, model_hash: str, key: RecordKey, record: MeasuredPerformance) -> None:
+        """Store a measurement, unless it is stored: one after the other, as a write states all those of a model.
+
+        Raises as `Client`.
+        """
+        async with self._writing:
+            if not self.kind.exists:
+                # Without those that are stored, a write would replace them.
+                raise Unreachable(f"measurements in ConfigMaps of {CONTROLLER_NAMESPACE} are not listed yet")
+            name = name_config_map(model_hash)
+            stored_map = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
+            if stored_map is None:
+                # One without its label, or of another leader, is not in this watch cache: its measurements stay, too.
+                selector = f"metadata.name={name}"
+                listed = await leading.client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, field_selector=selector)
+                stored_map = next(iter(listed.items), None)
+            before: dict[str, str] = (stored_map or {}).get("data") or {}
+            put = put_host_record if record.source == "host" else put_record
+            stored = put(before, key, record)
+            if stored.dropped:
+                log.warning("measurements_dropped", config_map=name, keys=stored.dropped)
+            if stored.data == before:
+                return
+            obj = build_config_map(model_hash, stored.data)
+            if stored_map is not None:
+                # Another leader may have written a measurement that this watch cache has not yet.
+                obj["metadata"]["resourceVersion"] = stored_map["metadata"]["resourceVersion"]
+            leading.require_leadership()
+            answer = await leading.client.apply(CONFIG_MAPS, obj, field_manager=FIELD_MANAGER)
+            self._store.put(CONFIG_MAPS, answer)
+        log.info(
+            "speed_measured",
+            model=record.model,
+            model_hash=model_hash,
+            **key._asdict(),
+            tokens_per_second=record.tokens_per_second,
+        )
 
     def find_performance(
         self, key: ObjectKey, model_hash: str, device_classes: Iterable[str]

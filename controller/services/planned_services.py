@@ -78,9 +78,6 @@ class _CopiedRooms:
     def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
         """Do nothing: a plan is made once."""
 
-    def forget(self, service: ObjectKey) -> None:
-        """Do nothing: nothing is followed."""
-
     def free_seconds(self, service: ObjectKey, accelerator: str) -> float:  # noqa: ARG002 - part of the protocol
         """Return 0: no time passes in a plan."""
         return 0.0

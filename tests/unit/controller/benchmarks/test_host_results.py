@@ -255,7 +255,7 @@ async def test_writer_refuses_what_would_replace_measurements_that_are_not_known
     world.measured.kind.exists = False
     leading: Any = None
     with pytest.raises(Unreachable, match="in ConfigMaps of pomona-system are not listed"):
-        await world.measured.writer.write(leading, "0" * 16, RecordKey(CLASS, NAMESPACE), FOUND)
+        await world.measured.write(leading, "0" * 16, RecordKey(CLASS, NAMESPACE), FOUND)
 
 
 def test_report_that_is_refused_is_believed_once_its_reason_is_gone() -> None:
