@@ -156,7 +156,7 @@ def _choose_when_measured(
     candidate_rooms = {accelerator: rooms.count(prospect) for accelerator, prospect in prospects.items()}
     if None in candidate_rooms.values():
         # A new leader keeps to the last choice until it has planned its first round, which enqueues each service.
-        message = "waiting for the controller to look at the queue"
+        message = "waiting for the first round of the queue"
         problem = ServiceProblem("Choosing", message, "Progressing") if not unchanged.shares else None
         return unchanged._replace(problem=problem, watched=prospects)
     counts = count_replicas(snapshot, service, settings.vendors)

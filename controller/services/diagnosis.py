@@ -79,7 +79,7 @@ def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> Servi
     """Return why a pod is not ready, or None if it is only starting; `memory` is what each container may use."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     if is_gated(pod):
-        return ServiceProblem(QUEUED, f"pod {name} waits for the queue to look at it", "WaitingForGPU")
+        return ServiceProblem(QUEUED, f"pod {name} waits for the queue", "WaitingForGPU")
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             reason = condition.get("reason") or "Unschedulable"

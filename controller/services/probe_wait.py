@@ -54,7 +54,7 @@ class ProbeWait(NamedTuple):
     def message(self) -> str:
         """The wait in words."""
         measured = f"measuring the speed on {', '.join(self.classes)}" if self.classes else "looking for idle devices"
-        return f"{measured}, until {rfc3339(self.until)} at the latest: the accelerator is chosen by that"
+        return f"{measured}; the accelerator is chosen by {rfc3339(self.until)} at the latest"
 
 
 def list_unmeasured(speeds: Iterable[ClassSpeed], usable: Collection[str]) -> frozenset[str]:

@@ -130,22 +130,21 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
     """
     fitting = [speed for speed in classes if speed.refusal is None and speed.fit not in {None, "too_tight"}]
     unknown = [speed for speed in classes if speed.refusal is None and speed.fit is None]
+    true: bool | None = False
     if fitting:
         best = fitting[0]
         rate = f", {best.tokens_per_second} tokens/s" if best.tokens_per_second else ""
-        message = (
-            f"fits on {len(fitting)} of {len(classes)} device classes, best on {best.device_class} ({best.fit}{rate})"
-        )
-        return condition(FITS, true=True, reason="Fits", message=message, generation=generation)
-    if unknown:
-        message = (
-            f"it is not known what a replica takes of {unknown[0].device_class}: see what the Model's status lacks"
-        )
-        return condition(FITS, true=None, reason="Unknown", message=message, generation=generation)
-    reasons = [f"{speed.device_class}: {describe_refusal(speed)}" for speed in classes]
-    message = f"fits on no device class; {'; '.join(reasons)}"
-    reason = next((speed.refusal for speed in classes if speed.refusal is not None), None) or "TooTight"
-    return condition(FITS, true=False, reason=reason, message=message, generation=generation)
+        number = f"{len(fitting)} of {len(classes)} device classes"
+        true, reason = True, "Fits"
+        message = f"fits on {number}, best on {best.device_class} ({best.fit}{rate})"
+    elif unknown:
+        true, reason = None, "Unknown"
+        message = f"the memory of a replica on {unknown[0].device_class} is unknown: see the conditions of the Model"
+    else:
+        reason = next((speed.refusal for speed in classes if speed.refusal is not None), None) or "TooTight"
+        reasons = "; ".join(f"{speed.device_class}: {describe_refusal(speed)}" for speed in classes)
+        message = f"fits on no device class; {reasons}"
+    return condition(FITS, true=true, reason=reason, message=message, generation=generation)
 
 
 def _list_replica_classes(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> set[str]:

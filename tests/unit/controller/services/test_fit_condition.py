@@ -19,7 +19,7 @@ def refuse(reason: str) -> ClassSpeed:
     ("classes", "status", "reason", "words"),
     [
         ([H100, L4], "True", "Fits", "on 1 of 2 device classes, best on nvidia-h100x1 (perfect, 120 tokens/s)"),
-        ([L4, UNKNOWN], "Unknown", "Unknown", "it is not known what a replica takes of nvidia-newx1"),
+        ([L4, UNKNOWN], "Unknown", "Unknown", "the memory of a replica on nvidia-newx1 is unknown"),
         ([L4], "False", "TooTight", "fits on no device class; nvidia-l4x1: needs 40 GiB"),
         ([refuse("TooSlow"), L4], "False", "TooSlow", "nvidia-t4x1: 9.0 tokens/s are fewer than spec.placement.min"),
         ([refuse("SpeedUnknown")], "False", "SpeedUnknown", "its speed is unknown"),

@@ -98,7 +98,7 @@ def test_wait_names_the_classes_and_its_end() -> None:
     assert probe_wait is not None
     assert (probe_wait.classes, probe_wait.since, probe_wait.until) == (("a", "b"), NOW, NOW + timedelta(seconds=180))
     assert probe_wait.message.startswith(
-        f"measuring the speed on a, b, until {rfc3339(probe_wait.until)} at the latest"
+        f"measuring the speed on a, b; the accelerator is chosen by {rfc3339(probe_wait.until)} at the latest"
     )
 
 
@@ -107,7 +107,7 @@ def test_wait_goes_on_where_another_leader_left_it() -> None:
     unknown = wait(began, NOW, StatedProbes(is_known=False))
     assert unknown is not None
     assert (unknown.since, unknown.classes) == (NOW - timedelta(seconds=100), ())
-    assert unknown.message.startswith("looking for idle devices, until ")
+    assert unknown.message.startswith("looking for idle devices; the accelerator is chosen by ")
     later = wait(began, NOW + timedelta(seconds=79), StatedProbes("a"))
     assert later is not None
     assert later.until == unknown.until
