@@ -65,7 +65,7 @@ class MeasuredEngine(NamedTuple):
 def build_benchmark_pod(
     service: InferenceService, served: Served, choice: EngineChoice, settings: PodSettings, node: str = ""
 ) -> Obj:
-    """Return the spec of the pod; without a node, that by which one is looked for."""
+    """Return the spec of the pod, pinned to `node`; without a node, the spec by which the queue looks for one."""
     pod = build_pod(service, choice, mounted_weights(served.model), settings=settings)
     if node:
         pod = pin_to_node(pod, node)
@@ -85,7 +85,7 @@ def build_benchmark_pod(
 def build_benchmark_job(
     service: InferenceService, served: Served, choice: EngineChoice, settings: PodSettings, *, node: str, digest: str
 ) -> Obj:
-    """Return the Job of a benchmark on a node; `digest` tells its name from those of others."""
+    """Return the Job of a benchmark on a node; `digest` makes its name unique."""
     owner = served.model.metadata
     weights = mounted_weights(served.model)
     claims = label_claims({weights.claim: weights.mark}) if weights.claim and weights.has_one_node else {}
@@ -102,12 +102,12 @@ def build_benchmark_job(
 
 
 def digest_start(key: BenchmarkKey, inputs: str, tries: int) -> str:
-    """Return the digest by which the Jobs of two tries have names of their own."""
+    """Return a digest for the name of the Job: each try of a benchmark has another one."""
     return hashlib.sha256(msgspec.json.encode([*key, inputs, tries])).hexdigest()
 
 
 def digest_inputs(service: InferenceService, choice: EngineChoice, settings: PodSettings) -> str:
-    """Return the digest of what makes another measurement of the same model worth while after one has failed."""
+    """Return a digest of the settings of a measurement: after a failure, another digest is worth another try."""
     spec = service.spec
     inputs = [spec.benchmark, spec.parallel, spec.context_length, spec.resources]
     facts = [*inputs, spec.hardware, choice.runtime, settings.image, service.metadata.uid]
@@ -115,7 +115,7 @@ def digest_inputs(service: InferenceService, choice: EngineChoice, settings: Pod
 
 
 def read_benchmark(job: Obj, pods: Sequence[Obj], now: datetime) -> Endpoint | JobOutcome:
-    """Return the address of the pod of a Job once its engine is ready; before that, how the Job stands."""
+    """Return the address of the pod of a Job once its engine is ready; before that, the state of the Job."""
     pod = max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
     status: Obj = pod.get("status", {}) if pod is not None else {}
     for container in status.get("containerStatuses", ()):

@@ -69,7 +69,7 @@ class BenchmarkFailure(NamedTuple):
         return ((self.outcome.ended or now) + timedelta(seconds=pause) - now).total_seconds()
 
     def describe(self, key: BenchmarkKey) -> BenchmarkProblem:
-        """Return the failure for people."""
+        """Return the failure as a condition of the service states it."""
         further = f"try {self.tries} of {MOST_TRIES}, and it is tried again"
         if self.is_final:
             further = "it is not tried again before the service is edited"

@@ -145,9 +145,11 @@ class BenchmarkRunner:
         store.subscribe(self._take_change)
 
     def take_round(self, waiting_pools: frozenset[str], given: frozenset[str]) -> None:
-        """Take the pools for which anything waits after a round of the queue, and the cells where units are admitted.
+        """Mark the benchmarks that are in the way of the queue, so that they end soon.
 
-        Benchmarks there are in their way.
+        Args:
+            waiting_pools: the pools for which anything waits after a round of the queue.
+            given: the cells where units are admitted.
         """
         self._waiting_pools, self._given = waiting_pools, given
         busy = self._find_busy()
@@ -172,7 +174,7 @@ class BenchmarkRunner:
         return probe.answer
 
     def forget(self, service: ObjectKey) -> None:
-        """Measure nothing more for a service that is gone."""
+        """Stop measuring for a service that is gone."""
         self._probes.pop(service, None)
 
     def restart(self) -> None:
@@ -211,7 +213,7 @@ class BenchmarkRunner:
             self._set_rooms({})
 
     async def _run_round(self, leading: Leading) -> float:
-        """Decide once and do it; return the seconds after which to look again."""
+        """Start, follow and end benchmarks once; return the seconds until the next round."""
         loop_time, now = asyncio.get_running_loop().time, datetime.now(UTC)
         self._probes = {service: probe for service, probe in self._probes.items() if now < probe.until}
         if is_look := loop_time() >= self._look_at:
@@ -249,7 +251,7 @@ class BenchmarkRunner:
         return min(pauses)
 
     async def _look(self) -> None:
-        """Look at all services."""
+        """List the benchmarks that are worth while for any service."""
         cells = [cell if cell.id not in self._given else replace(cell, free=NOTHING) for cell in self._list_cells()]
         scope = open_scope(self._store, self._settings, self._measured.table, cells)
         prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
@@ -268,7 +270,7 @@ class BenchmarkRunner:
         self._prepared, self._pairs = prepared, pairs
 
     def _list_wanted(self) -> dict[BenchmarkKey, WantedBenchmark]:
-        """Return what is not measured yet."""
+        """Return the benchmarks that are worth while and not measured yet."""
         table = self._measured.table
         return {
             key: benchmark.wanted
@@ -283,7 +285,7 @@ class BenchmarkRunner:
         return {accelerators.get(pool, pool) for pool in self._waiting_pools}
 
     def _list_urgent(self) -> set[BenchmarkKey]:
-        """Return the pairs for which services wait; they wait for one try only."""
+        """Return the benchmarks for which services wait that have not tried and failed yet."""
         return {
             key
             for service, probe in self._probes.items()
@@ -292,7 +294,7 @@ class BenchmarkRunner:
         }
 
     async def _follow(self, leading: Leading, key: BenchmarkKey, wanted: WantedBenchmark | None, now: datetime) -> None:
-        """Store what a benchmark has measured, or drop it: its Job is ended then. Raises as `Client`."""
+        """Store the result of a benchmark that has ended; stop one that is not wanted any more. Raises as `Client`."""
         run = self._runs[key]
         result = self._read(leading, run, now)
         if result is None or wanted is None or wanted.inputs != run.start.wanted.inputs:
@@ -307,7 +309,7 @@ class BenchmarkRunner:
             self._drop(key)
 
     def _read(self, leading: Leading, run: _Run, now: datetime) -> MeasuredPerformance | JobOutcome | None:
-        """Return the result of a benchmark, whose pod is measured once it is up, or how it stands; None: it is gone."""
+        """Return the result or the state of a benchmark; begin to measure a pod that is up. None: its Job is gone."""
         if run.job is not None:
             metadata = run.job["metadata"]
             job = self._store.get(JOBS, metadata["name"], metadata["namespace"])
@@ -328,14 +330,14 @@ class BenchmarkRunner:
         run.task.add_done_callback(lambda _: self._wake.set())
 
     def _drop(self, key: BenchmarkKey) -> None:
-        """Take a benchmark as one that does not run."""
+        """Stop a benchmark; its Job is deleted in this round."""
         self._yielding.discard(key)
         task = self._runs.pop(key).task
         if task is not None:
             task.cancel()
 
     def _fail(self, key: BenchmarkKey, run: _Run, outcome: JobOutcome) -> None:
-        """Note a failure."""
+        """Stop a benchmark that has failed, and note the failure for the next try."""
         self._drop(key)
         last = self._failures.get(key)
         tries = last.tries + 1 if last is not None else 1
@@ -344,7 +346,7 @@ class BenchmarkRunner:
         log.warning("benchmark_failed", **key._asdict(), reason=outcome.reason, problem=outcome.message)
 
     def _list_ended(self) -> list[Obj]:
-        """Return the Jobs to end, all but those that run for this leader: first its own, whose room others get."""
+        """Return the Jobs to delete: all but those of running benchmarks, first those whose room units may get."""
         kept = {run.job["metadata"]["uid"] for run in self._runs.values() if run.job is not None}
         labelled = self._store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
         others = [
@@ -387,18 +389,18 @@ class BenchmarkRunner:
         log.info("benchmark_started", **key._asdict(), node=start.node, is_job=run.job is not None)
 
     def _show_rooms(self) -> None:
-        """Report the Jobs whose room is free to units: those that run, and those whose pod has not left its device."""
+        """Report the Jobs whose room units may take: those that run, and those whose pod still holds its device."""
         going = {owner_key(run.job) for run in self._runs.values() if run.job is not None}
         self._rooms = {key: node for key, node in self._rooms.items() if key in going or self._has_pod(key)}
         self._set_rooms(self._rooms)
 
     def _has_pod(self, job: str) -> bool:
-        """Return whether the pod of a Job has not left its device."""
+        """Return whether the pod of a Job still holds its device."""
         pods = self._store.by_index(PODS, OWNER_INDEX, job)
         return any((pod.get("status") or {}).get("phase") not in _FINAL_PHASES for pod in pods)
 
     def _answer_probes(self, leading: Leading, *, is_look: bool) -> None:
-        """Answer the services that wait for measurements, and enqueue those of which the answer has changed."""
+        """Update the device classes that are measured for each waiting service, and enqueue it if they changed."""
         for service, probe in self._probes.items():
             if probe.answer is None and not is_look:
                 continue
@@ -415,7 +417,7 @@ class BenchmarkRunner:
 
 
 async def _try(step: Awaitable[None]) -> list[float]:
-    """Take a step, which keeps no other back if the API server refuses it; return when to try it again, in seconds."""
+    """Await a step and log a refusal of the API server; return the seconds after which to try it again, if any."""
     try:
         await step
     except ApiError as error:

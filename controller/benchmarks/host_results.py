@@ -51,7 +51,7 @@ class HostResult(NamedTuple):
 
 
 def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: datetime) -> HostResult | str:
-    """Return the measurement that a process reports, or why it is not believed.
+    """Return the measurement that a process reports, or the reason to refuse it.
 
     Args:
         process: a process whose status has a measurement.
@@ -81,7 +81,7 @@ def read_host_result(process: MetalProcess, host: MetalHost, model: Model, now: 
 
 
 def _read_record(performance: ProcessPerformance, now: datetime) -> MeasuredPerformance | str:
-    """Return the numbers of a measurement, or which one cannot be."""
+    """Return the numbers of a measurement, or the reason to refuse one of them."""
     try:
         measured_at = datetime.fromisoformat(performance.measured_at)
         is_future, is_past = measured_at > now + MOST_AHEAD, measured_at < EARLIEST

@@ -81,7 +81,7 @@ class NodeGroup(NamedTuple):
 
 
 def group_nodes(store: Store, cells: Iterable[Cell], settings: PodSettings) -> list[NodeGroup]:
-    """Return the nodes with devices in groups."""
+    """Return the nodes with devices, grouped by the labels and resources that decide their device class."""
     vendors = settings.vendors.values()
     names = {
         name
@@ -102,7 +102,7 @@ def group_nodes(store: Store, cells: Iterable[Cell], settings: PodSettings) -> l
 
 
 class BenchmarkScope(NamedTuple):
-    """All that is looked at for each service."""
+    """The inputs by which the benchmarks of each service are listed."""
 
     store: Store
     settings: PodSettings
@@ -112,7 +112,7 @@ class BenchmarkScope(NamedTuple):
 
 
 def open_scope(store: Store, settings: PodSettings, table: PerformanceTable, cells: Iterable[Cell]) -> BenchmarkScope:
-    """Return the scope of one look at all services."""
+    """Return the inputs of one look at all services."""
     return BenchmarkScope(
         store, settings, table, read_pools(store, settings.vendors), group_nodes(store, cells, settings)
     )
@@ -143,7 +143,7 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
 
 
 def _find_replicas(store: Store, service: InferenceService) -> dict[str, Endpoint]:
-    """Return the replicas in pods of a service that is Ready and that nobody asks now, by the name of their node."""
+    """Return the pods of a service by the name of their node; none if it is not Ready, or has requests now."""
     if service.status.phase != "Ready" or service.status.requests_per_minute:
         return {}
     metadata = service.metadata

@@ -58,7 +58,7 @@ class ClusterAddresses(NamedTuple):
 
 
 def read_address(text: str) -> IpAddress | AddressUse:
-    """Return an address that a cluster can route to, or why the text is none."""
+    """Return the address that a text states, or the reason why a cluster cannot route to it."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

@@ -70,7 +70,7 @@ def find_recheck_seconds(
     siblings: Mapping[str, Sequence[HostedProcess]],
     now: datetime,
 ) -> float | None:
-    """Return the seconds until a replacement may have waited too long; None if only a change of a process matters.
+    """Return the seconds after which a process may count as blocked; None if only a change of a process matters.
 
     The arguments are those of `drained_condition`.
     """
@@ -84,7 +84,7 @@ def find_recheck_seconds(
 
 
 def draining_facts(process: Obj) -> object:
-    """Return what the condition Drained reads of a process."""
+    """Return the fields of a process that the condition Drained depends on."""
     metadata, phase = process["metadata"], process.get("status", {}).get("phase")
     is_leaving = "deletionTimestamp" in metadata
     return metadata["uid"], process["spec"].get("hostName"), is_leaving, phase in HOLDS_NO_MEMORY, phase == "Failed"
@@ -102,7 +102,10 @@ def _is_blocked(
     *,
     is_old: bool,
 ) -> bool:
-    """Return whether no host takes the replacement of a process; `is_old` if there was time to create one."""
+    """Return whether a process cannot leave as no host takes its replacement.
+
+    Without any replacement it is blocked if the drain `is_old`: by then one would have been created.
+    """
     if not process.owner_uid or process.is_deleted:
         return False
     others = siblings.get(process.owner_uid, ())
@@ -117,12 +120,12 @@ def _list_waiting(processes: Iterable[HostedProcess]) -> list[HostedProcess]:
 
 
 def _seconds_left(waiting: HostedProcess, now: datetime) -> float:
-    """Return the time until a replacement that waits for a host holds up the drain; 0 or less: it does."""
+    """Return the seconds until a replacement without a host counts as blocked; 0 or less: it is."""
     return WAITING_SECONDS - _age_seconds(waiting.metadata.creation_timestamp, now)
 
 
 def _age_seconds(since: str, now: datetime) -> float:
-    """Return the time since a moment; of what is none, as a stolen host may state, more than any."""
+    """Return the seconds since a time; infinite if the text is no time, such as a stolen host may state."""
     moment = parse_time(since)
     return math.inf if moment is None else (now - moment).total_seconds()
 

@@ -120,7 +120,7 @@ class HostLiveness:
         return None if record is None else tuple(rfc3339(expiry) for expiry in _list_recent(record.expiries, today))
 
     def distrust(self, host: str, now: float, today: datetime) -> HostDistrust | None:
-        """Return why a host that flaps gets nothing new yet; None if it does not flap, or has lived for long enough."""
+        """Return why a host that expires again and again gets no new process yet; None: it may get one."""
         record = self._hosts.get(host)
         if record is None:
             return None
@@ -141,7 +141,7 @@ class HostLiveness:
         today: datetime,
         read_expiries: Callable[[str], Iterable[str]] = lambda _host: (),
     ) -> set[str]:
-        """Take one answer of the API server; returns the hosts whose liveness has changed.
+        """Update the liveness of all hosts by one list of Leases; return the hosts whose liveness has changed.
 
         Args:
             registered: names of all hosts to observe, with or without a Lease.
@@ -193,7 +193,7 @@ def trust_seconds(expiries: int) -> float:
 
 
 def _list_recent(expiries: Iterable[datetime], today: datetime) -> list[datetime]:
-    """Return the expiries of the last hour; one in the future is of a clock that has jumped."""
+    """Return the expiries of the last hour, without those in the future, which a clock has stated that jumped."""
     oldest, latest = today - timedelta(seconds=EXPIRIES_SECONDS), today + timedelta(seconds=SKEW_SECONDS)
     return [expiry for expiry in expiries if oldest < expiry < latest]
 

@@ -79,7 +79,7 @@ class ReachabilityProber:
         return asked.answer if asked is not None and asked.place == place else None
 
     def perform(self, key: ObjectKey, effect: AskAgent) -> None:
-        """Ask a host at this place from now on: a new question is enqueued."""
+        """Ask the agent at this place from now on; None: stop asking."""
         host, place = key.name, effect.place
         asked = self._asked.get(host)
         if place is None:
@@ -153,7 +153,7 @@ async def ask_agent(host: str, place: AgentPlace) -> ReachabilityAnswer:
 
 
 async def _read_answer(place: AgentPlace) -> str:
-    """Return the body of the agent's response. Raises OSError and, without a response in this form, returns ""."""
+    """Return the body of the agent's response, or "" if it is no HTTP response. Raises OSError."""
     reader, writer = await asyncio.open_connection(place.address, place.port, limit=_ANSWER_BYTES)
     try:
         authority = f"[{place.address}]" if ":" in place.address else place.address

@@ -151,7 +151,7 @@ class LeaseReader:
                 await self.read()
 
     def find_distrust(self, host: str, today: datetime) -> HostDistrust | None:
-        """Return why a host is trusted late, or None."""
+        """Return why a host gets no new process yet, or None."""
         return self.liveness.distrust(host, self._clock(), today)
 
 
@@ -176,7 +176,13 @@ class HostInputs(NamedTuple):
 
 
 def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: ReachabilityProber) -> Reconciler:
-    """Return the reconciler of hosts, which copies `tokens` to those that need them; `prober` asks their agents."""
+    """Return the reconciler of hosts.
+
+    Args:
+        leases: reads the Leases of hosts.
+        tokens: the tokens of services, which are copied to the hosts that need them.
+        prober: asks the agents of hosts whether the cluster reaches them.
+    """
     addresses, secrets = AddressCheck(), HostSecrets(tokens)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
@@ -248,7 +254,7 @@ def _drained_hosts_of_siblings(store: Store, process: Obj) -> list[ObjectKey]:
 
 
 def _hosts_at_address(store: Store, host: Obj) -> list[ObjectKey]:
-    """Return the hosts that state the address of this one, which one of them loses or gets."""
+    """Return the hosts that state the address of this host before or after a change: one of them may get it."""
     return [
         object_key(other)
         for address in stated_addresses(host)
@@ -264,7 +270,7 @@ def _hosts_of_service(store: Store, service: Obj) -> list[ObjectKey]:
 
 
 def _token_rotation(service: Obj | None) -> str:
-    """Return the last replacement of a service's token; empty if there was none."""
+    """Return the identifier of the last replacement of a service's token; empty if there was none."""
     rotation: str = ((service or {}).get("status") or {}).get("tokenRotation", "")
     return rotation
 
@@ -343,13 +349,13 @@ def _list_siblings(snapshot: Snapshot, bound: Iterable[HostedProcess]) -> dict[s
 
 
 def _has_former_grants(snapshot: Snapshot, name: str) -> bool:
-    """Return whether a former host of this name was granted something, and this one nothing yet."""
+    """Return whether the Role of this name belongs to a former host, whose address may be that of another one."""
     role = snapshot.get(ROLES, ObjectKey(HOSTS_NAMESPACE, grants_name(name)))
     return role is not None and _grants_role(snapshot, name) is None
 
 
 def _grants_role(snapshot: Snapshot, name: str) -> Obj | None:
-    """Return what a host was granted; None also if a former host of this name was, whose address may be another's."""
+    """Return the Role of a host; None if there is none, or it belongs to a former host of this name."""
     role = snapshot.get(ROLES, ObjectKey(HOSTS_NAMESPACE, grants_name(name)))
     host = snapshot.get(METAL_HOSTS, ObjectKey("", name))
     owner = controller_of(role) if role else None

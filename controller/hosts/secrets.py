@@ -136,7 +136,7 @@ class HostSecrets:
 
 
 def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:
-    """Return the tokens that fit into one Secret, the smallest first: no tenant fills it up for the others."""
+    """Return the tokens that fit into one Secret, the smallest first, so that no tenant crowds out the others."""
     fitting, left_bytes = dict[str, str](), MOST_TOKENS_BYTES
     for key, token in sorted(tokens.items(), key=lambda entry: (len(entry[1]), entry[0])):
         left_bytes -= len(token)

@@ -173,7 +173,7 @@ def _find_wait(
     candidate_rooms: Mapping[str, CandidateRoom | None],
     probes: ProbeSource | None,
 ) -> ChosenAccelerators | None:
-    """Return that the first choice waits for measurements; None: it does not.
+    """Return the unchanged choice with the reason that it waits for measurements; None: it does not wait.
 
     A service that has replicas, or had a choice, is never kept from them.
     """
@@ -202,7 +202,7 @@ def _choose_by_room(
     counts: Mapping[str, ReplicaCounts],
     rooms: RoomSource,
 ) -> ChosenAccelerators:
-    """Return the choice among accelerators of which the room is known, unless they are refused."""
+    """Return the choice among the accelerators, whose room is known."""
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     candidates = [
         _describe(
@@ -292,7 +292,7 @@ def _join_problems(checked: Sequence[CheckedCandidate]) -> ServiceProblem:
 
 
 def _digest_spec(service: InferenceService) -> str:
-    """Return the digest of what decides about the accelerators; a field that a later version adds changes none."""
+    """Return the digest of the stated fields that decide about the accelerators; absent fields do not count."""
     stated = {
         name: value
         for name, value in msgspec.structs.asdict(service.spec).items()

@@ -37,7 +37,7 @@ _CACHED: Final = "Cached"
 def list_candidates(
     service: InferenceService, model: Model | None, table: PoolTable, vendors: Vendors
 ) -> tuple[Accelerator, ...]:
-    """Return the accelerators that a service may use, in its order; none if only one is in question.
+    """Return the accelerators that a service may use, in its order of preference; none if its spec names a single one.
 
     Pools that do not exist are left out. Without pools, `auto` stands for all that have devices, and for hosts.
     """
@@ -54,7 +54,7 @@ def list_candidates(
 def state_accelerator(
     service: InferenceService, accelerator: Accelerator, table: PoolTable, replicas: int
 ) -> InferenceService:
-    """Return a service as if it stated one accelerator, with its pools of it alone."""
+    """Return a copy of a service that states one accelerator, with the pools of that accelerator alone."""
     spec = service.spec
     pools = [name for name in spec.scheduling.pools if table.find_accelerator(name) in {accelerator, ""}]
     return replace(
@@ -112,7 +112,7 @@ def check_candidate(
 
 
 def _assume_weights(model: Model) -> Model:
-    """Return a Model as it will be when its weights are on its volume."""
+    """Return a copy of a Model whose weights are on its volume."""
     cached = find(model.status.conditions, _CACHED)
     if cached is None or cached.status == "True" or model.spec.cache.scope == "node":
         return model
@@ -124,7 +124,7 @@ def _assume_weights(model: Model) -> Model:
 
 
 def _refuse_queue(service: InferenceService, replica: CheckedReplica, settings: PodSettings) -> ServiceProblem | None:
-    """Return why the room for a pod is not known, or None: the queue gives it none."""
+    """Return the problem of a service whose pods the queue does not place, so that their room is unknown."""
     if replica.choice is None or is_queued(service, request_devices(service, replica.choice.vendor), settings):
         return None
     message = "its pods do not go by the queue, which alone knows the room: set spec.scheduling.mode to Queue"

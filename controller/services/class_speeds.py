@@ -71,13 +71,13 @@ def sort_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
 
 
 def cut_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
-    """Return the speeds that fit into the status, where the queue reads them: classes that are accepted first."""
+    """Return the speeds that fit into the status, where the queue reads them; refused classes are left out first."""
     listed = sort_speeds(speeds)
     return sort_speeds(sorted(listed, key=lambda speed: speed.refusal is not None)[:MOST_CLASSES])
 
 
 def describe_refusal(speed: ClassSpeed) -> str:
-    """Return why no replica is placed on a class, or fits there any more, for people."""
+    """Return in words why no replica is placed on a device class, or does not fit there any more."""
     if speed.shortfall:
         return speed.shortfall
     if speed.refusal == "TooSlow":
@@ -129,7 +129,7 @@ FindSpeeds = Callable[[ObjectKey, InferenceService, str | None, Served | None], 
 def find_no_speeds(
     _key: ObjectKey, _service: InferenceService, _accelerator: str | None, _served: Served | None
 ) -> tuple[ClassSpeed, ...]:
-    """Return that nothing is known: the controller knows no node and no host."""
+    """Return no speed: the controller knows no node and no host."""
     return ()
 
 

@@ -195,7 +195,11 @@ class _ClosedHosts(NamedTuple):
 
 
 def _closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str | None]) -> list[_ClosedHosts]:
-    """Return which of the hosts take no process now, by reason; `short_hosts` displace a replica for memory.
+    """Return the reasons for which some of these hosts take no process now.
+
+    Args:
+        capable: hosts that could run the replica.
+        short_hosts: hosts that displace a replica of the service because they are short of memory.
 
     They are not counted: while an administrator drains one host after the other, each new number would rewrite the
     status of all that waits.
@@ -228,7 +232,7 @@ def _closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str |
 
 
 def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement) -> str:
-    """Return which label or taint keeps a replica from all of these hosts, with the way out."""
+    """Return the label or taint that keeps a replica from all of these hosts, with the way out."""
     labelled = [capacity for capacity in capable if requirement.selector <= capacity.labels]
     for host in labelled:
         if (taint := find_untolerated(host.taints, requirement.tolerations)) is not None:

@@ -60,6 +60,6 @@ def exposed_hosts(store: Store, namespace: str, service: str) -> set[str]:
 
 
 def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
-    """Return the addresses of these pods and MetalHosts of a service; to no other one its token is sent."""
+    """Return the addresses of the pods and MetalHosts of a service: its token is sent to no other address."""
     addresses = {address["ip"] for pod in pods for address in pod.get("status", {}).get("podIPs") or []}
     return addresses | {host.get("status", {}).get("address", "") for host in hosts}

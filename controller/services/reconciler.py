@@ -172,7 +172,7 @@ def service_reconciler(sources: ServiceSources) -> Reconciler:
 
 
 def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
-    """Return whether a service has what makes replicas, whether they are ready or not."""
+    """Return whether a service has a Deployment or a MetalProcess, ready or not."""
     namespace, uid = service.metadata.namespace, service.metadata.uid
     return any(snapshot.children(resource, namespace, uid) for resource in (DEPLOYMENTS, METAL_PROCESSES))
 
@@ -230,7 +230,7 @@ def _report_status(view: ServiceView, inputs: ServiceInputs, traffic: Traffic, r
 
 
 def _prune_pods(snapshot: Snapshot, view: ServiceView, beside: Sequence[tuple[Resource, Obj]]) -> tuple[Ref, ...]:
-    """Return what the service has for pods and does not need any more; `beside` are the wanted objects beside them."""
+    """Return the objects to delete that a service has for pods; `beside` are those beside its pods that it needs."""
     has_pods = bool(view.replicas.apply or view.replicas.keep)
     # After a change of accelerator, pods stay until hosts serve in their place. What is beside pods that stay, such as
     # a policy whose option is off by now, may be why they are not ready.
@@ -263,7 +263,7 @@ def _sum_traffic(snapshot: Snapshot, view: ServiceView, target: TrafficTarget | 
 
 
 def _list_labels(view: ServiceView) -> dict[str, str] | None:
-    """Return the discovery labels of a service that serves; None leaves those that it has."""
+    """Return the discovery labels of a service that serves; None leaves its labels as they are."""
     if view.served is None or view.accelerator is None:
         return None
     stated = view.service.spec.resources.memory

@@ -31,7 +31,7 @@ class ReplicaCounts(NamedTuple):
     """When each of those was made that have no node or host."""
 
     def count_settled(self, now: datetime, seconds: float) -> int:
-        """Return those that have waited for so long."""
+        """Return the number of replicas that have waited for at least `seconds`."""
         return sum((now - since).total_seconds() >= seconds for since in self.waiting_since)
 
 
@@ -58,12 +58,12 @@ def find_pod_labels(snapshot: Snapshot, service: InferenceService, vendors: Vend
 
 
 def choose_label(labels: Iterable[tuple[str, str]], accelerator: str) -> str:
-    """Return the label of the pods of one of several accelerators: empty if they have none, else the accelerator."""
+    """Return the label of the pods on one of several accelerators; empty if they were made without a label."""
     return max((label for name, label in labels if name == accelerator), default=accelerator)
 
 
 def keep_label(snapshot: Snapshot, service: InferenceService, accelerator: str | None) -> str:
-    """Return the label of the pods of the only accelerator: they have one if there were several before."""
+    """Return the label of the pods on the only accelerator, which they have if there were several before."""
     owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
     return next((label for deployment in owned if (label := accelerator_label(deployment)) == accelerator), "")
 

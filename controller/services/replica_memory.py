@@ -130,7 +130,7 @@ def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -
 
 
 def describe_workload(served: Served, stated_bytes: int | None = None) -> Workload:
-    """Return the artifacts of a replica, as far as its memory depends on them, with what users state for all of it."""
+    """Return the artifacts of a replica that its memory depends on; `stated_bytes` replaces the estimate."""
     draft = next((companion.model for companion in served.companions if companion.role == "draft"), None)
     further = sum(
         further_bytes(companion.role, companion.model.status.size_bytes) or 0

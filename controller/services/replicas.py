@@ -43,7 +43,7 @@ class Replicas(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def combine_replicas(parts: Sequence[Replicas]) -> Replicas:
-    """Return the replicas of a service that has some in pods and some on hosts, which one part has."""
+    """Return the replicas of a service together, of which some are in pods and some on hosts."""
     pauses = [part.again_seconds for part in parts if part.again_seconds is not None]
     return Replicas(
         total=sum(part.total for part in parts),

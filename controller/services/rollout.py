@@ -182,7 +182,7 @@ def is_current(process: MetalProcess, name: str, estimated: MetalProcessSpec | N
 
 
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
-    """Return whether the process is bound and has this spec, apart from the memory that is reserved."""
+    """Return whether a process is bound and differs from this spec in nothing but the memory that it reserves."""
     there = msgspec.structs.replace(process.spec, host_name=None, memory_bytes=spec.memory_bytes)
     fields, wanted = (without_defaults(_keep_deciding(process_spec)) for process_spec in (there, spec))
     return process.spec.host_name is not None and fields == wanted
@@ -260,7 +260,7 @@ def plan_steps(
 
 
 def _list_edits(standing: SortedProcesses, spec: MetalProcessSpec) -> tuple[Patch, ...]:
-    """Return the patches of processes of the wanted spec whose mutable fields the service states otherwise by now."""
+    """Return the patches of the processes of the wanted spec whose mutable fields the service has edited."""
     patches = []
     for process in (*standing.kept, *(displaced.process for displaced in standing.displaced)):
         wanted = with_edits(process.spec, spec)
@@ -284,7 +284,7 @@ def _patch_spec(process: MetalProcess, wanted: MetalProcessSpec) -> Patch:
 def _expire_rejections(
     standing: SortedProcesses, now: datetime, *, is_complete: bool
 ) -> tuple[list[MetalProcess], list[float]]:
-    """Return the rejected processes whose hosts need no longer be avoided, and after how many seconds others do not.
+    """Return the rejected processes to delete, and the seconds after which each of the others may be deleted.
 
     A host that rejected a move stays avoided although the service has all its replicas, or it would be chosen again.
     """
@@ -300,7 +300,7 @@ def _expire_rejections(
 
 
 def _list_unfollowed_moves(standing: SortedProcesses) -> list[str]:
-    """Return the uids of processes that leave for a better host, and in whose place none was created yet."""
+    """Return the uids of the processes that leave for a better host and have no replacement yet."""
     followed = list_moved([*standing.kept, *standing.surplus])
     uids = (process.process.metadata.uid for process in standing.displaced if process.why.cause == REBALANCE)
     return [uid for uid in uids if uid not in followed]
@@ -312,7 +312,7 @@ def _blocking_processes(
     capacities: Sequence[HostCapacity],
     demands: HostDemands,
 ) -> list[MetalProcess]:
-    """Return superseded processes whose memory a waiting successor needs.
+    """Return the superseded processes to delete because a waiting successor needs their memory.
 
     The queue names them if it holds their memory for the successor. One that it has not decided about yet takes the
     memory of those of one host, if it fits nowhere else.
@@ -336,7 +336,7 @@ def _find_blocking_processes(
     capacities: Sequence[HostCapacity],
     demands: HostDemands,
 ) -> list[MetalProcess]:
-    """Return superseded processes of one host whose memory a waiting successor needs, because it fits nowhere else."""
+    """Return the superseded processes of one host that make room for a successor that fits nowhere else."""
     if waiting is None:
         return []
     left = (displaced.process for displaced in standing.displaced)
@@ -356,7 +356,7 @@ def _find_blocking_processes(
 
 
 def _inheritable_places(standing: SortedProcesses, created_at: float) -> list[str]:
-    """Return the places of the processes that are replaced, oldest first, without those that kept ones have inherited.
+    """Return the places in the queue that replaced processes leave to their successors, the oldest first.
 
     The memory that a process frees for its replacement would otherwise go to whichever process waits longer.
     """
@@ -388,5 +388,5 @@ def _process(
 
 
 def process_ref(metadata: ObjectMeta) -> Ref:
-    """Return the reference by which a process is deleted or patched, and not a successor of the same name."""
+    """Return the reference to a process by its uid, so that no successor of the same name is deleted or patched."""
     return Ref(METAL_PROCESSES, metadata.namespace, metadata.name, metadata.uid)

@@ -87,7 +87,7 @@ def _services_of_queue(store: Store, queue: Obj) -> list[ObjectKey]:
 
 
 def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:
-    """Return the services whose replicas wait for the copy of weights that a pod fetches."""
+    """Return the services that serve the Model whose weights this pod fetches."""
     metadata = pod["metadata"]
     name = (metadata.get("labels") or {}).get(LABEL_MODEL)
     model = store.get(MODELS, name, metadata["namespace"]) if name else None
@@ -95,7 +95,7 @@ def _services_of_fetch(store: Store, pod: Obj) -> list[ObjectKey]:
 
 
 def _services_without_device(store: Store, _node: Obj) -> list[ObjectKey]:
-    """Return the services that no device is large enough for, which another node may change."""
+    """Return the services for which no device is large enough: another node may have one."""
     return [object_key(obj) for obj in store.by_index(INFERENCE_SERVICES, REASON_INDEX, DEVICE_TOO_SMALL)]
 
 
@@ -106,13 +106,13 @@ def _services_of_pool(store: Store, pool: Obj) -> list[ObjectKey]:
 
 
 def _place_of_pod(pod: Obj) -> object:
-    """Return where a pod runs, and whether it ends there."""
+    """Return the node of a pod, and whether it is being deleted; None before it has a node."""
     node = pod.get("spec", {}).get("nodeName")
     return (node, "deletionTimestamp" in pod["metadata"]) if node else None
 
 
 def _services_beside_volume(store: Store, pod: Obj) -> list[ObjectKey]:
-    """Return the services whose pods mount a volume of this one, and wait for a node: it may be where this one is."""
+    """Return the services whose pods wait for a node and mount a volume of this pod: they may follow it."""
     namespace = pod["metadata"]["namespace"]
     return [
         ObjectKey(namespace, other["metadata"]["labels"][LABEL_SERVICE])

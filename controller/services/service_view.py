@@ -152,7 +152,7 @@ def _observe_replicas(
     settings: PodSettings,
     may_roll_out: bool,
 ) -> Replicas:
-    """Return replicas in pods and on hosts. Of a service that may not run none is created; existing ones stay."""
+    """Return the replicas in pods and on hosts. A service that may not run keeps its replicas and gets no new one."""
     checked, choice = replica.checked, replica.choice
     label = keep_label(snapshot, service, replica.accelerator)
     pods = observe_pods(

@@ -44,7 +44,7 @@ def list_parts(
     *,
     settings: PodSettings,
 ) -> list[AcceleratorPart]:
-    """Return the accelerators on which a service is to have replicas, each with what is checked."""
+    """Return the checked replicas of a service on each accelerator that was chosen."""
     table, parts = read_pools(store, settings.vendors), []
     for share in chosen.shares:
         if share.replicas:
@@ -57,7 +57,10 @@ def list_parts(
 def summarize_parts(
     service: InferenceService, chosen: ChosenAccelerators, parts: Sequence[AcceleratorPart]
 ) -> tuple[CheckedReplica, InferenceService, ServiceProblem | None]:
-    """Return what is shown of a service: that of the first part that is served, and why none is."""
+    """Return the replica and the service that the status describes, and why no part is served.
+
+    They are those of the first part that is served, or else of the first one.
+    """
     served = next((part for part in parts if part.replica.checked.served is not None), None)
     shown = served or next(iter(parts), None)
     if shown is None:
@@ -112,7 +115,7 @@ def observe_several(
 
 
 def hold_replicas(wanted: int, chosen: Mapping[str, int], counts: Mapping[str, ReplicaCounts]) -> dict[str, int]:
-    """Return the replicas on each accelerator beyond those that are chosen, which serve until others are ready."""
+    """Return the number of replicas to keep on each accelerator, beyond those chosen, until others are ready."""
     missing = wanted - sum(min(counts.get(name, NO_REPLICAS).ready, count) for name, count in chosen.items())
     held: dict[str, int] = {}
     for name, there in sorted(counts.items(), key=lambda item: (-item[1].ready, item[0])):

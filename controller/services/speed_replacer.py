@@ -89,7 +89,7 @@ class ReplacementReport(NamedTuple):
 
 
 def report_without_replacer(service: InferenceService) -> ReplacementReport:
-    """Return the report of a controller that replaces nothing: what goes on is given up, and the pods follow."""
+    """Return the report of a controller that replaces no slow replica: a replacement that goes on is given up."""
     last = service.status.replacement
     return ReplacementReport(again_seconds=_STEP_SECONDS) if is_active(last) else ReplacementReport(last)
 
@@ -135,7 +135,7 @@ class SpeedReplacer:
     def report(
         self, snapshot: Snapshot, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed]
     ) -> ReplacementReport:
-        """Return which replicas of a service are degraded and how a replacement stands, and begin one that is due."""
+        """Return the degraded replicas of a service and the state of a replacement; begin a replacement that is due."""
         service, last = view.service, view.service.status.replacement
         watched = self.watch.follow(key, list_expected(snapshot, view, classes, self._settings))
         degraded = (*watched.slow, *list_misfits(snapshot, view, classes, self._settings))
@@ -169,7 +169,7 @@ class SpeedReplacer:
     def _go_on(
         self, key: ObjectKey, last: SpeedReplacement, facts: ServiceFacts, snapshot: Snapshot
     ) -> tuple[SpeedReplacement, float | None]:
-        """Return a replacement that goes on, or has ended now, and after how many seconds to look again."""
+        """Return the next state of a replacement, and the seconds until the next look at it."""
         progress = continue_replacement(last, facts, snapshot.now)
         made = progress.replacement
         if made.ended_at is None or made.outcome is None:
@@ -211,7 +211,7 @@ class SpeedReplacer:
     def _find_better(
         self, snapshot: Snapshot, view: ServiceView, degraded: DegradedReplica, least: float
     ) -> str | ReplacementHold:
-        """Return the best free place that is better, or why none is known."""
+        """Return the best free place that is faster or fits, or the reason why there is none."""
         service, accelerator, store = view.service, view.accelerator, snapshot.store
         table = read_pools(store, self._settings.vendors)
         model, companions = read_models(snapshot, service)
@@ -233,7 +233,7 @@ class SpeedReplacer:
 def list_misfits(
     snapshot: Snapshot, view: ServiceView, classes: Sequence[ClassSpeed], settings: PodSettings
 ) -> list[DegradedReplica]:
-    """Return the replicas on device classes that fit them no more, such as after an edit of what they demand."""
+    """Return the replicas on device classes that do not fit any more, such as after an edit of spec.placement."""
     tight = {speed.device_class: speed for speed in classes if speed.refusal == "TooTight" or speed.fit == "too_tight"}
     accelerators, degraded = (view.accelerator or "").split(","), list[DegradedReplica]()
     places = {("host", pod.host) if pod.host else ("node", pod.node) for pod in view.own_endpoints} if tight else ()
@@ -248,7 +248,7 @@ def list_misfits(
 def list_expected(
     snapshot: Snapshot, view: ServiceView, classes: Sequence[ClassSpeed], settings: PodSettings
 ) -> Mapping[Endpoint, float]:
-    """Return the speed in tokens/s that is expected of each pod that serves: measured, or the least by an estimate."""
+    """Return the expected speed of each pod in tokens/s: as measured, or the lower bound of an estimate."""
     speeds = {speed.device_class: float(speed.low or speed.tokens_per_second or 0) for speed in classes}
     accelerators = (view.accelerator or "").split(",")
     expected: dict[Endpoint, float] = {}
@@ -301,7 +301,7 @@ def _list_conditions(
     last: SpeedReplacement | None,
     said: tuple[str, str],
 ) -> tuple[Obj, ...]:
-    """Return the conditions of replicas that are slow, and of those that do not fit, with what is done about it."""
+    """Return SpeedDegraded and FitDegraded if a replica is slow or does not fit, with the step that follows."""
     generation, shown, (reason, detail) = service.metadata.generation, [], said
     for kind, of_kind in (
         (SPEED_DEGRADED, [replica for replica in degraded if not replica.misfit]),

@@ -124,7 +124,7 @@ class SpeedSources(NamedTuple):
 
 
 def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
-    """Return the condition that says before anything is placed whether a replica fits, and what is missing if not.
+    """Return the condition Fits: whether a replica fits on any device class, and what is missing if not.
 
     It looks at what devices have in all; what is free on them now is the matter of the queue.
     """

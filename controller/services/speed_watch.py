@@ -60,7 +60,7 @@ class SpeedWatch:
         return CHECKS * self.rules.check_seconds
 
     def follow(self, key: ObjectKey, expected: Mapping[Endpoint, float]) -> WatchedSpeeds:
-        """Return the result for a service, and compare its replicas with these speeds from now on."""
+        """Return the slow and healthy replicas of a service, and compare them with these speeds from now on."""
         if not expected:
             self.forget(key)
             return WatchedSpeeds()
@@ -69,7 +69,7 @@ class SpeedWatch:
         return self._summarize(service)
 
     def take(self, key: ObjectKey, speeds: Mapping[Endpoint, float], now: float) -> None:
-        """Take the readings of a service; a replica that has none was not asked alone."""
+        """Store new readings of a service; a replica without a reading had no request that ran alone."""
         service = self._services.get(key)
         if service is None:
             return

@@ -184,7 +184,7 @@ def judge_ready(inputs: ReadyInputs) -> ReadyVerdict:
 
 
 def _judge_without_answer(inputs: ReadyInputs) -> ReadyVerdict:
-    """Return the value of Ready of a service that was Ready, and has given no answer about its latest state yet."""
+    """Return the value of Ready of a service that was Ready and whose latest state has not been probed yet."""
     problem, is_same_spec = inputs.problem, inputs.last_generation == inputs.generation
     if problem is None and is_same_spec and inputs.last_reason == "Serving":
         return ReadyVerdict(True, "Serving", inputs.last_message)
@@ -247,7 +247,7 @@ def _build_queue(view: ServiceView) -> Obj | None:
 
 
 def build_events(service: InferenceService, status: Obj) -> tuple[Event, ...]:
-    """Return the Events for a change of Ready, whose message quotes the Model if the Model is the problem."""
+    """Return the Events for a change of Ready and of the place in the queue."""
     ready = [condition for condition in status["conditions"] if condition["type"] == READY]
     return (
         *transitions(

@@ -85,7 +85,7 @@ def is_new_rotation(wanted: str, rotation: str) -> bool:
 
 
 def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
-    """Return the patch of the Secret if its token is to be replaced or was edited, or if that is to be noted.
+    """Return the patch that replaces the token of a Secret or notes an edit of it; None: nothing is to be done.
 
     Args:
         secret: the Secret of a service.
@@ -112,13 +112,13 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
 
 
 def is_edited(secret: Obj, service_uid: str) -> bool:
-    """Return whether the token of a Secret is another than the one that was followed last, which replicas know."""
+    """Return whether the token of a Secret was edited since the controller noted it."""
     noted = (secret["metadata"].get("annotations") or {}).get(TOKEN_DIGEST)
     return noted not in {None, _token_digest(service_uid, _read_token(secret))}
 
 
 def _read_token(secret: Obj) -> bytes:
-    """Return the token, or nothing if no client could send it: it is replaced like an empty one."""
+    """Return the token, or nothing if no client could send it, so that it is replaced."""
     token = base64.b64decode((secret.get("data") or {}).get(TOKEN_KEY) or "").strip()
     return token if _TOKEN.fullmatch(token) else b""
 
@@ -144,7 +144,7 @@ def _patch_secret(secret: Obj, service_uid: str, rotation: str, token: bytes, *,
 
 
 def _token_digest(service_uid: str, token: bytes) -> str:
-    """Return the note by which an edit is found; only who may read the Secret can read it."""
+    """Return the digest of a token by which an edit is found later."""
     return hashlib.sha256(service_uid.encode() + b"/" + token.strip()).hexdigest()[:16]
 
 
@@ -248,7 +248,7 @@ class KnownTokens:
         return token
 
     def remember(self, resource: Resource, secret: Obj) -> None:
-        """Note the answer to a write of a Secret. If its service has another step to do, that reads it."""
+        """Keep the answer to a write of a token Secret."""
         owner = controller_of(secret)
         if resource == SECRETS and owner is not None:
             self._keep(secret, owner["uid"], self._now())
@@ -267,7 +267,7 @@ class KnownTokens:
         self._seen.pop(_secret_key(key), None)
 
     def _keep(self, secret: Obj, service_uid: str, now: datetime) -> None:
-        """Keep a Secret that was read or written; one for which its service has a step to do is to be read again."""
+        """Keep the token of a Secret, unless its service has a step to do, which reads it again."""
         key = object_key(secret)
         if decide_rotation(secret, service_uid, "") is not None:
             self._seen.pop(key, None)
@@ -285,7 +285,7 @@ def _sighting(secret: Obj, service_uid: str, now: datetime) -> _Sighting:
 
 
 def _due(service_uid: str, now: datetime) -> datetime:
-    """Return when to read a Secret again: those that were read at once, by a new leader, are spread over the time."""
+    """Return when to read a Secret again: in 5 to 10 minutes, so that not all are read at once."""
     share = zlib.crc32(service_uid.encode()) / 2**32
     return now + READ_AGAIN * (0.5 + share / 2)
 

@@ -85,7 +85,7 @@ class MetricsSample(NamedTuple):
 
 
 def parse_series(text: bytes, names: Collection[str]) -> dict[str, float]:
-    """Return the sum over all labels of each named series in Prometheus' text form; lines that are none are ignored.
+    """Return the sum over all labels of each named series in Prometheus' text form; other lines are ignored.
 
     Only the lines of these series cost time, and no more than `MOST_LINES` of each are read.
     """
@@ -105,7 +105,7 @@ def parse_series(text: bytes, names: Collection[str]) -> dict[str, float]:
 
 
 def _read_number(rest: bytes) -> float | None:
-    """Return the number behind a name and its labels, or None if there is no count, or the name goes on."""
+    """Return the count behind a name and its labels; None if there is none, or the name is longer."""
     if rest[:1] == b"{":
         # A label may contain braces and blanks, in quotes; the number is behind the last brace.
         rest = rest[rest.rfind(b"}") + 1 :]
@@ -119,7 +119,7 @@ def _read_number(rest: bytes) -> float | None:
 
 
 def measure_traffic(before: Mapping[Endpoint, MetricsSample], after: Mapping[Endpoint, MetricsSample]) -> Traffic:
-    """Return the traffic between two readings of pods; one that was not read before counts from its next reading on."""
+    """Return the traffic between two readings of pods; a pod that was read once does not count yet."""
     per_minute, requests, seconds, is_known = 0.0, 0.0, 0.0, False
     for endpoint, sample in after.items():
         earlier = before.get(endpoint)
@@ -173,7 +173,7 @@ def find_increase(before: MetricsSample, after: MetricsSample, name: str) -> flo
 
 
 def combine_traffic(one: Traffic, other: Traffic) -> Traffic:
-    """Return the traffic of two parts of a service together; what is known of one part only is that of this part."""
+    """Return the sum of two traffics; a number that is unknown in one of them is that of the other."""
     requests = [part.requests_per_minute for part in (one, other) if part.requests_per_minute is not None]
     rates = [part.tokens_per_second for part in (one, other) if part.tokens_per_second is not None]
     timed = [(part.requests_per_minute or 0, part.average_ms) for part in (one, other) if part.average_ms is not None]

@@ -168,12 +168,12 @@ class TrafficMeter:
             await run_workers(self._due, read, CONNECTIONS, FAILING_SECONDS)
 
     def _begin(self, key: ObjectKey, target: TrafficTarget) -> None:
-        """Read a service for the first time at a moment that is its own."""
+        """Enqueue the first reading of a service, at a time that differs from service to service."""
         now = asyncio.get_running_loop().time()
         self._due.add_after(key, seconds_to_turn(target.service_uid, now, self._pace(IDLE_SECONDS)))
 
     def _pace(self, seconds: float) -> float:
-        """Return the pause between two readings that should be `seconds`, and is longer with many pods."""
+        """Return the pause between two readings: `seconds`, or more if there are many pods."""
         return max(seconds, self._pods / MOST_PER_SECOND)
 
     async def _read(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> float | None:
@@ -225,7 +225,7 @@ class TrafficMeter:
     def _take_speeds(
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float
     ) -> None:
-        """Take the speed of single requests since the readings from which it counts, if it is time for that."""
+        """Pass the speed of single requests to the watch, once in each of its windows."""
         if self._watch is None or now < service.speed_at:
             return
         speeds = measure_streams(service.streams, samples)
@@ -269,7 +269,7 @@ def _sum_by_node(rates: Mapping[Endpoint, float], namespace: str, target: Traffi
 
 
 def _count_pods(target: TrafficTarget) -> int:
-    """Return the pods that are read of a service."""
+    """Return the number of pods of a service that are read."""
     return min(len(target.endpoints), MOST_PODS)
 
 
