@@ -250,15 +250,27 @@ def _deleted_processes_of_host(store: Store, host: Obj) -> list[ObjectKey]:
 
 
 def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
-    """Decide about one process, which may be gone. The input is the time for which its host must still be gone."""
-    process = snapshot.read(METAL_PROCESSES, key, HostedProcess)
+    """Remove the finalizer of a process that is being deleted once no host can be running it; delete an orphan.
+
+    The input is the time for which its host must still be gone; None: the host has not expired.
+    """
+    process, wait_seconds = snapshot.read(METAL_PROCESSES, key, HostedProcess), snapshot.inputs
     if process is None:
         return Plan()
-    if _is_orphan(process.metadata):
-        return Plan(delete=(process_ref(process.metadata),))
-    host = process.spec.host_name
+    metadata, host = process.metadata, process.spec.host_name
+    if _is_orphan(metadata):
+        return Plan(delete=(process_ref(metadata),))
+    if metadata.deletion_timestamp is None or PROCESS_FINALIZER not in metadata.finalizers:
+        return Plan()
     host_exists = host is not None and snapshot.get(METAL_HOSTS, ObjectKey("", host)) is not None
-    return release(process, host_exists=host_exists, wait_seconds=snapshot.inputs)
+    if process.status.phase != "Stopped" and host_exists and (wait_seconds is None or wait_seconds > 0):
+        return Plan(again_seconds=wait_seconds)
+    kept = [finalizer for finalizer in metadata.finalizers if finalizer != PROCESS_FINALIZER]
+    operations = (
+        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata.resource_version},
+        {"op": "replace", "path": "/metadata/finalizers", "value": kept},
+    )
+    return Plan(patch=(Patch(process_ref(metadata), operations),))
 
 
 def _is_orphan(metadata: ObjectMeta) -> bool:
@@ -269,28 +281,3 @@ def _is_orphan(metadata: ObjectMeta) -> bool:
     is_ours = metadata.labels.get(LABEL_MANAGED_BY) == MANAGED_BY
     has_owner = any(reference.controller for reference in metadata.owner_references)
     return is_ours and not has_owner and metadata.deletion_timestamp is None
-
-
-def release(process: HostedProcess | MetalProcess, *, host_exists: bool, wait_seconds: float | None) -> Plan:
-    """Return the plan for one process: remove the finalizer when it is being deleted and no host can be running it.
-
-    Args:
-        process: the process.
-        host_exists: whether the host that it is bound to is still registered.
-        wait_seconds: the time for which its host must still be gone; None when the host has not expired.
-    """
-    metadata = process.metadata
-    if metadata.deletion_timestamp is None or PROCESS_FINALIZER not in metadata.finalizers:
-        return Plan()
-    runs_nowhere = process.spec.host_name is None or process.status.phase == "Stopped"
-    if not runs_nowhere and host_exists and (wait_seconds is None or wait_seconds > 0):
-        return Plan(again_seconds=wait_seconds)
-    operations = (
-        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata.resource_version},
-        {
-            "op": "replace",
-            "path": "/metadata/finalizers",
-            "value": [finalizer for finalizer in metadata.finalizers if finalizer != PROCESS_FINALIZER],
-        },
-    )
-    return Plan(patch=(Patch(process_ref(metadata), operations),))

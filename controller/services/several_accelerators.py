@@ -30,8 +30,7 @@ class AcceleratorPart(NamedTuple):
 
     accelerator: str
     service: InferenceService
-    """The service as if it stated this accelerator alone."""
-    replicas: int
+    """The service as if it stated this accelerator and its replicas there alone."""
     replica: CheckedReplica
 
 
@@ -50,7 +49,7 @@ def list_parts(
         if share.replicas:
             stated = state_accelerator(service, share.accelerator, table, share.replicas)
             replica = check_replica(store, stated, model, companions, settings, further=chosen.problem)
-            parts.append(AcceleratorPart(share.accelerator, stated, share.replicas, replica))
+            parts.append(AcceleratorPart(share.accelerator, stated, replica))
     return parts
 
 
@@ -96,7 +95,7 @@ def observe_several(
         may_roll_out: True if it is the turn of the service to be replaced by an update.
     """
     counts = count_replicas(snapshot, service, settings.vendors)
-    chosen = {part.accelerator: part.replicas for part in parts}
+    chosen = {part.accelerator: part.service.spec.replicas for part in parts}
     held = hold_replicas(wanted, chosen, counts)
     labels = find_pod_labels(snapshot, service, settings.vendors)
     observed = [
@@ -134,7 +133,7 @@ def _observe_part(
     may_roll_out: bool,
 ) -> Replicas:
     service, checked, choice = part.service, part.replica.checked, part.replica.choice
-    most = part.replicas + held
+    most = service.spec.replicas + held
     if part.accelerator == METAL:
         replicas = observe_hosts(snapshot, service, checked.served, most, checked.memory.total_bytes)
     else:

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.metal_processes import decide_release, release
+from controller.services.metal_processes import decide_release
 from crds.meta import PROCESS_FINALIZER
-from crds.metalprocess import MetalProcess
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES, ObjectKey
-from tests.support.api_objects import NOW, as_process, host, process, store
+from tests.support.api_objects import NOW, host, process, store
 
 LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
 
@@ -19,8 +18,14 @@ def patched(plan: Plan) -> list[Any]:
     return [operation for patch in plan.patch for operation in patch.operations]
 
 
-def terminating(phase: str = "Pending", **fields: Any) -> MetalProcess:
-    return as_process(process("chat-00000000-0", phase=phase, **LEAVING, **fields))
+def terminating(phase: str = "Pending", **fields: Any) -> Obj:
+    return process("chat-00000000-0", phase=phase, **LEAVING, **fields)
+
+
+def release(observed: Obj, *, host_exists: bool = True, wait_seconds: float | None = None) -> Plan:
+    hosts = ((METAL_HOSTS, host("studio-1")),) if host_exists else ()
+    snapshot = Snapshot(store((METAL_PROCESSES, observed), *hosts), NOW, wait_seconds)
+    return decide_release(snapshot, ObjectKey("team", observed["metadata"]["name"]))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ def terminating(phase: str = "Pending", **fields: Any) -> MetalProcess:
     ],
 )
 def test_release_of_a_terminating_process(
-    *, observed: MetalProcess, host_exists: bool, wait_seconds: float | None, released: bool
+    *, observed: Obj, host_exists: bool, wait_seconds: float | None, released: bool
 ) -> None:
     plan = release(observed, host_exists=host_exists, wait_seconds=wait_seconds)
     assert bool(plan.patch) == released
@@ -46,16 +51,16 @@ def test_release_of_a_terminating_process(
 
 def test_release_is_for_one_version_and_keeps_other_finalizers() -> None:
     observed = terminating("Stopped", host="studio-1", finalizers=["a.example/b", PROCESS_FINALIZER])
-    assert patched(release(observed, host_exists=True, wait_seconds=None)) == [
+    assert patched(release(observed)) == [
         {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
         {"op": "replace", "path": "/metadata/finalizers", "value": ["a.example/b"]},
     ]
 
 
 def test_undeleted_or_released_process_is_not_released() -> None:
-    kept = as_process(process("chat-00000000-0", phase="Stopped", host="studio-1"))
-    assert release(kept, host_exists=True, wait_seconds=None) == Plan()
-    assert release(terminating("Stopped", finalizers=[]), host_exists=True, wait_seconds=None) == Plan()
+    kept = process("chat-00000000-0", phase="Stopped", host="studio-1")
+    assert release(kept) == Plan()
+    assert release(terminating("Stopped", finalizers=[])) == Plan()
 
 
 @pytest.mark.parametrize(
@@ -67,14 +72,8 @@ def test_undeleted_or_released_process_is_not_released() -> None:
     ],
 )
 def test_process_with_values_of_a_newer_version_is_released(fields: Obj, phase: str, *, released: bool) -> None:
-    newer = process("a-b-0", host="studio-1", phase=phase, **fields, **LEAVING)
-    cluster = store((METAL_PROCESSES, newer), (METAL_HOSTS, host("studio-1")))
-    assert bool(decide_release(Snapshot(cluster, NOW), ObjectKey("team", "a-b-0")).patch) == released
+    assert bool(release(terminating(phase, host="studio-1", **fields)).patch) == released
 
 
-def test_process_without_a_registered_host_is_released() -> None:
-    obj = process("a-b-0", host="studio-1", phase="Ready", **LEAVING)
-    alone, with_host = store((METAL_PROCESSES, obj)), store((METAL_PROCESSES, obj), (METAL_HOSTS, host("studio-1")))
-    assert decide_release(Snapshot(alone, NOW), ObjectKey("team", "a-b-0")).patch
-    assert not decide_release(Snapshot(with_host, NOW), ObjectKey("team", "a-b-0")).patch
-    assert decide_release(Snapshot(alone, NOW), ObjectKey("team", "gone")) == Plan()
+def test_process_that_is_gone_needs_nothing() -> None:
+    assert decide_release(Snapshot(store(), NOW), ObjectKey("team", "gone")) == Plan()
