@@ -165,24 +165,6 @@ def test_process_of_a_lost_host_stays_until_its_replacement_is_ready() -> None:
     assert made(steps(1, there, hosts=[other])) == [f"{NAME}-1"], "a host that is not registered any more is lost too"
 
 
-def test_process_of_a_returned_host_is_kept() -> None:
-    there, spare = process(f"{NAME}-0", host="studio-1", phase="Ready"), process(f"{NAME}-1")
-    assert deleted(steps(1, there, spare)) == {f"{NAME}-1"}
-
-
-def test_displaced_process_stays_until_its_replacement_is_ready() -> None:
-    hosts = [host("studio-1"), host("studio-2")]
-    there = process(f"{NAME}-0", host="studio-1", phase="Ready", **DISPLACED)
-    assert (made(steps(1, there, hosts=hosts)), deleted(steps(1, there, hosts=hosts))) == (
-        [f"{NAME}-1"],
-        set(),
-    )
-    starting = process(f"{NAME}-1", host="studio-2", phase="Starting")
-    assert steps(1, there, starting, hosts=hosts) == MetalProcessSteps()
-    ready = process(f"{NAME}-1", host="studio-2", phase="Ready")
-    assert deleted(steps(1, there, ready, hosts=hosts)) == {f"{NAME}-0"}
-
-
 def test_evicted_process_that_fits_nowhere_else_is_kept() -> None:
     evicted = process(f"{NAME}-0", host="studio-1", phase="Pending", **DISPLACED)
     waiting = process(f"{NAME}-1")
@@ -317,9 +299,10 @@ def drained(name: str = "studio-1") -> Obj:
     return host(name) | {"spec": {"unschedulable": True, "drain": True}}
 
 
-def test_process_on_a_drained_host_is_replaced_before_it_is_deleted() -> None:
-    hosts = [drained(), host("studio-2")]
-    old = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2)
+@pytest.mark.parametrize(("first", "status"), [(drained(), {}), (host("studio-1"), DISPLACED)])
+def test_process_that_must_leave_its_host_is_replaced_before_it_is_deleted(first: Obj, status: Obj) -> None:
+    hosts = [first, host("studio-2")]
+    old = process(f"{NAME}-0", host="studio-1", phase="Ready", gib=2, **status)
     assert (made(steps(1, old, hosts=hosts)), deleted(steps(1, old, hosts=hosts))) == (
         [f"{NAME}-1"],
         set(),
