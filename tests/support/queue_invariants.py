@@ -105,10 +105,6 @@ def check_promises(cells: Sequence[Cell], units: Iterable[Unit], rules: PlanRule
         assert not fits(need, free), f"{unit.key} lost {name}, which it was promised"
 
 
-def _lack(need: Amounts, room: Amounts) -> Amounts:
-    return {name: max(0, amount - room.get(name, 0)) for name, amount in need.items()}
-
-
 def _may_evict(preemptor: Unit, victim: Unit, pool: str, rules: PlanRules, now: float) -> bool:
     age_seconds = abs(now - victim.evictable_since) if victim.evictable_since is not None else rules.min_run_seconds
     return (

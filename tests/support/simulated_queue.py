@@ -6,7 +6,6 @@ refused for a while, nominations get lost, the clock jumps, and the controller e
 """
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +23,6 @@ from controller.placement.units import (
     TOO_SLOW,
     Amounts,
     Cell,
-    Nomination,
     SpeedProfile,
     Unit,
     add_amounts,
@@ -267,9 +265,3 @@ class SimulatedQueue:
                 self.finish(uid)
             elif unit.state == "running" and self.now - (unit.evictable_since or 0) >= MIN_RUN_SECONDS:
                 del self.units[uid]
-
-    def list_nominated(self) -> Iterator[tuple[Unit, Nomination]]:
-        """Yield the units that hold a nomination."""
-        for unit in self.units.values():
-            if unit.nomination is not None and unit.state == "waiting":
-                yield unit, unit.nomination

@@ -8,7 +8,7 @@ from typing import Any
 
 from crds.meta import LABEL_SERVICE
 from kube.client import Client, Obj
-from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, POD_DISRUPTION_BUDGETS, PODS, ObjectKey
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, MODELS, PODS, ObjectKey
 from tests.controlplane.plane import ControlPlane
 from tests.controlplane.process import Process
 from tests.support.eventually import eventually
@@ -98,16 +98,6 @@ class QueueUser:
             return "nodeName" in (await self.client.get(PODS, pod, self.namespace))["spec"]
 
         await eventually(bound, RUN_SECONDS)
-
-    async def wait_until_budget_refuses(self, name: str) -> None:
-        """Wait until a PodDisruptionBudget allows no eviction of the pods that it has found."""
-
-        async def refuses() -> bool:
-            budget = await self.client.get(POD_DISRUPTION_BUDGETS, name, self.namespace)
-            status = budget.get("status", {})
-            return bool(status.get("currentHealthy")) and status["disruptionsAllowed"] == 0
-
-        await eventually(refuses, RUN_SECONDS)
 
     async def wait_until_run(self, *services: str) -> None:
         """Wait until each of these services has pods, all on nodes."""

@@ -62,11 +62,6 @@ class S3Server:
             "PUT", f"/{bucket}/{quote(key)}", body, {"x-amz-checksum-sha256": digest} if with_digest else {}
         )
 
-    async def put_folder(self, bucket: str, prefix: str, folder: Path) -> None:
-        """Store every file below `folder`."""
-        for path in await asyncio.to_thread(lambda: [file for file in folder.rglob("*") if file.is_file()]):
-            await self.put(bucket, f"{prefix}{path.relative_to(folder)}", await asyncio.to_thread(path.read_bytes))
-
     async def set_policy(self, bucket: str, policy: str) -> None:
         """Set the policy of a bucket, as JSON."""
         await self._send("PUT", f"/{bucket}?policy=", policy.encode())
