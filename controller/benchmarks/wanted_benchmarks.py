@@ -139,7 +139,7 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
     for name in names:
         if name in vendors and vendors[name].resource is not None:
             stated = state_accelerator(service, name, scope.pools, service.spec.replicas)
-            yield from _prepare_on(scope, stated, model, name, replicas)
+            yield from _prepare_on_accelerator(scope, stated, model, name, replicas)
 
 
 def _find_replicas(store: Store, service: InferenceService) -> dict[str, Endpoint]:
@@ -154,7 +154,7 @@ def _find_replicas(store: Store, service: InferenceService) -> dict[str, Endpoin
     return {endpoint.node: endpoint for endpoint in endpoints if endpoint.node}
 
 
-def _prepare_on(
+def _prepare_on_accelerator(
     scope: BenchmarkScope,
     service: InferenceService,
     model: Model,

@@ -147,7 +147,7 @@ class AddressCheck:
                 return last.use if same else None
         use: AddressUse | None
         try:
-            use = await self._search(client, address, GRANTED_LISTS_SECONDS if granted else LISTS_SECONDS)
+            use = await self._search_address(client, address, GRANTED_LISTS_SECONDS if granted else LISTS_SECONDS)
         except (ApiError, Unreachable) as error:
             log.warning("address_not_searched", host=host, address=address, error=str(error))
             use = last.use if last is not None and last.address == address else None
@@ -158,11 +158,11 @@ class AddressCheck:
         """Forget a host that is gone."""
         self._searches.pop(host, None)
 
-    async def _search(self, client: Client, text: str, lists_seconds: float) -> AddressUse:
+    async def _search_address(self, client: Client, text: str, lists_seconds: float) -> AddressUse:
         address = read_address(text)
         if isinstance(address, AddressUse):
             return address
-        use = (await self._cluster_addresses(client, lists_seconds)).find(address)
+        use = (await self._read_cluster_addresses(client, lists_seconds)).find(address)
         if use.owner:
             return use
         pods = await client.list_cached(PODS, field_selector=f"status.podIP={address}")
@@ -171,7 +171,7 @@ class AddressCheck:
             return AddressUse("AddressOfPod", f"is the address of pod {metadata['namespace']}/{metadata['name']}")
         return FREE
 
-    async def _cluster_addresses(self, client: Client, lists_seconds: float) -> ClusterAddresses:
+    async def _read_cluster_addresses(self, client: Client, lists_seconds: float) -> ClusterAddresses:
         async with self._listing:
             if self._known is None or self._clock() - self._known_at > lists_seconds:
                 nodes = await client.list_cached(NODES)

@@ -157,10 +157,10 @@ class HostLiveness:
         seen = {lease.host: lease for lease in leases}
         names = {*registered, *seen}
         before = {name: self.state(name) for name in {*names, *self._hosts}}
-        self._hosts = {name: self._look(name, seen.get(name), now, today, read_expiries) for name in names}
+        self._hosts = {name: self._observe_host(name, seen.get(name), now, today, read_expiries) for name in names}
         return {name for name, liveness in before.items() if self.state(name) != liveness}
 
-    def _look(
+    def _observe_host(
         self,
         name: str,
         lease: Lease | None,

@@ -201,14 +201,16 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness, distrust=distrust, expiries=expiries)
         address = host.get("status", {}).get("address", "")
-        granted = address in granted_addresses(_grants_role(snapshot, key.name))
+        granted = address in granted_addresses(_find_grants_role(snapshot, key.name))
         readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
         use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
         # The controller connects there: not to what something else has since it was granted.
         askable = granted and not (use and use.owner)
         place = find_agent_place(readable_host) if askable and readable_host is not None else None
         bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
-        needs = list_needed_secrets(bound, lambda service: _token_rotation(snapshot.get(INFERENCE_SERVICES, service)))
+        needs = list_needed_secrets(
+            bound, lambda service: _read_token_rotation(snapshot.get(INFERENCE_SERVICES, service))
+        )
         tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
         own = await secrets.read_own(client, key.name, snapshot.now)
         answer = prober.find_answer(key.name, place) if place is not None else None
@@ -228,7 +230,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             Trigger(METAL_PROCESSES, _host_of_process, all_but_status),
             Trigger(METAL_PROCESSES, _drained_hosts_of_siblings, draining_facts),
             Trigger(ENDPOINT_SLICES, _host_of_slice, existence),
-            Trigger(INFERENCE_SERVICES, _hosts_of_service, _token_rotation),
+            Trigger(INFERENCE_SERVICES, _hosts_of_service, _read_token_rotation),
         ),
         observe=observe,
         perform=prober.perform,
@@ -269,7 +271,7 @@ def _hosts_of_service(store: Store, service: Obj) -> list[ObjectKey]:
     return [ObjectKey("", name) for name in sorted(filter(None, names))]
 
 
-def _token_rotation(service: Obj | None) -> str:
+def _read_token_rotation(service: Obj | None) -> str:
     """Return the identifier of the last replacement of a service's token; empty if there was none."""
     rotation: str = ((service or {}).get("status") or {}).get("tokenRotation", "")
     return rotation
@@ -291,8 +293,8 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     if host is None or host.metadata.deletion_timestamp is not None:
         return Plan(delete=delete, effects=(AskAgent(None),))
     ready = _ready_condition(host, inputs.liveness)
-    claimants = _same_address(snapshot, host)
-    roles = {claimant.metadata.name: _grants_role(snapshot, claimant.metadata.name) for claimant in claimants}
+    claimants = _list_claimants(snapshot, host)
+    roles = {claimant.metadata.name: _find_grants_role(snapshot, claimant.metadata.name) for claimant in claimants}
     verdict = judge_address(host, claimants, roles, inputs.address_use)
     bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
     # An expired host keeps what it was granted: while it is silent its processes are not known to have ended. What a
@@ -351,10 +353,10 @@ def _list_siblings(snapshot: Snapshot, bound: Iterable[HostedProcess]) -> dict[s
 def _has_former_grants(snapshot: Snapshot, name: str) -> bool:
     """Return whether the Role of this name belongs to a former host, whose address may be that of another one."""
     role = snapshot.get(ROLES, ObjectKey(HOSTS_NAMESPACE, grants_name(name)))
-    return role is not None and _grants_role(snapshot, name) is None
+    return role is not None and _find_grants_role(snapshot, name) is None
 
 
-def _grants_role(snapshot: Snapshot, name: str) -> Obj | None:
+def _find_grants_role(snapshot: Snapshot, name: str) -> Obj | None:
     """Return the Role of a host; None if there is none, or it belongs to a former host of this name."""
     role = snapshot.get(ROLES, ObjectKey(HOSTS_NAMESPACE, grants_name(name)))
     host = snapshot.get(METAL_HOSTS, ObjectKey("", name))
@@ -362,7 +364,7 @@ def _grants_role(snapshot: Snapshot, name: str) -> Obj | None:
     return role if host and owner and owner["uid"] == host["metadata"]["uid"] else None
 
 
-def _same_address(snapshot: Snapshot, host: MetalHost) -> list[MetalHost]:
+def _list_claimants(snapshot: Snapshot, host: MetalHost) -> list[MetalHost]:
     """Return the hosts that state the address of this host, itself among them."""
     hosts = snapshot.store.by_index(METAL_HOSTS, ADDRESS_INDEX, host.status.address) if host.status.address else []
     decoded = decode_stored(snapshot.store, METAL_HOSTS, hosts, MetalHost)

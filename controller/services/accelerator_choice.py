@@ -205,7 +205,7 @@ def _choose_by_room(
     """Return the choice among the accelerators, whose room is known."""
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     candidates = [
-        _describe(
+        _describe_candidate(
             snapshot,
             candidate,
             candidate_rooms.get(candidate.accelerator) or _NO_ROOM,
@@ -248,7 +248,9 @@ def _choose_by_room(
     )
 
 
-def _describe(snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom, counts: ReplicaCounts) -> Candidate:
+def _describe_candidate(
+    snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom, counts: ReplicaCounts
+) -> Candidate:
     problem = checked.problem
     return Candidate(
         checked.accelerator,

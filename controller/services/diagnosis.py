@@ -53,7 +53,7 @@ BINDING: Final = "Binding"
 _UNKNOWN_MEMORY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def most_severe(problems: Iterable[ServiceProblem | None]) -> ServiceProblem | None:
+def pick_most_severe(problems: Iterable[ServiceProblem | None]) -> ServiceProblem | None:
     """Return the first of the most severe problems, or None if there is no problem."""
     return min(
         (problem for problem in problems if problem), key=lambda problem: _SEVERITY.index(problem.phase), default=None
@@ -89,10 +89,10 @@ def diagnose_pod(pod: Obj, memory: Mapping[str, str] = _UNKNOWN_MEMORY) -> Servi
     for container in status.get("containerStatuses", []):
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason") in _BROKEN:
-            ended = _last_end(container, memory)
+            ended = _describe_last_end(container, memory)
             return ServiceProblem(waiting["reason"], f"pod {name}: {ended or waiting.get('message', '')}", "Failed")
     for container in status.get("containerStatuses", []):
-        if ended := _last_end(container, memory):
+        if ended := _describe_last_end(container, memory):
             return ServiceProblem("Restarting", f"pod {name}: {ended}", "Progressing")
     for container in status.get("containerStatuses", []):
         if "running" in container.get("state", {}) and not container.get("ready"):
@@ -121,7 +121,7 @@ def _diagnose_unready(pod: Obj, container: Obj) -> ServiceProblem:
     return ServiceProblem(LOADING, f"pod {name}: {subject} is loading the model: see {logs}", "Progressing")
 
 
-def _last_end(container: Obj, memory: Mapping[str, str]) -> str:
+def _describe_last_end(container: Obj, memory: Mapping[str, str]) -> str:
     """Describe the last end of a container: exit code, reason and last output; empty if it has not ended."""
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None:
@@ -169,16 +169,16 @@ def diagnose_process(
     if status.phase == "Ready":
         return None
     if host is None:
-        return _unbound(process, capacities, siblings, advise, requirement)
+        return _diagnose_unbound(process, capacities, siblings, advise, requirement)
     if status.phase == "Failed":
         return ServiceProblem(status.reason or "ProcessFailed", f"host {host}: {status.message}", "Failed")
     if status.phase == "Fetching":
-        return ServiceProblem("Fetching", f"host {host}: {_progress(process)}", "Downloading")
+        return ServiceProblem("Fetching", f"host {host}: {_describe_progress(process)}", "Downloading")
     what = status.message or "the engine is starting"
     return ServiceProblem(status.reason or "Starting", f"host {host}: {what}", "Progressing")
 
 
-def _progress(process: MetalProcess) -> str:
+def _describe_progress(process: MetalProcess) -> str:
     progress = process.status.progress
     if progress is None or not progress.total_bytes:
         return "downloading the weights"
@@ -194,7 +194,7 @@ class _ClosedHosts(NamedTuple):
     remedy: str
 
 
-def _closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str | None]) -> list[_ClosedHosts]:
+def _list_closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str | None]) -> list[_ClosedHosts]:
     """Return the reasons for which some of these hosts take no process now.
 
     Args:
@@ -269,7 +269,7 @@ def _explain_shortage(
     return message
 
 
-def _unbound(
+def _diagnose_unbound(
     process: MetalProcess,
     capacities: Sequence[HostCapacity],
     siblings: SortedProcesses,
@@ -304,7 +304,7 @@ def _unbound(
     short = {
         displaced.process.spec.host_name for displaced in siblings.displaced if displaced.why.cause == MEMORY_PRESSURE
     }
-    closed = _closed_hosts(admitting, short)
+    closed = _list_closed_hosts(admitting, short)
     left = eligible_hosts(requirement, {*refused, *left_by}, reachable)
     if not left and closed:
         reason, state, remedy = closed[0]

@@ -8,7 +8,7 @@ from typing import Final
 
 from controller.reconcile.plan import Leading, Snapshot, decode_stored
 from controller.services.metal_processes import read_hosts
-from controller.services.rollout import host_is_lost
+from controller.services.rollout import is_host_lost
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, combine_traffic, differs_notably
 from crds.metalprocess import MetalProcess
 from crds.rate import MOST_REPORTED
@@ -31,7 +31,7 @@ def find_host_traffic(snapshot: Snapshot, namespace: str, service_uid: str) -> T
     traffic = UNKNOWN_TRAFFIC
     for process in processes:
         status = process.status
-        if status.phase != "Ready" or host_is_lost(process.spec.host_name or "", hosts):
+        if status.phase != "Ready" or is_host_lost(process.spec.host_name or "", hosts):
             continue
         rate, requests, average = status.tokens_per_second, status.requests_per_minute, status.average_latency_ms
         if min(requests or 0, average or 0) < 0:  # these count nothing

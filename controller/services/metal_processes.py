@@ -22,8 +22,8 @@ from controller.services.replicas import Replicas
 from controller.services.rollout import (
     MetalProcessSteps,
     SortedProcesses,
-    host_is_lost,
     is_current,
+    is_host_lost,
     plan_steps,
     process_prefix,
     process_ref,
@@ -113,9 +113,9 @@ def _describe_replicas(
     return Replicas(
         total=len(existing),
         ready=tuple(sorted(process.metadata.uid for process in answering[:wanted])),
-        available=sum(not host_is_lost(process.spec.host_name or "", hosts) for process in serving),
+        available=sum(not is_host_lost(process.spec.host_name or "", hosts) for process in serving),
         nodes=frozenset(process.spec.host_name for process in standing.kept if process.spec.host_name),
-        problem=diagnosis.most_severe(problems),
+        problem=diagnosis.pick_most_severe(problems),
         create=steps.create,
         patch=steps.patch,
         delete=steps.delete,
@@ -162,7 +162,7 @@ def list_hosts(store: Store) -> tuple[dict[str, MetalHost], list[HostCapacity]]:
 
     def compute() -> tuple[dict[str, MetalHost], list[HostCapacity]]:
         hosts = read_hosts(store, [host["metadata"]["name"] for host in store.list(METAL_HOSTS)])
-        return hosts, stored_capacities(store, [host for name, host in hosts.items() if not host_is_lost(name, hosts)])
+        return hosts, stored_capacities(store, [host for name, host in hosts.items() if not is_host_lost(name, hosts)])
 
     return store.summarize((METAL_HOSTS, METAL_PROCESSES), "hosts and capacities", compute)
 
@@ -181,15 +181,15 @@ def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -
         service_name=service.metadata.name,
         model_name=model.metadata.name,
         runtime=served.runtime,
-        artifact=_artifact(model),
+        artifact=_build_artifact(model),
         memory_bytes=memory_bytes,
         token_secret=token_name(service.metadata.name),
         further_artifacts=[
             FurtherArtifact(
                 role=companion.role,
-                artifact=_artifact(companion.model),
+                artifact=_build_artifact(companion.model),
                 scale=companion.scale,
-                source_secret=_secret(companion.model),
+                source_secret=_name_source_secret(companion.model),
             )
             for companion in served.companions
             if companion.model is not None
@@ -199,12 +199,12 @@ def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -
         protected=spec.eviction_protection,
         drain_seconds=spec.drain_seconds,
         benchmark=spec.benchmark,
-        source_secret=_secret(model),
+        source_secret=_name_source_secret(model),
         **stated_options(spec),
     )
 
 
-def _artifact(model: Model) -> Artifact:
+def _build_artifact(model: Model) -> Artifact:
     return Artifact(
         source=model.spec.source,
         revision=model.status.revision,
@@ -215,7 +215,7 @@ def _artifact(model: Model) -> Artifact:
     )
 
 
-def _secret(model: Model) -> str | None:
+def _name_source_secret(model: Model) -> str | None:
     return model.spec.source_secret_ref.name if model.spec.source_secret_ref else None
 
 

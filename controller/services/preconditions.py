@@ -93,15 +93,15 @@ def check_service(
     if accelerator is not None and vendor is None:
         message = f"hardware.accelerator {accelerator} does not exist: {offer_names(accelerator, vendors)}"
         return CheckedService(None, ServiceProblem("InvalidSpec", message, "Failed"), None)
-    of_model = _model_problem(service, model, companions, vendor)
-    problem = _spec_problem(service, model, companions, vendors)
+    of_model = _find_model_problem(service, model, companions, vendor)
+    problem = _find_spec_problem(service, model, companions, vendors)
     problem = problem or _refuse_claims(service, has_claims=has_claims) or of_model
     if problem is not None or model is None:
         return CheckedService(None, problem, of_model)
     served = Served(model, runtime_of(service, model, vendors), companions)
     devices = request_devices(service, vendor) if vendor is not None and vendor.in_pods else NO_DEVICES
     memory = measure_replica(service, served, devices.number)
-    problem = _memory_problem(service, served, memory) or _device_problem(
+    problem = _find_memory_problem(service, served, memory) or _find_device_problem(
         service, served, vendor, memory, devices, largest_device_bytes=largest_device_bytes
     )
     return CheckedService(served if problem is None else None, problem, of_model, memory)
@@ -119,7 +119,7 @@ def _refuse_claims(service: InferenceService, *, has_claims: bool) -> ServicePro
     return ServiceProblem(NO_DEVICE_CLAIMS, message, "Failed")
 
 
-def _model_problem(
+def _find_model_problem(
     service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor | None
 ) -> ServiceProblem | None:
     """Return why this service cannot serve its Model or its companions' Models now, or None."""
@@ -133,13 +133,13 @@ def _model_problem(
             namespace = service.metadata.namespace
             message = f"Model {name} does not exist in namespace {namespace}: create it, or edit spec.{field}"
             return ServiceProblem("ModelNotFound", message, "Pending")
-        problem = _unusable(candidate, in_pods=in_pods)
+        problem = _refuse_model(candidate, in_pods=in_pods)
         if problem is not None:
             return problem
     return None
 
 
-def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
+def _refuse_model(model: Model, *, in_pods: bool) -> ServiceProblem | None:
     name = model.metadata.name
     ready = find(model.status.conditions, "Ready")
     if model.status.observed_generation != model.metadata.generation or ready is None:
@@ -163,7 +163,7 @@ def _unusable(model: Model, *, in_pods: bool) -> ServiceProblem | None:
     return None
 
 
-def _spec_problem(
+def _find_spec_problem(
     service: InferenceService, model: Model | None, companions: Sequence[Companion], vendors: Vendors
 ) -> ServiceProblem | None:
     """Return the contradiction in the spec, or between the spec and the Models or the runtime, or None."""
@@ -172,9 +172,9 @@ def _spec_problem(
         return None
     vendor = vendors[accelerator]
     message = find_hardware_problem(service, accelerator, vendor)
-    message = message or _contradiction(service, model, companions, vendor)
+    message = message or _find_contradiction(service, model, companions, vendor)
     if message is None and model is not None:
-        message = _inability(service, model, companions, vendors)
+        message = _find_unmet_demand(service, model, companions, vendors)
     return ServiceProblem("InvalidSpec", message, "Failed") if message else None
 
 
@@ -183,7 +183,7 @@ def decided_accelerator(service: InferenceService, model: Model | None) -> Accel
     return accelerator_of(service, model) if model else service.spec.hardware.accelerator
 
 
-def _inability(
+def _find_unmet_demand(
     service: InferenceService, model: Model, companions: Sequence[Companion], vendors: Vendors
 ) -> str | None:
     """Return the demand of the service that the runtime cannot meet, or None."""
@@ -213,7 +213,9 @@ def _inability(
     return (
         refuse_demand(runtime, demand)
         or (_refuse_weights(service, model, runtime.name) if demand.in_pods else None)
-        or next((message for companion in companions if (message := _mismatch(companion, model)) is not None), None)
+        or next(
+            (message for companion in companions if (message := _refuse_format(companion, model)) is not None), None
+        )
     )
 
 
@@ -278,7 +280,7 @@ def _warn_of_small_devices(
     )
 
 
-def _mismatch(companion: Companion, model: Model) -> str | None:
+def _refuse_format(companion: Companion, model: Model) -> str | None:
     """Return why a companion can never be served with the model, or None."""
     if companion.model is None:
         return None
@@ -290,7 +292,7 @@ def _mismatch(companion: Companion, model: Model) -> str | None:
     return None
 
 
-def _contradiction(
+def _find_contradiction(
     service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor
 ) -> str | None:
     spec, accelerator = service.spec, decided_accelerator(service, model)
@@ -336,7 +338,7 @@ def _refuse_copies(companion: Companion) -> str | None:
     )
 
 
-def _memory_problem(service: InferenceService, served: Served, memory: ReplicaMemory) -> ServiceProblem | None:
+def _find_memory_problem(service: InferenceService, served: Served, memory: ReplicaMemory) -> ServiceProblem | None:
     """Return the reason why the memory of a replica is not known, or is understated; None if it is known."""
     if service.spec.resources.memory is not None:
         return None
@@ -354,7 +356,7 @@ def _memory_problem(service: InferenceService, served: Served, memory: ReplicaMe
     return ServiceProblem("MemoryUnknown", message, "Failed")
 
 
-def _device_problem(
+def _find_device_problem(
     service: InferenceService,
     served: Served,
     vendor: Vendor | None,

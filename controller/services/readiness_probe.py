@@ -226,7 +226,7 @@ async def _probe(
             timeout_seconds=timeout_seconds,
             mode=question.mode,
         )
-        return endpoint, _explained(probe, endpoint)
+        return endpoint, _explain_untrusted(probe, endpoint)
 
     # One broken endpoint does not decide for all: the others are probed when it fails.
     count = min(len(question.endpoints), MOST_ASKED)
@@ -265,7 +265,7 @@ async def read_token(client: Client, key: ObjectKey, service_uid: str) -> str | 
     return ProbeResult(ok=False, reason=TOKEN_NOT_FOUND, message=message)
 
 
-def _explained(probe: ProbeResult, endpoint: Endpoint) -> ProbeResult:
+def _explain_untrusted(probe: ProbeResult, endpoint: Endpoint) -> ProbeResult:
     """Name the host whose certificate is not trusted, and the way out."""
     if probe.reason != "Untrusted":
         return probe

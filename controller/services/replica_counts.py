@@ -12,7 +12,7 @@ from controller.reconcile.triggers import ENDED
 from controller.services.endpoints import exposed_hosts
 from controller.services.metal_processes import read_hosts
 from controller.services.pods.observed_deployments import accelerator_label, is_ready, list_service_pods, node_of
-from controller.services.rollout import host_is_lost
+from controller.services.rollout import is_host_lost
 from crds.inferenceservice import InferenceService
 from crds.metalprocess import HOLDS_NO_MEMORY, MetalProcess
 from devices.vendors import Vendors
@@ -99,7 +99,7 @@ def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCo
     placed = [
         process
         for process in processes
-        if (name := process.spec.host_name) and not host_is_lost(name, hosts) and process.metadata.uid not in displaced
+        if (name := process.spec.host_name) and not is_host_lost(name, hosts) and process.metadata.uid not in displaced
     ]
     exposed = exposed_hosts(snapshot.store, metadata.namespace, metadata.name)
     ready = sum(process.status.phase == "Ready" and process.spec.host_name in exposed for process in placed)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from controller.reconcile.plan import Patch, Ref
-from controller.services.diagnosis import most_severe
+from controller.services.diagnosis import pick_most_severe
 from controller.services.preconditions import ServiceProblem
 from kube.client import Obj
 from kube.resources import Resource
@@ -50,7 +50,7 @@ def combine_replicas(parts: Sequence[Replicas]) -> Replicas:
         ready=tuple(uid for part in parts for uid in part.ready),
         available=sum(part.available for part in parts),
         nodes=frozenset(node for part in parts for node in part.nodes),
-        problem=most_severe([part.problem for part in parts]),
+        problem=pick_most_severe([part.problem for part in parts]),
         apply=tuple(obj for part in parts for obj in part.apply),
         keep=tuple(obj for part in parts for obj in part.keep),
         awaiting=tuple(name for part in parts for name in part.awaiting),

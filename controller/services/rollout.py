@@ -79,7 +79,7 @@ def _keep_deciding(spec: MetalProcessSpec) -> MetalProcessSpec:
     return without_edits(decided)
 
 
-def host_is_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:
+def is_host_lost(name: str, hosts: Mapping[str, MetalHost]) -> bool:
     """Return whether a host is not registered or its Lease has expired, so that its processes are replaced."""
     host = hosts.get(name)
     ready = find(host.status.conditions, "Ready") if host else None
@@ -146,7 +146,7 @@ def sort_processes(
         phase, host = process.status.phase, process.spec.host_name
         administered = hosts[host].spec if host is not None and host in hosts else MetalHostSpec()
         current = name is None or is_current(process, name, estimated)
-        lost = host is not None and host_is_lost(host, hosts)
+        lost = host is not None and is_host_lost(host, hosts)
         if process.metadata.deletion_timestamp is not None:
             if host is not None and phase not in HOLDS_NO_MEMORY and not lost:
                 standing.terminating.append(process)
@@ -167,8 +167,8 @@ def sort_processes(
             standing.superseded.append(process)
             if current and not lost and why is not None:
                 standing.displaced.append(DisplacedProcess(process, why))
-    usable.sort(key=lambda process: _preference(process, exposed))
-    standing.superseded.sort(key=lambda process: _preference(process, exposed))
+    usable.sort(key=lambda process: _rank_process(process, exposed))
+    standing.superseded.sort(key=lambda process: _rank_process(process, exposed))
     standing.kept.extend(usable[:wanted])
     standing.surplus.extend(usable[wanted:])
     return standing
@@ -188,7 +188,7 @@ def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
     return process.spec.host_name is not None and fields == wanted
 
 
-def _preference(
+def _rank_process(
     process: MetalProcess, exposed: Collection[str | None]
 ) -> tuple[bool, bool, bool, bool, bool, str, int, str]:
     """Sort key: the processes to keep come first."""
@@ -239,7 +239,7 @@ def plan_steps(
     stay = max(0, wanted - reached)
     delete += standing.superseded[stay:]
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
-    delete += _blocking_processes(standing, standing.superseded[:stay], capacities, demands)
+    delete += _list_blocking_processes(standing, standing.superseded[:stay], capacities, demands)
     rejected, waits = _expire_rejections(standing, now, is_complete=standing.ready == wanted)
     delete += rejected
     create: tuple[tuple[Resource, Obj], ...] = ()
@@ -248,9 +248,9 @@ def plan_steps(
         unused = (name for number in itertools.count() if (name := f"{prefix}-{number}") not in taken)
         names = itertools.islice(unused, missing)
         created_at = parse_seconds(service.metadata.creation_timestamp) or 0.0
-        places = itertools.chain(_inheritable_places(standing, created_at), itertools.repeat(None))
+        places = itertools.chain(_list_inheritable_places(standing, created_at), itertools.repeat(None))
         moves = itertools.chain(_list_unfollowed_moves(standing), itertools.repeat(None))
-        create = tuple(_process(service, spec, *row) for row in zip(names, places, moves, strict=False))
+        create = tuple(_build_process(service, spec, *row) for row in zip(names, places, moves, strict=False))
     return MetalProcessSteps(
         create=create,
         patch=_list_edits(standing, spec) if spec is not None else (),
@@ -306,7 +306,7 @@ def _list_unfollowed_moves(standing: SortedProcesses) -> list[str]:
     return [uid for uid in uids if uid not in followed]
 
 
-def _blocking_processes(
+def _list_blocking_processes(
     standing: SortedProcesses,
     superseded: Sequence[MetalProcess],
     capacities: Sequence[HostCapacity],
@@ -355,7 +355,7 @@ def _find_blocking_processes(
     return []
 
 
-def _inheritable_places(standing: SortedProcesses, created_at: float) -> list[str]:
+def _list_inheritable_places(standing: SortedProcesses, created_at: float) -> list[str]:
     """Return the places in the queue that replaced processes leave to their successors, the oldest first.
 
     The memory that a process frees for its replacement would otherwise go to whichever process waits longer.
@@ -375,7 +375,7 @@ def _age_seconds(process: MetalProcess, now: datetime) -> float:
     return (now - datetime.fromisoformat(since)).total_seconds()
 
 
-def _process(
+def _build_process(
     service: InferenceService, spec: MetalProcessSpec, name: str, enqueued: str | None, moves: str | None
 ) -> tuple[Resource, Obj]:
     owner = service.metadata

@@ -212,7 +212,7 @@ def pick_phase(inputs: ReadyInputs, ready: Obj) -> Phase:
 def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
     """Return the whole status of a service, with Ready as its first condition."""
     metadata = view.service.metadata
-    inputs = _ready_inputs(view, probe)
+    inputs = _read_ready_inputs(view, probe)
     ready = build_ready_condition(inputs)
     question = view.question if probe is not None and probe.ok else None
     # While the service is still Ready by an earlier answer, the proof of that answer stays.
@@ -235,8 +235,8 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "availableReplicas": view.replicas.available,
         "selector": f"{LABEL_SERVICE}={metadata.name}",
         "accelerator": (view.accelerator or "") if view.chosen is None else view.chosen.accelerator,
-        "endpoint": f"{_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
-        "conditions": [ready, _model_condition(view)],
+        "endpoint": f"{_find_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
+        "conditions": [ready, _build_model_condition(view)],
     } | {name: value for name, value in optional.items() if value}
 
 
@@ -268,7 +268,7 @@ def build_ready_condition(inputs: ReadyInputs) -> Obj:
     return condition(READY, true=verdict.is_true, reason=verdict.reason, message=verdict.message, generation=generation)
 
 
-def _ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
+def _read_ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
     last = find(view.service.status.conditions, READY)
     addresses = sorted({endpoint.address for endpoint in view.endpoints})
     return ReadyInputs(
@@ -299,7 +299,7 @@ def _find_problem(view: ServiceView) -> ServiceProblem | None:
         return view.blocker
     ready = len(view.replicas.ready)
     if ready >= view.wanted:
-        return _mixed_schemes(view.endpoints, has_pods=view.chosen is not None)
+        return _find_mixed_schemes(view.endpoints, has_pods=view.chosen is not None)
     counted = f"{ready} of {view.wanted} replicas are ready"
     cause = explain_wait(view.replicas.problem, view.standing)
     if cause is None:
@@ -307,7 +307,7 @@ def _find_problem(view: ServiceView) -> ServiceProblem | None:
     return cause._replace(message=f"{counted}: {cause.message}")
 
 
-def _mixed_schemes(endpoints: tuple[Endpoint, ...], *, has_pods: bool) -> ServiceProblem | None:
+def _find_mixed_schemes(endpoints: tuple[Endpoint, ...], *, has_pods: bool) -> ServiceProblem | None:
     """Return the problem that some replicas serve https and others http, with the way out, or None.
 
     Args:
@@ -332,14 +332,14 @@ def _mixed_schemes(endpoints: tuple[Endpoint, ...], *, has_pods: bool) -> Servic
     return ServiceProblem("MixedEndpoints", message, "Degraded")
 
 
-def _scheme(view: ServiceView) -> str:
+def _find_scheme(view: ServiceView) -> str:
     """Return the URL scheme of the service: https if all endpoints serve it; without endpoints, the last scheme."""
     if not view.endpoints:
         return "https" if view.service.status.endpoint.startswith("https:") else "http"
     return "https" if all(endpoint.scheme == "https" for endpoint in view.endpoints) else "http"
 
 
-def _model_condition(view: ServiceView) -> Obj:
+def _build_model_condition(view: ServiceView) -> Obj:
     problem, generation = view.model_problem, view.service.metadata.generation
     if problem is not None:
         return condition(MODEL_READY, true=False, reason=problem.reason, message=problem.message, generation=generation)

@@ -214,9 +214,9 @@ class KnownTokens:
                 return TokenStep(_make_token())
             if patch := decide_rotation(secret, uid, wanted):
                 return TokenStep(patch=patch)
-            seen = self._seen[key] = _sighting(secret, uid, now)
+            seen = self._seen[key] = _note_secret(secret, uid, now)
         rotation = "" if seen.rotation == service.status.token_rotation else seen.rotation
-        due = _due(uid, now) if waits else seen.due
+        due = _find_due_time(uid, now) if waits else seen.due
         return TokenStep(rotation=rotation, again_seconds=(due - now).total_seconds())
 
     async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> str | None:
@@ -272,19 +272,19 @@ class KnownTokens:
         if decide_rotation(secret, service_uid, "") is not None:
             self._seen.pop(key, None)
         else:
-            self._seen[key] = _sighting(secret, service_uid, now)
+            self._seen[key] = _note_secret(secret, service_uid, now)
 
 
 def _secret_key(service: ObjectKey) -> ObjectKey:
     return ObjectKey(service.namespace, token_name(service.name))
 
 
-def _sighting(secret: Obj, service_uid: str, now: datetime) -> _Sighting:
+def _note_secret(secret: Obj, service_uid: str, now: datetime) -> _Sighting:
     rotation = secret["metadata"]["annotations"].get(TOKEN_ROTATION, "")
-    return _Sighting(service_uid, rotation, secret["data"][TOKEN_KEY], _due(service_uid, now))
+    return _Sighting(service_uid, rotation, secret["data"][TOKEN_KEY], _find_due_time(service_uid, now))
 
 
-def _due(service_uid: str, now: datetime) -> datetime:
+def _find_due_time(service_uid: str, now: datetime) -> datetime:
     """Return when to read a Secret again: in 5 to 10 minutes, so that not all are read at once."""
     share = zlib.crc32(service_uid.encode()) / 2**32
     return now + READ_AGAIN * (0.5 + share / 2)

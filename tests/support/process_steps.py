@@ -9,7 +9,7 @@ from controller.placement.displacement import find_displacements, read_orders
 from controller.services.metal_processes import desired_spec
 from controller.services.rollout import (
     MetalProcessSteps,
-    host_is_lost,
+    is_host_lost,
     plan_steps,
     process_prefix,
     sort_processes,
@@ -53,11 +53,11 @@ def steps(
     kept = store(*known_hosts, *((METAL_PROCESSES, process) for process in observed))
     structs = [as_process(process) for process in kept.list(METAL_PROCESSES)]
     by_name = {metal_host.metadata.name: metal_host for metal_host in map(as_host, kept.list(METAL_HOSTS))}
-    exposed = {name for name in by_name if not host_is_lost(name, by_name)} - set(unexposed)
+    exposed = {name for name in by_name if not is_host_lost(name, by_name)} - set(unexposed)
     name = process_prefix("chat", spec) if known else None
     displacements = find_displacements(structs, read_orders(kept), (), ())
     standing = sort_processes(name, wanted, structs, by_name, exposed=exposed, displacements=displacements)
-    alive = [metal_host for name, metal_host in by_name.items() if not host_is_lost(name, by_name)]
+    alive = [metal_host for name, metal_host in by_name.items() if not is_host_lost(name, by_name)]
     return plan_steps(
         edited,
         spec if known else None,

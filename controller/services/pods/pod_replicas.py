@@ -16,7 +16,7 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.indexes import CLAIM_INDEX, namespaced
 from controller.reconcile.plan import Patch, Snapshot, ref
 from controller.services import replica_memory
-from controller.services.diagnosis import most_severe
+from controller.services.diagnosis import pick_most_severe
 from controller.services.pods.copy_choice import choose_copies
 from controller.services.pods.copy_plan import CopyPlan, plan_copies
 from controller.services.pods.deployment import (
@@ -185,7 +185,7 @@ def observe_pods(
         ready=tuple(sorted(ready)),
         available=pods.ready,
         nodes=pods.nodes,
-        problem=_explain_refusal(snapshot, service, served, choice, most_severe((*problems, plan.problem))),
+        problem=_explain_refusal(snapshot, service, served, choice, pick_most_severe((*problems, plan.problem))),
         apply=tuple((DEPLOYMENTS, deployment.change.desired) for deployment, is_applied in selected if is_applied),
         keep=tuple((DEPLOYMENTS, deployment.observed.obj) for deployment in kept),
         awaiting=tuple(deployment.name for deployment in waiting if deployment.change.cause == "update"),

@@ -141,7 +141,10 @@ async def test_first_choice_of_auto_waits_for_a_measurement_on_each_class(
         found = await cluster.get("chat")
         ready = condition(found)
         assert (found.status.phase, ready.reason) == ("Progressing", "MeasuringSpeed"), found.status
-        assert "measuring the speed on nvidia-h100-80gb-hbm3x1, nvidia-l4x1; the accelerator is chosen by 2" in ready.message
+        assert (
+            "measuring the speed on nvidia-h100-80gb-hbm3x1, nvidia-l4x1; the accelerator is chosen by 2"
+            in ready.message
+        )
         return found
 
     waiting = await eventually(probes, READY_SECONDS)
