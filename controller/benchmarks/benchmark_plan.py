@@ -99,8 +99,8 @@ def choose_starts(
     """
     start, taken = list[BenchmarkStart](), dict(going)
     running = Counter((key in urgent, key.namespace) for key in going)
+    totals = Counter(key in urgent for key in going)
     while True:
-        totals = {is_urgent: sum(n for (flag, _), n in running.items() if flag == is_urgent) for is_urgent in (0, 1)}
         able = [
             BenchmarkStart(wanted, node)
             for wanted in due
@@ -120,6 +120,7 @@ def choose_starts(
         start.append(first)
         taken[first.wanted.key] = first.node
         running[first.wanted.key in urgent, first.wanted.key.namespace] += 1
+        totals[first.wanted.key in urgent] += 1
 
 
 def _find_node(wanted: WantedBenchmark, busy: Collection[str], used: Collection[str]) -> str:

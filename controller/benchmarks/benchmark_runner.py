@@ -86,6 +86,8 @@ class _Run:
     engine: MeasuredEngine
     job: Obj | None = None
     task: asyncio.Task[MeasuredPerformance | JobOutcome] | None = None
+    is_in_the_way: bool = False
+    """A unit waits for its room."""
 
 
 @dataclass(slots=True)
@@ -133,8 +135,6 @@ class BenchmarkRunner:
         """The pairs of each service, by device class."""
         self._runs: dict[BenchmarkKey, _Run] = {}
         self._failures: dict[BenchmarkKey, BenchmarkFailure] = {}
-        self._yielding: set[BenchmarkKey] = set()
-        """Those of them that are in the way of a unit."""
         self._rooms: dict[str, str] = {}
         """The node of each Job that was started and whose pod may be there, by its key in `OWNER_INDEX`."""
         self._probes: dict[ObjectKey, _Probe] = {}
@@ -153,10 +153,10 @@ class BenchmarkRunner:
         """
         self._waiting_pools, self._given = waiting_pools, given
         busy = self._find_busy()
-        for key, run in self._runs.items():
+        for run in self._runs.values():
             start = run.start
             if start.wanted.replica is None and (start.wanted.accelerator in busy or f"node/{start.node}" in given):
-                self._yielding.add(key)
+                run.is_in_the_way = True
                 self._wake.set()
 
     def request_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
@@ -209,7 +209,6 @@ class BenchmarkRunner:
                 if run.task is not None:
                     run.task.cancel()
             self._runs.clear()
-            self._yielding.clear()
             self._set_rooms({})
 
     async def _run_round(self, leading: Leading) -> float:
@@ -305,7 +304,7 @@ class BenchmarkRunner:
             self._drop(key)
         elif result.state != "Going":
             self._fail(key, run, result)
-        elif key in self._yielding:
+        elif run.is_in_the_way:
             self._drop(key)
 
     def _read(self, leading: Leading, run: _Run, now: datetime) -> MeasuredPerformance | JobOutcome | None:
@@ -331,7 +330,6 @@ class BenchmarkRunner:
 
     def _drop(self, key: BenchmarkKey) -> None:
         """Stop a benchmark; its Job is deleted in this round."""
-        self._yielding.discard(key)
         task = self._runs.pop(key).task
         if task is not None:
             task.cancel()

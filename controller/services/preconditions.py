@@ -296,21 +296,17 @@ def _find_contradiction(
     service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor
 ) -> str | None:
     spec, accelerator = service.spec, decided_accelerator(service, model)
+    runs, unreadable, remedy = "on hosts", {"s3", "pvc"}, "use an accelerator of pods"
+    if vendor.in_pods:
+        runs, unreadable, remedy = "pods", {"file"}, "set hardware.accelerator to metal"
     for candidate in (model, *(companion.model for companion in companions)):
-        if vendor.in_pods and candidate is not None and scheme_of(candidate.spec.source) == "file":
+        if candidate is not None and scheme_of(candidate.spec.source) in unreadable:
             return (
-                f"accelerator {accelerator} runs pods, which cannot read {candidate.spec.source} of Model "
-                f"{candidate.metadata.name}: set hardware.accelerator to metal, or give the Model an hf:// or https:// "
-                "source"
+                f"accelerator {accelerator} runs {runs}, which cannot read {candidate.spec.source} of Model "
+                f"{candidate.metadata.name}: {remedy}, or give the Model an hf:// or https:// source"
             )
     if vendor.in_pods:
         return next(filter(None, map(_refuse_copies, companions)), None)
-    for candidate in (model, *(companion.model for companion in companions)):
-        if candidate is not None and scheme_of(candidate.spec.source) in ("s3", "pvc"):
-            return (
-                f"accelerator {accelerator} runs on hosts, which cannot read {candidate.spec.source} of Model "
-                f"{candidate.metadata.name}: use an accelerator of pods, or give the Model an hf:// or https:// source"
-            )
     of_pods = {
         "image": spec.image is not None,
         "resources": spec.resources != Resources(),

@@ -89,11 +89,8 @@ class ReplicaMemory(NamedTuple):
 
 def is_memory_stated(served: Served) -> bool:
     """Return whether a Model of the service states its memory in spec.memoryBytes, so that it is not estimated."""
-    return any(
-        model.spec.stated_bytes is not None
-        for model in (served.model, *(companion.model for companion in served.companions))
-        if model
-    )
+    models = (served.model, *(companion.model for companion in served.companions))
+    return any(model is not None and model.spec.stated_bytes is not None for model in models)
 
 
 def measure_replica(service: InferenceService, served: Served, devices: int = 0) -> ReplicaMemory:
