@@ -176,13 +176,7 @@ class HostInputs(NamedTuple):
 
 
 def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: ReachabilityProber) -> Reconciler:
-    """Return the reconciler of hosts.
-
-    Args:
-        leases: reads the Leases of hosts.
-        tokens: the tokens of services, which are copied to the hosts that need them.
-        prober: asks the agents of hosts whether the cluster reaches them.
-    """
+    """Return the reconciler of hosts, which copies `tokens` to hosts and has `prober` ask their agents."""
     addresses, secrets = AddressCheck(), HostSecrets(tokens)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
