@@ -216,7 +216,8 @@ def _choose_by_room(
     is_ordered = bool(service.spec.scheduling.pools)
     free_seconds: dict[str, float] = {}
     if is_ordered:
-        free_seconds = {name: rooms.free_seconds(key, name) for name, *_ in candidates}
+        names = [candidate.accelerator for candidate in candidates]
+        free_seconds = {name: rooms.free_seconds(key, name) for name in names}
         candidates = [
             candidate._replace(is_better=free_seconds[candidate.accelerator] >= BETTER_SECONDS)
             for candidate in candidates
