@@ -175,6 +175,7 @@ def test_read_lease() -> None:
     renewed = micro_time(NOW)
     assert read_lease(lease("one", renewed, 15)) == Lease("one", renewed, 15.0)
     assert read_lease({"metadata": {"name": "one"}}) == Lease("one", "", 40.0)
+    assert read_lease(lease("one", "x", 2**31 - 1)).duration_seconds == MOST_DURATION_SECONDS, "it would never end"
 
 
 @pytest.mark.parametrize(("ahead_seconds", "liveness"), [(2, "Alive"), (3600, "Unproven")])
@@ -182,17 +183,6 @@ def test_renew_time_in_the_future_is_ignored(ahead_seconds: int, liveness: str) 
     hosts = HostLiveness()
     hosts.observe([], [Lease("one", (NOW + timedelta(seconds=ahead_seconds)).isoformat(), 40)], 0, NOW)
     assert hosts.state("one") == liveness
-
-
-def test_missing_renew_time_is_not_fresh() -> None:
-    hosts = HostLiveness()
-    hosts.observe([], [Lease("one", "soon", 40)], 0, NOW)
-    assert hosts.state("one") == "Unproven"
-
-
-def test_lease_without_an_end_expires_like_any_other() -> None:
-    stated = {"metadata": {"name": "studio-1"}, "spec": {"renewTime": "x", "leaseDurationSeconds": 2**31 - 1}}
-    assert read_lease(stated).duration_seconds == MOST_DURATION_SECONDS
 
 
 def flap(hosts: SimulatedHosts, times: int) -> None:
