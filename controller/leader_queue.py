@@ -20,7 +20,6 @@ from controller.placement.planner import PlanRules
 from controller.placement.pool_table import read_pools
 from controller.pools.pool_board import PoolBoard
 from controller.reconcile.precedence import AdmissionPrecedence
-from controller.services.host_traffic import HostTraffic
 from controller.services.performance_source import PerformanceSource
 from devices.vendors import Vendors
 from kube.resources import ACCELERATOR_POOLS, INFERENCE_SERVICES, ObjectKey, Resource
@@ -39,7 +38,6 @@ class LeaderQueue(NamedTuple):
     benchmarks: BenchmarkRunner | None
     """None: nothing is measured."""
     host_results: HostResults
-    host_traffic: HostTraffic
 
 
 def build_queue(
@@ -99,8 +97,8 @@ def build_queue(
     )
     admission = Admission(parts)
     volumes.subscribe(admission.wake)
-    of_hosts = HostResults(store, measured), HostTraffic(store)
-    return LeaderQueue(admission, board, pools, volumes, rooms, notes, benchmarks, *of_hosts)
+    results = HostResults(store, measured)
+    return LeaderQueue(admission, board, pools, volumes, rooms, notes, benchmarks, results)
 
 
 def list_waiting_pools(report: RoundReport) -> frozenset[str]:

@@ -183,7 +183,7 @@ class Controller:
         leases.subscribe(queue.admission.wake)
         hosts = ReachabilityProber()
         tasks = [leases.run, queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, *tasks]
-        tasks += [queue.admission.run, queue.host_results.run, queue.host_traffic.run, hosts.run]
+        tasks += [queue.admission.run, queue.host_results.run, hosts.run]
         if queue.benchmarks is not None:
             tasks.append(queue.benchmarks.run)
         if options.flexinfer_export:

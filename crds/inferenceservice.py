@@ -226,8 +226,9 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
     requests_per_minute: Annotated[
         Count | None,
         "Requests of all replicas together in the last minute. Pods are read every 10 to 30 seconds, by their "
-        "metrics, and hosts report by themselves; a change is shown once a minute at most, and only if it is more "
-        "than a tenth. Absent if it is unknown: before the second reading, and 3 minutes after the last one.",
+        "metrics, and hosts report by themselves; a change of more than a tenth is shown, once a minute at most for "
+        "the pods and for each host. Absent if it is unknown: before the second reading, and 3 minutes after the last "
+        "one.",
     ] = None
     average_latency_ms: Annotated[
         Count | None,

@@ -34,7 +34,6 @@ _MEASURED: Final = (
     "processes",
 )
 """Fields that an agent measures again and again; the queue alone decides by them."""
-_SPEEDS: Final = frozenset({"tokensPerSecond", "requestsPerMinute", "averageLatencyMs", "performance"})
 _REPORTED: Final = frozenset({DRAINED, REACHABLE})
 """Conditions of a MetalHost for people; nothing is decided by them."""
 
@@ -85,8 +84,8 @@ def serving_facts(host: Obj) -> object:
 
 
 def deciding_process(process: Obj) -> object:
-    """Return a MetalProcess without the speeds that its agent reports, by which no replica is decided."""
-    status = {name: value for name, value in process.get("status", {}).items() if name not in _SPEEDS}
+    """Return a MetalProcess without the measurement that its agent reports: its service does not depend on it."""
+    status = {name: value for name, value in process.get("status", {}).items() if name != "performance"}
     return everything({**process, "status": status})
 
 

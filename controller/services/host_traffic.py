@@ -1,26 +1,20 @@
 """The traffic of services on hosts: the sum of what agents report of their processes.
 
-An agent writes its numbers once a minute at most. What changes is a number for people, so that a service is decided
-again for it once a minute at most, however many processes it has.
+An agent writes the numbers of a process once a minute at most, and only if they have changed by more than a tenth.
 """
 
 from typing import Final
 
-from controller.reconcile.plan import Leading, Snapshot, decode_stored
+from controller.reconcile.plan import Snapshot, decode_stored
 from controller.services.metal_processes import read_hosts
 from controller.services.rollout import is_host_lost
 from controller.services.traffic import UNKNOWN_TRAFFIC, Traffic, combine_traffic, differs_notably
 from crds.metalprocess import MetalProcess
 from crds.rate import MOST_REPORTED
-from kube.client import Obj
-from kube.queue import WorkQueue, run_workers
-from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, ObjectKey, Resource
-from kube.store import Store
+from kube.resources import METAL_PROCESSES
 
-PAUSE_SECONDS: Final = 60.0
 MOST_REQUESTS_REPORTED: Final = 1_000_000
 """Requests per minute that are believed of one process of a host."""
-_WAKE_SECONDS: Final = 5.0
 
 
 def find_host_traffic(snapshot: Snapshot, namespace: str, service_uid: str) -> Traffic:
@@ -53,36 +47,3 @@ def add_host_traffic(of_pods: Traffic, of_hosts: Traffic, shown: Traffic) -> Tra
         return of_pods
     total = combine_traffic(of_pods, of_hosts)
     return total if differs_notably(shown, total) else shown
-
-
-class HostTraffic:
-    """Enqueues each service of which a process reports another number; `store` is the watch cache."""
-
-    def __init__(self, store: Store) -> None:
-        self._due: WorkQueue[ObjectKey] | None = None
-        """None: this replica does not lead."""
-        store.subscribe(self._take_change)
-
-    async def run(self, leading: Leading) -> None:
-        """Enqueue for ever."""
-
-        async def enqueue(key: ObjectKey) -> None:
-            leading.enqueue(INFERENCE_SERVICES, key)
-
-        self._due = due = WorkQueue[ObjectKey](PAUSE_SECONDS)
-        try:
-            await run_workers(due, enqueue, 1, _WAKE_SECONDS)
-        finally:
-            self._due = None
-
-    def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        if resource != METAL_PROCESSES or self._due is None or old is None or new is None:
-            return
-        service = new["spec"].get("serviceName")
-        if service and _find_reported(old) != _find_reported(new):
-            self._due.add(ObjectKey(new["metadata"]["namespace"], service))
-
-
-def _find_reported(process: Obj) -> object:
-    status = process.get("status") or {}
-    return [status.get(field) for field in ("tokensPerSecond", "requestsPerMinute", "averageLatencyMs")]

@@ -1,28 +1,20 @@
 """The traffic of a service is the sum of its pods and its hosts, and costs little to follow."""
 
-import asyncio
-import itertools
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.reconcile.plan import Leading, Snapshot
-from controller.reconcile.triggers import deciding_process
+from controller.reconcile.plan import Snapshot
 from controller.services.host_traffic import (
     MOST_REQUESTS_REPORTED,
-    HostTraffic,
     add_host_traffic,
     find_host_traffic,
 )
 from controller.services.traffic import MOST_TOKENS_PER_SECOND, UNKNOWN_TRAFFIC, Traffic
 from crds.rate import MOST_REPORTED
 from kube.client import Obj
-from kube.resources import INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, ObjectKey
-from tests.support import virtual_time
+from kube.resources import METAL_HOSTS, METAL_PROCESSES
 from tests.support.api_objects import NAMESPACE, NOW, host, process, store
-from tests.support.background import running
 
 rates = st.none() | st.floats(0, MOST_TOKENS_PER_SECOND)
 
@@ -97,39 +89,3 @@ def test_sum_is_what_is_shown_or_differs_from_it_by_more_than_a_tenth(
     if rate != total:
         assert shown is not None
         assert abs(total - shown) <= 0.1 * max(total, shown)
-
-
-def test_number_of_a_process_decides_no_replica() -> None:
-    before, after = generating("a", "1"), generating("a", "2")
-    after["status"] |= {"performance": {"tokensPerSecond": "3"}, "requestsPerMinute": 3, "averageLatencyMs": 9}
-    assert deciding_process(before) == deciding_process(after)
-    assert deciding_process(before) != deciding_process(generating("a", "1", phase="Failed"))
-
-
-def test_service_with_many_processes_is_decided_again_once_a_minute() -> None:
-    there, versions = store(), itertools.count(100)
-    traffic, enqueued = HostTraffic(there), list[object]()
-    recorder: Any = None
-    client: Any = None
-    leading = Leading(client, there, recorder, lambda resource, key: enqueued.append((resource, key)))
-
-    def put(name: str, rate: int) -> None:
-        made = generating(name, str(rate))
-        there.put(METAL_PROCESSES, {**made, "metadata": {**made["metadata"], "resourceVersion": str(next(versions))}})
-
-    async def main() -> None:
-        async with running(traffic.run(leading)):
-            for second in range(600):
-                put(f"p{second % 20}", second)
-                await asyncio.sleep(1)
-            assert 9 <= len(enqueued) <= 11
-            assert set(enqueued) == {(INFERENCE_SERVICES, ObjectKey(NAMESPACE, "chat"))}
-            enqueued.clear()
-            await asyncio.sleep(120)
-            enqueued.clear()
-            put("p19", 599)
-            await asyncio.sleep(120)
-            assert enqueued == [], "the number is the same"
-
-    put("p0", 1)
-    virtual_time.run(main())
