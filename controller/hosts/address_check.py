@@ -124,8 +124,8 @@ class AddressCheck:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._searches: dict[str, _Search] = {}
-        self._known: ClusterAddresses | None = None
-        self._known_at = 0.0
+        self._addresses: ClusterAddresses | None = None
+        self._listed_at = 0.0
         self._listing = asyncio.Lock()
 
     async def find_use(self, client: Client, host: str, address: str, *, granted: bool) -> AddressUse | None:
@@ -173,12 +173,14 @@ class AddressCheck:
 
     async def _read_cluster_addresses(self, client: Client, lists_seconds: float) -> ClusterAddresses:
         async with self._listing:
-            if self._known is None or self._clock() - self._known_at > lists_seconds:
+            if self._addresses is None or self._clock() - self._listed_at > lists_seconds:
                 nodes = await client.list_cached(NODES)
                 services = await client.list_cached(SERVICES)
                 cidrs = (await client.list(SERVICE_CIDRS)).items
                 api_server = await client.get(ENDPOINT_SLICES, "kubernetes", "default")
                 # In a thread, because thousands of nodes and Services take a while.
-                self._known = await asyncio.to_thread(collect_addresses, nodes.items, services.items, cidrs, api_server)
-                self._known_at = self._clock()
-            return self._known
+                self._addresses = await asyncio.to_thread(
+                    collect_addresses, nodes.items, services.items, cidrs, api_server
+                )
+                self._listed_at = self._clock()
+            return self._addresses

@@ -83,16 +83,16 @@ class RoomCounter:
             self._by_pool.setdefault(cell.pool, []).append(cell)
         self._left = {cell.id: _find_left(cell, before.get(cell.id), made) for cell in cells}
         self._refusals: RefusalCounter | None = None
-        self._known: dict[tuple[object, ...], CandidateRoom] = {}
+        self._counted: dict[tuple[object, ...], CandidateRoom] = {}
 
     def count(self, unit: Unit) -> CandidateRoom:
         """Return the room for units like this one, which need not exist."""
         need = largest_part(unit)
         namespace = unit.key.namespace if self._made.limits.by_namespace else ""
         key = (unit.identity, need_key(need), unit.pools, unit.rank, unit.is_protected, namespace, unit.speeds)
-        if key not in self._known:
-            self._known[key] = self._count(unit, need)
-        return self._known[key]
+        if key not in self._counted:
+            self._counted[key] = self._count(unit, need)
+        return self._counted[key]
 
     def _count(self, unit: Unit, need: Amounts) -> CandidateRoom:
         room, feasible, fastest, classes = 0, 0, 0.0, set[str]()

@@ -69,7 +69,7 @@ class _Trial:
 
     def remove(self, wanted: int) -> None:
         """Remove replicas until there are as many as wanted: first those that wait, and the last accelerator first."""
-        for least in (lambda candidate: candidate.running, lambda _each: 0):
+        for least in (lambda candidate: candidate.running, lambda _candidate: 0):
             for candidate in reversed(self.candidates):
                 planned = self.replicas[candidate.accelerator]
                 self.replicas[candidate.accelerator] -= max(0, min(planned - least(candidate), self.total - wanted))

@@ -69,7 +69,7 @@ class ForeignPods:
 
     def __init__(self) -> None:
         self._taken: TakenRoom[bytes] = TakenRoom()
-        self._known: dict[bytes, Amounts] = {}
+        self._requests: dict[bytes, Amounts] = {}
         self._listeners: list[NodesChanged] = []
         self.synced = asyncio.Event()
         """Set after the first complete list: until then, nodes seem to have more room than they have."""
@@ -162,11 +162,11 @@ class ForeignPods:
     def _count(self, spec: _Spec) -> Amounts:
         """Return what a pod takes: pods of one controller are alike, and a look-up costs less than a sum."""
         stated = msgspec.json.encode((spec.containers, spec.init_containers, spec.resources, spec.overhead))
-        amounts = self._known.get(stated)
+        amounts = self._requests.get(stated)
         if amounts is None:
-            if len(self._known) >= _MOST_REQUESTS:
-                self._known.clear()
-            amounts = self._known[stated] = count_requests(msgspec.to_builtins(spec))
+            if len(self._requests) >= _MOST_REQUESTS:
+                self._requests.clear()
+            amounts = self._requests[stated] = count_requests(msgspec.to_builtins(spec))
         return amounts
 
 

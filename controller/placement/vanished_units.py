@@ -23,7 +23,7 @@ class VanishedUnits:
     """The units of the last round, and the places of those of them that have vanished since."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Unit] = {}
+        self._units: dict[str, Unit] = {}
         self._freed: list[FreedPlace] = []
         self._left: set[str] | None = None
         """Units unknown here that have vanished while a round reads the units; None: none does."""
@@ -34,9 +34,9 @@ class VanishedUnits:
 
     def expect(self, units: Iterable[Unit]) -> None:
         """Take the units of a round."""
-        self._known = {unit.uid: unit for unit in units if unit.service_uid}
-        for uid in self._known.keys() & (self._left or ()):
-            self._freed.append(free_place(self._known.pop(uid)))
+        self._units = {unit.uid: unit for unit in units if unit.service_uid}
+        for uid in self._units.keys() & (self._left or ()):
+            self._freed.append(free_place(self._units.pop(uid)))
         self._left = None
 
     def note_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
@@ -44,7 +44,7 @@ class VanishedUnits:
         if old is None or (new is not None and not _has_left(resource, new)):
             return
         uid = old["metadata"]["uid"]
-        unit = self._known.pop(uid, None)
+        unit = self._units.pop(uid, None)
         if unit is not None:
             self._freed.append(free_place(unit))
         elif self._left is not None:
