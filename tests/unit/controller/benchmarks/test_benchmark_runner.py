@@ -339,28 +339,6 @@ def test_namespace_that_refuses_jobs_leaves_the_benchmarks_of_others_alone(world
     world.run(story)
 
 
-def test_job_that_cannot_be_deleted_keeps_no_other_on_its_device(world: World) -> None:
-    async def story() -> None:
-        (job,) = world.list_jobs()
-        stuck = {**job, "metadata": {**job["metadata"], "name": "a-stuck", "uid": "stuck"}}
-        world.store.remove(JOBS, "team", job["metadata"]["name"])
-        world.put(JOBS, stuck)
-        world.put(JOBS, job)
-        delete = world.delete
-
-        async def refuse(resource: Resource, name: str, namespace: str | None = None, **options: Any) -> None:
-            if name == "a-stuck":
-                raise forbid("delete jobs")
-            await delete(resource, name, namespace, **options)
-
-        world.delete = refuse  # type: ignore[method-assign]
-        world.wait_for("nvidia")
-        await asyncio.sleep(10)
-        assert [each["metadata"]["name"] for each in world.list_jobs()] == ["a-stuck"]
-
-    world.run(story)
-
-
 def test_measurement_that_cannot_be_stored_keeps_no_other_back(world: World) -> None:
     world.add_service("a-model", contextLength=32768)
     world.add_node("n2", LABELS)
