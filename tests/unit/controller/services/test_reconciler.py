@@ -5,22 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.reconcile.optional_kinds import OptionalKind
+from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.pods.update_pacer import UpdatePacer
-from controller.services.readiness_probe import Prober
-from controller.services.reconciler import ServiceEffects, ServiceSources, decide_service, service_reconciler
+from controller.services.reconciler import ServiceEffects, decide_service, service_reconciler
 from controller.services.service_view import ServiceInputs
-from controller.services.tokens import KnownTokens
 from controller.services.traffic import Traffic
-from controller.services.traffic_meter import TrafficMeter
 from controller.tenant_limits import TenantLimits
 from crds.serving import ServingOptions
 from crds.weights_header import Layout
 from fitness.memory import Workload, estimate
 from kube.client import Client, Obj
-from kube.errors import NotFound
 from kube.resources import (
     DEPLOYMENTS,
     ENDPOINT_SLICES,
@@ -28,11 +22,9 @@ from kube.resources import (
     METAL_HOSTS,
     METAL_PROCESSES,
     MODELS,
-    POD_MONITORS,
     PODS,
     SECRETS,
     SERVICES,
-    Resource,
 )
 from runtimes.probe import ProbeResult
 from tests.support.api_objects import (
@@ -58,6 +50,7 @@ from tests.support.service_decisions import (
     chat_service,
     decide_chat,
     list_applied,
+    plain_sources,
     ready_outcome,
 )
 
@@ -370,38 +363,6 @@ def test_unreadable_host_or_process_blocks_no_service() -> None:
     assert (plan.create, plan.delete) == ((), ()), "a host that cannot be read is not lost"
 
 
-class TokenSecret(Client):
-    """An API with one Secret, or without one."""
-
-    def __init__(self, owner_uid: str | None) -> None:
-        self.owner_uid = owner_uid
-
-    async def get(self, resource: Resource, name: str, namespace: str | None = None) -> Obj:
-        assert (resource, name, namespace) == (SECRETS, "chat-token", "team")
-        if self.owner_uid is None:
-            raise NotFound("get", status=404)
-        metadata = {"namespace": namespace, "name": name, "uid": "uid-secret", "resourceVersion": "1"}
-        return {"metadata": metadata | {"ownerReferences": [{"uid": self.owner_uid, "controller": True}]}}
-
-
-@pytest.mark.parametrize(("owner_uid", "made"), [("uid-chat", False), ("uid-other", True), (None, True)])
-async def test_token_secret_of_another_owner_is_not_used(owner_uid: str | None, *, made: bool) -> None:
-    observe = service_reconciler(
-        ServiceSources(
-            Prober(),
-            DEFAULT_SETTINGS,
-            KnownTokens(),
-            UpdatePacer(),
-            OptionalKind(POD_MONITORS, ""),
-            meter=TrafficMeter(),
-        )
-    ).observe
-    assert observe is not None
-    chat = service(status={"conditions": [condition("Ready", "False")]})
-    facts = await observe(TokenSecret(owner_uid), Snapshot(store((INFERENCE_SERVICES, chat)), NOW), KEY)
-    assert bool(facts.token.new_token) == made
-
-
 class NoSecretIsRead(Client):
     """An API that refuses to read anything."""
 
@@ -410,16 +371,7 @@ class NoSecretIsRead(Client):
 
 
 async def test_token_of_a_new_service_is_made_without_a_read_and_then_known() -> None:
-    reconciler = service_reconciler(
-        ServiceSources(
-            Prober(),
-            DEFAULT_SETTINGS,
-            KnownTokens(),
-            UpdatePacer(),
-            OptionalKind(POD_MONITORS, ""),
-            meter=TrafficMeter(),
-        )
-    )
+    reconciler = service_reconciler(plain_sources())
     assert reconciler.observe is not None
     assert reconciler.written is not None
     snapshot = Snapshot(store(chat_service()), NOW)
