@@ -112,10 +112,6 @@ def test_traffic_is_the_sum_of_all_pods() -> None:
     assert measure_traffic(before, after) == Traffic(80, 200)
 
 
-def test_counter_that_fell_began_at_zero_again() -> None:
-    assert measure_traffic({ONE: sample(0.0, 1000, 500.0)}, {ONE: sample(60.0, 10, 5.0)}) == Traffic(10, 500)
-
-
 def test_pod_counts_from_its_second_reading_on() -> None:
     assert measure_traffic({}, {ONE: sample(0.0, 1000)}) == UNKNOWN_TRAFFIC
     both = {ONE: sample(60.0, 60, 6.0), TWO: sample(60.0, 1000, 1000.0)}

@@ -287,29 +287,6 @@ def test_tokens_are_counted_over_a_minute_and_reported_when_they_change(monkeypa
     assert len(others) <= 3
 
 
-def test_rate_of_a_pod_that_answers_no_more_becomes_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-
-    async def read(*_: object) -> bytes | None:
-        now = asyncio.get_running_loop().time()
-        return write_tokens(now) if now < 1000 else None
-
-    monkeypatch.setattr(traffic_meter, "_read_metrics", read)
-
-    async def main() -> None:
-        meter, enqueued = TrafficMeter(), list[ObjectKey]()
-        chat = TrafficTarget("uid-chat", (Endpoint("10.0.0.1", 8080),))
-        meter.follow(KEY, chat)
-        async with running(meter.run(leading(Secrets(), enqueued))):
-            await asyncio.sleep(1000)
-            assert follow_chat(meter, chat).tokens_per_second == pytest.approx(1)
-            await asyncio.sleep(120)
-            assert follow_chat(meter, chat).tokens_per_second == pytest.approx(1)
-            await asyncio.sleep(480)
-            assert follow_chat(meter, chat) == UNKNOWN_TRAFFIC
-
-    virtual_time.run(main())
-
-
 def test_tokens_are_shown_by_node_and_no_longer_than_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = dict[ObjectKey, Mapping[TokenSource, float]]()
     silent = False
