@@ -2,7 +2,9 @@
 
 from typing import Annotated, Literal
 
-from crds.meta import Accelerator, ApiStruct, Count, ShortText, described, keyed_by
+from msgspec import Meta
+
+from crds.meta import Accelerator, ApiStruct, Count, ShortText, keyed_by
 from crds.rate import Rate
 
 ShareReason = Literal["Refused", "NoSuchHardware", "NoRoom", "NotNeeded"]
@@ -19,7 +21,7 @@ class AcceleratorShare(ApiStruct, frozen=True):
         "could ever run a replica. NoRoom: there was no room. NotNeeded: there was room, but faster "
         "accelerators, or those before it, had enough. Absent if it has replicas.",
     ] = None
-    message: Annotated[str, described("The reason in words, with the way out.", max_length=1024)] = ""
+    message: Annotated[str, Meta(max_length=1024), "The reason in words, with the way out."] = ""
     tokens_per_second: Annotated[
         Rate | None,
         "Speed of a replica on the fastest device class with room there, in tokens per second: see status.speeds. "
@@ -32,19 +34,16 @@ class AcceleratorChoice(ApiStruct, frozen=True):
 
     message: Annotated[
         str,
-        described(
-            "The choice in words, such as: 2 on metal, 1 on nvidia; amd: no node has amd.com/gpu.", max_length=4096
-        ),
+        Meta(max_length=4096),
+        "The choice in words, such as: 2 on metal, 1 on nvidia; amd: no node has amd.com/gpu.",
     ] = ""
     accelerators: Annotated[
         list[AcceleratorShare],
-        described(
-            "All accelerators that were compared, in their order: that of spec.scheduling.pools, else the fastest "
-            "first, and those of unknown speed in the order of the controller's table (nvidia, amd, intel-gaudi, "
-            "intel, metal, then further ones).",
-            max_length=32,
-            **keyed_by("accelerator"),
-        ),
+        Meta(max_length=32),
+        "All accelerators that were compared, in their order: that of spec.scheduling.pools, else the fastest "
+        "first, and those of unknown speed in the order of the controller's table (nvidia, amd, intel-gaudi, "
+        "intel, metal, then further ones).",
+        keyed_by("accelerator"),
     ] = []
     inputs: Annotated[
         ShortText,
@@ -53,10 +52,8 @@ class AcceleratorChoice(ApiStruct, frozen=True):
     ] = ""
     probing_since: Annotated[
         str,
-        described(
-            "Time at which the first choice began to wait for measurements, for 3 minutes at most. Absent if it never "
-            "waited.",
-            max_length=64,
-            format="date-time",
-        ),
+        Meta(max_length=64),
+        "Time at which the first choice began to wait for measurements, for 3 minutes at most. Absent if it never "
+        "waited.",
+        {"format": "date-time"},
     ] = ""

@@ -15,7 +15,7 @@ from crds.meta import (
     Labels,
     Quantity,
     ShortText,
-    described,
+    checked_by,
     keyed_by,
     rule,
 )
@@ -34,12 +34,9 @@ class PoolElasticity(ApiStruct, frozen=True):
 
     max_waiting: Annotated[
         int,
-        described(
-            "Replicas that may be Pending at once without a node, so that the autoscaler adds one. All others wait in "
-            "the queue.",
-            ge=1,
-            le=100,
-        ),
+        Meta(ge=1, le=100),
+        "Replicas that may be Pending at once without a node, so that the autoscaler adds one. All others wait in "
+        "the queue.",
     ]
 
 
@@ -51,7 +48,7 @@ class NamespaceQuota(ApiStruct, frozen=True):
         'The namespace. "*" stands for each namespace that has no quota of its own here: each of them may use as much.',
     ]
     devices: Annotated[
-        Count | None, described("Devices. 0: the namespace may not use the pool. Default: no limit.", format="int64")
+        Count | None, "Devices. 0: the namespace may not use the pool. Default: no limit.", {"format": "int64"}
     ] = None
     memory: Annotated[
         Quantity | None,
@@ -106,11 +103,9 @@ class AcceleratorPoolSpec(ApiStruct, frozen=True):
     ] = None
     quotas: Annotated[
         list[NamespaceQuota],
-        described(
-            "The most that each namespace uses of the pool. Default: no quotas.",
-            max_length=256,
-            **keyed_by("namespace"),
-        ),
+        Meta(max_length=256),
+        "The most that each namespace uses of the pool. Default: no quotas.",
+        keyed_by("namespace"),
     ] = []
 
 
@@ -166,7 +161,7 @@ SPEC_RULES = (
 class AcceleratorPool(ApiObject, frozen=True, kw_only=True):
     """Nodes or hosts of one accelerator that share limits and quotas."""
 
-    spec: Annotated[AcceleratorPoolSpec, described("Nodes or hosts of the pool, and its limits.", *SPEC_RULES)]
+    spec: Annotated[AcceleratorPoolSpec, "Nodes or hosts of the pool, and its limits.", checked_by(*SPEC_RULES)]
     status: Annotated[AcceleratorPoolStatus, "Use of the pool, as the controller reports it."] = AcceleratorPoolStatus()
 
 

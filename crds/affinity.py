@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Labels, described
+from crds.meta import ApiStruct, Labels
 
 _MOST_TERMS: Final = 16
 _Weight = Annotated[int, Meta(ge=1, le=100)]
@@ -17,14 +17,15 @@ _Weight = Annotated[int, Meta(ge=1, le=100)]
 class LabelRequirement(ApiStruct, frozen=True):
     """`corev1.NodeSelectorRequirement`, and `metav1.LabelSelectorRequirement`."""
 
-    key: Annotated[str, described("Key of the label.", max_length=317)]
+    key: Annotated[str, Meta(max_length=317), "Key of the label."]
     operator: Annotated[
         Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"],
         "Relation of the label to the values. Gt and Lt compare integers, and are for nodes only.",
     ]
     values: Annotated[
         list[Annotated[str, Meta(max_length=63)]],
-        described("Values; none for Exists and DoesNotExist, one for Gt and Lt.", max_length=64),
+        Meta(max_length=64),
+        "Values; none for Exists and DoesNotExist, one for Gt and Lt.",
     ] = []
 
 
@@ -42,7 +43,7 @@ class NodeTerms(ApiStruct, frozen=True):
     """`corev1.NodeSelector`."""
 
     node_selector_terms: Annotated[
-        list[NodeTerm], described("Terms of which a node must meet one.", min_length=1, max_length=_MOST_TERMS)
+        list[NodeTerm], Meta(min_length=1, max_length=_MOST_TERMS), "Terms of which a node must meet one."
     ]
 
 
@@ -60,7 +61,7 @@ class NodeAffinity(ApiStruct, frozen=True):
         NodeTerms | None, "Nodes on which pods may run. What spec.hardware demands is added to each term."
     ] = None
     preferred_during_scheduling_ignored_during_execution: Annotated[
-        list[PreferredNodes], described("Nodes that the scheduler prefers.", max_length=_MOST_TERMS)
+        list[PreferredNodes], Meta(max_length=_MOST_TERMS), "Nodes that the scheduler prefers."
     ] = []
 
 
@@ -76,11 +77,8 @@ class PodTerm(ApiStruct, frozen=True):
 
     topology_key: Annotated[
         str,
-        described(
-            "Label of nodes: nodes with the same value are one place, for example kubernetes.io/hostname.",
-            min_length=1,
-            max_length=317,
-        ),
+        Meta(min_length=1, max_length=317),
+        "Label of nodes: nodes with the same value are one place, for example kubernetes.io/hostname.",
     ]
     label_selector: Annotated[LabelSelector | None, "The other pods, of the same namespace. Default: no pods."] = None
 
@@ -96,10 +94,10 @@ class PodAffinity(ApiStruct, frozen=True):
     """`corev1.PodAffinity` and `corev1.PodAntiAffinity`."""
 
     required_during_scheduling_ignored_during_execution: Annotated[
-        list[PodTerm], described("Terms that must all be met.", max_length=_MOST_TERMS)
+        list[PodTerm], Meta(max_length=_MOST_TERMS), "Terms that must all be met."
     ] = []
     preferred_during_scheduling_ignored_during_execution: Annotated[
-        list[PreferredPods], described("Terms that the scheduler prefers.", max_length=_MOST_TERMS)
+        list[PreferredPods], Meta(max_length=_MOST_TERMS), "Terms that the scheduler prefers."
     ] = []
 
 

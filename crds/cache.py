@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from crds.meta import Amount, ApiStruct, LongText, Name, Quantity, ShortText, Time, Uid, described, rule
+from crds.meta import Amount, ApiStruct, LongText, Name, Quantity, ShortText, Time, Uid, checked_by, rule
 
 Sha256 = Annotated[str, Meta(max_length=128, pattern=r"^([0-9a-f]{64})?$")]
 """A digest, which names a folder on hosts: 64 lower-case hexadecimal digits; empty if it is not known."""
@@ -15,34 +15,28 @@ class CacheOptions(ApiStruct, frozen=True):
 
     medium: Annotated[
         Literal["Volume", "Image"],
-        described(
-            "How pods get the weights. Volume: a Job downloads them to a PersistentVolumeClaim. Image: each node pulls "
-            "the container image of an oci:// source by its digest and mounts it, without a Job and a volume; this "
-            "needs nodes with Kubernetes 1.35 or later and a container runtime that mounts images. containerd 2.1 "
-            "mounts container images; CRI-O 1.33 also mounts artifacts of files, such as `oras push` makes. Nodes pull "
-            "from a private registry with the imagePullSecrets of the service, and from one without TLS if their "
-            "runtime is configured for it.",
-            rule("self == oldSelf", "cache.medium cannot change: make a new Model"),
-        ),
+        "How pods get the weights. Volume: a Job downloads them to a PersistentVolumeClaim. Image: each node pulls "
+        "the container image of an oci:// source by its digest and mounts it, without a Job and a volume; this "
+        "needs nodes with Kubernetes 1.35 or later and a container runtime that mounts images. containerd 2.1 "
+        "mounts container images; CRI-O 1.33 also mounts artifacts of files, such as `oras push` makes. Nodes pull "
+        "from a private registry with the imagePullSecrets of the service, and from one without TLS if their "
+        "runtime is configured for it.",
+        checked_by(rule("self == oldSelf", "cache.medium cannot change: make a new Model")),
     ] = "Volume"
     scope: Annotated[
         Literal["model", "node"],
-        described(
-            "What a volume is for. model: one volume for all pods. node: a volume for each node that serves the Model, "
-            "so that pods read from the disk of their node. It needs a storageClassName with volumeBindingMode "
-            "WaitForFirstConsumer, such as one of local volumes. The scheduler chooses the node: the Job that fetches "
-            "asks for what a replica asks for. A copy stays on its node for later pods until the administrator's "
-            "limit (pomona controller --node-cache-size) or a full disk needs its space; the copy that was not mounted "
-            "for the longest time goes first.",
-            rule("self == oldSelf", "cache.scope cannot change: make a new Model"),
-        ),
+        "What a volume is for. model: one volume for all pods. node: a volume for each node that serves the Model, "
+        "so that pods read from the disk of their node. It needs a storageClassName with volumeBindingMode "
+        "WaitForFirstConsumer, such as one of local volumes. The scheduler chooses the node: the Job that fetches "
+        "asks for what a replica asks for. A copy stays on its node for later pods until the administrator's "
+        "limit (pomona controller --node-cache-size) or a full disk needs its space; the copy that was not mounted "
+        "for the longest time goes first.",
+        checked_by(rule("self == oldSelf", "cache.scope cannot change: make a new Model")),
     ] = "model"
     access_mode: Annotated[
         Literal["ReadWriteOnce", "ReadWriteMany"],
-        described(
-            "Access mode of the volume. ReadWriteOnce: all pods run on one node. ReadWriteMany: pods run on any node.",
-            rule("self == oldSelf", "cache.accessMode cannot change: make a new Model"),
-        ),
+        "Access mode of the volume. ReadWriteOnce: all pods run on one node. ReadWriteMany: pods run on any node.",
+        checked_by(rule("self == oldSelf", "cache.accessMode cannot change: make a new Model")),
     ] = "ReadWriteOnce"
     storage_class_name: Annotated[
         Name | None,

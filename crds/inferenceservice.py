@@ -19,7 +19,7 @@ from crds.meta import (
     SchedulingMode,
     ShortText,
     Toleration,
-    described,
+    checked_by,
     keyed_by,
     of_same_namespace,
     rule,
@@ -52,25 +52,21 @@ class Scheduling(ApiStruct, frozen=True):
     ] = None
     pools: Annotated[
         list[LabelName],
-        described(
-            "Pools that replicas may use, in this order: names of AcceleratorPools of the accelerator, or the name of "
-            "the accelerator for the nodes that no AcceleratorPool selects. The first of each accelerator is the home "
-            "of its replicas: what they use of the others is borrowed. Default: the pool with the name of the "
-            "accelerator, then all other pools of the accelerator by name, as far as these lend and have quota for the "
-            "namespace. An edit moves no replica that has a node. Unless hardware.accelerator names one, the pools may "
-            "be of several accelerators: see status.choice.",
-            max_length=8,
-        ),
+        Meta(max_length=8),
+        "Pools that replicas may use, in this order: names of AcceleratorPools of the accelerator, or the name of "
+        "the accelerator for the nodes that no AcceleratorPool selects. The first of each accelerator is the home "
+        "of its replicas: what they use of the others is borrowed. Default: the pool with the name of the "
+        "accelerator, then all other pools of the accelerator by name, as far as these lend and have quota for the "
+        "namespace. An edit moves no replica that has a node. Unless hardware.accelerator names one, the pools may "
+        "be of several accelerators: see status.choice.",
     ] = []
 
 
 class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     """Desired state of a service; the fields of `ServingOptions` are part of it."""
 
-    model_ref: Annotated[Name, described("Name of a Model in the same namespace.", of_same_namespace("Model"))]
-    replicas: Annotated[
-        int, described("Number of replicas. 0 stops all replicas and keeps the Service.", ge=0, le=100)
-    ] = 1
+    model_ref: Annotated[Name, "Name of a Model in the same namespace.", of_same_namespace("Model")]
+    replicas: Annotated[int, Meta(ge=0, le=100), "Number of replicas. 0 stops all replicas and keeps the Service."] = 1
     suspend: Annotated[
         bool,
         "If true, all replicas are stopped, and everything else is kept. Set suspend to false to start the "
@@ -96,14 +92,12 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = None
     projector_model_ref: Annotated[
         Name | None,
-        described(
-            "Name of a Model in the same namespace whose artifact is a projector (mmproj). With the projector, "
-            "the service accepts images or sound.",
-            of_same_namespace("Model"),
-        ),
+        "Name of a Model in the same namespace whose artifact is a projector (mmproj). With the projector, "
+        "the service accepts images or sound.",
+        of_same_namespace("Model"),
     ] = None
     adapters: Annotated[
-        list[Adapter], described("LoRA adapters on top of the model.", max_length=8, **keyed_by("modelRef"))
+        list[Adapter], Meta(max_length=8), "LoRA adapters on top of the model.", keyed_by("modelRef")
     ] = []
     priority: Annotated[
         Priority,
@@ -149,10 +143,8 @@ class InferenceServiceSpec(ServingOptions, frozen=True, kw_only=True):
     ] = {}
     tolerations: Annotated[
         list[Toleration],
-        described(
-            "Taints of nodes that pods of this service tolerate, or of MetalHosts that its processes tolerate.",
-            max_length=32,
-        ),
+        Meta(max_length=32),
+        "Taints of nodes that pods of this service tolerate, or of MetalHosts that its processes tolerate.",
     ] = []
 
 
@@ -165,14 +157,12 @@ class ServicePerformance(MeasuredRates, frozen=True, kw_only=True):
         "controller did, at a replica that serves.",
     ]
     device_class: Annotated[
-        str, described("Hardware on which it was measured, for example nvidia-h100-80gb-hbm3x1.", max_length=128)
+        str, Meta(max_length=128), "Hardware on which it was measured, for example nvidia-h100-80gb-hbm3x1."
     ]
     model_hash: Annotated[
         str,
-        described(
-            "Identity of the weights, engine and context: ConfigMap bench-HASH has all measurements of it.",
-            max_length=64,
-        ),
+        Meta(max_length=64),
+        "Identity of the weights, engine and context: ConfigMap bench-HASH has all measurements of it.",
     ]
 
 
@@ -220,7 +210,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
         None
     )
     nodes: Annotated[
-        list[ShortText], described("Nodes and hosts that run a replica, at most 20 of them.", max_length=20)
+        list[ShortText], Meta(max_length=20), "Nodes and hosts that run a replica, at most 20 of them."
     ] = []
     endpoint: Annotated[ShortText, "Address of the OpenAI-compatible API inside the cluster."] = ""
     requests_per_minute: Annotated[
@@ -320,7 +310,7 @@ SPEC_RULES = (
 class InferenceService(ApiObject, frozen=True, kw_only=True):
     """Desired serving of one Model at one address."""
 
-    spec: Annotated[InferenceServiceSpec, described("Desired state of the service.", *SPEC_RULES)]
+    spec: Annotated[InferenceServiceSpec, "Desired state of the service.", checked_by(*SPEC_RULES)]
     status: Annotated[InferenceServiceStatus, "Observed state of the service, as the controller reports it."] = (
         InferenceServiceStatus()
     )

@@ -182,29 +182,24 @@ def _as_json(value: object) -> object:
     return without_defaults(value) if isinstance(value, ApiStruct) else value
 
 
+# What the annotation of a field has beside its type: a text is its description, which `kubectl explain` shows, `Meta`
+# has limits that hold in the struct as well, and a dictionary has keywords of its schema, for the API server alone.
+
+
 def rule(cel: str, message: str) -> dict[str, str]:
     """Return a CEL rule of a CRD, with standard CEL functions only; `message` gives the user the remedy."""
     return {"rule": cel, "message": message}
 
 
-def of_same_namespace(kind: str) -> dict[str, str]:
-    """Return the rule of a field that names an object of this kind in its own namespace."""
-    return rule("!self.contains('/')", f"names a {kind} of the same namespace: use its name alone")
+def checked_by(*rules: dict[str, str]) -> dict[str, Any]:
+    """Return the schema of a field that the API server checks by CEL rules."""
+    return {"x-kubernetes-validations": list(rules)}
 
 
-_LIMITS: Final = ("min_length", "max_length", "ge", "le")
-
-
-def described(description: str, *rules: dict[str, str], **keywords: Any) -> Meta:
-    """Describe a field for `kubectl explain`, with its CEL rules, limits and further keywords of its schema.
-
-    A field without any of these has its description alone: `Annotated[str, "Name of the node."]`. Limits, by msgspec's
-    names, hold in the struct as well: a value beyond them cannot be decoded. All other keywords are for the API server.
-    """
-    limits = {name: keywords.pop(name) for name in _LIMITS if name in keywords}
-    if rules:
-        keywords["x-kubernetes-validations"] = list(rules)
-    return Meta(description=description, extra_json_schema=keywords, **limits)
+def of_same_namespace(kind: str) -> dict[str, Any]:
+    """Return the schema of a field that names an object of this kind in its own namespace."""
+    message = f"names a {kind} of the same namespace: use its name alone"
+    return checked_by(rule("!self.contains('/')", message))
 
 
 AS_SET: Final = {"x-kubernetes-list-type": "set"}
@@ -342,21 +337,20 @@ class Condition(ApiStruct, frozen=True):
         Meta(min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"),
         "Reason for the status: one CamelCase word that programs may compare.",
     ]
-    message: Annotated[str, described("Explanation for people: the cause and the remedy.", max_length=32768)]
+    message: Annotated[str, Meta(max_length=32768), "Explanation for people: the cause and the remedy."]
     last_transition_time: Annotated[Time, "When the status last changed."]
     observed_generation: Annotated[Amount | None, "The metadata.generation for which the condition was set."] = None
 
 
 Conditions = Annotated[
-    list[Condition],
-    described("Current conditions of the object, one entry for each type.", max_length=32, **keyed_by("type")),
+    list[Condition], Meta(max_length=32), "Current conditions of the object, one entry for each type.", keyed_by("type")
 ]
 
 
 class SecretReference(ApiStruct, frozen=True):
     """Reference to a Secret in the namespace of the object."""
 
-    name: Annotated[SecretName, described("Name of a Secret in the same namespace.", of_same_namespace("Secret"))]
+    name: Annotated[SecretName, "Name of a Secret in the same namespace.", of_same_namespace("Secret")]
 
 
 _DECADE_SECONDS: Final = 10 * 366 * 24 * 3600
@@ -378,7 +372,6 @@ class Toleration(ApiStruct, frozen=True):
     ] = ""
     toleration_seconds: Annotated[
         Annotated[int, Meta(extra_json_schema={"minimum": 0, "maximum": _DECADE_SECONDS})] | None,
-        described(
-            "For effect NoExecute: seconds until the pod is evicted. Default: the pod is never evicted.", format="int64"
-        ),
+        "For effect NoExecute: seconds until the pod is evicted. Default: the pod is never evicted.",
+        {"format": "int64"},
     ] = None

@@ -14,7 +14,6 @@ from crds.meta import (
     LabelName,
     ShortText,
     Time,
-    described,
     keyed_by,
     rule,
 )
@@ -31,12 +30,9 @@ class HostTaint(ApiStruct, frozen=True):
 
     key: Annotated[
         str,
-        described(
-            "Key of the taint, for example dedicated or example.com/owner.",
-            min_length=1,
-            max_length=253,
-            pattern=f"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?{_LABEL_PART}$",
-        ),
+        Meta(min_length=1, max_length=253),
+        "Key of the taint, for example dedicated or example.com/owner.",
+        {"pattern": f"^([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?{_LABEL_PART}$"},
     ]
     effect: Annotated[
         Literal["NoSchedule", "NoExecute"],
@@ -44,7 +40,7 @@ class HostTaint(ApiStruct, frozen=True):
         "that run there move as well, each as soon as its replacement on another host answers.",
     ]
     value: Annotated[
-        str, described("Value of the taint, for example research.", max_length=63, pattern=f"^({_LABEL_PART})?$")
+        str, Meta(max_length=63), "Value of the taint, for example research.", {"pattern": f"^({_LABEL_PART})?$"}
     ] = ""
 
     @property
@@ -58,13 +54,11 @@ class MetalHostSpec(ApiStruct, frozen=True):
 
     namespaces: Annotated[
         list[LabelName],
-        described(
-            "Namespaces whose services this host may run. If the list is empty, the host runs services of all "
-            "namespaces. Processes that run already stay when the list changes. To hold a new host to some namespaces "
-            "from its start, create its MetalHost before its agent starts.",
-            max_length=256,
-            **AS_SET,
-        ),
+        Meta(max_length=256),
+        "Namespaces whose services this host may run. If the list is empty, the host runs services of all "
+        "namespaces. Processes that run already stay when the list changes. To hold a new host to some namespaces "
+        "from its start, create its MetalHost before its agent starts.",
+        AS_SET,
     ] = []
     unschedulable: Annotated[
         bool,
@@ -81,12 +75,10 @@ class MetalHostSpec(ApiStruct, frozen=True):
 
     taints: Annotated[
         list[HostTaint],
-        described(
-            "Taints of the host, as a Node has them. Only services run there whose spec.tolerations tolerate all of "
-            "them. The command pomona host taint edits the list.",
-            max_length=64,
-            **keyed_by("key", "effect"),
-        ),
+        Meta(max_length=64),
+        "Taints of the host, as a Node has them. Only services run there whose spec.tolerations tolerate all of "
+        "them. The command pomona host taint edits the list.",
+        keyed_by("key", "effect"),
     ] = []
 
     @property
@@ -127,7 +119,7 @@ class MetalHostStatus(ApiStruct, frozen=True):
     machine: Annotated[ShortText, "Model identifier of the machine, for example Mac16,9."] = ""
     cpu_cores: Annotated[Count | None, "Number of processor cores."] = None
     core_levels: Annotated[
-        list[CoreLevel], described("Processor cores by performance level, the fastest first.", max_length=16)
+        list[CoreLevel], Meta(max_length=16), "Processor cores by performance level, the fastest first."
     ] = []
     gpu_cores: Annotated[Count | None, "Number of GPU cores."] = None
     os: Annotated[ShortText, "Operating system, for example macOS 26.1."] = ""
@@ -172,29 +164,25 @@ class MetalHostStatus(ApiStruct, frozen=True):
     controller_version: Annotated[ShortText, "Version of the controller, which writes this field."] = ""
     lease_expiries: Annotated[
         list[Time],
-        described(
-            "When the Lease of the host has expired within the last hour. The controller writes this field. From the "
-            "second time on, the host takes new processes only after it has been alive for one minute, which doubles "
-            "with each further time up to ten minutes: see the condition Stable.",
-            max_length=32,
-        ),
+        Meta(max_length=32),
+        "When the Lease of the host has expired within the last hour. The controller writes this field. From the "
+        "second time on, the host takes new processes only after it has been alive for one minute, which doubles "
+        "with each further time up to ten minutes: see the condition Stable.",
     ] = []
-    runtimes: Annotated[list[ShortText], described("Engines that this host can run.", max_length=64, **AS_SET)] = []
+    runtimes: Annotated[list[ShortText], Meta(max_length=64), "Engines that this host can run.", AS_SET] = []
     weights: Annotated[
         list[Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": "^[0-9a-f]{64}$"})]],
-        described(
-            "Weights that are complete on the host's disk, those that were used last if there are many: the SHA-256 of "
-            "the file or folder, and a digest of each source and revision that it came from. Of hosts that are equal "
-            "otherwise, a replica goes to one that has its weights. Models of Ollama and the owner's own files "
-            "(file://) are not among them.",
-            max_length=MOST_WEIGHTS,
-        ),
+        Meta(max_length=MOST_WEIGHTS),
+        "Weights that are complete on the host's disk, those that were used last if there are many: the SHA-256 of "
+        "the file or folder, and a digest of each source and revision that it came from. Of hosts that are equal "
+        "otherwise, a replica goes to one that has its weights. Models of Ollama and the owner's own files "
+        "(file://) are not among them.",
     ] = []
     processes: Annotated[
         list[HostProcess],
-        described(
-            "Processes whose memory is already subtracted from availableBytes.", max_length=1024, **keyed_by("uid")
-        ),
+        Meta(max_length=1024),
+        "Processes whose memory is already subtracted from availableBytes.",
+        keyed_by("uid"),
     ] = []
     conditions: Conditions = []
 

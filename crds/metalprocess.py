@@ -26,7 +26,7 @@ from crds.meta import (
     Priority,
     SecretName,
     Time,
-    described,
+    checked_by,
     rule,
 )
 from crds.model import FilePatterns, Mirrors, Revision
@@ -43,9 +43,7 @@ HOLDS_NO_MEMORY: Final = frozenset({"Stopped", "Rejected"})
 class Artifact(ApiStruct, frozen=True):
     """The exact weights, which a host fetches and verifies by itself."""
 
-    source: Annotated[
-        str, described("Location of the weights, in the form of the Model's spec.source.", max_length=2048)
-    ]
+    source: Annotated[str, Meta(max_length=2048), "Location of the weights, in the form of the Model's spec.source."]
     revision: Annotated[
         Revision, "Exact revision. If it is empty, the host takes the current revision of the source."
     ] = ""
@@ -80,25 +78,22 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     model_name: Annotated[Name, "Name of the Model that is served."]
     runtime: Annotated[
         str,
-        described(
-            "Engine that serves the model, such as llama.cpp. A host without this engine rejects the process.",
-            max_length=64,
-        ),
+        Meta(max_length=64),
+        "Engine that serves the model, such as llama.cpp. A host without this engine rejects the process.",
     ]
     artifact: Annotated[Artifact, "The exact weights."]
-    memory_bytes: Annotated[int, described("Memory that is reserved on the host, in bytes.", ge=1, le=1 << 60)]
+    memory_bytes: Annotated[int, Meta(ge=1, le=1 << 60), "Memory that is reserved on the host, in bytes."]
     token_secret: Annotated[SecretName, "Name of the Secret with the service's bearer token."]
     further_artifacts: Annotated[
         list[FurtherArtifact],
-        described(
-            "Artifacts that are fetched and served together with the weights, with at most one draft and one "
-            "projector.",
+        Meta(max_length=10),
+        "Artifacts that are fetched and served together with the weights, with at most one draft and one projector.",
+        checked_by(
             rule(
                 "self.filter(each, each.role == 'draft').size() <= 1 && "
                 "self.filter(each, each.role == 'projector').size() <= 1",
                 "an engine takes one draft and one projector: remove the others",
-            ),
-            max_length=10,
+            )
         ),
     ] = []
     draft_max_tokens: DraftTokens = None
@@ -122,11 +117,9 @@ class MetalProcessSpec(ServingOptions, frozen=True, kw_only=True):
     ] = None
     features: Annotated[
         Features,
-        described(
-            "Features that the host's agent must know, beyond those of the first release, which has none: an agent "
-            "rejects a process with one that it does not know.",
-            **AS_SET,
-        ),
+        "Features that the host's agent must know, beyond those of the first release, which has none: an agent "
+        "rejects a process with one that it does not know.",
+        AS_SET,
     ] = []
     host_name: Annotated[
         HostName | None, "Name of the MetalHost that runs this process. Absent while the process waits for a host."
@@ -146,9 +139,9 @@ class LastExit(ApiStruct, frozen=True):
     """The last exit of the engine."""
 
     code: Annotated[Annotated[int, Meta(ge=-255, le=255)] | None, "Exit code, if the engine exited by itself."] = None
-    signal: Annotated[str, described("Signal that ended the engine, for example SIGKILL.", max_length=64)] = ""
+    signal: Annotated[str, Meta(max_length=64), "Signal that ended the engine, for example SIGKILL."] = ""
     time: Annotated[Time, "When the engine ended."] = ""
-    log: Annotated[str, described("Last lines of the engine's log.", max_length=4096)] = ""
+    log: Annotated[str, Meta(max_length=4096), "Last lines of the engine's log."] = ""
 
 
 class MetalProcessStatus(ApiStruct, frozen=True):
@@ -169,7 +162,7 @@ class MetalProcessStatus(ApiStruct, frozen=True):
         Meta(max_length=128, pattern=r"^([A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?)?$"),
         "Reason for the phase: one CamelCase word.",
     ] = ""
-    message: Annotated[str, described("Explanation for people: the cause and the remedy.", max_length=4096)] = ""
+    message: Annotated[str, Meta(max_length=4096), "Explanation for people: the cause and the remedy."] = ""
     progress: Annotated[
         FetchProgress | None, "Progress of the fetch; several artifacts are fetched one after the other."
     ] = None
@@ -248,12 +241,9 @@ class MetalProcess(ApiObject, frozen=True, kw_only=True):
 
     spec: Annotated[
         MetalProcessSpec,
-        described(
-            "Everything that a host needs to serve one replica. The spec is immutable, except that hostName is "
-            "set once, and that priority, protected and drainSeconds follow the InferenceService.",
-            FIXED_RULE,
-            HOST_RULE,
-        ),
+        "Everything that a host needs to serve one replica. The spec is immutable, except that hostName is "
+        "set once, and that priority, protected and drainSeconds follow the InferenceService.",
+        checked_by(FIXED_RULE, HOST_RULE),
     ]
     status: Annotated[MetalProcessStatus, "Observed state of the process, as the host's agent reports it."] = (
         MetalProcessStatus()

@@ -18,7 +18,7 @@ from crds.meta import (
     SecretReference,
     ShortText,
     Time,
-    described,
+    checked_by,
     rule,
 )
 from crds.quantity import quantity_bytes
@@ -26,28 +26,24 @@ from crds.weights_header import GGUF, Layout, WeightsFormat
 
 FilePatterns = Annotated[
     list[Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[^/\x00-\x1f\x7f]+(/[^/\x00-\x1f\x7f]+)*$")]],
-    described(
-        "Files to take of a source that is a repository or folder: paths as they are listed, in which * stands for any "
-        "letters, ? for one, and [[] for a bracket. For a GGUF model, patterns that end in .gguf and match one model, "
-        "for example *Q4_K_M*.gguf; all parts of a split model are taken, also from a folder of the repository. For "
-        "safetensors, the weights to take; configuration and tokenizer are always taken. Default: all files of a "
-        "folder of safetensors that an engine needs.",
-        max_length=64,
-    ),
+    Meta(max_length=64),
+    "Files to take of a source that is a repository or folder: paths as they are listed, in which * stands for any "
+    "letters, ? for one, and [[] for a bracket. For a GGUF model, patterns that end in .gguf and match one model, "
+    "for example *Q4_K_M*.gguf; all parts of a split model are taken, also from a folder of the repository. For "
+    "safetensors, the weights to take; configuration and tokenizer are always taken. Default: all files of a "
+    "folder of safetensors that an engine needs.",
 ]
 
 
 Mirrors = Annotated[
     list[Annotated[str, Meta(max_length=2048, pattern=r"^(hf|https?|oci)://[^\s]+$")]],
-    described(
-        "Further sources of the same weights, in the forms of spec.source. They are asked in this order while the "
-        "source and the mirrors before cannot be reached or do not have the weights. A digest verifies their bytes "
-        "whoever sends them: of one file of an hf:// or http(s):// source spec.sha256, and of an artifact the digest "
-        "in oci://REGISTRY/REPOSITORY@sha256:DIGEST, which source and mirrors share. Weights with another digest are "
-        "refused, and no further mirror is asked. A mirror never gets the token of spec.sourceSecretRef. A folder or "
-        "split model of hf:// takes no mirrors, since a hub states no digest of configurations and tokenizers.",
-        max_length=4,
-    ),
+    Meta(max_length=4),
+    "Further sources of the same weights, in the forms of spec.source. They are asked in this order while the "
+    "source and the mirrors before cannot be reached or do not have the weights. A digest verifies their bytes "
+    "whoever sends them: of one file of an hf:// or http(s):// source spec.sha256, and of an artifact the digest "
+    "in oci://REGISTRY/REPOSITORY@sha256:DIGEST, which source and mirrors share. Weights with another digest are "
+    "refused, and no further mirror is asked. A mirror never gets the token of spec.sourceSecretRef. A folder or "
+    "split model of hf:// takes no mirrors, since a hub states no digest of configurations and tokenizers.",
 ]
 
 
@@ -56,10 +52,10 @@ class ModelHardware(ApiStruct, frozen=True):
 
     accelerator: Annotated[
         Accelerator,
-        described(
-            "Where services of this Model run by default: cpu, nvidia, amd, intel-gaudi and intel in pods, metal on an "
-            "off-cluster host. Only a service may state auto.",
-            rule("self != 'auto'", "only a service may state hardware.accelerator auto: name one, or leave it out"),
+        "Where services of this Model run by default: cpu, nvidia, amd, intel-gaudi and intel in pods, metal on an "
+        "off-cluster host. Only a service may state auto.",
+        checked_by(
+            rule("self != 'auto'", "only a service may state hardware.accelerator auto: name one, or leave it out")
         ),
     ] = "cpu"
 
@@ -114,13 +110,10 @@ class ModelSpec(ApiStruct, frozen=True):
     ] = "IfNotPresent"
     refresh_interval_seconds: Annotated[
         int,
-        described(
-            "Seconds between two checks of the source with spec.refreshPolicy OnChange; up to a tenth more, so that "
-            "not all sources are checked at once. Default: 3600, an hour.",
-            ge=300,
-            format="int64",
-            le=31_536_000,
-        ),
+        Meta(ge=300, le=31_536_000),
+        "Seconds between two checks of the source with spec.refreshPolicy OnChange; up to a tenth more, so that "
+        "not all sources are checked at once. Default: 3600, an hour.",
+        {"format": "int64"},
     ] = 3600
     hardware: Annotated[ModelHardware, "Hardware that services of this Model use by default."] = ModelHardware()
     memory_bytes: Annotated[
@@ -136,31 +129,25 @@ class ModelSpec(ApiStruct, frozen=True):
     cache: Annotated[CacheOptions, "The volume that holds the verified weights for pods."] = CacheOptions()
     domains: Annotated[
         list[LabelWord],
-        described(
-            "Subjects that the model is good at, for example code, math or medicine. Each becomes a label "
-            "inference.pomona.dev/domain-DOMAIN=true of the Model and its services: kubectl get isvc -l "
-            "inference.pomona.dev/domain-code",
-            max_length=16,
-            **AS_SET,
-        ),
+        Meta(max_length=16),
+        "Subjects that the model is good at, for example code, math or medicine. Each becomes a label "
+        "inference.pomona.dev/domain-DOMAIN=true of the Model and its services: kubectl get isvc -l "
+        "inference.pomona.dev/domain-code",
+        AS_SET,
     ] = []
     languages: Annotated[
         list[Annotated[str, Meta(max_length=3, pattern=r"^[a-z]{2,3}$")]],
-        described(
-            "Languages that the model understands, as ISO 639 codes, for example en or deu. Each becomes a label "
-            "inference.pomona.dev/language-CODE=true.",
-            max_length=64,
-            **AS_SET,
-        ),
+        Meta(max_length=64),
+        "Languages that the model understands, as ISO 639 codes, for example en or deu. Each becomes a label "
+        "inference.pomona.dev/language-CODE=true.",
+        AS_SET,
     ] = []
     capabilities: Annotated[
         list[LabelWord],
-        described(
-            "Abilities of the model, for example chat, vision, tools or embeddings. Each becomes a label "
-            "inference.pomona.dev/capability-CAPABILITY=true.",
-            max_length=16,
-            **AS_SET,
-        ),
+        Meta(max_length=16),
+        "Abilities of the model, for example chat, vision, tools or embeddings. Each becomes a label "
+        "inference.pomona.dev/capability-CAPABILITY=true.",
+        AS_SET,
     ] = []
     model_type: Annotated[
         ModelType | None,
@@ -242,14 +229,12 @@ class ModelStatus(ModelFacts, frozen=True):
     ] = ""
     cached: Annotated[CachedWeights | None, "Verified weights on the volume for pods."] = None
     copies: Annotated[
-        list[NodeCopy],
-        described("Verified weights on the disks of nodes, with spec.cache.scope node.", max_length=2048),
+        list[NodeCopy], Meta(max_length=2048), "Verified weights on the disks of nodes, with spec.cache.scope node."
     ] = []
     shortages: Annotated[
         list[NodeShortage],
-        described(
-            "Nodes whose disk has no space for a copy that is being made, with spec.cache.scope node.", max_length=2048
-        ),
+        Meta(max_length=2048),
+        "Nodes whose disk has no space for a copy that is being made, with spec.cache.scope node.",
     ] = []
     conditions: Conditions = []
 
@@ -259,8 +244,8 @@ class Model(ApiObject, frozen=True, kw_only=True):
 
     spec: Annotated[
         ModelSpec,
-        described(
-            "Desired state of the Model.",
+        "Desired state of the Model.",
+        checked_by(
             rule(
                 "!self.source.startsWith('file://') || has(self.memoryBytes)",
                 "a file:// source needs spec.memoryBytes: nothing in the cluster can read the file to compute it",

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from crds.meta import AS_SET, ApiObject, ApiStruct, Conditions, Count, ShortText, Time, described
+from crds.meta import AS_SET, ApiObject, ApiStruct, Conditions, Count, ShortText, Time
 
 MOST_DEVICES: Final = 64
 """Devices that a node reports at most; more are partitions of a few."""
@@ -39,9 +39,8 @@ class NodeDevice(ApiStruct, frozen=True):
     ] = None
     links: Annotated[
         list[ShortText],
-        described(
-            "Devices of this node that it reaches by a link of its own, such as NVLink, by their id.", max_length=32
-        ),
+        Meta(max_length=32),
+        "Devices of this node that it reaches by a link of its own, such as NVLink, by their id.",
     ] = []
 
 
@@ -70,18 +69,16 @@ class NodeFitnessStatus(ApiStruct, frozen=True):
         "Where the facts of the devices come from: nvidia-smi, rocm-smi, hl-smi, sysfs, labels (of another "
         "labeller of nodes), or proc if there are no devices.",
     ] = ""
-    devices: Annotated[list[NodeDevice], described("Accelerator devices of the node.", max_length=MOST_DEVICES)] = []
+    devices: Annotated[list[NodeDevice], Meta(max_length=MOST_DEVICES), "Accelerator devices of the node."] = []
     int4: Annotated[bool | None, "True if the devices compute with 4-bit integers."] = None
     fp8: Annotated[bool | None, "True if the devices compute with 8-bit floating-point numbers."] = None
     processor: Annotated[ShortText, "Model of the processor, as the kernel names it."] = ""
     cpu_cores: Annotated[Count | None, "Number of processor cores."] = None
     cpu_features: Annotated[
         list[ShortText],
-        described(
-            "Instructions of the processor that engines use, for example avx2, avx512f, amx_tile, sve.",
-            max_length=32,
-            **AS_SET,
-        ),
+        Meta(max_length=32),
+        "Instructions of the processor that engines use, for example avx2, avx512f, amx_tile, sve.",
+        AS_SET,
     ] = []
     architecture: Annotated[ShortText, "Processor architecture, for example x86_64."] = ""
     memory_bytes: Annotated[_Bytes | None, "Memory of the node, in bytes."] = None

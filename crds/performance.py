@@ -4,17 +4,15 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Count, described
+from crds.meta import ApiStruct, Count
 from crds.rate import Rate
 
 
 class BenchmarkOptions(ApiStruct, frozen=True):
     """The extent of the benchmarks of a service."""
 
-    warmup_iterations: Annotated[int, described("Runs before those that count.", ge=0, le=20)] = 2
-    runs: Annotated[
-        int, described("Least number of runs that count, of which the median is the speed.", ge=1, le=50)
-    ] = 5
+    warmup_iterations: Annotated[int, Meta(ge=0, le=20), "Runs before those that count."] = 2
+    runs: Annotated[int, Meta(ge=1, le=50), "Least number of runs that count, of which the median is the speed."] = 5
     min_duration: Annotated[
         Annotated[str, Meta(max_length=8, pattern=r"^[1-9][0-9]{0,3}[sm]$")] | None,
         "Least time of these runs together, such as 30s: more runs follow until it is over. No run begins after "
@@ -40,7 +38,7 @@ class MeasuredRates(ApiStruct, frozen=True, kw_only=True):
     time_to_first_token_ms: Annotated[
         Count | None, "Time to the first token of an answer to a prompt of 128 tokens, in milliseconds."
     ] = None
-    measured_at: Annotated[str, described("Time of the measurement.", max_length=64, format="date-time")] = ""
+    measured_at: Annotated[str, Meta(max_length=64), "Time of the measurement.", {"format": "date-time"}] = ""
 
 
 class ProcessPerformance(MeasuredRates, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Count, ShortText, Time, described, keyed_by
+from crds.meta import ApiStruct, Count, ShortText, Time, keyed_by
 from crds.rate import Rate
 
 FitLevel = Literal["perfect", "good", "marginal", "too_tight"]
@@ -62,9 +62,9 @@ class ClassSpeed(ApiStruct, frozen=True):
         "Fit of a replica in the memory of the class, if nothing else runs there: perfect, good, marginal or "
         "too_tight. Absent if it is unknown.",
     ] = None
-    shortfall: Annotated[
-        str, described("What is missing if the replica does not fit, and the way out.", max_length=512)
-    ] = ""
+    shortfall: Annotated[str, Meta(max_length=512), "What is missing if the replica does not fit, and the way out."] = (
+        ""
+    )
     refusal: Annotated[
         SpeedRefusal | None,
         "Why no replica is placed on the class. TooSlow, SpeedUnknown: spec.placement.minTokensPerSecond. "
@@ -74,11 +74,9 @@ class ClassSpeed(ApiStruct, frozen=True):
 
 ClassSpeeds = Annotated[
     list[ClassSpeed],
-    described(
-        "Speed and fit of one replica on each device class of the cluster that it may use, the fastest first.",
-        max_length=MOST_CLASSES,
-        **keyed_by("deviceClass"),
-    ),
+    Meta(max_length=MOST_CLASSES),
+    "Speed and fit of one replica on each device class of the cluster that it may use, the fastest first.",
+    keyed_by("deviceClass"),
 ]
 
 
@@ -94,7 +92,7 @@ class PlacementAlternative(ApiStruct, frozen=True):
     tokens_per_second: Annotated[
         Rate | None, "Speed of the replica there, in tokens per second. Absent if it is unknown."
     ] = None
-    reason: Annotated[str, described("What makes up the score, or why it is no place.", max_length=512)] = ""
+    reason: Annotated[str, Meta(max_length=512), "What makes up the score, or why it is no place."] = ""
 
 
 class PlacementStatus(ApiStruct, frozen=True):
@@ -119,19 +117,18 @@ class PlacementStatus(ApiStruct, frozen=True):
         "was not measured; source is Corrected or Estimated.",
     ] = None
     fit: Annotated[FitLevel | None, "Fit of the replica in the memory of the place."] = None
-    reason: Annotated[str, described("What makes up the score, in words.", max_length=512)] = ""
+    reason: Annotated[str, Meta(max_length=512), "What makes up the score, in words."] = ""
     others: Annotated[
         list[PlacementAlternative],
-        described(
-            "The best three other places when it was chosen, one for each device class, the best first.", max_length=3
-        ),
+        Meta(max_length=3),
+        "The best three other places when it was chosen, one for each device class, the best first.",
     ] = []
 
 
 class SpeedReplacement(ApiStruct, frozen=True):
     """The last replacement of a replica whose speed or fit had fallen."""
 
-    uid: Annotated[str, described("uid of the pod that ends.", max_length=64)]
+    uid: Annotated[str, Meta(max_length=64), "uid of the pod that ends."]
     from_place: Annotated[ShortText, "Its node, as node/NAME."]
     observed: Annotated[
         Rate, "Speed of a single request that was observed there, in tokens per second. Empty: it did not fit."
@@ -155,4 +152,4 @@ class SpeedReplacement(ApiStruct, frozen=True):
         "The speed was seen to be as expected on the new node. Without that, no other replica of the service is "
         "replaced: what slows it down has gone along.",
     ] = False
-    message: Annotated[str, described("Explanation for people.", max_length=1024)] = ""
+    message: Annotated[str, Meta(max_length=1024), "Explanation for people."] = ""

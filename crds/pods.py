@@ -15,7 +15,7 @@ from crds.meta import (
     Name,
     Quantity,
     SecretReference,
-    described,
+    checked_by,
     keyed_by,
     of_same_namespace,
     rule,
@@ -32,10 +32,10 @@ _ATTRIBUTE_VALUE: Final = r"^[ -!#-\[\]-~]+$"
 
 _Product = Annotated[
     str,
-    described(
-        "Product, exactly as the node label of the vendor has it, for example NVIDIA-L4.",
+    Meta(
         max_length=63,
-        pattern=LABEL_VALUE_PATTERN,
+        description="Product, exactly as the node label of the vendor has it, for example NVIDIA-L4.",
+        extra_json_schema={"pattern": LABEL_VALUE_PATTERN},
     ),
 ]
 
@@ -45,15 +45,15 @@ class DeviceAttribute(ApiStruct, frozen=True):
 
     name: Annotated[
         str,
-        described(
-            "Attribute as the DRA driver of the vendor names it, for example productName.",
-            max_length=64,
-            pattern=_ATTRIBUTE,
-        ),
+        Meta(max_length=64),
+        "Attribute as the DRA driver of the vendor names it, for example productName.",
+        {"pattern": _ATTRIBUTE},
     ]
     values: Annotated[
         list[Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": _ATTRIBUTE_VALUE})]],
-        described("Values of which the attribute must have one.", max_length=8, **AS_SET),
+        Meta(max_length=8),
+        "Values of which the attribute must have one.",
+        AS_SET,
     ] = []
     at_least: Annotated[
         Annotated[str, Meta(max_length=64, extra_json_schema={"pattern": r"^[0-9]+(\.[0-9]+){0,2}$"})] | None,
@@ -77,7 +77,10 @@ class DeviceSelector(ApiStruct, frozen=True):
     ] = None
     attributes: Annotated[
         list[DeviceAttribute],
-        described("Attributes that each device must have, all of them.", _ONE_DEMAND, max_length=8, **keyed_by("name")),
+        Meta(max_length=8),
+        "Attributes that each device must have, all of them.",
+        checked_by(_ONE_DEMAND),
+        keyed_by("name"),
     ] = []
 
 
@@ -100,16 +103,12 @@ class ServiceHardware(ApiStruct, frozen=True):
         "Least memory of one device, for example 24Gi. A pod runs only on a node whose label says that its devices "
         "have it. A device that reports up to 3 % less than its nominal memory is accepted.",
     ] = None
-    products: Annotated[
-        list[_Product], described("Products of which the devices must be one.", max_length=16, **AS_SET)
-    ] = []
+    products: Annotated[list[_Product], Meta(max_length=16), "Products of which the devices must be one.", AS_SET] = []
     preferred_products: Annotated[
         list[_Product],
-        described(
-            "Products that the scheduler prefers, the best first. Nodes with another product are used if none of these "
-            "is free.",
-            max_length=16,
-        ),
+        Meta(max_length=16),
+        "Products that the scheduler prefers, the best first. Nodes with another product are used if none of these "
+        "is free.",
     ] = []
     resource: Annotated[
         Annotated[str, Meta(max_length=253, extra_json_schema={"pattern": _RESOURCE})] | None,
@@ -146,40 +145,34 @@ class Resources(ApiStruct, frozen=True):
 class EnvVar(ApiStruct, frozen=True):
     """An environment variable."""
 
-    name: Annotated[str, described("Name of the variable.", max_length=128, pattern=_VARIABLE)]
-    value: Annotated[str, described("Value of the variable; it must not be a secret.", max_length=4096)] = ""
+    name: Annotated[str, Meta(max_length=128), "Name of the variable.", {"pattern": _VARIABLE}]
+    value: Annotated[str, Meta(max_length=4096), "Value of the variable; it must not be a secret."] = ""
 
 
 class ContainerOptions(ApiStruct, frozen=True):
     """The container of an image that Pomona does not know, for runtime generic."""
 
     command: Annotated[
-        list[Annotated[str, Meta(max_length=4096)]],
-        described("Entry point. Default: that of the image.", max_length=64),
+        list[Annotated[str, Meta(max_length=4096)]], Meta(max_length=64), "Entry point. Default: that of the image."
     ] = []
     args: Annotated[
         list[Annotated[str, Meta(max_length=4096)]],
-        described(
-            "Arguments. $(MODEL_PATH) is the path of the weights in the container, $(SERVICE_NAME) the name of the "
-            "service, $(PORT) the port.",
-            max_length=64,
-        ),
+        Meta(max_length=64),
+        "Arguments. $(MODEL_PATH) is the path of the weights in the container, $(SERVICE_NAME) the name of the "
+        "service, $(PORT) the port.",
     ] = []
-    env: Annotated[list[EnvVar], described("Environment variables.", max_length=64, **keyed_by("name"))] = []
+    env: Annotated[list[EnvVar], Meta(max_length=64), "Environment variables.", keyed_by("name")] = []
     port: Annotated[
         int,
-        described(
-            "Port at which the container serves the OpenAI-compatible API on 127.0.0.1. Pomona's proxy listens at the "
-            "port of the Service and checks the token.",
-            ge=1024,
-            le=65535,
-        ),
+        Meta(ge=1024, le=65535),
+        "Port at which the container serves the OpenAI-compatible API on 127.0.0.1. Pomona's proxy listens at the "
+        "port of the Service and checks the token.",
     ] = 8000
     health_path: Annotated[
-        str, described("Path that answers 200 without a token once the model is loaded.", max_length=256, pattern=_PATH)
+        str, Meta(max_length=256), "Path that answers 200 without a token once the model is loaded.", {"pattern": _PATH}
     ] = "/health"
     model_mount_path: Annotated[
-        str, described("Folder at which the volume with the weights is mounted.", max_length=256, pattern=_PATH)
+        str, Meta(max_length=256), "Folder at which the volume with the weights is mounted.", {"pattern": _PATH}
     ] = "/models"
 
 
@@ -195,10 +188,8 @@ class ClaimVolume(ApiStruct, frozen=True):
 
     claim_name: Annotated[
         Name,
-        described(
-            "PersistentVolumeClaim in the same namespace; not one that Pomona made for a Model.",
-            of_same_namespace("PersistentVolumeClaim"),
-        ),
+        "PersistentVolumeClaim in the same namespace; not one that Pomona made for a Model.",
+        of_same_namespace("PersistentVolumeClaim"),
     ]
     read_only: Annotated[bool, "Mount the volume read-only."] = False
 
@@ -206,16 +197,14 @@ class ClaimVolume(ApiStruct, frozen=True):
 class ConfigMapVolume(ApiStruct, frozen=True):
     """`corev1.ConfigMapVolumeSource`."""
 
-    name: Annotated[
-        Name, described("ConfigMap in the same namespace; each key becomes a file.", of_same_namespace("ConfigMap"))
-    ]
+    name: Annotated[Name, "ConfigMap in the same namespace; each key becomes a file.", of_same_namespace("ConfigMap")]
 
 
 class PodVolume(ApiStruct, frozen=True):
     """A volume of a pod, of one of the kinds that open nothing of the node and no Secret."""
 
     name: Annotated[
-        str, described("Name of the volume, for volumeMounts.", min_length=1, max_length=50, pattern=LABEL_PATTERN)
+        str, Meta(min_length=1, max_length=50), "Name of the volume, for volumeMounts.", {"pattern": LABEL_PATTERN}
     ]
     empty_dir: Annotated[EmptyDirectory | None, "An empty folder that is deleted with the pod."] = None
     persistent_volume_claim: Annotated[ClaimVolume | None, "A volume that lasts."] = None
@@ -225,16 +214,14 @@ class PodVolume(ApiStruct, frozen=True):
 class PodVolumeMount(ApiStruct, frozen=True):
     """A volume in the container of the engine."""
 
-    name: Annotated[str, described("Name of one of volumes.", max_length=50)]
+    name: Annotated[str, Meta(max_length=50), "Name of one of volumes."]
     mount_path: Annotated[
         str,
-        described(
-            "Absolute path in the container; not one that Pomona uses, such as /models and /tmp.",
-            max_length=256,
-            pattern=_PATH,
-        ),
+        Meta(max_length=256),
+        "Absolute path in the container; not one that Pomona uses, such as /models and /tmp.",
+        {"pattern": _PATH},
     ]
-    sub_path: Annotated[str, described("File or folder of the volume. Default: its root.", max_length=256)] = ""
+    sub_path: Annotated[str, Meta(max_length=256), "File or folder of the volume. Default: its root."] = ""
     read_only: Annotated[bool, "Mount the volume read-only."] = False
 
 
@@ -243,14 +230,11 @@ class SpreadConstraint(ApiStruct, frozen=True):
 
     topology_key: Annotated[
         str,
-        described(
-            "Label of nodes: nodes with the same value are one place, for example topology.kubernetes.io/zone.",
-            min_length=1,
-            max_length=317,
-        ),
+        Meta(min_length=1, max_length=317),
+        "Label of nodes: nodes with the same value are one place, for example topology.kubernetes.io/zone.",
     ]
     max_skew: Annotated[
-        int, described("Most pods that one place may have more than the place with the fewest.", ge=1, le=100)
+        int, Meta(ge=1, le=100), "Most pods that one place may have more than the place with the fewest."
     ] = 1
     when_unsatisfiable: Annotated[
         Literal["DoNotSchedule", "ScheduleAnyway"],
@@ -269,31 +253,25 @@ class PodOptions(ApiStruct, frozen=True):
 
     image_pull_secrets: Annotated[
         list[SecretReference],
-        described(
-            "Secrets in the same namespace with which nodes pull the image. The engine cannot read them.",
-            max_length=8,
-            **keyed_by("name"),
-        ),
+        Meta(max_length=8),
+        "Secrets in the same namespace with which nodes pull the image. The engine cannot read them.",
+        keyed_by("name"),
     ] = []
     env: Annotated[
         list[EnvVar],
-        described(
-            "Environment variables of the engine. A variable that Pomona itself sets is refused. Values are readable "
-            "by everyone who may read pods: they must not be secrets.",
-            max_length=64,
-            **keyed_by("name"),
-        ),
+        Meta(max_length=64),
+        "Environment variables of the engine. A variable that Pomona itself sets is refused. Values are readable "
+        "by everyone who may read pods: they must not be secrets.",
+        keyed_by("name"),
     ] = []
     affinity: Annotated[
         Affinity | None, "Affinity of the pods. What spec.hardware demands of nodes holds in addition."
     ] = None
     topology_spread_constraints: Annotated[
         Annotated[list[SpreadConstraint], Meta(max_length=8)] | None,
-        described(
-            "Spread of the service's pods. Default: a preference for as many nodes as possible; an empty list leaves "
-            "it to the scheduler.",
-            **keyed_by("topologyKey", "whenUnsatisfiable"),
-        ),
+        "Spread of the service's pods. Default: a preference for as many nodes as possible; an empty list leaves "
+        "it to the scheduler.",
+        keyed_by("topologyKey", "whenUnsatisfiable"),
     ] = None
     runtime_class_name: Annotated[
         LabelName | None, "RuntimeClass of the pods. Default: that of the accelerator, if it has one."
@@ -305,9 +283,8 @@ class PodOptions(ApiStruct, frozen=True):
         "pods pending. Default: the scheduler of the cluster.",
     ] = None
     volumes: Annotated[
-        list[PodVolume], described("Volumes for volumeMounts.", _ONE_KIND, max_length=16, **keyed_by("name"))
+        list[PodVolume], Meta(max_length=16), "Volumes for volumeMounts.", checked_by(_ONE_KIND), keyed_by("name")
     ] = []
     volume_mounts: Annotated[
-        list[PodVolumeMount],
-        described("Volumes in the container of the engine.", max_length=32, **keyed_by("mountPath")),
+        list[PodVolumeMount], Meta(max_length=32), "Volumes in the container of the engine.", keyed_by("mountPath")
     ] = []

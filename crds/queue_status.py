@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Count, LongText, ShortText, Time, described
+from crds.meta import ApiStruct, Count, LongText, ShortText, Time
 
 QueueReason = Literal[
     "InsufficientDevices",
@@ -35,15 +35,13 @@ class QueueNomination(ApiStruct, frozen=True):
     """The room that is kept for a replica until others have ended."""
 
     cells: Annotated[
-        list[_Place], described("The nodes and hosts, as node/NAME or host/NAME, one for each pod.", max_length=32)
+        list[_Place], Meta(max_length=32), "The nodes and hosts, as node/NAME or host/NAME, one for each pod."
     ] = []
     victims: Annotated[
         list[_Place],
-        described(
-            "The services that give the room, as NAMESPACE/NAME: replicas of them end. Those of other namespaces "
-            "are not named.",
-            max_length=32,
-        ),
+        Meta(max_length=32),
+        "The services that give the room, as NAMESPACE/NAME: replicas of them end. Those of other namespaces "
+        "are not named.",
     ] = []
 
 
@@ -62,7 +60,7 @@ class QueueStatus(ApiStruct, frozen=True):
     length: Annotated[Count | None, "Replicas that wait in the queue of the pool."] = None
     place: Annotated[ShortText, "Position and length in one, for example 3/12."] = ""
     ahead_by_priority: Annotated[
-        dict[ShortText, Count], described("Number of replicas ahead, by their priority.", max_length=8)
+        dict[ShortText, Count], Meta(max_length=8), "Number of replicas ahead, by their priority."
     ] = {}
     waiting_for: Annotated[
         LongText, "What the replica needs, for example nvidia.com/gpu: 2, or on a host memory: 24.0 GiB."
@@ -82,9 +80,7 @@ class QueueStatus(ApiStruct, frozen=True):
         "NotConsidered: too many are ahead. AdmissionFailed: its turn could not be written, and is tried again. "
         "NoSuchHardware: no node or host could ever run it. None in mode Kueue.",
     ] = None
-    message: Annotated[
-        str, described("Why the replica waits, with the way out, in words for people.", max_length=1024)
-    ] = ""
+    message: Annotated[str, Meta(max_length=1024), "Why the replica waits, with the way out, in words for people."] = ""
     estimated_start: Annotated[
         EstimatedStart | None,
         "When the replica probably starts, by how long others ran: 4 of 5 starts are in the range. Absent if no "

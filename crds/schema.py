@@ -33,11 +33,21 @@ def field_schema(struct: type[msgspec.Struct], name: str, *, defaults: bool) -> 
 
 
 def _render_field(struct: type[msgspec.Struct], field: inspect.Field, *, defaults: bool) -> Schema:
-    """Return the schema of a field, whose description is a text in its annotation, or that of `described`."""
+    """Return the schema of a field with what its annotation has: a text, which describes it, and further keywords."""
     schema = _render_type(field.type, defaults=defaults)
     hint = get_type_hints(struct, include_extras=True)[field.name]
-    texts = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, str)]
-    return schema | {"description": texts[-1]} if texts else schema
+    for note in getattr(hint, "__metadata__", ()):
+        if isinstance(note, str):
+            schema["description"] = note
+        elif isinstance(note, dict):
+            schema = _merge_keywords(schema, note)
+    return schema
+
+
+def _merge_keywords(schema: Schema, keywords: Schema) -> Schema:
+    """Return a schema with further keywords; its rules stay beside further ones."""
+    rules = [*schema.get("x-kubernetes-validations", ()), *keywords.get("x-kubernetes-validations", ())]
+    return schema | keywords | ({"x-kubernetes-validations": rules} if rules else {})
 
 
 def _render_struct(info: inspect.StructType, *, defaults: bool) -> Schema:
@@ -87,11 +97,7 @@ def _add_default(description: str, default: object) -> str:
 def _render_type(info: inspect.Type, *, defaults: bool) -> Schema:
     match info:
         case inspect.Metadata():
-            inner = _render_type(info.type, defaults=defaults)
-            extra = dict(info.extra_json_schema or {})
-            rules = [*inner.get("x-kubernetes-validations", []), *extra.pop("x-kubernetes-validations", [])]
-            schema = inner | extra
-            return schema | {"x-kubernetes-validations": rules} if rules else schema
+            return _merge_keywords(_render_type(info.type, defaults=defaults), info.extra_json_schema or {})
         case inspect.UnionType():
             return _render_union(info, defaults=defaults)
         case inspect.StructType():

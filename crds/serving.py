@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from crds.meta import ApiStruct, Name, described, of_same_namespace
+from crds.meta import ApiStruct, Name, of_same_namespace
 
 Mode = Literal["chat", "embeddings", "rerank"]
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -25,40 +25,45 @@ EXTRA_ARGUMENT: Final = r"^[^\x00-\x1f\x7f]+$"
 """One item of extraArgs: an argument or a value, without control characters. Each engine lists those that it takes."""
 
 ExtraArguments = Annotated[
-    list[Annotated[str, described("One argument or one value.", min_length=1, max_length=512, pattern=EXTRA_ARGUMENT)]],
-    described(
-        "Further arguments for the engine. Pomona appends them to its own arguments. Each argument and each "
-        "value is a separate item. Each engine takes those that tune it; the page of the engine in docs/engines/ lists "
-        "them. A service with another argument is refused, and its condition Ready lists those that the engine takes.",
-        max_length=32,
-    ),
+    list[
+        Annotated[
+            str,
+            Meta(
+                description="One argument or one value.",
+                min_length=1,
+                max_length=512,
+                extra_json_schema={"pattern": EXTRA_ARGUMENT},
+            ),
+        ]
+    ],
+    Meta(max_length=32),
+    "Further arguments for the engine. Pomona appends them to its own arguments. Each argument and each "
+    "value is a separate item. Each engine takes those that tune it; the page of the engine in docs/engines/ lists "
+    "them. A service with another argument is refused, and its condition Ready lists those that the engine takes.",
 ]
 
 
 _CACHE_TYPE = "Data type of the {} in the KV cache. Types smaller than f16 save memory and reduce quality somewhat."
 DraftTokens = Annotated[
     Annotated[int, Meta(ge=1, le=64)] | None,
-    described("Maximum number of tokens that the draft model proposes at once. Default: the engine decides."),
+    "Maximum number of tokens that the draft model proposes at once. Default: the engine decides.",
 ]
 DRAIN_SECONDS: Final = 600
 """Default of `drainSeconds`, and the most of a replica that the queue may evict: nobody waits longer for its room."""
 DrainSeconds = Annotated[
     int,
-    described(
-        "Time that a replica which is stopped has for the answers that it has begun, in seconds: when it is replaced, "
-        "moved, scaled down, suspended, deleted or evicted by the queue. It gets no new request meanwhile, and ends as "
-        "soon as its last answer has ended. What is not finished then is broken off. Memory pressure leaves an answer "
-        "seconds, and the shutdown or loss of a machine less. More than 600 needs evictionProtection, so that nobody "
-        f"waits longer for the room of an evicted replica. Default: {DRAIN_SECONDS}. An edit restarts no replica: "
-        "pods have it after their next replacement, and hosts follow it at once.",
-        ge=0,
-        le=3600,
-    ),
+    Meta(ge=0, le=3600),
+    "Time that a replica which is stopped has for the answers that it has begun, in seconds: when it is replaced, "
+    "moved, scaled down, suspended, deleted or evicted by the queue. It gets no new request meanwhile, and ends as "
+    "soon as its last answer has ended. What is not finished then is broken off. Memory pressure leaves an answer "
+    "seconds, and the shutdown or loss of a machine less. More than 600 needs evictionProtection, so that nobody "
+    f"waits longer for the room of an evicted replica. Default: {DRAIN_SECONDS}. An edit restarts no replica: "
+    "pods have it after their next replacement, and hosts follow it at once.",
 ]
 AdapterScale = Annotated[
     str,
     Meta(max_length=16, pattern=r"^[0-9]+(\.[0-9]+)?$"),
-    described("Strength of the adapter: a decimal number. 1 is the strength with which the adapter was trained."),
+    "Strength of the adapter: a decimal number. 1 is the strength with which the adapter was trained.",
 ]
 
 
@@ -66,21 +71,18 @@ class ServingOptions(ApiStruct, frozen=True, kw_only=True):
     """Options of serving a model, which are the same in a pod and on a host."""
 
     context_length: Annotated[
-        int, described("Context length that each request may use, in tokens.", ge=128, le=2_097_152)
+        int, Meta(ge=128, le=2_097_152), "Context length that each request may use, in tokens."
     ] = 4096
     parallel: Annotated[
-        int,
-        described(
-            "Requests that one replica serves at the same time, each with the whole context length.", ge=1, le=64
-        ),
+        int, Meta(ge=1, le=64), "Requests that one replica serves at the same time, each with the whole context length."
     ] = 1
     mode: Annotated[
         Mode,
         "API that the service answers. chat: /v1/chat/completions and /v1/completions. embeddings: "
         "/v1/embeddings. rerank: /v1/rerank.",
     ] = "chat"
-    cache_type_k: Annotated[CacheType, described(_CACHE_TYPE.format("keys"))] = "f16"
-    cache_type_v: Annotated[CacheType, described(_CACHE_TYPE.format("values"))] = "f16"
+    cache_type_k: Annotated[CacheType, _CACHE_TYPE.format("keys")] = "f16"
+    cache_type_v: Annotated[CacheType, _CACHE_TYPE.format("values")] = "f16"
     chat_template: Annotated[
         Annotated[str, Meta(min_length=1, max_length=30_000)] | None,
         "Jinja template that converts messages to a prompt. Default: the template of the model.",
@@ -98,10 +100,8 @@ class Speculative(ApiStruct, frozen=True):
 
     draft_model_ref: Annotated[
         Name,
-        described(
-            "Name of the draft model: a small Model in the same namespace with the same vocabulary.",
-            of_same_namespace("Model"),
-        ),
+        "Name of the draft model: a small Model in the same namespace with the same vocabulary.",
+        of_same_namespace("Model"),
     ]
     max_tokens: DraftTokens = None
 
@@ -110,7 +110,6 @@ class Adapter(ApiStruct, frozen=True):
     """A LoRA adapter on top of the model."""
 
     model_ref: Annotated[
-        Name,
-        described("Name of a Model in the same namespace whose artifact is the adapter.", of_same_namespace("Model")),
+        Name, "Name of a Model in the same namespace whose artifact is the adapter.", of_same_namespace("Model")
     ]
     scale: AdapterScale = "1"

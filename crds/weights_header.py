@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from crds.meta import AS_SET, Amount, ApiStruct, described
+from crds.meta import AS_SET, Amount, ApiStruct
 from crds.serving import Mode
 
 
 class Layers(ApiStruct, frozen=True):
     """Layers whose caches have equal sizes. A model lists its layers by kind, not one by one."""
 
-    count: Annotated[int, described("Number of layers of this kind.", ge=1, le=1 << 62)]
+    count: Annotated[int, Meta(ge=1, le=1 << 62), "Number of layers of this kind."]
     key_elements: Annotated[
         Amount, "Key elements that one layer keeps for each token; 0 if the layer keeps no keys."
     ] = 0
@@ -38,7 +38,7 @@ class Layout(ApiStruct, frozen=True):
     feed_forward_size: Annotated[
         Amount, "Number of inner feed-forward elements of the widest layer, summed over all experts that a token uses."
     ]
-    layers: Annotated[list[Layers], described("All layers, grouped by kind.", max_length=16)]
+    layers: Annotated[list[Layers], Meta(max_length=16), "All layers, grouped by kind."]
     expert_outputs: Annotated[Amount, "Number of experts that a token uses; 0 if the model has no experts."] = 0
 
 
@@ -65,12 +65,10 @@ class GGUF(ApiStruct, frozen=True):
     value_head_size: Annotated[Amount | None, "The same of a value head."] = None
     modes: Annotated[
         list[Mode],
-        described(
-            "Modes of serving that the artifact is made for, as its header shows: chat if it generates text, "
-            "embeddings if it states how it pools, rerank if it has a head that scores. Absent if that is not known.",
-            max_length=3,
-            **AS_SET,
-        ),
+        Meta(max_length=3),
+        "Modes of serving that the artifact is made for, as its header shows: chat if it generates text, "
+        "embeddings if it states how it pools, rerank if it has a head that scores. Absent if that is not known.",
+        AS_SET,
     ] = []
     tensor_count: Annotated[Amount | None, "Number of tensors."] = None
     file_version: Annotated[Amount | None, "Version of the GGUF format."] = None
