@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -28,21 +27,16 @@ from tests.support import virtual_time
 from tests.support.api_objects import as_host, condition, host
 from tests.support.background import running
 from tests.support.eventually import eventually
+from tests.support.free_ports import find_free_ports
 
 HOST = "studio-1"
 KEY = ObjectKey("", HOST)
 LOOPBACK = "127.0.0.1"
 
 
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
-
-
 @asynccontextmanager
 async def listening(host: str = HOST) -> AsyncIterator[ReachabilityListener]:
-    port = free_port()
+    port = next(find_free_ports())
     listener = ReachabilityListener(host, LOOPBACK, lambda: [port], lambda: None)
     async with running(listener.run()):
         await eventually(lambda: listener.port)
@@ -51,15 +45,21 @@ async def listening(host: str = HOST) -> AsyncIterator[ReachabilityListener]:
 
 @asynccontextmanager
 async def answering(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[AgentPlace]:
-    """Yield the place of a program that answers each connection with `answer`."""
+    """Yield the place of a program that answers each connection with `answer`; at the end, all have been closed."""
+    connections: list[asyncio.Task[None] | None] = []
 
     async def handle(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await answer(writer)
+        connections.append(asyncio.current_task())
+        with contextlib.suppress(ConnectionError):
+            await answer(writer)
         writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
     server = await asyncio.start_server(handle, LOOPBACK, 0)
     async with server:
         yield AgentPlace(LOOPBACK, server.sockets[0].getsockname()[1], "boot-1")
+        await asyncio.gather(*(connection for connection in connections if connection))
 
 
 async def test_agent_that_listens_is_reached() -> None:
@@ -117,8 +117,8 @@ async def test_slow_program_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     ended = asyncio.Event()
 
     async def trickle(writer: asyncio.StreamWriter) -> None:
-        for number in range(256):
-            writer.write(bytes([number]))
+        while not ended.is_set():
+            writer.write(b"x")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), 0.05)
 
@@ -128,8 +128,8 @@ async def test_slow_program_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (answer.reached, answer.reason) == (False, "NoAnswer")
 
 
-async def test_closed_port_is_not_connected() -> None:
-    answer = await reachability.ask_agent(HOST, AgentPlace(LOOPBACK, free_port(), "boot-1"))
+async def test_closed_port_is_not_connected(unused_tcp_port: int) -> None:
+    answer = await reachability.ask_agent(HOST, AgentPlace(LOOPBACK, unused_tcp_port, "boot-1"))
     assert (answer.reached, answer.reason) == (False, "NotConnected")
 
 

@@ -1,6 +1,7 @@
 """The listener that answers the controller: ports in use, other addresses, clients that are slow or send too much."""
 
 import asyncio
+import itertools
 import socket
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from metal_agent.cluster.exposure import ServicePorts
 from metal_agent.cluster.reachability import ReachabilityListener
 from tests.support.background import running
 from tests.support.eventually import eventually
+from tests.support.free_ports import find_free_ports
 
 LOOPBACK, ELSEWHERE = "127.0.0.1", "127.0.0.2"
 
@@ -22,9 +24,8 @@ async def ask(address: str, port: int, request: bytes = b"GET / HTTP/1.1\r\nHost
 
 
 async def test_taken_port_is_left_for_the_next_one() -> None:
-    with socket.create_server((LOOPBACK, 0)) as taken, socket.create_server((LOOPBACK, 0)) as spare:
-        ports = [taken.getsockname()[1], spare.getsockname()[1]]
-        spare.close()
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        ports = [taken.getsockname()[1], next(find_free_ports())]
         changes: list[int | None] = []
         listener = ReachabilityListener("studio-1", LOOPBACK, lambda: ports, lambda: changes.append(listener.port))
         async with running(listener.run()):
@@ -33,9 +34,8 @@ async def test_taken_port_is_left_for_the_next_one() -> None:
         assert changes == [ports[1], None]
 
 
-async def test_moved_host_listens_at_its_new_address_only() -> None:
-    with socket.create_server((LOOPBACK, 0)) as spare:
-        port: int = spare.getsockname()[1]
+async def test_moved_host_listens_at_its_new_address_only(unused_tcp_port: int) -> None:
+    port = unused_tcp_port
     changes: list[int | None] = []
     listener = ReachabilityListener("studio-1", LOOPBACK, lambda: [port], lambda: changes.append(listener.port))
     async with running(listener.run()):
@@ -51,9 +51,8 @@ async def test_moved_host_listens_at_its_new_address_only() -> None:
         assert refused
 
 
-async def test_request_that_is_too_long_is_refused() -> None:
-    with socket.create_server((LOOPBACK, 0)) as spare:
-        port: int = spare.getsockname()[1]
+async def test_request_that_is_too_long_is_refused(unused_tcp_port: int) -> None:
+    port = unused_tcp_port
     listener = ReachabilityListener("studio-1", LOOPBACK, lambda: [port], lambda: None)
     async with running(listener.run()):
         await eventually(lambda: listener.port)
@@ -71,8 +70,7 @@ def test_first_port_of_the_range_is_left_to_services(tmp_path: Path) -> None:
 
 
 async def test_last_port_of_the_range_is_given_up_for_a_service(tmp_path: Path) -> None:
-    with socket.create_server((LOOPBACK, 0)) as spare:
-        last: int = spare.getsockname()[1]
+    last = next(find_free_ports())
     ports = ServicePorts(tmp_path / "ports.json", last - 1, last)
     changes: list[int | None] = []
     listener = ReachabilityListener("studio-1", LOOPBACK, ports.list_spare, lambda: changes.append(listener.port))
@@ -90,11 +88,10 @@ async def test_last_port_of_the_range_is_given_up_for_a_service(tmp_path: Path) 
 
 
 async def test_port_that_is_given_up_is_replaced_by_another_spare_one() -> None:
-    with socket.create_server((LOOPBACK, 0)) as first, socket.create_server((LOOPBACK, 0)) as second:
-        ports: list[int] = [server.getsockname()[1] for server in (first, second)]
+    ports = list(itertools.islice(find_free_ports(), 2))
     listener = ReachabilityListener("studio-1", LOOPBACK, lambda: ports, lambda: None)
     async with running(listener.run()):
         await eventually(lambda: listener.port == ports[0])
         given = ports.pop(0)
         listener.give_up(given)
-        await eventually(lambda: listener.port == ports[0], 5.0)
+        await eventually(lambda: listener.port == ports[0], 30.0)
