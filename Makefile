@@ -51,8 +51,10 @@ test: test-fast binaries servers image-root ## Run all tests but the long ones; 
 	@$(WORKED) -m 'not long' $(SLOW)
 
 # They are a third of the slow work: faults at random, whole upgrades, outages of minutes. CI runs them beside `make test`.
+# The properties that `make test-fast` checks with 25 random examples are checked with 200.
 .PHONY: test-long
-test-long: setup binaries servers prometheus image-root ## Run the long tests: chaos, crashes, disturbances, upgrades, Prometheus, the image
+test-long: setup binaries servers prometheus image-root ## Run the long tests: chaos, crashes, disturbances, upgrades, Prometheus, the image; properties
+	@$(PYTEST) --numprocesses $$(nproc) --hypothesis-profile thorough -m hypothesis tests/unit
 	@$(WORKED) -m long $(SLOW)
 
 # Some tests wait, so that three workers more than processors are quicker, though each collects all tests; and a file's

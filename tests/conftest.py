@@ -18,8 +18,14 @@ from artifacts.repositories.address_policy import NETWORKS_VARIABLE, networks_te
 from tests.support.file_server import ALLOWED_NETWORKS
 from tests.support.free_ports import find_free_ports
 
-settings.register_profile("pomona", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("pomona")
+settings.register_profile(
+    "quick",
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=200)
+settings.load_profile("quick")
 
 # If rich is installed, the default prints each frame of a traceback in colours, which takes a tenth of a second.
 structlog.configure(

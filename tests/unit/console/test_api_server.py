@@ -11,7 +11,7 @@ import aiohttp
 import jsonschema
 import pytest
 import yarl
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -314,7 +314,6 @@ async def test_body_of_a_simulation_is_checked(body: bytes, status: int) -> None
         assert code == status, answer
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(max_size=300), raw=st.binary(max_size=40))
 async def test_no_name_makes_the_server_fail(text: str, raw: bytes) -> None:
     async with serving() as api:

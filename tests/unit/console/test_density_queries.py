@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.density.fit_report import build_report
@@ -352,7 +352,6 @@ sizes = st.integers(1, 90)
 frees = st.integers(0, 24)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     gpus=st.lists(st.tuples(frees, st.integers(1, 4)), max_size=4),
     cpus=st.lists(frees, max_size=3),

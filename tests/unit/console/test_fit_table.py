@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from console.density_queries import DensityQuery, Page, query_nodes
@@ -62,7 +62,6 @@ def draw_models(draw: st.DrawFn) -> list[tuple[Any, Any]]:
     return models
 
 
-@settings(max_examples=25, deadline=None)
 @given(draw_models(), st.lists(st.tuples(free, st.integers(1, 8)), min_size=1, max_size=3), free, st.integers(0, 60))
 def test_ranks_on_a_cell_equal_those_computed_one_by_one(
     known: list[Any], gpus: list[tuple[int, int]], memory: int, budget: int
@@ -87,7 +86,6 @@ changes = st.lists(
 Objects = dict[tuple[Any, str], Any]
 
 
-@settings(max_examples=40, deadline=None)
 @given(changes)
 def test_view_after_changes_equals_one_that_begins_with_them(steps: list[tuple[str, int, int]]) -> None:
     clock = Clock()

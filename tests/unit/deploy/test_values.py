@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.controller import command
@@ -144,14 +144,12 @@ def test_value_that_makes_sense_is_accepted(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", OPTIONS)
-@settings(max_examples=20)
 @given(data=st.data())
 def test_controller_takes_each_value_that_the_schema_accepts(path: str, data: st.DataObject) -> None:
     value = data.draw(texts(find_schema(path)).filter(bool))
     command.make_context("controller", [f"{OPTIONS[path]}={value}"])
 
 
-@settings(max_examples=20)
 @given(data=st.data())
 def test_controller_takes_each_label_of_monitors_that_the_schema_accepts(data: st.DataObject) -> None:
     ((pattern, value),) = find_schema("services.monitorLabels")["patternProperties"].items()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crds.meta import CONTROLLER_NAMESPACE
@@ -25,7 +25,6 @@ ratios = st.builds(
 changes = st.lists(st.tuples(st.sampled_from("abc"), st.lists(ratios, max_size=4).map(tuple)), max_size=12)
 
 
-@settings(deadline=None)
 @given(changes)
 def test_table_equals_what_is_learned_anew_of_what_a_namespace_may_use(
     steps: Sequence[tuple[str, tuple[MeasuredRatio, ...]]],

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from crds.metalprocess import LastExit
@@ -368,7 +368,6 @@ OUTCOMES = st.lists(st.sampled_from(["spawned", "failed", "busy"]), min_size=60,
 
 
 @given(st.lists(EVENTS, max_size=60), OUTCOMES)
-@settings(max_examples=200)
 def test_invariants_hold_for_any_order_of_events(happened: list[ProcessEvent], spawns: list[str]) -> None:
     """Send events in any order, also impossible ones; the outcome of a Spawn follows at once, as from the runner."""
     outcomes = iter(spawns)

@@ -375,4 +375,4 @@ class QueueOfOneService(RuleBasedStateMachine):
 
 
 TestQueueOfOneService = QueueOfOneService.TestCase
-TestQueueOfOneService.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestQueueOfOneService.settings = settings(stateful_step_count=25)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Final
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.hosts.drain import WAITING_SECONDS, drained_condition
@@ -291,7 +291,6 @@ def live_through(gibs: tuple[int, ...], story: list[tuple[Change, list[str]]]) -
     return world
 
 
-@settings(max_examples=60)
 @given(GIBS, STORIES, st.sampled_from(HOSTS))
 def test_drain_ends_in_a_steady_state_and_says_that_it_is_blocked_if_and_only_if_something_is_left(
     gibs: tuple[int, ...], story: list[tuple[Change, list[str]]], drained: str
@@ -307,7 +306,6 @@ def test_drain_ends_in_a_steady_state_and_says_that_it_is_blocked_if_and_only_if
     assert world.drained_reason(drained) == ("DrainBlocked" if is_left else "Drained")
 
 
-@settings(max_examples=60)
 @given(STORIES, st.sampled_from(HOSTS), st.booleans())
 def test_drained_or_tainted_host_is_empty_once_others_take_its_processes(
     story: list[tuple[Change, list[str]]], left: str, is_drained: bool

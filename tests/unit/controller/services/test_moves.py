@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.models.served import Served
@@ -251,7 +251,6 @@ def test_request_is_forgotten_after_a_while() -> None:
     assert world.settle() == ["a"]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     gib=st.fixed_dictionaries({name: st.integers(0, 12) for name in "abcd"}),
     first=st.sets(st.sampled_from("abcd"), min_size=1),

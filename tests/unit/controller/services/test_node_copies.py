@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -357,7 +357,6 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(EVENTS, max_size=12))
 def test_all_that_has_room_serves_in_the_end(events: list[tuple[str, ...]]) -> None:
     world = SimulatedPods({"a": 1, "b": 2, "c": 0}, replicas=2)

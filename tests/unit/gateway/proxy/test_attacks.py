@@ -13,7 +13,7 @@ import socket
 import struct
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.proxy import paths
@@ -267,11 +267,7 @@ def changed(draw: st.DrawFn) -> tuple[bytes, int]:
     return data, draw(st.integers(0, len(data)))
 
 
-@settings(
-    max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+@settings(max_examples=8)
 @given(attacks=st.lists(changed(), min_size=20, max_size=20))
 async def test_changed_requests_reach_the_engine_only_if_authorized(
     proxy: ProxyProcess, attacks: list[tuple[bytes, int]]

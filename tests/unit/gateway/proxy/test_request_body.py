@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.proxy import json_scanner, request_body
@@ -230,7 +230,6 @@ def without_models(pairs: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(key, value) for key, value in pairs if key.lower() not in {"model", "adapters", "draft_model"}]
 
 
-@settings(max_examples=50)
 @given(OBJECTS)
 def test_scanned_body_agrees_with_a_json_decoder(text: str) -> None:
     pairs: list[tuple[str, Any]] = json.JSONDecoder(object_pairs_hook=list).decode(text.strip(" \t\n\r"))
@@ -247,7 +246,6 @@ def test_scanned_body_agrees_with_a_json_decoder(text: str) -> None:
     assert without_models(unnamed) == without_models(pairs)
 
 
-@settings(max_examples=50)
 @given(OBJECTS)
 def test_short_body_agrees_with_a_scanned_one(text: str) -> None:
     try:
@@ -262,7 +260,6 @@ def test_short_body_agrees_with_a_scanned_one(text: str) -> None:
         assert json.loads(rewrite(short, model)) == json.loads(rewrite(scanned, model))
 
 
-@settings(max_examples=50)
 @given(OBJECTS, st.lists(st.integers(0, 200), min_size=1, max_size=3), st.binary(max_size=3))
 def test_scanned_body_that_a_json_decoder_takes_after_a_change_is_seen_in_the_same_way(
     text: str, places: list[int], insert: bytes
@@ -291,7 +288,6 @@ def _refuse_constant(name: str) -> None:
 
 
 @pytest.mark.parametrize("piece", [8, 13])
-@settings(max_examples=40)
 @given(text=OBJECTS)
 @example(text='{"a":"' + "\\\\" * 40 + '","model":"x","b":[[["' + '\\"' * 30 + '"]]]}')
 def test_scanned_body_does_not_depend_on_the_pieces(piece: int, text: str) -> None:

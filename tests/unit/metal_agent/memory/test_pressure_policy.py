@@ -347,7 +347,6 @@ def any_processes(draw: st.DrawFn) -> list[Process]:
 
 
 @given(any_processes(), SEGMENTS)
-@settings(max_examples=40, deadline=None)
 def test_invariants_hold_under_any_trace(
     processes: list[Process], segments: list[tuple[int, PressureLevel | None]]
 ) -> None:
@@ -370,7 +369,7 @@ def test_invariants_hold_under_any_trace(
 
 
 @given(st.integers(1, 1500), st.integers(6, 200))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_no_period_of_pressure_makes_evictions_flap(calm_seconds: int, pressed_seconds: int) -> None:
     machine = hosted(Process("a"))
     machine.every_seconds = 3
