@@ -19,7 +19,7 @@ import structlog
 from artifacts.repositories.address_policy import Networks
 from crds.metalprocess import MetalProcessSpec
 from kube.backoff import backoff_seconds
-from metal_agent.native.engine_handle import EngineExit
+from metal_agent.native.engine_handle import EngineExit, EngineHandle
 from runtimes.daemon import (
     NOT_RUNNING,
     SILENT,
@@ -46,18 +46,16 @@ _UNLOAD_AGAIN_SECONDS: Final = 10.0
 log = structlog.get_logger()
 
 
-class DaemonModel:
-    """One model of ours in a shared daemon, loading or loaded: an `EngineHandle`."""
+class DaemonModel(EngineHandle):
+    """One model of ours in a shared daemon, loading or loaded."""
 
-    pid: None = None
-    identity: None = None
-    key: None = None
+    model: str
 
     def __init__(self, shared: "SharedDaemon", model: str, *, loaded: bool) -> None:
+        super().__init__()
         self.model = model
         self.loaded = loaded
         self._shared = shared
-        self._exit: asyncio.Future[EngineExit] = asyncio.get_running_loop().create_future()
         self._loading = None if loaded else asyncio.create_task(self._load())
 
     @property
@@ -68,10 +66,6 @@ class DaemonModel:
     def url(self) -> str | None:
         """Return the URL of the daemon once the model is loaded, else None."""
         return self._shared.daemon.url if self.loaded else None
-
-    async def wait(self) -> EngineExit:
-        """Wait until the model is unloaded, or could not be loaded."""
-        return await asyncio.shield(self._exit)
 
     async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
         """Unload the model, and wait until it is gone, however long that takes: its memory is not free before.

@@ -4,7 +4,9 @@ Both have the same lifecycle: an engine is started, generates its first token, e
 adopted by the next agent. Only the way to do this differs, and the handle hides it from the runner.
 """
 
-from typing import Annotated, Final, Protocol
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Annotated, Final
 
 import msgspec
 
@@ -32,40 +34,42 @@ class EngineExit(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class EngineHandle(Protocol):
+class EngineHandle(ABC):
     """A running engine, started or adopted. Needs a running event loop."""
 
-    @property
-    def pid(self) -> int | None:
-        """Process id, if it has a process of its own."""
+    pid: int | None = None
+    """Process id, if it has a process of its own."""
+    identity: ProcessIdentity | None = None
+    """Identity of its process; None if it has no process of its own, or if the process ended at once."""
+    model: str | None = None
+    """Name of the model in requests to the engine; None if that is the service's name."""
+    key: EngineKey | None = None
+    """The key of its process; None if it has no process of its own, or was started without a key."""
 
-    @property
-    def identity(self) -> ProcessIdentity | None:
-        """Identity of its process; None if it has no process of its own, or if the process ended at once."""
-
-    @property
-    def model(self) -> str | None:
-        """Name of the model in requests to the engine; None if that is the service's name."""
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._exit: asyncio.Future[EngineExit] = self._loop.create_future()
 
     @property
     def token(self) -> str | None:
         """Bearer token that the engine itself requires. Never logged, never in a status."""
-
-    @property
-    def key(self) -> EngineKey | None:
-        """The key of its process; None if it has no process of its own, or was started without a key."""
-
-    def url(self) -> str | None:
-        """Return the URL at which the engine listens on loopback, or None. It may block: called in a thread."""
+        return self.key.token if self.key else None
 
     async def wait(self) -> EngineExit:
         """Wait until it has ended, for any reason."""
+        return await asyncio.shield(self._exit)
 
+    @abstractmethod
+    def url(self) -> str | None:
+        """Return the URL at which the engine listens on loopback, or None. It may block: called in a thread."""
+
+    @abstractmethod
     async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
         """Stop it, by force after the grace if possible, and wait until it is gone.
 
         With `for_all`, a model in a daemon is unloaded although it serves another process of ours too.
         """
 
+    @abstractmethod
     def release(self) -> None:
         """Stop watching it; the engine goes on."""

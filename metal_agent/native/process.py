@@ -23,8 +23,7 @@ import structlog
 
 from devices import processes
 from devices.sockets import LOOPBACK, loopback_port
-from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
-from metal_agent.native.engine_keys import EngineKey
+from metal_agent.native.engine_handle import EngineExit, EngineHandle, ProcessIdentity
 
 OWNER_VARIABLE: Final = "POMONA_AGENT_STATE"
 """Environment variable of every process that the agent starts; its value is the agent's state folder."""
@@ -49,8 +48,8 @@ def is_running(identity: ProcessIdentity) -> bool:
     return identity.boot_id == processes.boot_id() and processes.start_time(identity.pid) == identity.start_time
 
 
-class NativeProcess:
-    """A running process of this agent, started or adopted: an `EngineHandle`. Needs a running event loop.
+class NativeProcess(EngineHandle):
+    """A running process of this agent, started or adopted. Needs a running event loop.
 
     Args:
         pid: the process id.
@@ -59,11 +58,10 @@ class NativeProcess:
     Raises OSError, and ProcessLookupError if there is no process `pid`.
     """
 
-    model: None = None
-    key: EngineKey | None = None
-    """The key that an engine requires, set by the supervisor, which knows it."""
+    pid: int
 
     def __init__(self, pid: int, *, child: bool = False) -> None:
+        super().__init__()
         self.pid = pid
         self._watch = _watch(pid, child=child)
         try:
@@ -73,26 +71,15 @@ class NativeProcess:
             if self._watch is not None:
                 os.close(self._watch)
             raise
-        self._loop = asyncio.get_running_loop()
-        self._exit: asyncio.Future[EngineExit] = self._loop.create_future()
         if self._watch is None:
             self._loop.call_soon(self._ended)
         else:
             self._loop.add_reader(self._watch, self._ended)
 
-    @property
-    def token(self) -> str | None:
-        """The bearer token that it requires."""
-        return self.key.token if self.key else None
-
     def url(self) -> str | None:
         """Return the URL at which it listens on loopback, as the kernel reports it; None if it does not listen."""
         port = loopback_port(self.pid)
         return f"http://{LOOPBACK}:{port}" if port else None
-
-    async def wait(self) -> EngineExit:
-        """Wait for its end."""
-        return await asyncio.shield(self._exit)
 
     async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:  # noqa: ARG002 - it serves one process
         """Send SIGTERM to the group, SIGKILL after the grace, and wait until the leader is gone."""

@@ -11,7 +11,7 @@ from metal_agent import lifecycle
 from metal_agent.assignments import Assignment
 from metal_agent.engine_health import Suspicion
 from metal_agent.memory.ledger import Ledger
-from metal_agent.native.engine_handle import EngineExit, ProcessIdentity
+from metal_agent.native.engine_handle import EngineExit, EngineHandle, ProcessIdentity
 from metal_agent.process_events import Admitted, Evicted, Failed, Refused, Suspected
 from metal_agent.supervise import runner as module
 from metal_agent.supervise.host_parts import Exposure, RunnerContext
@@ -41,20 +41,13 @@ class _Unreached:
         """Return None, for unknown."""
 
 
-class _Stubborn:
+class _Stubborn(EngineHandle):
     """An engine whose first end fails."""
 
-    pid = identity = model = token = key = None
-
-    def __init__(self) -> None:
-        self.ends = 0
-        self._exit: asyncio.Future[EngineExit] = asyncio.get_running_loop().create_future()
+    ends = 0
 
     def url(self) -> str | None:
         return None
-
-    async def wait(self) -> EngineExit:
-        return await self._exit
 
     async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
         assert grace_seconds > 0
