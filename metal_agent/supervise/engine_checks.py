@@ -1,6 +1,9 @@
 """The agent's own requests to an engine: until its first token, at intervals while it is Ready, and when it is suspect.
 
-The decisions are in `liveness` and `engine_health`; this module asks, waits and asks again.
+A long prompt keeps an engine silent for minutes, so silence alone never ends a Ready engine: it must also use no
+processor time, in several checks in a row. An engine that answers requests is not probed. An idle engine is probed at
+its pulse endpoint if it has one, else for a token: with a single slot, a token would evict the cached prompt of the
+last conversation. The decisions about a suspect engine are in `engine_health`.
 """
 
 import asyncio
@@ -14,13 +17,18 @@ import msgspec
 import structlog
 
 from crds.serving import Mode
+from devices import footprint
 from metal_agent import engine_health
 from metal_agent.engine_health import Suspicion
 from metal_agent.process_events import Answered, Failed, Hung, StartProblem, Trusted
-from metal_agent.supervise import liveness
-from metal_agent.supervise.liveness import LivenessAnswer, LivenessCheck, read_cpu_seconds
 from runtimes.probe import ProbeResult, generate_token
 
+CHECK_SECONDS: Final = 10.0
+"""Time between checks. An engine that hangs is ended after some `HUNG_CHECKS * (CHECK_SECONDS + ANSWER_SECONDS)`."""
+TOKEN_CHECK_SECONDS: Final = 60.0
+"""The same for an engine without a pulse endpoint: each check generates a token, which wakes the processor."""
+ANSWER_SECONDS: Final = 20.0
+HUNG_CHECKS: Final = 3
 PROBE_SECONDS: Final = 60.0
 """Limit of one request to a starting engine."""
 CHECK_AGAIN_SECONDS: Final = 1.0
@@ -28,6 +36,59 @@ CHECK_AGAIN_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.02
 _LAST_PAUSE_SECONDS: Final = 0.2
 """The longest pause between two probes of a starting engine, which bounds the delay of Ready."""
+
+
+class LivenessAnswer(msgspec.Struct, frozen=True):
+    """The outcome of a probe; `silent` if the engine did not answer in time."""
+
+    problem: str = ""
+    silent: bool = False
+
+
+class LivenessCheck(msgspec.Struct, frozen=True):
+    """One check of an engine.
+
+    Attributes:
+        answer: its reaction to the probe; None if it was not probed.
+        before: its processor time, in seconds, before its silence, else at the previous check; None if unknown.
+        after: its processor time now.
+    """
+
+    answer: LivenessAnswer | None
+    before: float | None
+    after: float | None
+
+    @property
+    def problem(self) -> str:
+        """The problem of an engine that is not alive, as a message."""
+        return self.answer.problem if self.answer else "it has requests to answer and uses no processor time"
+
+    @property
+    def alive(self) -> bool:
+        """True if it answered, or is silent and uses the processor, or if its use of the processor is unknown."""
+        if self.answer is None or self.answer.silent:
+            return self.before is None or self.after is None or self.after > self.before
+        return not self.answer.problem
+
+
+def count_failures(so_far: int, check: LivenessCheck) -> int:
+    """Return how many checks in a row, `check` included, found the engine not alive."""
+    return 0 if check.alive else so_far + 1
+
+
+def pause_seconds(pulse: str | None, so_far: int) -> float:
+    """Return the pause before the next check, after `so_far` failed ones in a row."""
+    return CHECK_SECONDS if pulse or so_far else TOKEN_CHECK_SECONDS
+
+
+def should_probe(requests: int | None, before: float | None, after: float | None) -> bool:
+    """Decide whether to probe the engine: not while it has `requests` and visibly works on them."""
+    return not requests or before is None or after is None or after <= before
+
+
+async def read_cpu_seconds(pid: int | None) -> float | None:
+    """Return the processor time that a process has used, or None if it is unknown, as for a model in a daemon."""
+    return None if pid is None else await asyncio.to_thread(footprint.cpu_seconds, pid)
 
 
 class ProbedEngine(msgspec.Struct, frozen=True):
@@ -101,7 +162,7 @@ async def await_first_token(
 
 async def probe_liveness(engine: ProbedEngine) -> LivenessAnswer:
     """Probe the pulse endpoint of the engine, or request a token if it has none. A failure raises nothing."""
-    limit_seconds = liveness.ANSWER_SECONDS
+    limit_seconds = ANSWER_SECONDS
     if engine.pulse is None:
         result = await engine.ask(limit_seconds)
         return LivenessAnswer("" if result.ok else result.message, silent=result.reason == "TimedOut")
@@ -126,7 +187,7 @@ async def check_suspect(engine: ProbedEngine, suspicion: Suspicion) -> Trusted |
     """Ask a suspect engine for a token, again and again, until it is found to be healthy or not; bounded in time."""
     began, used_before = time.monotonic(), await read_cpu_seconds(engine.pid)
     while True:
-        result = await engine.ask(liveness.ANSWER_SECONDS)
+        result = await engine.ask(ANSWER_SECONDS)
         waited_seconds = time.monotonic() - began
         used = await read_cpu_seconds(engine.pid)
         used_seconds = None if used is None or used_before is None else used - used_before
@@ -159,7 +220,7 @@ class LivenessWatch(msgspec.Struct):
             return None
         failures, before = 0, await read_cpu_seconds(engine.pid)
         while True:
-            await asyncio.sleep(liveness.pause_seconds(engine.pulse, failures))
+            await asyncio.sleep(pause_seconds(engine.pulse, failures))
             try:
                 check = await self.check_once(before)
             except Exception:
@@ -167,11 +228,11 @@ class LivenessWatch(msgspec.Struct):
                 continue
             if check is None:
                 return None  # the event of its end is on its way
-            failures, before = liveness.count_failures(failures, check), check.after
+            failures, before = count_failures(failures, check), check.after
             if check.alive:
                 continue
             self.log.warning("engine_not_alive", pid=engine.pid, checks=failures, problem=check.problem)
-            if failures >= liveness.HUNG_CHECKS:
+            if failures >= HUNG_CHECKS:
                 return Hung(f"the engine hangs: {check.problem}; it is stopped and started again")
 
     async def check_once(self, before: float | None) -> LivenessCheck | None:
@@ -181,7 +242,7 @@ class LivenessWatch(msgspec.Struct):
             return None
         requests = self.count_requests()
         answer, after = None, await read_cpu_seconds(engine.pid)
-        if liveness.should_probe(requests, before, after):
+        if should_probe(requests, before, after):
             answer = await probe_liveness(engine)
             if answer.silent:
                 # Only what it used meanwhile shows that it works: it may have worked until it stopped.

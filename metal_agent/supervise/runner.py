@@ -26,9 +26,8 @@ from metal_agent.native.engine_handle import EngineHandle
 from metal_agent.native.process import read_last_log_lines, spawn_process
 from metal_agent.process_events import MemoryFreed, ProcessEvent
 from metal_agent.supervise import engine_checks
-from metal_agent.supervise.engine_checks import LivenessWatch, ProbedEngine
+from metal_agent.supervise.engine_checks import LivenessCheck, LivenessWatch, ProbedEngine, read_cpu_seconds
 from metal_agent.supervise.host_parts import RunnerContext
-from metal_agent.supervise.liveness import LivenessCheck, read_cpu_seconds
 from metal_agent.supervise.records import Record
 from metal_agent.weights import PinnedWeights
 from runtimes.daemon import UNKNOWN_MODEL, DaemonError

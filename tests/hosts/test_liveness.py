@@ -10,9 +10,8 @@ import aiohttp
 import pytest
 
 from metal_agent import lifecycle
-from metal_agent.supervise import liveness, runner
-from metal_agent.supervise.engine_checks import LivenessWatch
-from metal_agent.supervise.liveness import LivenessCheck
+from metal_agent.supervise import engine_checks, runner
+from metal_agent.supervise.engine_checks import LivenessCheck, LivenessWatch
 from metal_agent.supervise.runner import Runner
 from runtimes.registry import RUNTIMES
 from tests.support.api_objects import GIB
@@ -25,10 +24,10 @@ LONG = {"stream": True, "max_tokens": 60000, "messages": [{"role": "user", "cont
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(liveness, "CHECK_SECONDS", 0.1)
-    monkeypatch.setattr(liveness, "TOKEN_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(engine_checks, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(engine_checks, "TOKEN_CHECK_SECONDS", 0.2)
     # A busy machine may not run an engine for some seconds, which must not be three checks.
-    monkeypatch.setattr(liveness, "ANSWER_SECONDS", 2.0)
+    monkeypatch.setattr(engine_checks, "ANSWER_SECONDS", 2.0)
     monkeypatch.setattr(lifecycle, "HUNG_GRACE_SECONDS", 0.3)
 
 
@@ -79,7 +78,7 @@ async def test_hung_engine_is_killed_and_replaced(machine: Machine, assignment: 
 async def test_engine_that_ignores_sigterm_is_stopped(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "CHECK_SECONDS", 60)
+    monkeypatch.setattr(engine_checks, "CHECK_SECONDS", 60)
     machine.supervisor.assign([assignment()])
     os.kill(await ready(machine), signal.SIGSTOP)
     machine.supervisor.assign([])
@@ -97,7 +96,8 @@ async def test_engine_too_busy_to_answer_is_left_alone(
     async with http.post(f"{machine.runners['u1'].url}/v1/chat/completions", json=LONG, headers=key(machine)) as stream:
         await stream.content.readline()
         # This request is not counted, so the engine is probed while its only slot is taken.
-        await eventually(lambda: sum(bool(look.answer and look.answer.silent) for look in looks) > liveness.HUNG_CHECKS)
+        most = engine_checks.HUNG_CHECKS
+        await eventually(lambda: sum(bool(look.answer and look.answer.silent) for look in looks) > most)
         assert await stream.content.readline(), "the stream goes on"
     assert machine.runners["u1"].state.pid == pid
     assert machine.runners["u1"].state.phase == "Ready"
@@ -127,18 +127,18 @@ async def test_idle_engine_answers_and_stays(
 ) -> None:
     if not pulse:
         request.getfixturevalue("_no_pulse")
-    monkeypatch.setattr(liveness, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(engine_checks, "ANSWER_SECONDS", 60.0)
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
-    await eventually(lambda: len(looks) > 2 * liveness.HUNG_CHECKS)
-    assert all(look.answer == liveness.LivenessAnswer() for look in looks)
+    await eventually(lambda: len(looks) > 2 * engine_checks.HUNG_CHECKS)
+    assert all(look.answer == engine_checks.LivenessAnswer() for look in looks)
     assert machine.runners["u1"].state.pid == pid
 
 
 async def test_doubted_engine_is_ready_again_once_it_has_answered(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "HUNG_CHECKS", 1000)
+    monkeypatch.setattr(engine_checks, "HUNG_CHECKS", 1000)
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     doubted = machine.runners["u1"]
@@ -167,7 +167,7 @@ async def test_engine_that_ends_during_a_check_is_no_crash(
     machine.supervisor.assign([assignment()])
     pid = await ready(machine)
     checked = machine.runners["u1"]
-    read_cpu_seconds = liveness.read_cpu_seconds
+    read_cpu_seconds = engine_checks.read_cpu_seconds
 
     async def read_of_the_dead(pid: int) -> float | None:
         os.kill(pid, signal.SIGKILL)

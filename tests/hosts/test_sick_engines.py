@@ -13,7 +13,7 @@ from metal_agent import engine_health
 from metal_agent.engine_health import BUSY_SHARE, Suspicion, Verdict, judge_check
 from metal_agent.native.process import kill_strays
 from metal_agent.process_events import Suspected
-from metal_agent.supervise import engine_checks, liveness
+from metal_agent.supervise import engine_checks
 from runtimes.probe import ProbeResult
 from tests.support.api_objects import GIB
 from tests.support.daemons.host_daemons import Served, library, ollama, omlx, served, watch_often
@@ -44,7 +44,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_health, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(engine_health, "BUSY_SECONDS", 2.0)
     monkeypatch.setattr(engine_health, "BUSY_SHARE", 0.2)  # in so short a time a request of the agent's counts much
-    monkeypatch.setattr(liveness, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(engine_checks, "ANSWER_SECONDS", 0.3)
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ import pytest
 import structlog
 
 from metal_agent.supervise import engine_checks
-from metal_agent.supervise.engine_checks import LivenessWatch, ProbedEngine
-from metal_agent.supervise.liveness import LivenessAnswer, LivenessCheck
+from metal_agent.supervise.engine_checks import LivenessAnswer, LivenessCheck, LivenessWatch, ProbedEngine
 
 SESSION = cast("aiohttp.ClientSession", None)
 ENGINE = ProbedEngine(SESSION, "http://127.0.0.1:1", "m", None, "chat", pid=1, pulse="/health")

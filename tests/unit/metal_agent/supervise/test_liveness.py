@@ -2,7 +2,7 @@
 
 import pytest
 
-from metal_agent.supervise.liveness import (
+from metal_agent.supervise.engine_checks import (
     CHECK_SECONDS,
     HUNG_CHECKS,
     TOKEN_CHECK_SECONDS,
