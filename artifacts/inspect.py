@@ -100,14 +100,6 @@ def _refuse_other_digest(source: Source, expected: str | None, stated: str | Non
         raise build_mismatch(source, expected, "the file on the hub", stated)
 
 
-async def _inspect_any(source: Source, access: SourceAccess, sha256: str | None, *, is_mounted: bool) -> Inspection:
-    if is_mounted and source.scheme == "oci":
-        return await _inspect_image(source, access)
-    if source.has_listing:
-        return await _inspect_files(source, access, sha256, is_mounted=is_mounted)
-    return await _inspect_file(source, access, sha256)
-
-
 async def inspect(
     source: Source, access: SourceAccess, *, sha256: str | None = None, is_mounted: bool = False
 ) -> Inspection:
@@ -128,7 +120,11 @@ async def inspect(
     source = local_files.locate_mounted(source, access.file_root)
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
-            return await _inspect_any(source, access, sha256, is_mounted=is_mounted)
+            if is_mounted and source.scheme == "oci":
+                return await _inspect_image(source, access)
+            if source.has_listing:
+                return await _inspect_files(source, access, sha256, is_mounted=is_mounted)
+            return await _inspect_file(source, access, sha256)
     except TimeoutError as error:
         raise source.error(
             "SourceUnreachable", f"its header was not read within {_TOTAL_SECONDS:.0f} s", retryable=True
@@ -211,7 +207,8 @@ def _describe_folder(
 ) -> Inspection:
     """Return the facts of a folder; a LoRA adapter has no config.json."""
     if CONFIG not in configs:
-        is_mlx = weights.written_for == "mlx" or folder_config.is_mlx_adapter(configs.get(ADAPTER_CONFIG, b"{}"))
+        adapter = folder_config.parse_safe(ADAPTER_CONFIG, configs.get(ADAPTER_CONFIG, b"{}"))
+        is_mlx = weights.written_for == "mlx" or "lora_parameters" in adapter
         return Inspection(
             format="mlx" if is_mlx else "safetensors",
             gguf=GGUF(architecture="lora"),

@@ -90,7 +90,7 @@ class StaticToken:
 
 
 class KubeconfigToken:
-    """A token that a kubeconfig contains; after a 401 the files are read again, once for each change of them.
+    """A token that a kubeconfig contains; after a 401 the files are read again.
 
     Args:
         source: the kubeconfig and its context, for messages.
@@ -104,7 +104,6 @@ class KubeconfigToken:
         self._paths = paths
         self._context_name = context_name
         self._header = f"Bearer {token}"
-        self._seen: list[tuple[int, ...] | None] = []
         self._reported = ""
         """The last header whose refusal was logged."""
         self._lock = asyncio.Lock()
@@ -114,24 +113,17 @@ class KubeconfigToken:
         return self._header
 
     async def refresh(self, refused: str | None) -> bool:
-        """Read the files again if they have changed; return whether they contain another token than the one refused."""
+        """Read the files again; return whether they contain another token than the one refused."""
         async with self._lock:
             if self._header == refused:
-                await self._read_again()
+                user = (await asyncio.to_thread(read_kubeconfig, self._paths, self._context_name)).user
+                if not user.get("token"):
+                    raise CredentialsError(f"{self._source}: the user has no token any more: write one, or start again")
+                self._header = f"Bearer {user['token']}"
         if self._header == refused and self._reported != refused:
             self._reported = self._header
             log.error("token_refused", source=self._source, advice="write a new token into this file: it is read again")
         return self._header != refused
-
-    async def _read_again(self) -> None:
-        seen = [_file_version(path) for path in self._paths]
-        if seen == self._seen:
-            return
-        user = (await asyncio.to_thread(read_kubeconfig, self._paths, self._context_name)).user
-        self._seen = seen
-        if not user.get("token"):
-            raise CredentialsError(f"{self._source}: the user has no token any more: write one, or start again")
-        self._header = f"Bearer {user['token']}"
 
 
 class TokenFile:
@@ -139,16 +131,16 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, ...] | None = None
+        self._seen: tuple[int, int] | None = None
         self._token = ""
 
     async def authorization(self) -> str | None:
         """Return the header's value; the file is read again when it changed."""
         try:
-            version = _file_version(self._path)
-            if version is None or self._seen != version:
+            stat = self._path.stat()
+            if self._seen != (stat.st_ino, stat.st_mtime_ns):
                 self._token = self._path.read_text(encoding="ascii").strip() or self._token
-                self._seen = version
+                self._seen = (stat.st_ino, stat.st_mtime_ns)
         except (OSError, UnicodeError) as error:
             if not self._token:
                 raise CredentialsError(f"token file {self._path}: {error}") from error
@@ -213,15 +205,6 @@ class Plugin:
         expiry = getattr(loader, "exec_plugin_expiry", None)
         until = expiry.timestamp() - _EXPIRY_MARGIN_SECONDS if expiry else float("inf")
         self._valid_until = max(until, time.time() + PLUGIN_SECONDS)
-
-
-def _file_version(path: Path) -> tuple[int, ...] | None:
-    """Return what changes with the content of a file; None if there is no such file."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def load(

@@ -71,9 +71,20 @@ class EventRecorder:
         if series.count > 1 and now - series.written_at < REFRESH_SECONDS:
             return
         series.written_at = now
+        reference = {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion") if key in metadata}
+        body: Obj = {
+            "eventTime": micro_time(datetime.now(UTC)),
+            "reportingController": self._controller,
+            "reportingInstance": self._instance,
+            "regarding": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **reference},
+            "type": type,
+            "reason": reason,
+            "action": action,
+            "note": note.encode()[:_NOTE_BYTES].decode(errors="ignore"),
+        }
         try:
             async with asyncio.timeout(WRITE_SECONDS):
-                await self._write(series, self._body(regarding, type, reason, note, action))
+                await self._write(series, body)
         except (ApiError, Unreachable, TimeoutError) as error:
             self._series.pop(key, None)
             log.warning("event_write_failed", reason=reason, note=note, error=str(error) or "time-out")
@@ -91,17 +102,3 @@ class EventRecorder:
                 return
         metadata = {"namespace": series.namespace, "name": series.name}
         await self._client.create(EVENTS, {"metadata": metadata, **body})
-
-    def _body(self, regarding: Obj, type_: EventType, reason: str, note: str, action: str) -> Obj:
-        metadata = regarding["metadata"]
-        reference = {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion") if key in metadata}
-        return {
-            "eventTime": micro_time(datetime.now(UTC)),
-            "reportingController": self._controller,
-            "reportingInstance": self._instance,
-            "regarding": {"apiVersion": regarding["apiVersion"], "kind": regarding["kind"], **reference},
-            "type": type_,
-            "reason": reason,
-            "action": action,
-            "note": note.encode()[:_NOTE_BYTES].decode(errors="ignore"),
-        }

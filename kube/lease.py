@@ -59,9 +59,8 @@ class Elector:
         A process that was suspended may continue its led work after the deadline and before its cancellation.
         """
         if _now() >= self._leads_until:
-            raise LeadershipLost(
-                f"lease {self.namespace}/{self.name} was not renewed for {self.renew_deadline_seconds} s"
-            )
+            seconds = self.renew_deadline_seconds
+            raise LeadershipLost(f"lease {self.namespace}/{self.name} was not renewed for {seconds} s")
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Wait for the lease, run `work`, release the lease when it ended, failed or was cancelled.

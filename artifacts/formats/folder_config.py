@@ -111,9 +111,8 @@ def parse_safe(name: str, text: bytes, python_files: Sequence[str] = ()) -> dict
         ArtifactError: HeaderInvalid, or CustomCode.
     """
     if sum(map(text.count, (b",", b"[", b"{"))) > MOST_VALUES:
-        raise ArtifactError(
-            "HeaderInvalid", f"{name} has more than {MOST_VALUES} values, and no configuration has so many"
-        )
+        problem = f"has more than {MOST_VALUES} values, and no configuration has so many"
+        raise ArtifactError("HeaderInvalid", f"{name} {problem}")
     try:
         config = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -233,11 +232,6 @@ def count_active(config: dict[str, Any], parameters: int, expert_parameters: int
     counts = [read_count(config.get(key)) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
     experts = next((count for count in counts if count), 0)
     return count_active_parameters(parameters, expert_parameters, experts, _count_used_experts(config))
-
-
-def is_mlx_adapter(text: bytes) -> bool:
-    """Return whether the adapter_config.json of a LoRA adapter is one of mlx-lm. Raises ArtifactError."""
-    return "lora_parameters" in parse_safe("adapter_config.json", text)
 
 
 def _describe_quantization(config: dict[str, Any]) -> str:

@@ -225,7 +225,8 @@ class _LayoutReader:
             expert_outputs=widest(self._header.metadata.get(f"{self._architecture}.expert_used_count")) or 0,
             layers=kinds,
         )
-        return layout if _is_sane(layout) else None
+        sizes = [size for struct in (layout, *layout.layers) for size in msgspec.structs.astuple(struct)]
+        return layout if all(size <= _LARGEST for size in sizes if isinstance(size, int)) else None
 
     def _number(self, key: str, default: int | None = None) -> int | None:
         number = read_count(self._header.metadata.get(f"{self._architecture}.{key}"))
@@ -364,11 +365,6 @@ class _LayoutReader:
         widest_layer = max(dense, used * expert, shared or 0)
         # A layer that attends and is recurrent still holds half of the mixer's output while the rest is computed.
         return widest_layer + inner // 2 if self._architecture in _BOTH else max(widest_layer, inner)
-
-
-def _is_sane(layout: Layout) -> bool:
-    sizes = [size for struct in (layout, *layout.layers) for size in msgspec.structs.astuple(struct)]
-    return all(size <= _LARGEST for size in sizes if isinstance(size, int))
 
 
 def per_layer(value: Value, layers: int) -> tuple[int, ...] | None:

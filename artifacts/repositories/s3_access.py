@@ -71,9 +71,8 @@ class S3Access:
             raise ArtifactError("SourceUnauthorized", problem)
         region = stated[REGION_VARIABLE] or _DEFAULT_REGION
         if not _REGION.fullmatch(region):
-            raise ArtifactError(
-                "SourceInvalid", f"{REGION_VARIABLE} {region[:64]!r} is no region, such as eu-central-1"
-            )
+            problem = f"{REGION_VARIABLE} {region[:64]!r} is no region, such as eu-central-1"
+            raise ArtifactError("SourceInvalid", problem)
         return cls(
             key_id=stated[KEY_ID_VARIABLE],
             secret_key=stated[SECRET_KEY_VARIABLE],

