@@ -226,7 +226,8 @@ async def _read_safetensors_header(opened: ReadableFile, file: RepositoryFile, n
     end = LENGTH_BYTES + safetensors_header.parse_length(file.path, text, file.size_bytes)
     if len(text) < end:
         text = await read_start(opened, name, file.size_bytes, end)
-    return await asyncio.to_thread(safetensors_header.parse, file.path, text[LENGTH_BYTES:end], file.size_bytes)
+    text = text[LENGTH_BYTES:end]  # the whole text, 32 MiB at most, is not kept beside it
+    return await asyncio.to_thread(safetensors_header.parse, file.path, text, file.size_bytes)
 
 
 def read_stored_configs(folder: Path) -> dict[str, bytes]:
