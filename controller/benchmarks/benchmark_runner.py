@@ -183,7 +183,7 @@ class BenchmarkRunner:
         self._waiting_pools = self._given = frozenset()
 
     async def run(self, leading: Leading) -> None:
-        """Run benchmarks for ever."""
+        """Run benchmarks while this replica leads."""
         for part in (self._prepared, self._pairs, self._failures, self._rooms, self._turns):
             part.clear()
         self._look_at = 0.0
@@ -324,6 +324,7 @@ class BenchmarkRunner:
         return run.task.result() if run.task is not None and run.task.done() else JobOutcome(state="Going")
 
     def _measure(self, leading: Leading, run: _Run, pod: Endpoint) -> None:
+        """Begin to measure a pod."""
         source: Literal["job", "live"] = "live" if run.job is None else "job"
         run.task = asyncio.create_task(measure_pod(leading.client, run.service, pod, run.engine, source))
         run.task.add_done_callback(lambda _: self._wake.set())

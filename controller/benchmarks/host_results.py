@@ -128,7 +128,7 @@ class HostResults:
         store.subscribe(self._take_change)
 
     async def run(self, leading: Leading) -> None:
-        """Copy for ever."""
+        """Copy the measurements of hosts while this replica leads."""
         self._due = due = WorkQueue[ObjectKey](PAUSE_SECONDS)
         try:
             for process in self._store.list(METAL_PROCESSES):

@@ -112,7 +112,7 @@ class BenchmarkScope(NamedTuple):
 
 
 def open_scope(store: Store, settings: PodSettings, table: PerformanceTable, cells: Iterable[Cell]) -> BenchmarkScope:
-    """Return the inputs of one look at all services."""
+    """Read pools and nodes once, for the benchmarks of all services."""
     return BenchmarkScope(
         store, settings, table, read_pools(store, settings.vendors), group_nodes(store, cells, settings)
     )
@@ -161,6 +161,7 @@ def _prepare_on_accelerator(
     accelerator: str,
     replicas: Mapping[str, Endpoint],
 ) -> Iterator[PreparedBenchmark]:
+    """Yield the benchmarks of a service on the device classes of one accelerator."""
     checked = check_replica(scope.store, service, model, (), scope.settings)
     served, choice = checked.checked.served, checked.choice
     if served is None or choice is None or checked.checked.problem is not None:

@@ -159,6 +159,7 @@ class AddressCheck:
         self._searches.pop(host, None)
 
     async def _search_address(self, client: Client, text: str, lists_seconds: float) -> AddressUse:
+        """Return the use of an address in the cluster: by the lists, and then by the pods. Raises as `Client`."""
         address = read_address(text)
         if isinstance(address, AddressUse):
             return address
@@ -172,6 +173,7 @@ class AddressCheck:
         return FREE
 
     async def _read_cluster_addresses(self, client: Client, lists_seconds: float) -> ClusterAddresses:
+        """Return the addresses of the cluster, by lists that are not older than `lists_seconds`."""
         async with self._listing:
             if self._addresses is None or self._clock() - self._listed_at > lists_seconds:
                 nodes = await client.list_cached(NODES)

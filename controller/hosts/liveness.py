@@ -168,6 +168,7 @@ class HostLiveness:
         today: datetime,
         read_expiries: Callable[[str], Iterable[str]],
     ) -> _Host:
+        """Return the record of a host after an answer of the API server."""
         host = self._hosts.get(name)
         if host is None:
             earlier = filter(None, map(parse_time, read_expiries(name)))
@@ -199,6 +200,7 @@ def _list_recent(expiries: Iterable[datetime], today: datetime) -> list[datetime
 
 
 def _is_fresh(lease: Lease, today: datetime) -> bool:
+    """Return whether a Lease was renewed within its duration, by the wall clock."""
     try:
         age = today - datetime.fromisoformat(lease.renewed)
     except (ValueError, TypeError):  # TypeError: a time without a zone

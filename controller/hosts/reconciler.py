@@ -103,7 +103,7 @@ class LeaseReader:
         return self.liveness.wait_seconds(host, self._clock())
 
     async def run(self, leading: Leading) -> None:
-        """Read the Leases for ever."""
+        """Read the Leases while this replica leads."""
         self.liveness.restart()
         self._leading = leading
         while True:

@@ -252,6 +252,7 @@ def _choose_by_room(
 def _describe_candidate(
     snapshot: Snapshot, checked: CheckedCandidate, room: CandidateRoom, counts: ReplicaCounts
 ) -> Candidate:
+    """Return an accelerator with its room and its replicas, as the choice reads it."""
     problem = checked.problem
     return Candidate(
         checked.accelerator,

@@ -134,6 +134,7 @@ def _refuse_queue(service: InferenceService, replica: CheckedReplica, settings: 
 def _build_prospect(
     service: InferenceService, replica: CheckedReplica, pools: tuple[str, ...], settings: PodSettings
 ) -> ProspectiveReplica | None:
+    """Return a replica of a service as the queue would place it; None if it cannot run on its accelerator."""
     served, choice = replica.checked.served, replica.choice
     if served is None:
         return None
@@ -162,6 +163,7 @@ def _build_unit(
     pools: tuple[str, ...],
     requirement: NodeRequirement | HostRequirement,
 ) -> Unit:
+    """Return the unit of a replica that does not exist yet, which comes after all that wait."""
     metadata, is_process = service.metadata, isinstance(requirement, HostRequirement)
     return Unit(
         key=UnitKey("process" if is_process else "pod", metadata.namespace, metadata.name),

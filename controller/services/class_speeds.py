@@ -90,6 +90,7 @@ def describe_refusal(speed: ClassSpeed) -> str:
 def _describe_class(
     device_class: str, fit: Fit | None, record: MeasuredPerformance | None, demands: PlacementDemands
 ) -> ClassSpeed:
+    """Return the speed and fit of a replica on a device class, and why the service does not accept the class."""
     level = fit.level_if_idle if fit is not None else None
     estimated = fit.speed if fit is not None else None
     speed, low, high, source, corrected_by = None, None, None, None, None

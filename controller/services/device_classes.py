@@ -70,6 +70,7 @@ def find_node_class(service: InferenceService, accelerator: str, vendor: Vendor,
 
 
 def _find_processor_class(snapshot: Snapshot, service: InferenceService, node: Obj) -> str | None:
+    """Return the class of the processor of a node with the cores of a replica; None if it is unknown."""
     fitness = snapshot.read(NODE_FITNESSES, ObjectKey("", node["metadata"]["name"]), NodeFitness)
     stated = service.spec.resources.cpu
     cores = parse_quantity(node["status"]["allocatable"].get("cpu", "0") if stated is None else stated)

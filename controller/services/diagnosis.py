@@ -179,6 +179,7 @@ def diagnose_process(
 
 
 def _describe_progress(process: MetalProcess) -> str:
+    """Describe how much of the weights has been downloaded."""
     progress = process.status.progress
     if progress is None or not progress.total_bytes:
         return "downloading the weights"
@@ -276,6 +277,7 @@ def _diagnose_unbound(
     advise: Callable[[int], MemoryAdvice],
     requirement: HostRequirement,
 ) -> ServiceProblem:
+    """Return why no host runs a process: the first demand that no host meets."""
     runtime, namespace, needed = process.spec.runtime, process.metadata.namespace, process.spec.memory_bytes
     if not capacities:
         message = f"no live host: run `pomona agent` on a host that has {size_text(needed)} of memory free"

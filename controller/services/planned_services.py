@@ -123,6 +123,7 @@ def _put_manifest(copy: ClusterCopy, resource: Resource, manifest: Obj, now: dat
 
 
 def _identify(resource: Resource, key: ObjectKey, now: datetime) -> Obj:
+    """Return the metadata that the API server would give to a new object."""
     return {
         "uid": f"{_TEMPLATE}-{resource.kind}-{key.namespace}.{key.name}",
         "resourceVersion": _NEW_VERSION,
@@ -133,6 +134,7 @@ def _identify(resource: Resource, key: ObjectKey, now: datetime) -> Obj:
 def _plan_service(
     copy: ClusterCopy, key: ObjectKey, now: datetime, speeds: SpeedSources, assumed: Mapping[ObjectKey, str]
 ) -> PlannedService:
+    """Put the replicas that a service would get into the copy; return its problem or notes about it."""
     snapshot = Snapshot(copy.store, now)
     service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
     if service is None:

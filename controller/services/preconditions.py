@@ -140,6 +140,7 @@ def _find_model_problem(
 
 
 def _refuse_model(model: Model, *, in_pods: bool) -> ServiceProblem | None:
+    """Return why a Model cannot be served yet, or ever, or None."""
     name = model.metadata.name
     ready = find(model.status.conditions, "Ready")
     if model.status.observed_generation != model.metadata.generation or ready is None:
@@ -295,6 +296,7 @@ def _refuse_format(companion: Companion, model: Model) -> str | None:
 def _find_contradiction(
     service: InferenceService, model: Model | None, companions: Sequence[Companion], vendor: Vendor
 ) -> str | None:
+    """Return the contradiction between the accelerator and other fields or sources of Models, or None."""
     spec, accelerator = service.spec, decided_accelerator(service, model)
     runs, unreadable, remedy = "on hosts", {"s3", "pvc"}, "use an accelerator of pods"
     if vendor.in_pods:

@@ -129,7 +129,7 @@ class Prober:
             self._repeat_later(key, question)
 
     async def run(self, leading: Leading) -> None:
-        """Probe for ever."""
+        """Probe services while this replica leads."""
         for key, service in self._services.items():
             if service.is_well:
                 self._repeat_later(key, service.question)

@@ -218,6 +218,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
 
 
 def _report_status(view: ServiceView, inputs: ServiceInputs, traffic: Traffic, replacement: ReplacementReport) -> Obj:
+    """Return the whole status of a service: its replicas, traffic, speed, replacement and token."""
     # The cluster may have changed while the inputs were read: an answer to another question is ignored.
     is_asked = inputs.view is not None and inputs.view.question == view.question
     answer = inputs.answer if is_asked else None

@@ -78,6 +78,7 @@ def _accelerator_of(deployment: Obj, vendors: Vendors) -> str:
 
 
 def _count_pods(pods: Iterable[Obj]) -> ReplicaCounts:
+    """Return the replicas in these pods."""
     living = [pod for pod in pods if pod.get("status", {}).get("phase") not in ENDED]
     waiting = [pod["metadata"]["creationTimestamp"] for pod in living if not node_of(pod)]
     placed = [pod for pod in living if node_of(pod)]
@@ -85,6 +86,7 @@ def _count_pods(pods: Iterable[Obj]) -> ReplicaCounts:
 
 
 def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCounts:
+    """Return the replicas of a service on hosts."""
     metadata, store = service.metadata, snapshot.store
     children = snapshot.children(METAL_PROCESSES, metadata.namespace, metadata.uid)
     if not children:

@@ -115,6 +115,7 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
 
 
 def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -> ModelMemory:
+    """Return the memory of one Model; sizes that only a corrupt header states count as unknown."""
     if model is None:
         return ModelMemory(name, None, None, None)
     if measured_bytes is not None and measured_bytes > _MOST_BYTES:

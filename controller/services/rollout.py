@@ -378,6 +378,7 @@ def _age_seconds(process: MetalProcess, now: datetime) -> float:
 def _build_process(
     service: InferenceService, spec: MetalProcessSpec, name: str, enqueued: str | None, moves: str | None
 ) -> tuple[Resource, Obj]:
+    """Return a new MetalProcess, with the place in the queue and the move that it continues."""
     owner = service.metadata
     labels = {LABEL_SERVICE: owner.name}
     resource, obj = child(METAL_PROCESSES, name, INFERENCE_SERVICES, owner, labels, spec=without_defaults(spec))

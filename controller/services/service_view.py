@@ -136,6 +136,7 @@ def build_view(
 
 
 def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
+    """Return the addresses of the pods and hosts of a service."""
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
     children = snapshot.children(METAL_PROCESSES, key.namespace, service.metadata.uid)
     names = {process["spec"].get("hostName") for process in children}

@@ -132,6 +132,7 @@ def _observe_part(
     *,
     may_roll_out: bool,
 ) -> Replicas:
+    """Return the replicas on one accelerator: those chosen and `held` ones that serve until others are ready."""
     service, checked, choice = part.service, part.replica.checked, part.replica.choice
     most = service.spec.replicas + held
     if part.accelerator == METAL:

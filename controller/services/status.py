@@ -241,6 +241,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
 
 
 def _build_queue(view: ServiceView) -> Obj | None:
+    """Return `status.queue`, of Kueue or of our queue; None: no replica waits."""
     if view.kueue is not None:
         return build_kueue_status(view.kueue)
     return build_queue_status(view.standing) if view.standing is not None and view.wanted else None
@@ -269,6 +270,7 @@ def build_ready_condition(inputs: ReadyInputs) -> Obj:
 
 
 def _read_ready_inputs(view: ServiceView, probe: ProbeResult | None) -> ReadyInputs:
+    """Return the inputs of Ready and the phase."""
     last = find(view.service.status.conditions, READY)
     addresses = sorted({endpoint.address for endpoint in view.endpoints})
     return ReadyInputs(
@@ -340,6 +342,7 @@ def _find_scheme(view: ServiceView) -> str:
 
 
 def _build_model_condition(view: ServiceView) -> Obj:
+    """Return the condition ModelReady."""
     problem, generation = view.model_problem, view.service.metadata.generation
     if problem is not None:
         return condition(MODEL_READY, true=False, reason=problem.reason, message=problem.message, generation=generation)

@@ -152,7 +152,7 @@ class TrafficMeter:
         service.target = target
 
     async def run(self, leading: Leading) -> None:
-        """Read for ever."""
+        """Read the metrics of all services while this replica leads."""
         for key, service in self._services.items():
             self._begin(key, service.target)
         # One pod of many is asked again ten seconds later: connections that wait for that would be many.
