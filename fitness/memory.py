@@ -71,11 +71,6 @@ class Estimate(NamedTuple):
     draft: Parts | None = None
 
     @property
-    def own_parts(self) -> Parts:
-        """Return the parts of the model itself, without projector and adapters."""
-        return self.parts._replace(further_bytes=0)
-
-    @property
     def total_bytes(self) -> int:
         """Return the sum of all parts."""
         return sum(self.parts) + (sum(self.draft) if self.draft else 0)

@@ -46,13 +46,6 @@ def read_key(path: Path) -> bytes:
     return key
 
 
-def has_key(header: str, path: Path) -> bool:
-    """Decide whether an Authorization header has the key in a file. Raises OSError."""
-    scheme, _, token = header.partition(" ")
-    given = token.strip().encode("utf-8", "surrogateescape")
-    return hmac.compare_digest(given, read_key(path)) and scheme.lower() == "bearer"
-
-
 def build_rest_server(node: str, read: Callable[[], NodeFitnessStatus | None], key_file: Path | None) -> AnswerServer:
     """Return the REST API.
 
@@ -151,11 +144,13 @@ def _check_key(key_file: Path, question: AskedQuestion) -> WholeAnswer | None:
     if question.path == "/health":
         return None
     try:
-        is_admitted = has_key(question.headers.get("Authorization"), key_file)
+        key = read_key(key_file)
     except OSError as error:
         log.warning("api_key_not_read", error=str(error))
         return _fail(503, "the key of this server cannot be read")
-    if is_admitted:
+    scheme, _, token = question.headers.get("Authorization").partition(" ")
+    given = token.strip().encode("utf-8", "surrogateescape")
+    if hmac.compare_digest(given, key) and scheme.lower() == "bearer":
         question.keep_place()
         return None
     return _fail(401, "a key is missing or wrong")._replace(fields=((b"WWW-Authenticate", b"Bearer"),))

@@ -99,7 +99,8 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
     estimated = estimate(workload, service.spec)
     has_draft = any(companion.role == "draft" for companion in served.companions)
     draft_bytes = sum(estimated.draft) if estimated and estimated.draft else None
-    models = [_measure_model(served.model.metadata.name, served.model, sum(estimated.own_parts) if estimated else None)]
+    own_bytes = sum(estimated.parts) - estimated.parts.further_bytes if estimated else None
+    models = [_measure_model(served.model.metadata.name, served.model, own_bytes)]
     for companion in served.companions:
         model, role = companion.model, companion.role
         further = further_bytes(role, model.status.size_bytes) if model else None
