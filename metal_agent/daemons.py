@@ -28,7 +28,7 @@ from runtimes.daemon import (
     DaemonError,
     LoadedModel,
     OnProgress,
-    identify_model,
+    digest_content,
     owner_mark,
 )
 from runtimes.registry import RUNTIMES
@@ -129,7 +129,7 @@ class SharedDaemon:
         """Return the name of this process's model in the daemon; a later agent computes the same."""
         artifact = spec.artifact
         weights = [artifact.sha256] if artifact.sha256 else [artifact.source, artifact.revision]
-        return self.daemon.name(identify_model(self._owner, spec.model_name, weights, [spec.context_length]))
+        return self.daemon.name(self._owner, spec.model_name, digest_content(weights, spec.context_length))
 
     def start(self, model: str) -> DaemonModel:
         """Start to load `model`, which was brought before."""

@@ -42,17 +42,6 @@ class LoadedModel(NamedTuple):
     """Loaded for a process of this agent, which has reserved its memory; otherwise others use it."""
 
 
-class ModelIdentity(NamedTuple):
-    """Identity of a model of ours in a daemon: the same weights with the same settings have the same name."""
-
-    owner: str
-    """`owner_mark` of the agent."""
-    model: str
-    """Name of the Model, for people who look into their daemon."""
-    weights: str
-    settings: str
-
-
 class Daemon(Protocol):
     """One shared daemon on this machine. Every method that calls it may raise DaemonError."""
 
@@ -70,8 +59,14 @@ class Daemon(Protocol):
     def installed(self) -> bool:
         """Return whether it is installed here, running or not; if it is not installed, its port is never used."""
 
-    def name(self, identity: ModelIdentity) -> str:
-        """Return the name of the model inside this daemon."""
+    def name(self, owner: str, model: str, content: str) -> str:
+        """Return the name of a model of ours inside this daemon.
+
+        Args:
+            owner: the `owner_mark` of the agent.
+            model: the name of the Model, for people who look into their daemon.
+            content: the digest of weights and settings, by `digest_content`.
+        """
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List the models in its memory, the owner's models too: name and bytes."""
@@ -110,11 +105,6 @@ def owner_mark(folder: str) -> str:
     return f"pomona-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
 
 
-def identify_model(owner: str, model: str, weights: Sequence[str], settings: Sequence[object]) -> ModelIdentity:
-    """Identify a model: `weights` identify the artifacts, `settings` are all values that change how it is served."""
-    return ModelIdentity(owner, model, _digest(weights), _digest([str(setting) for setting in settings]))
-
-
-def _digest(parts: Sequence[str]) -> str:
-    """Return ten characters that identify these texts."""
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
+def digest_content(weights: Sequence[str], context_length: int) -> str:
+    """Return what models of the same weights and settings have in common; `weights` identify the artifacts."""
+    return hashlib.sha256("\n".join([*weights, str(context_length)]).encode()).hexdigest()[:20]

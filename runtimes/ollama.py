@@ -13,7 +13,7 @@ from typing import Final
 from artifacts.repositories.address_policy import Networks
 from crds.meta import Accelerator
 from devices.tools import find_program
-from runtimes.daemon import Daemon, DaemonError, ModelIdentity, OnProgress, identify_model
+from runtimes.daemon import Daemon, DaemonError, OnProgress, digest_content
 from runtimes.engine_errors import EngineError, ErrorTable, SchemaLimits
 from runtimes.llama_estimate import LLAMA_SPEED, LlamaMemory
 from runtimes.pod import EnginePod, PodModel, PodServing
@@ -49,15 +49,14 @@ _ONLY_BY_VULKAN: Final = "gpu.intel.com/"
 """Beginning of the resource of devices that Ollama uses by Vulkan, which has to be turned on."""
 
 
-def render_name(identity: ModelIdentity) -> str:
-    """Return a name with the owner's mark as namespace, the Model as model, and weights and settings as tag."""
-    return f"{identity.owner}/{identity.model}:{identity.weights}-{identity.settings}"
+def render_name(owner: str, model: str, content: str) -> str:
+    """Return a name with the owner's mark as namespace, the Model as model, and the digest of its content as tag."""
+    return f"{owner}/{model}:{content}"
 
 
 def build_model_name(serving: Serving) -> str:
     """Return the model's name inside the Ollama of a pod: other weights or another context are another model."""
-    weights, settings = [serving.model], [serving.options.context_length]
-    return render_name(identify_model(OWNER, serving.service, weights, settings))
+    return render_name(OWNER, serving.service, digest_content([serving.model], serving.options.context_length))
 
 
 def build_environment(pod: PodServing) -> dict[str, str]:

@@ -30,7 +30,7 @@ from artifacts.source import scheme_of
 from crds.serving import RuntimeName, ServingOptions
 from devices.sockets import LOOPBACK
 from kube.backoff import backoff_seconds
-from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
+from runtimes.daemon import NOT_RUNNING, SILENT, UNKNOWN_MODEL, DaemonError, OnProgress
 from runtimes.ollama import NO_SPLIT, OWNER, PORT, is_installed, render_name
 from runtimes.pod import PodModel
 from runtimes.serving import Serving
@@ -110,9 +110,9 @@ class Ollama:
         """Return whether Ollama is installed here, or OLLAMA_HOST is set."""
         return is_installed(self._environment)
 
-    def name(self, identity: ModelIdentity) -> str:
+    def name(self, owner: str, model: str, content: str) -> str:
         """Return the name of a model of ours, which begins with the agent's mark."""
-        return render_name(identity)
+        return render_name(owner, model, content)
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List the models in memory, by /api/ps."""

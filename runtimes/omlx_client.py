@@ -19,7 +19,7 @@ import msgspec
 from crds.serving import RuntimeName
 from crds.size import size_text
 from devices.sockets import LOOPBACK
-from runtimes.daemon import NOT_RUNNING, SILENT, UNAUTHORIZED, UNKNOWN_MODEL, DaemonError, ModelIdentity, OnProgress
+from runtimes.daemon import NOT_RUNNING, SILENT, UNAUTHORIZED, UNKNOWN_MODEL, DaemonError, OnProgress
 from runtimes.omlx import is_installed
 from runtimes.serving import Serving
 
@@ -98,9 +98,9 @@ class Omlx:
         """Return whether oMLX is installed here, or OMLX_PORT is set."""
         return is_installed(self._environment)
 
-    def name(self, identity: ModelIdentity) -> str:
+    def name(self, owner: str, model: str, content: str) -> str:
         """Return the name of a folder; oMLX recognizes rerankers and embedding models by the words in this name."""
-        return f"{identity.owner}-{identity.model}-{identity.weights}-{identity.settings}"
+        return f"{owner}-{model}-{content}"
 
     async def loaded(self) -> list[tuple[str, int | None]]:
         """List the models in memory, by /v1/models/status."""

@@ -150,16 +150,12 @@ def test_either_form_of_an_error_is_quoted(said: bytes, words: str) -> None:
 
 
 def test_name_depends_on_the_model_and_on_the_agent() -> None:
-    first = daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
-    assert first == daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["sha"], [4096])
-    others = [
-        daemon.identify_model(daemon.owner_mark("/b"), "qwen", ["sha"], [4096]),
-        daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["other"], [4096]),
-        daemon.identify_model(daemon.owner_mark("/a"), "qwen", ["sha"], [8192]),
-    ]
+    contents = {daemon.digest_content([weights], length) for weights in ("sha", "other") for length in (4096, 8192)}
+    assert len(contents) == 4
+    marks = [daemon.owner_mark(folder) for folder in ("/a", "/b")]
     for client in (Ollama({}), Omlx({}, Path("/none"))):
-        names = {client.name(identity) for identity in (first, *others)}
-        assert len(names) == 4
+        names = {client.name(mark, "qwen", content) for mark in marks for content in contents}
+        assert len(names) == 8
         assert all(name.startswith("pomona-") for name in names)
 
 
