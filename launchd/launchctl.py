@@ -188,6 +188,7 @@ class Launchd(ServiceManager):
         return self._verify(job)
 
     def _unload_everywhere(self) -> None:
+        """Unload the job from each domain that exists."""
         for domain in self._domains:
             try:
                 self._unload(domain)
@@ -269,10 +270,12 @@ def user_launchd(home: Path) -> Launchd:
 
 
 def _phase(job: JobState) -> ServicePhase:
+    """Return the phase of a job that is loaded."""
     if job.is_running:
         return "running"
     return "starting" if job.state in {"spawn scheduled", "xpcproxy", "spawning"} else "stopped"
 
 
 def _read_number(text: str | None) -> int | None:
+    """Return a printed number; None if there is none."""
     return int(text) if text and text.isdecimal() else None

@@ -68,6 +68,7 @@ class Systemd(ServiceManager):
         )
 
     def _call(self, *arguments: str) -> str:
+        """Call systemctl; return what it printed. Raises ServiceError: it ended with an error."""
         code, output = run_command([*self._command, *arguments])
         if code:
             said = "; ".join(output.split("\n")).strip("; ")
@@ -89,6 +90,7 @@ def user_systemd(home: Path) -> Systemd:
 
 
 def _phase(properties: dict[str, str], pid: int) -> ServicePhase:
+    """Return the phase of the unit with these properties; `pid` is its main process, or 0."""
     if properties.get("LoadState") != "loaded":
         return "absent"
     if properties.get("ActiveState") == "active" and pid:

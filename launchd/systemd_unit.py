@@ -89,6 +89,7 @@ def read_unit(content: bytes) -> ServiceDefinition:
 
 
 def _find_values(content: bytes, key: str) -> Iterator[str]:
+    """Return the values of a key, which ends with `=`, in the order of their lines."""
     # Not splitlines(): it also splits at what is no end of a line to systemd.
     lines = content.decode(errors="replace").split("\n")
     return (line.removeprefix(key) for line in lines if line.startswith(key))
@@ -103,6 +104,7 @@ def _find_value(content: bytes, key: str) -> str:
 
 
 def _split_words(text: str) -> list[str]:
+    """Return the words of a line, each without its quotes and escapes."""
     words = [(word[1] if word[2] is None else word[2]).replace("%%", "%") for word in _WORD.finditer(text)]
     return [re.sub(r"\\.", lambda match: _ESCAPED[match[0]], word) for word in words]
 
@@ -114,4 +116,5 @@ def _quote_word(word: str) -> str:
 
 
 def _escape_specifiers(text: str) -> str:
+    """Escape percent signs, which begin specifiers of systemd."""
     return text.replace("%", "%%")

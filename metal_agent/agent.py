@@ -164,10 +164,12 @@ class Agent:
         self._exposed.traffic.on_change = lambda uid: self._enqueue(("process", uid))
 
     def _enqueue(self, *keys: WorkKey) -> None:
+        """Add work to the queue."""
         for key in keys:
             self._queue.add(key)
 
     def _enqueue_report(self) -> None:
+        """Enqueue a report of the host."""
         self._enqueue(_REPORT)
 
     async def run(self) -> None:
@@ -182,6 +184,7 @@ class Agent:
             await self._run_loops()
 
     async def _run_loops(self) -> None:
+        """Recover the engines, then run all loops until everything was stopped."""
         self._store.subscribe(self._object_changed)
         secret = Selection(SECRETS, HOSTS_NAMESPACE, field_selector=f"metadata.name={self._name}")
         assigned = Selection(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
@@ -292,6 +295,7 @@ class Agent:
             self._enqueue(("process", new["metadata"]["uid"]))
 
     def _lease_renewed(self) -> None:
+        """Note a renewal of the Lease; after a gap, list the assignments again."""
         self._renewed_once.set()
         had_contact = self._exposed.freshness.renewed_at is not None
         if self._exposed.freshness.note_renewal(read_clocks()):
@@ -307,6 +311,7 @@ class Agent:
         self._enqueue(_PROXY, _REPORT)
 
     def _proxy_changed(self) -> None:
+        """Configure a proxy that answers again; publish that none answers."""
         if self._proxy.answers:
             self._enqueue(_PROXY)
         else:
@@ -314,6 +319,7 @@ class Agent:
             self._publish_all()
 
     def _process_changed(self, runner: Runner) -> None:
+        """Enqueue the work that a change of a process requires."""
         assignment = runner.assignment
         self._changes.note()
         self._enqueue(("process", assignment.uid))
@@ -347,10 +353,12 @@ class Agent:
         return None
 
     def _publish_all(self) -> None:
+        """Enqueue the writes of all slices and of the status of all processes."""
         self._enqueue(*(("slice", *service) for service in self._exposed.services()))
         self._enqueue(*(("process", uid) for uid in self._runners))
 
     async def _reconcile(self, key: WorkKey) -> float | None:
+        """Do the work of one key; return the seconds until the next time, if any."""
         match key:
             case ("assign",):
                 return self._assign()
@@ -417,6 +425,7 @@ class Agent:
         self._enqueue(_ASSIGN, _PROXY, _REPORT)
 
     async def _configure_proxy(self) -> float | None:
+        """Send the proxy its configuration; return the seconds until the next try, if it cannot serve all yet."""
         if not self._proxy.answers:
             return None
         try:
@@ -429,6 +438,7 @@ class Agent:
         return None if self._exposed.complete else _EXPOSE_SECONDS
 
     async def _report_process(self, uid: str) -> None:
+        """Write the status of one process."""
         if runner := self._runners.get(uid):
             await self._processes.report(runner, self._host.gate.displacement_condition(runner))
 

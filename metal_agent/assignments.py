@@ -105,6 +105,7 @@ class LastKnownFile:
 
 
 def _strip_bookkeeping(obj: dict[str, Any]) -> dict[str, Any]:
+    """Return a MetalProcess without its status and without metadata that an agent does not need."""
     kept = ("name", "namespace", "uid", "deletionTimestamp")
     metadata = {key: value for key, value in obj["metadata"].items() if key in kept}
     return {"metadata": metadata, "spec": obj.get("spec")}

@@ -95,6 +95,7 @@ class DaemonModel(EngineHandle):
             self._exit.set_result(engine_exit)
 
     async def _load(self) -> None:
+        """Load the model, and report the exit if that fails."""
         try:
             await self._shared.daemon.load(self.model)
         except DaemonError as error:
@@ -235,6 +236,7 @@ class SharedDaemon:
             self._on_change()
 
     async def _ask(self) -> None:
+        """Ask the daemon for its loaded models, and report the exit of our models that are gone."""
         watched = [handle for handle in self._handles if handle.loaded]
         began = time.monotonic()
         try:
@@ -275,6 +277,7 @@ class SharedDaemon:
         return self._silences < SILENT_CHECKS
 
     def _contents(self, models: Iterable[tuple[str, int | None]]) -> set[str]:
+        """Return what identifies the content of each model in the daemon."""
         return {self.daemon.content(name) for name, _ in models}
 
     def _sharing(self, handle: DaemonModel) -> list[DaemonModel]:
@@ -283,6 +286,7 @@ class SharedDaemon:
         return [other for other in self._handles if other is not handle and self.daemon.content(other.model) == content]
 
     def _add_handle(self, handle: DaemonModel) -> DaemonModel:
+        """Watch a model, and check the daemon soon."""
         self._handles.append(handle)
         self._wake.set()
         return handle
@@ -334,6 +338,7 @@ class Daemons:
                 log.exception("daemon_cleanup_failed", daemon=runtime)
 
     def _notify(self, runtime: str) -> None:
+        """Tell all listeners that a daemon became usable or unusable."""
         for listener in self._listeners:
             listener(runtime)
 

@@ -212,6 +212,7 @@ def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
 
 
 def _enter_phase(state: ProcessState, phase: Phase) -> ProcessState:
+    """Return the state in another phase, without the reason of the one before."""
     return replace(state, phase=phase, reason="", message="", suspicion=None, is_hastened=False)
 
 
@@ -235,6 +236,7 @@ def _resume(state: ProcessState) -> ProcessStep:
 
 
 def _on_admission(state: ProcessState, event: ProcessEvent) -> ProcessStep:
+    """Fetch what was admitted, reject what was refused, and check again once memory is free."""
     is_checked = not state.awaits_release and not state.queued
     match event:
         case events.Admitted() if state.phase == "Pending" and is_checked:
@@ -249,6 +251,7 @@ def _on_admission(state: ProcessState, event: ProcessEvent) -> ProcessStep:
 
 
 def _on_start(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
+    """Follow a starting engine until its first token."""
     if state.phase != "Starting" or state.reason:
         return state, ()
     match event:
@@ -263,6 +266,7 @@ def _on_start(state: ProcessState, event: ProcessEvent, now: float) -> ProcessSt
 
 
 def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
+    """Check an engine that is suspect, and end one that is sick."""
     match event:
         case events.Suspected(suspicion):
             if state.suspicion and not suspicion.outranks(state.suspicion):
@@ -284,6 +288,7 @@ def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessS
 
 
 def _on_load_slot(state: ProcessState, event: ProcessEvent) -> ProcessStep:
+    """Wait for the load slot, and start the engine with it."""
     match event:
         case events.LoadSlotBusy() if state.phase == "Starting" and not state.exists:
             # The engine was not started, so this is no restart.
@@ -298,6 +303,7 @@ def _on_load_slot(state: ProcessState, event: ProcessEvent) -> ProcessStep:
 
 
 def _on_removed(state: ProcessState) -> ProcessStep:
+    """Stop for good: withdraw, drain and end an engine that exists."""
     if state.leaving:
         return state, ()
     if state.evicting:
@@ -309,6 +315,7 @@ def _on_removed(state: ProcessState) -> ProcessStep:
 
 
 def _on_hold_change(state: ProcessState, event: Held | events.Evicted | events.Released) -> ProcessStep:
+    """Hold, evict or release the process."""
     match event:
         case Held():
             return _on_held(state, event)
@@ -319,15 +326,18 @@ def _on_hold_change(state: ProcessState, event: Held | events.Evicted | events.R
 
 
 def _on_held(state: ProcessState, hold: Held) -> ProcessStep:
+    """Note the hold; a running engine goes on."""
     held = replace(state, hold=hold)
     return _await_release(held, hold) if state.awaits_release else (held, ())
 
 
 def _await_release(state: ProcessState, hold: Held) -> ProcessStep:
+    """Wait as Pending until the hold is released."""
     return replace(state, phase="Pending", reason=hold.reason, message=hold.message, awaits_release=True), ()
 
 
 def _on_evicted(state: ProcessState, event: events.Evicted) -> ProcessStep:
+    """Stop the engine, in seconds if that is urgent, and hold the process."""
     hold = Held(event.reason, event.message)
     withdraw, drain, grace = EVICTION_SECONDS
     if state.phase == "Stopping" and event.is_urgent and state.exists and not state.is_hastened:
@@ -343,6 +353,7 @@ def _on_evicted(state: ProcessState, event: events.Evicted) -> ProcessStep:
 
 
 def _on_exited(state: ProcessState, event: events.Exited, now: float) -> ProcessStep:
+    """Back off after an exit that nobody asked for; else go on with the stop or the eviction."""
     if not state.exists:
         return state, ()
     gone = replace(state, exists=False, pid=None, fetched=state.fetched and event.fetched)
@@ -371,6 +382,7 @@ def _on_end_overdue(state: ProcessState, event: events.EndOverdue) -> ProcessSta
 
 
 def _on_failed(state: ProcessState, event: events.Failed) -> ProcessStep:
+    """End an engine that failed to start, and back off."""
     if state.phase == "Starting" and state.exists:
         if state.reason:
             return state, ()
@@ -386,6 +398,7 @@ def _on_failed(state: ProcessState, event: events.Failed) -> ProcessStep:
 
 
 def _back_off(state: ProcessState, reason: str, message: str, least_seconds: float = 0.0) -> ProcessStep:
+    """Return the state Failed, with the pause before the next try."""
     failures = state.failures + 1
     seconds = max(restart_backoff_seconds(failures), least_seconds)
     text = f"{message} (failure {failures}; next try in {seconds:.0f} s)"

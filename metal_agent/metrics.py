@@ -104,6 +104,7 @@ class AgentMetrics(Collector):
         yield from self._collect_counters()
 
     def _collect_counters(self) -> Iterator[Metric]:
+        """Return the families of the counters."""
         text = "Processor time of an engine since its start."
         processor = CounterMetricFamily("pomona_agent_process_cpu_seconds", text, labels=_ENGINE_LABELS)
         for labels, seconds in self._processor.items():
@@ -127,6 +128,7 @@ class AgentMetrics(Collector):
         return tokens
 
     def _measure_engines(self, engines: Mapping[_Labels, int]) -> None:
+        """Read the memory and the processor time of each engine. Blocks for a moment."""
         self._memory = {labels: footprint_bytes(pid) for labels, pid in engines.items()}
         self._processor = {labels: cpu_seconds(pid) for labels, pid in engines.items()}
 

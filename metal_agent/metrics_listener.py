@@ -21,6 +21,7 @@ async def serve_metrics(place: tuple[str, int], text: Callable[[], Awaitable[byt
     """
 
     async def answer(_: AskedQuestion) -> WholeAnswer:
+        """Answer with all metrics."""
         from prometheus_client import CONTENT_TYPE_LATEST  # noqa: PLC0415 - only for who reads them
 
         return WholeAnswer(200, await text(), CONTENT_TYPE_LATEST.encode())

@@ -40,6 +40,7 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
     connection = ApiConnection(credentials)
 
     async def check_api_access() -> None:
+        """Check that the API server answers this host."""
         async with connect_observed(credentials, connection) as client:
             await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={options.name}")
 

@@ -133,6 +133,7 @@ def identify_agent(folder: Path) -> str:
 
 
 def _open_lock(folder: Path) -> IO[bytes]:
+    """Open the lock file of the folder, which is made if it is missing. Raises StartError."""
     try:
         durable.make_folder(folder)
         _keep_private(folder)
@@ -178,6 +179,7 @@ def _is_alive(owner: Owner) -> bool:
 
 
 def _read_owner(lock: IO[bytes]) -> Owner | None:
+    """Return the owner that the lock file names; None if it names none."""
     lock.seek(0)
     try:
         return msgspec.json.decode(lock.read(), type=Owner)

@@ -102,6 +102,7 @@ class HostWeights:
                 source = parse(artifact.source, artifact.files)
 
                 def check(path: Path, source: Source = source) -> None:
+                    """Check a file that was fetched, and keep the facts of its header."""
                     facts = inspect.check_stored(source, path)
                     layouts.append(_least_layout(facts))
                     headers.append(facts.gguf)
@@ -154,4 +155,5 @@ def _least_layout(facts: inspect.Inspection) -> Layout:
 
 
 def _list_artifacts(spec: MetalProcessSpec) -> list[Artifact]:
+    """Return the artifacts of a process: the model, then the further ones."""
     return [spec.artifact, *(artifact.artifact for artifact in spec.further_artifacts)]

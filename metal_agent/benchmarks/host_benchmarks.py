@@ -158,6 +158,7 @@ class HostBenchmarks:
         return waiting
 
     def _is_calm(self) -> bool:
+        """Decide whether the host has nothing else to do than to be measured."""
         is_held, is_loading = bool(self._gate.list_holds()), self.loads.is_busy
         return benchmark_policy.is_calm(self._read_level(), is_held=is_held, is_loading=is_loading)
 

@@ -81,6 +81,7 @@ class Measurements:
         self._put(spec, structs.replace(measurement, performance=performance, is_current=True))
 
     def _put(self, spec: MetalProcessSpec, measurement: Measurement) -> None:
+        """Keep a measurement, and write all to disk; the oldest ones of too many are forgotten."""
         key = identify_serving(spec)
         # The key that was measured last is the last to be forgotten.
         kept = {name: entry for name, entry in self._measured.items() if name != key}

@@ -58,6 +58,7 @@ class ApiConnection:
         self._change("unreachable", str(error))
 
     def _change(self, state: ConnectionState, message: str) -> None:
+        """Enter a state of the connection; the time is that of the last change."""
         since = self.status.since if state == self.status.state else rfc3339(datetime.now(UTC))
         self.status = ConnectionStatus(state, since, message)
 
@@ -86,6 +87,7 @@ class ObservedTransport(AiohttpTransport):
 
     @contextlib.contextmanager
     def _observe_failure(self) -> Iterator[None]:
+        """Note a call that gets no answer."""
         try:
             yield
         except Unreachable as error:

@@ -199,6 +199,7 @@ class Endpoints:
             raise
 
     async def _apply(self, service: ObjectKey, wanted: Obj) -> None:
+        """Apply the slice, in place of one with another address type."""
         try:
             await self._client.apply(ENDPOINT_SLICES, wanted, field_manager=FIELD_MANAGER)
         except Invalid as error:
@@ -209,6 +210,7 @@ class Endpoints:
             await self._client.apply(ENDPOINT_SLICES, wanted, field_manager=FIELD_MANAGER)
 
     async def _remove(self, service: ObjectKey) -> None:
+        """Delete the slice of a service, if there is one."""
         namespace, name = service
         try:
             await self._client.delete(ENDPOINT_SLICES, slice_name(name, self._host), namespace)

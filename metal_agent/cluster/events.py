@@ -50,6 +50,7 @@ class HoldEvents:
                 await self._recorder.event(about, kind, reason, note, action)
 
     async def _find_object(self, step: HoldAction) -> Obj | None:
+        """Return the object of the Event: the process of the step, or the host; None if it is gone."""
         runner = self._runners.get(step.uid)
         try:
             if runner:

@@ -191,10 +191,12 @@ class ClusterExposure(ProxyExposure):
         await super().drain(uid, timeout_seconds)
 
     def _is_served(self, runner: Runner) -> bool:
+        """Decide whether the process serves a service of the cluster."""
         # A standalone process that the cluster has not claimed serves no service of the cluster.
         return super()._is_served(runner) and not runner.assignment.is_standalone
 
     async def _configure(self) -> bool:
+        """Configure the proxy, with other ports for those that are taken."""
         before = self.accepted, self._problems
         for _ in range(_PORTS_TRIED):
             grouped = self.services()
@@ -234,6 +236,7 @@ class ClusterExposure(ProxyExposure):
         return ports, problems
 
     def _slice(self, service: ObjectKey) -> Obj | None:
+        """Return the desired slice of a service."""
         may_serve = self.freshness.may_serve(read_clocks()) and not self._is_leaving
         serving = (self.accepted or frozenset()) - self.suspended if may_serve else frozenset()
         runners = self.services().get(service, [])

@@ -51,6 +51,7 @@ class ProcessReporter:
         await self._record_outcome(runner, observed)
 
     def _status(self, runner: Runner) -> dict[str, Any]:
+        """Return the status of a process as the API takes it."""
         service = runner.assignment.service
         status = runner.status(self._exposure.port(service))
         if (traffic := self._exposure.traffic.find(runner.assignment.uid)) is not None:
@@ -67,6 +68,7 @@ class ProcessReporter:
         return body
 
     async def _record_outcome(self, runner: Runner, observed: Obj) -> None:
+        """Send an Event if the process has reached another outcome."""
         state = runner.state
         outcome = f"{state.phase} {state.reason} {state.failures}"
         if state.phase in _OUTCOMES and self._recorded.get(runner) != outcome:

@@ -86,10 +86,12 @@ class ReachabilityListener:
         return None
 
     def _set_port(self, port: int | None) -> None:
+        """Note the bound port, and report a change of it."""
         if port != self.port:
             self.port = port
             self._on_change()
 
     def _answer(self, question: AskedQuestion) -> WholeAnswer:
+        """Answer any request with the name of the host."""
         question.exchange.keep_alive = False
         return explain(200, self._host)

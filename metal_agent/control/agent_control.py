@@ -41,6 +41,7 @@ def serve_control(folder: Path, status: Callable[[], AgentStatus], stop: asyncio
     """
 
     def begin(exchange: Exchange) -> None:
+        """Answer one call."""
         match exchange.head.method, exchange.head.path:
             case "GET", "/status":
                 _respond(exchange, status())
@@ -75,4 +76,5 @@ def is_trusted(client: socket.socket) -> bool:
 
 
 def _respond(exchange: Exchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
+    """Answer a call with a JSON object."""
     exchange.respond(status, _HEAD, msgspec.json.encode(body))

@@ -123,6 +123,7 @@ def check_host(status: MetalHostStatus, own_version: str) -> list[Finding]:
 
 
 def _check_condition(name: str, condition: Condition | None) -> Finding:
+    """Check a condition of the MetalHost that the controller writes."""
     if condition is None:
         return Finding(name, "unknown", "the controller has not reported it", "check that the controller runs")
     verdict: dict[str, FindingVerdict] = {"True": "ok", "False": "problem"}
@@ -130,6 +131,7 @@ def _check_condition(name: str, condition: Condition | None) -> Finding:
 
 
 def _check_versions(status: MetalHostStatus, own_version: str) -> Finding:
+    """Check that agent, controller and this program are of versions that work together."""
     agent, controller = status.agent_version, status.controller_version
     detail = f"agent {agent or 'unknown'}, controller {controller or 'unknown'}, this program {own_version}"
     if agent and agent != own_version:
@@ -142,14 +144,17 @@ def _check_versions(status: MetalHostStatus, own_version: str) -> Finding:
 
 
 def _minor(version: str) -> list[str]:
+    """Return the major and minor number of a version."""
     return version.split(".")[:2]
 
 
 def _is_usable(address: str) -> bool:
+    """Decide whether other machines may reach the address."""
     parsed = ipaddress.ip_address(address)
     return not (parsed.is_loopback or parsed.is_link_local)
 
 
 def _duration(seconds: float) -> str:
+    """Return a duration as text: days and hours, or hours and minutes."""
     days, hours = divmod(int(seconds // 3600), 24)
     return f"{days} d {hours} h" if days else f"{hours} h {int(seconds % 3600 // 60)} min"

@@ -60,6 +60,7 @@ def _is_python(program: str) -> bool:
 
 
 def _read_version(package: str, program: str) -> str:
+    """Return the version of an engine: of its package, or by its output; empty if unknown."""
     if not program or _is_ours(program):
         try:
             return metadata.version(package) if package else ""
@@ -88,6 +89,7 @@ def check_engines(engines: Iterable[InstalledEngine], exists: Callable[[str], bo
 
 
 def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Finding:
+    """Check that a service finds the program of an engine, and that macOS lets it run."""
     name, program = f"engine {engine.name}", engine.program
     version = f" {engine.version}" if engine.version else ", version unknown"
     if not program:

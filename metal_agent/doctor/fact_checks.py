@@ -61,12 +61,14 @@ def _list_facts(facts: HostFacts, state: HostState) -> list[Finding]:
 
 
 def _list_values(name: str, values: Mapping[str, object], *, is_needed: bool) -> Finding:
+    """Return one finding with all values; a problem if one that is needed is missing."""
     text = "; ".join(f"{label}: {'not known' if value is None else value}" for label, value in values.items())
     is_missing = is_needed and None in values.values()
     return Finding(name, "problem" if is_missing else "ok", text, "expected: all of them" if is_missing else "")
 
 
 def _check_system(facts: HostFacts) -> list[Finding]:
+    """Check memory and boot time of the system against psutil."""
     memory = size_or_none(psutil.virtual_memory().total)
     booted = None if facts.booted_at_seconds is None else round(facts.booted_at_seconds - psutil.boot_time())
     text, holds = booted if booted is None else f"{booted:+d} s", booted is not None and abs(booted) < _NEAR_SECONDS
@@ -78,6 +80,7 @@ def _check_system(facts: HostFacts) -> list[Finding]:
 
 
 def _check_process() -> list[Finding]:
+    """Check the start time of this process, its limit of open files, and the cost of a pressure reading."""
     limits.raise_descriptor_limit()
     descriptors, least = limits.descriptor_limit(), _LEAST_DESCRIPTORS
     read_ms = min(timeit.repeat(pressure.read, number=1, repeat=10)) * 1000

@@ -62,6 +62,7 @@ def check_settings(settings: MacSettings, python: str, *, starts_at_login: bool,
 
 
 def _check_sleep(minutes: int | None) -> Finding:
+    """Check that the Mac does not sleep by itself."""
     if minutes is None:
         return Finding("sleep", "unknown", "`pmset -g` prints no sleep setting")
     if minutes == 0:
@@ -71,6 +72,7 @@ def _check_sleep(minutes: int | None) -> Finding:
 
 
 def _check_firewall(state: int | None, python: str, *, is_reached: bool) -> Finding:
+    """Check that the firewall lets the cluster through."""
     if state is None:
         return Finding("firewall", "unknown", "`socketfilterfw --getglobalstate` prints no state")
     if state == 0:
@@ -88,6 +90,7 @@ def _check_firewall(state: int | None, python: str, *, is_reached: bool) -> Find
 
 
 def _check_login(file_vault: bool | None, *, starts_at_login: bool) -> Finding:
+    """Check that the agent starts with the Mac, without a login."""
     name = "start without a login"
     if starts_at_login:
         fix = f"`sudo {PROGRAM} agent install` has it start with the Mac"

@@ -88,6 +88,7 @@ async def check_adopted_server(folder: Path) -> list[Finding]:
 
 
 async def _check_server(process: NativeProcess, folder: Path) -> list[Finding]:
+    """Check ports, sockets, memory and end of a server that was adopted."""
     port = (await _await_line(folder / _LOG, "port")).split()[1]
     family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
     with socket.socket(socket.AF_UNIX) as client:
@@ -154,6 +155,7 @@ async def check_killed_child(folder: Path) -> list[Finding]:
 
 
 def _is_locked(path: Path) -> bool:
+    """Decide whether another process has the lock of a file."""
     with path.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,6 +174,7 @@ def _check_mark(family: list[int], folder: Path) -> Finding:
 
 
 def _check_growth(name: str, before: int | None, after: int | None) -> Finding:
+    """Check that a footprint has grown by the memory that was allocated."""
     grown = None if before is None or after is None else after - before
     holds = grown is not None and _HELD_BYTES <= grown < 1.2 * _HELD_BYTES
     text = None if grown is None else f"{grown // _MIB} MiB"
@@ -205,6 +208,7 @@ async def _await_line(log_path: Path, word: str) -> str:
     """Return the first line in a log that begins with a word. Raises TimeoutError: there is none."""
 
     def find_lines() -> list[str]:
+        """Return the lines that begin with the word."""
         return [line for line in read_last_log_lines(log_path).splitlines() if line.startswith(word)]
 
     if not await _wait_until(lambda: bool(find_lines())):

@@ -159,6 +159,7 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
 
 
 def _check_machine(checked: CheckedHost, *, is_reached: bool) -> list[Finding]:
+    """Check memory, disk and settings of this machine."""
     folder, starts_at_login = checked.folder, checked.starts_at_login
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free

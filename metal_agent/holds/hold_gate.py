@@ -103,5 +103,6 @@ class HoldGate:
         return [hold for source in self._sources for hold in source.list_holds()]
 
     def _merge(self, uid: str) -> Held | None:
+        """Return the hold of the most important source that holds the process."""
         holds = (source.hold_for(uid) for source in self._sources)
         return next((hold for hold in holds if hold), None)

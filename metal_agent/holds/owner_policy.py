@@ -106,6 +106,7 @@ def read_signal(policy: OwnerPolicy, source: OwnerSource, sample: OwnerSample) -
 
 
 def _read_input(idle_seconds: float | None, needed_seconds: float) -> Signal | None:
+    """Return the signal of the time since the last input."""
     if idle_seconds is None:
         return None
     if idle_seconds >= needed_seconds:
@@ -114,6 +115,7 @@ def _read_input(idle_seconds: float | None, needed_seconds: float) -> Signal | N
 
 
 def _read_power(power: Power, limit_percent: int) -> Signal | None:
+    """Return the signal of power source and charge."""
     if power.source is None:
         return None
     if power.source == "ac":

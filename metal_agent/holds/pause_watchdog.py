@@ -168,6 +168,7 @@ class PauseWatchdog:
 
     @property
     def _is_pausing(self) -> bool:
+        """True while the host is paused, or a source of the owner holds."""
         return self.state.is_paused or bool(self._since)
 
     def _is_spared(self, uid: str) -> bool:
@@ -176,12 +177,15 @@ class PauseWatchdog:
         return runner is not None and not self._policy.pauses_critical and describe_candidate(runner).is_protected
 
     def _describe(self) -> str:
+        """Return the reasons of the pause as text."""
         return " and ".join(self._policy.describe(source) for source in self._since) or "the pause is ending"
 
     def _explain(self, consequence: str) -> str:
+        """Return a message with the reasons of the pause and its consequence."""
         return f"this host is paused by its owner ({self._describe()}): {consequence}"
 
     def _step_sources(self, sample: OwnerSample, seconds: float) -> None:
+        """Advance each source by the sample, and note since when it holds."""
         for source, before in self._sources.items():
             signal = owner_policy.read_signal(self._policy, source, sample)
             after = self._sources[source] = owner_policy.step_source(before, signal, seconds, source)
@@ -193,6 +197,7 @@ class PauseWatchdog:
                 log.info("owner_hold_changed", source=source, holds=after.holds, why=self._policy.describe(source))
 
     def _perform(self, action: HoldAction) -> None:
+        """Perform one step, and report it."""
         if action.kind == "evict":
             self._gate.evict(action.uid, Evicted(HOST_PAUSED, self._explain(_EVICTED), is_urgent=False))
         log.info("pause_action", action=action.kind, uid=action.uid)

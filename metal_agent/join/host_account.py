@@ -78,24 +78,29 @@ def code_rights(host: str, template_uid: str) -> tuple[tuple[Resource, Obj], ...
 
 
 def _code_metadata(host: str, template_uid: str) -> Obj:
+    """Return the metadata of an object of a join code, which is owned by its PodTemplate."""
     name = join_code_name(host)
     owner = {"apiVersion": "v1", "kind": POD_TEMPLATES.kind, "name": name, "uid": template_uid}
     return {**_metadata(name), "ownerReferences": [owner]}
 
 
 def _labelled(name: str) -> Obj:
+    """Return the metadata of an object of the cluster."""
     return {"name": name, "labels": {LABEL_MANAGED_BY: MANAGED_BY}}
 
 
 def _metadata(name: str) -> Obj:
+    """Return the metadata of an object in the namespace of hosts."""
     return {**_labelled(name), "namespace": HOSTS_NAMESPACE}
 
 
 def _rule(group: str, resource: str, name: str, *verbs: str) -> Obj:
+    """Return the rule that allows verbs on one named object."""
     return {"apiGroups": [group], "resources": [resource], "resourceNames": [name], "verbs": [*verbs]}
 
 
 def _binding(kind: str, role: str, account: str) -> Obj:
+    """Return role and subject of a binding to an account in the namespace of hosts."""
     return {
         "roleRef": {"apiGroup": ROLES.group, "kind": kind, "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": HOSTS_NAMESPACE}],

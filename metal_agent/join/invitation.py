@@ -125,6 +125,7 @@ async def invite_host(client: Client, credentials: Credentials, host: str, serve
 
 
 def _is_loopback(host: str) -> bool:
+    """Decide whether a host name or address leads to this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -69,6 +69,7 @@ async def remove_host(client: Client, host: str) -> list[str]:
 
 
 async def _delete(client: Client, step: _Step) -> str | None:
+    """Delete one object; return it as KIND/NAME, or None if there is none."""
     try:
         await client.delete(step.resource, step.name, step.namespace)
     except NotFound:

@@ -79,6 +79,7 @@ def find_understatement(spec: MetalProcessSpec, layout: Layout | None, draft: La
 
 
 def _understated(spec: MetalProcessSpec, needed: Estimate) -> Refused:
+    """Return the refusal of a process that reserves less memory than it needs."""
     return Refused(
         "MemoryUnderstated",
         f"by the file's header, serving it takes {size_text(needed.total_bytes)} ({needed.text()}), but only "

@@ -70,6 +70,7 @@ class Peaks:
             log.warning("peaks_not_written", error=str(error))
 
     def _note(self, started: str, key: str, used_bytes: int) -> bool:
+        """Note the memory of a run; return whether its peak has risen notably."""
         runs = self._runs.get(key, [])
         previous = next((run for run in runs if run.started == started), None)
         if previous and used_bytes < previous.bytes * _GROWTH:
@@ -92,4 +93,5 @@ def identify_serving(spec: MetalProcessSpec) -> str:
 
 
 def _digest(artifact: Artifact) -> str:
+    """Return the identity of an artifact: its digest, or else its source and size."""
     return artifact.sha256 or f"{artifact.source}@{artifact.revision}/{artifact.size_bytes}"

@@ -158,6 +158,7 @@ def _advance_clocks(
     """Add the time since the last sample to every clock of the state."""
 
     def run(before: float | None, *, goes_on: bool) -> float | None:
+        """Advance one clock, or stop it."""
         if not goes_on:
             return None
         return 0.0 if before is None else before + seconds
@@ -189,16 +190,19 @@ def _displacement_key(candidate: EvictionCandidate) -> tuple[bool, int, float, i
 
 
 def _is_due(state: PressureState) -> bool:
+    """Decide whether the pressure has lasted for long enough to start no engine."""
     return state.is_critical or (state.warn_seconds is not None and state.warn_seconds >= WARN_SECONDS)
 
 
 def _begin_pressure(state: PressureState) -> PressureStep:
+    """Hold the host; pressure that comes back soon needs more calm than before."""
     relapse = min(state.since_over_seconds, state.since_return_seconds) < RELAPSE_SECONDS
     calm = min(MAX_CALM_SECONDS, 2 * state.needed_calm_seconds) if relapse else CALM_SECONDS
     return replace(state, is_under_pressure=True, needed_calm_seconds=calm), (HoldAction("hold"),)
 
 
 def _end_pressure(state: PressureState) -> PressureStep:
+    """Release the host, and cancel a displacement."""
     canceled = (HoldAction("cancel", state.displacing),) if state.displacing else ()
     over = replace(state, is_under_pressure=False, displacing=None, passed_over=frozenset(), since_over_seconds=0.0)
     return over, (*canceled, HoldAction("release"))

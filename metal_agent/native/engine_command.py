@@ -104,6 +104,7 @@ def find_obstacle(spec: MetalProcessSpec, headers: Sequence[GGUF] = ()) -> str |
 
 
 def _find_launch(spec: MetalProcessSpec) -> EngineLaunch:
+    """Return how engines of the runtime are started. Raises ValueError for a daemon."""
     runtime = RUNTIMES[spec.runtime]
     if runtime.launch is None:
         raise ValueError(f"{spec.runtime} is a daemon, which is not started for one process")

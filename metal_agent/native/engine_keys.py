@@ -75,6 +75,7 @@ class EngineKeys:
             log.warning("engine_key_not_deleted", path=str(path), error=str(error))
 
     def _write(self, key: EngineKey) -> None:
+        """Write a key for its owner only. Raises OSError."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(key.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:

@@ -83,6 +83,7 @@ def trim_own_log(descriptor: int) -> None:
 
 
 def _truncate(path: Path) -> None:
+    """Keep the end of a log beside it, and truncate it."""
     with path.open("r+b") as file:
         file.seek(-min(KEPT_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
         end = file.read()

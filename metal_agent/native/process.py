@@ -101,12 +101,14 @@ class NativeProcess(EngineHandle):
             self._close()
 
     def _ended(self) -> None:
+        """Kill the rest of the group of a process that has ended, and report its exit."""
         self._close()
         # The pid of a child is not reused before it is waited for, so the rest of its group can still be killed.
         _signal_group(self.pid, signal.SIGKILL)
         self._reap()
 
     def _reap(self) -> None:
+        """Wait for a child that has ended, and report its exit."""
         try:
             waited, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
@@ -121,6 +123,7 @@ class NativeProcess(EngineHandle):
             self._exit.set_result(how)
 
     def _close(self) -> None:
+        """Stop watching the process."""
         if self._watch is not None:
             self._loop.remove_reader(self._watch)
             os.close(self._watch)
@@ -251,6 +254,7 @@ def read_last_log_lines(log_path: Path) -> str:
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the process group of `pid`, if it exists."""
     # No such group, or one of zombies, which macOS reports as a lack of permission: there is nothing to signal.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
@@ -267,6 +271,7 @@ def _watch(pid: int, *, child: bool) -> int | None:
 
 
 def _exit(status: int) -> EngineExit:
+    """Return the exit of a child with this wait status."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return EngineExit(code=code)

@@ -255,4 +255,5 @@ class LivenessWatch(msgspec.Struct):
 
 
 def _describe_sick(result: ProbeResult) -> str:
+    """Return the message of an engine that is stopped because of a probe."""
     return f"the engine at {result.message}; it is stopped and started again"

@@ -57,6 +57,7 @@ class KeepAwake:
             self._end()
 
     def _start(self) -> None:
+        """Start the program."""
         command = self._command or ()
         try:
             # Without a session of its own and with open files Popen does not fork: see `metal_agent/native/process.py`.
@@ -74,6 +75,7 @@ class KeepAwake:
             log.info("keep_awake_started", pid=self._process.pid)
 
     def _end(self) -> None:
+        """End the program, if it runs."""
         if self._process is None:
             return
         self._process.kill()  # the system forgets what it held

@@ -83,6 +83,7 @@ class LoadQueue:
         return until if self._loading and until > self._clock() else None
 
     def _grant_next(self) -> None:
+        """Give a free slot to the process that waits with the lowest rank."""
         if self._waiting and self._busy_until() is None:
             chosen = min(self._waiting)
             self._waiting.remove(chosen)

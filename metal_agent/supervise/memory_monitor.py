@@ -50,6 +50,7 @@ class MemoryMonitor(msgspec.Struct):
             await self._measure_all()
 
     async def _measure_all(self) -> None:
+        """Measure all engines, and update ledger and peaks."""
         available_bytes = self.ledger.available_bytes
         before = {uid: (runner.record, runner.state.pid) for uid, runner in self.runners.items()}
         pids = {uid: pid for uid, (_, pid) in before.items() if pid is not None}
@@ -87,5 +88,6 @@ class MemoryMonitor(msgspec.Struct):
         await asyncio.to_thread(self.peaks.observe, runs)
 
     def _read_footprints(self, pids: Mapping[str, int]) -> tuple[PressureReading, dict[str, Footprint]]:
+        """Read the memory of the host, and of each engine by uid. Blocks for a moment."""
         footprints = {uid: footprint(pid) for uid, pid in pids.items()}
         return self.read(), {uid: measured for uid, measured in footprints.items() if measured}

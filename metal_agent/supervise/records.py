@@ -102,6 +102,7 @@ class Records:
             log.warning("record_not_deleted", uid=uid, error=str(error))
 
     def _path(self, uid: str) -> Path:
+        """Return the path of the record of `uid`."""
         return self._folder / f"{uid}.json"
 
 

@@ -188,6 +188,7 @@ class Runner:
             self._work = group.create_task(self._perform_all(actions))
 
     def _apply_state(self, state: ProcessState) -> None:
+        """Enter a state: update load slot, ledger, keys and locks, and report the change."""
         before, self.state = self.state, state
         if state.exists and state.phase == "Starting" and not state.reason:
             self._host.loads.occupy(self.assignment.uid)
@@ -211,6 +212,7 @@ class Runner:
         self._host.changed(self)
 
     async def _perform_all(self, actions: tuple[ProcessAction, ...]) -> None:
+        """Perform actions in order, and feed back their outcomes."""
         for action in actions:
             try:
                 event = await self._perform(action)
@@ -221,6 +223,7 @@ class Runner:
                 self._events.put_nowait(event)
 
     async def _perform(self, action: ProcessAction) -> ProcessEvent | None:
+        """Perform one action; return its outcome, if it has one."""
         match action:
             case lifecycle.CheckAdmission():
                 return await self._check_admission()
@@ -274,6 +277,7 @@ class Runner:
             timer.cancel()
 
     def _describe_overdue(self, running: EngineHandle, seconds: float) -> str:
+        """Return the message of an engine that does not end."""
         kept = "its memory stays reserved as long as it exists"
         if self._daemon:
             name, model = self._daemon.daemon.runtime, running.model
@@ -281,6 +285,7 @@ class Runner:
         return f"process {running.pid} has not ended in {seconds:.0f} s; {kept}: restart the machine"
 
     async def _check_admission(self) -> ProcessEvent:
+        """Check the daemon, measure the memory, and admit or refuse the process."""
         if self._daemon:
             await self._daemon.check_models()
             if self._daemon.problem and self._daemon.daemon.installed():
@@ -290,6 +295,7 @@ class Runner:
         return await admit(self.assignment, host.weights, host.ledger, host.peaks, host.daemons.usable())
 
     async def _fetch(self) -> ProcessEvent:
+        """Fetch the weights, check them, and make them known to a daemon."""
         spec = self.assignment.spec
         names = [spec.source_secret, *(artifact.source_secret for artifact in spec.further_artifacts)]
         tokens = [name and self._host.secret(self.assignment.namespace, name) for name in names]
@@ -337,6 +343,7 @@ class Runner:
         self._weights = weights
 
     def _on_progress(self, here_bytes: int, total_bytes: int | None) -> None:
+        """Note the progress of a fetch, and report it at most once a second."""
         self.progress = FetchProgress(bytes=here_bytes, total_bytes=total_bytes)
         if time.monotonic() - self._progress_reported_at >= PROGRESS_SECONDS:
             self._progress_reported_at = time.monotonic()
@@ -391,6 +398,7 @@ class Runner:
         return started
 
     async def _watch_exit(self, running: EngineHandle) -> None:
+        """Wait for the end of the engine, and send it as an event."""
         ended = await running.wait()
         self._engine = self.record = None
         self._host.records.remove(self.assignment.uid)
@@ -425,6 +433,7 @@ class Runner:
         return outcome
 
     def _note_check(self, check: LivenessCheck) -> None:
+        """Make the endpoint ready again once a check finds the engine alive."""
         if check.alive and not self.is_answering:
             self.is_answering = True
             self._host.changed(self)
@@ -447,5 +456,6 @@ class Runner:
         return outcome
 
     def _set_record(self, record: Record) -> None:
+        """Replace the record, in memory and on disk."""
         self.record, self._record_written = record, False
         self.write_record()

@@ -185,6 +185,7 @@ class Supervisor:
         self._unload_unwanted()
 
     def _unload_unwanted(self) -> None:
+        """Unload models that no process needs, once all assignments are known."""
         if self._assigned:
             self._group.create_task(self._host.daemons.remove_unwanted(self._list_wanted))
 
@@ -194,6 +195,7 @@ class Supervisor:
         return [runner.assignment.spec for runner in runners if runner.state.phase not in HOLDS_NO_MEMORY]
 
     async def _trim_logs(self) -> None:
+        """Truncate long logs, and delete old ones."""
         folder = self._host.folder / "logs"
         own = (log_files.PROXY_LOG, log_files.AGENT_LOG, log_files.START_LOG)
         written = [*(folder / name for name in own), *(runner.log_path for runner in self.runners.values())]
@@ -201,6 +203,7 @@ class Supervisor:
         log_files.trim_own_log(_STANDARD_ERROR)
 
     def _start(self, runner: Runner) -> None:
+        """Run a runner in a task of its own."""
         uid = runner.assignment.uid
         self.runners[uid] = runner
         task = self._tasks[uid] = self._group.create_task(self._supervise(runner))

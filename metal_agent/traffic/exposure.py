@@ -132,6 +132,7 @@ class ProxyExposure(ABC):
             log.warning("suspicion_not_cleared", uid=uid, error=str(error))
 
     def _is_served(self, runner: Runner) -> bool:
+        """Decide whether the process has an engine, or will have one."""
         return runner.state.phase not in _NOT_SERVED
 
     @abstractmethod
@@ -139,6 +140,7 @@ class ProxyExposure(ABC):
         """Do the work of `configure`, which makes one call at a time."""
 
     async def _wait_idle(self, uid: str, timeout_seconds: float) -> bool:
+        """Wait until the process has no request; return False after the time-out."""
         return await self._proxy.client.wait_idle(uid, timeout_seconds)
 
 

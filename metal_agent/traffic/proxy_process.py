@@ -261,6 +261,7 @@ class Proxy:
         return False
 
     async def _answers_as(self, pid: int) -> bool:
+        """Read the state of the proxy; return whether process `pid` has answered."""
         try:
             self.state = await self.client.state()
         except (ControlUnreachableError, ControlRefusedError):
@@ -270,6 +271,7 @@ class Proxy:
         return self.state.pid == pid
 
     def _spawn(self, *options: str) -> NativeProcess:
+        """Start a proxy."""
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = [*PYTHON, "cli.main", "proxy", "--socket", str(self._socket), *options]
         log_path = self._folder / "logs" / log_files.PROXY_LOG
