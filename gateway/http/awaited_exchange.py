@@ -8,14 +8,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
 from gateway.event_log import log
-from gateway.http.exchange import BodyTimeoutError, Exchange
+from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Field, encode_fields
 from gateway.http.request_head import InvalidRequestError, RequestHead
 
 _UNREAD_BODY_BYTES: Final = 256 << 10
 
 
-class AwaitedExchange:
+class AwaitedExchange(RequestReceiver):
     """A request whose body is read in pieces; a client that sends faster than `answer` reads is stopped.
 
     Args:
@@ -109,9 +109,6 @@ class AwaitedExchange:
     def resume_writing(self) -> None:
         """End the wait of `drain`."""
         _wake(self._writer)
-
-    def stop(self) -> None:
-        """Do nothing: the response is broken off."""
 
     def hang_up(self) -> None:
         """Cancel the task."""

@@ -7,35 +7,13 @@ way. Times are compared by one sweep over all connections: a timer for each requ
 """
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gateway.event_log import log
 from gateway.http.limits import TLS_COST, UNFINISHED_HEAD_BYTES, ConnectionCaps
 
-
-class SweptConnection(Protocol):
-    """A connection, as the table sees it."""
-
-    deadline: float
-    """The time of the loop's clock after which `expire` is called; infinite if there is none."""
-    request_deadline: float
-    """The same for its request as a whole."""
-    head_bytes: int
-    """The bytes of a head that has not come whole, as the table counts them."""
-
-    @property
-    def gives_way(self) -> bool:
-        """True while another connection may take its place."""
-
-    @property
-    def peer(self) -> str:
-        """The address of the client."""
-
-    def expire(self) -> None:
-        """End what took too long."""
-
-    def give_way(self) -> None:
-        """Close the connection at once."""
+if TYPE_CHECKING:
+    from gateway.http.server_connection import ServerConnection
 
 
 class _Waiting:
@@ -44,13 +22,11 @@ class _Waiting:
     One that has a request since is found out when it is looked at: that costs nothing for each request.
     """
 
-    __slots__ = ("accepted", "connections", "head_bytes", "heads")
-
     def __init__(self) -> None:
         self.accepted = 0
         """The number of connections, also of those that do not wait."""
-        self.connections: dict[SweptConnection, None] = {}
-        self.heads: dict[SweptConnection, None] = {}
+        self.connections: dict[ServerConnection, None] = {}
+        self.heads: dict[ServerConnection, None] = {}
         self.head_bytes = 0
 
 
@@ -60,7 +36,7 @@ class ConnectionTable:
     def __init__(self, caps: ConnectionCaps, sweep_seconds: float) -> None:
         self.caps = caps
         self._sweep_seconds = sweep_seconds
-        self._connections: set[SweptConnection] = set()
+        self._connections: set[ServerConnection] = set()
         self._all = _Waiting()
         self._peers: dict[str, _Waiting] = {}
         self._sweep: asyncio.TimerHandle | None = None
@@ -89,7 +65,7 @@ class ConnectionTable:
             return self.accepted < self.caps.total or self._close_longest_waiting(self._all)
         return self._close_longest_waiting(self._all) or self.accepted < self.caps.total
 
-    def add(self, connection: SweptConnection) -> None:
+    def add(self, connection: "ServerConnection") -> None:
         """Count an admitted connection, and watch its times."""
         self._connections.add(connection)
         peer = self._peers.setdefault(connection.peer, _Waiting())
@@ -99,7 +75,7 @@ class ConnectionTable:
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(self._sweep_seconds, self._expire_late)
 
-    def remove(self, connection: SweptConnection) -> None:
+    def remove(self, connection: "ServerConnection") -> None:
         """Forget a connection that was closed."""
         if connection not in self._connections:
             return
@@ -112,13 +88,13 @@ class ConnectionTable:
         if not peer.accepted:
             del self._peers[connection.peer]
 
-    def mark_waiting(self, connection: SweptConnection) -> None:
+    def mark_waiting(self, connection: "ServerConnection") -> None:
         """Note that a connection begins to wait: for a request, or for its end."""
         if connection in self._connections:
             self._forget_waiting(connection)  # it is the last to wait
             self._all.connections[connection] = self._peers[connection.peer].connections[connection] = None
 
-    def hold_head(self, connection: SweptConnection, size_bytes: int) -> None:
+    def hold_head(self, connection: "ServerConnection", size_bytes: int) -> None:
         """Count what has come of a head; where that is too much, the longest waiting head is given up."""
         if connection not in self._connections:
             return
@@ -132,7 +108,7 @@ class ConnectionTable:
         while self._all.head_bytes > UNFINISHED_HEAD_BYTES:
             self._close(next(iter(self._all.heads)))
 
-    def release_head(self, connection: SweptConnection) -> None:
+    def release_head(self, connection: "ServerConnection") -> None:
         """Note that a head has come whole, or is given up."""
         if connection in self._all.heads:
             for place in (self._all, self._peers[connection.peer]):
@@ -140,14 +116,14 @@ class ConnectionTable:
                 place.head_bytes -= connection.head_bytes
         connection.head_bytes = 0
 
-    def _forget_waiting(self, connection: SweptConnection) -> None:
+    def _forget_waiting(self, connection: "ServerConnection") -> None:
         if connection in self._all.connections:
             del self._all.connections[connection]
             del self._peers[connection.peer].connections[connection]
 
     def _close_longest_waiting(self, place: _Waiting) -> bool:
         """Close the first of these connections that gives way; return False if there is none."""
-        busy: list[SweptConnection] = []
+        busy: list[ServerConnection] = []
         waiting = None
         for connection in place.connections:
             if connection.gives_way:
@@ -162,7 +138,7 @@ class ConnectionTable:
         self._close(waiting)
         return True
 
-    def _close(self, connection: SweptConnection) -> None:
+    def _close(self, connection: "ServerConnection") -> None:
         self.remove(connection)
         connection.give_way()
 

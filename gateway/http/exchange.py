@@ -8,10 +8,13 @@ Everything is a plain call: a task for each request would cost as much as its pa
 import functools
 import time
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.http.limits import SEND_TOGETHER_BYTES
 from gateway.http.request_head import InvalidRequestError, RequestHead
+
+if TYPE_CHECKING:
+    from gateway.http.server_connection import ServerConnection
 
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE: Final = b"connection: close\r\n"
@@ -35,54 +38,21 @@ class RequestReceiver(Protocol):
         """Note that the rest of the request body will not come."""
 
     def resume_writing(self) -> None:
-        """Go on, because the client has read most of what was written."""
+        """Go on, because the client has read most of what was written; a response that is sent whole needs nothing."""
+        return
 
     def stop(self) -> None:
         """Tell the client that the server stops, if there is a way; a response that goes on then is broken off."""
+        return
 
     def hang_up(self) -> None:
         """End the work, because the client is gone or nothing more can be sent to it."""
 
 
-class ClientConnection(Protocol):
-    """The connection of the client, as the exchange uses it."""
-
-    @property
-    def peer(self) -> str:
-        """The address of the client."""
-
-    @property
-    def is_blocked(self) -> bool:
-        """True while the client does not read what was sent."""
-
-    def begin_stream(self, data: bytes) -> None:
-        """Send `data` at once, and so all that is written until the response has ended."""
-
-    def write(self, data: bytes) -> None:
-        """Send `data`, after what was sent before."""
-
-    def end_exchange(self) -> None:
-        """Go on with the next request, because the response was sent whole."""
-
-    def pause_body(self) -> None:
-        """Stop reading from the client."""
-
-    def resume_body(self) -> None:
-        """Read from the client again."""
-
-    def break_off(self, *, reset: bool) -> None:
-        """Close the connection; with `reset`, so that it does not look like an orderly end."""
-
-
 class Exchange:
     """A request, and the state of its response."""
 
-    __slots__ = (
-        *("_chunked", "_connection", "body_complete", "content_length", "ended", "gives_way", "head", "keep_alive"),
-        *("receiver", "started"),
-    )
-
-    def __init__(self, head: RequestHead, content_length: int | None, connection: ClientConnection) -> None:
+    def __init__(self, head: RequestHead, content_length: int | None, connection: "ServerConnection") -> None:
         self.head = head
         self.content_length = content_length
         """The size of the body in bytes; None: it is chunked."""

@@ -21,8 +21,6 @@ _NO_OPTIONS: frozenset[bytes] = frozenset()
 class Headers:
     """The fields of one message."""
 
-    __slots__ = ("_first", "_forwarded", "_names", "fields")
-
     def __init__(self, fields: Iterable[Field] = ()) -> None:
         self.fields = list(fields)
         self._forwarded: tuple[frozenset[bytes], bytes] | None = None

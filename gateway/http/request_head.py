@@ -42,8 +42,6 @@ class RequestHead:
     So the length of the body is not in here, and the field Content-Length of such a head is not to be read.
     """
 
-    __slots__ = ("headers", "is_http_1_0", "keep_alive", "method", "path", "query")
-
     def __init__(self, method: str, target: RequestTarget, headers: Headers, *, is_http_1_0: bool) -> None:
         self.method = method
         self.path, self.query = target

@@ -45,13 +45,6 @@ class RequestHandling:
 class ServerConnection(asyncio.Protocol):
     """The connection from `peer`; `on_end` is called when it is closed."""
 
-    __slots__ = (
-        *("_advancing", "_body_left_bytes", "_buffer", "_draining", "_ended", "_exchange", "_handling", "_is_tls"),
-        *("_loop", "_on_end", "_parser", "_reading_paused", "_streams", "_table", "_times", "_transport"),
-        "_unsent_bytes",
-        *("deadline", "handshake", "head_bytes", "is_blocked", "is_idle", "peer", "request_deadline", "was_made"),
-    )
-
     def __init__(
         self,
         peer: str,
@@ -62,8 +55,11 @@ class ServerConnection(asyncio.Protocol):
     ) -> None:
         self.peer = peer
         self.deadline = math.inf
+        """The time of the loop's clock after which the table calls `expire`; infinite if there is none."""
         self.request_deadline = math.inf
+        """The same for its request as a whole."""
         self.head_bytes = 0
+        """The bytes of a head that has not come whole, as the table counts them."""
         self.handshake: asyncio.Task[None] | None = None
         """The task that makes the connection; None: it is made, or was never accepted."""
         self._handling = handling

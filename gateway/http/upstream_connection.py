@@ -57,12 +57,6 @@ class ResponseReceiver(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """A connection; `on_free` is called when it is ready for another request, `on_end` when it is closed."""
 
-    __slots__ = (
-        *("_answered", "_fields", "_has_length", "_head", "_head_bytes", "_in_head", "_incoming", "_keeps"),
-        *("_on_end", "_on_free", "_parser", "_paused", "_pieces", "_receiver", "_sent_at"),
-        *("_transport", "_until_close", "_was_used", "idle_since", "is_answered", "url"),
-    )
-
     def __init__(
         self,
         url: str,

@@ -6,7 +6,7 @@ For servers whose answers are made from memory: nobody waits, so nothing is read
 from collections.abc import Callable
 from typing import NamedTuple
 
-from gateway.http.exchange import BodyTimeoutError, Exchange
+from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.request_head import InvalidRequestError
 
 
@@ -50,10 +50,8 @@ class WholeBodies:
         exchange.respond(503, *self.render_error(503, "too many large requests at once"))
 
 
-class WholeBody:
+class WholeBody(RequestReceiver):
     """A body that is being received."""
-
-    __slots__ = ("_answer", "_bodies", "_exchange", "_limits", "_pieces")
 
     def __init__(
         self,
@@ -88,12 +86,6 @@ class WholeBody:
         """Refuse a request whose body does not come."""
         self.hang_up()
         self._exchange.respond(400, *self._bodies.render_error(400, f"the body did not come: {error}"))
-
-    def resume_writing(self) -> None:
-        """Do nothing: the answer is sent whole."""
-
-    def stop(self) -> None:
-        """Do nothing: the request is broken off."""
 
     def hang_up(self) -> None:
         """Free the body."""

@@ -7,10 +7,10 @@ that is longer than all before it.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from gateway.proxy.config import BackendHealth
-from runtimes.engine_errors import judge_status
 
 _DISTINCT_FAILURES: Final = 3
 """Different requests that failed in a row; one that a client repeats counts once."""
@@ -25,6 +25,7 @@ A sound one may take longer with a long prompt. So the agent that asks it must n
 """
 _TIMES_THE_PAST: Final = 5.0
 _REMEMBERED_ANSWERS: Final = 20
+_DIGEST_BYTES: Final = 4096
 
 
 class AnswerProgress:
@@ -36,10 +37,6 @@ class AnswerProgress:
         now: the time at which the request is sent.
     """
 
-    __slots__ = (
-        *("began", "has_begun", "last_data", "longest_pause", "request_digest", "size_bytes", "waits_for_client"),
-    )
-
     def __init__(self, request_digest: int, size_bytes: int, now: float) -> None:
         self.request_digest = request_digest
         self.size_bytes = size_bytes
@@ -49,21 +46,17 @@ class AnswerProgress:
         self.waits_for_client = False
         """The engine is not read, because its client does not read."""
 
-    def measure_pause(self, now: float) -> None:
-        """Note that data has come after the begin of the answer."""
-        pause = now - self.last_data
-        self.last_data = now
-        if pause > self.longest_pause and not self.waits_for_client:
-            self.longest_pause = pause
-        self.waits_for_client = False
-
 
 class BackendPast:
-    """The last answers of one backend, those under way, and the health that they show."""
+    """The last answers of one backend, those under way, and the health that they show.
 
-    def __init__(self, uid: str) -> None:
+    The first call that ends an answer counts. `report` is called after each change of `health`.
+    """
+
+    def __init__(self, uid: str, report: Callable[["BackendPast"], None]) -> None:
         self.health = BackendHealth(uid)
         self.under_way: set[AnswerProgress] = set()
+        self._report = report
         self._failures = 0
         self._first_failure = 0.0
         """Time of the first of these failures."""
@@ -71,6 +64,12 @@ class BackendPast:
         self._last_outcomes: deque[str] = deque(maxlen=_DISTINCT_FAILURES)
         self._longest_pauses: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)
         self._waits: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED_ANSWERS)
+
+    def expect_answer(self, body: bytes | bytearray, now: float) -> AnswerProgress:
+        """Observe the answer to a request with this body, which is sent now."""
+        progress = AnswerProgress(_digest(body), len(body), now)
+        self.under_way.add(progress)
+        return progress
 
     def note_begin(self, progress: AnswerProgress, now: float) -> None:
         """Note the begin of an answer."""
@@ -80,12 +79,18 @@ class BackendPast:
 
     def note_data(self, progress: AnswerProgress, now: float) -> None:
         """Note data of a stream."""
-        progress.measure_pause(now)
+        pause = now - progress.last_data
+        progress.last_data = now
+        if pause > progress.longest_pause and not progress.waits_for_client:
+            progress.longest_pause = pause
+        progress.waits_for_client = False
         if self.health.suspect and self.health.reason != "Failing":
             self._clear()
 
     def succeed(self, progress: AnswerProgress) -> None:
         """Note a complete answer: whatever was suspected, the backend works."""
+        if progress not in self.under_way:
+            return
         self.under_way.discard(progress)
         self._longest_pauses.append(progress.longest_pause)
         if self._failures:
@@ -99,6 +104,8 @@ class BackendPast:
 
         It is no reason for a suspicion while the backend streams an answer to someone else: then it works.
         """
+        if progress not in self.under_way:
+            return
         self.under_way.discard(progress)
         if not self._failures:
             self._first_failure = now
@@ -107,17 +114,15 @@ class BackendPast:
         if len(self._failed_requests) < _DISTINCT_FAILURES:
             self._failed_requests.add(progress.request_digest)
         is_enough = len(self._failed_requests) >= _DISTINCT_FAILURES or self._failures >= _FAILURES
-        if is_enough and not self._streams_since(self._first_failure):
+        if is_enough and not any(other.has_begun and other.last_data > self._first_failure for other in self.under_way):
             outcomes = ", ".join(self._last_outcomes)
             self._suspect("Failing", f"the last {self._failures} requests failed: {outcomes}")
 
     def fail_for_good(self, progress: AnswerProgress, outcome: str) -> None:
         """Note a request that the backend failed with an answer by which it cannot serve any other."""
-        self.under_way.discard(progress)
-        self._suspect("Failing", f"by its answer to the last request, {outcome}, it can serve none")
-
-    def _streams_since(self, time: float) -> bool:
-        return any(progress.has_begun and progress.last_data > time for progress in self.under_way)
+        if progress in self.under_way:
+            self.under_way.discard(progress)
+            self._suspect("Failing", f"its last answer, {outcome}, shows that it cannot serve any request")
 
     def abandon(self, progress: AnswerProgress) -> None:
         """Forget an answer that shows nothing, such as one whose client hung up."""
@@ -152,18 +157,22 @@ class BackendPast:
         # A request that is larger than a past one may take longer in proportion.
         longest = max(wait * max(1.0, progress.size_bytes / max(1, size)) for wait, size in self._waits)
         if seconds > _TIMES_THE_PAST * longest:
-            self._suspect("Slow", f"no answer for {seconds:.0f} s; by those before, {longest:.1f} s was to be expected")
+            self._suspect("Slow", f"no answer for {seconds:.0f} s; expected within {longest:.1f} s by earlier answers")
 
     def _suspect(self, reason: str, message: str) -> None:
         # That it fails replaces that it is slow or silent: data of a stream would end those suspicions.
         if not self.health.suspect or (reason == "Failing" and self.health.reason != "Failing"):
             self.health = BackendHealth(self.health.uid, suspect=True, reason=reason, message=message)
+            self._report(self)
 
     def _clear(self) -> None:
         if self.health.suspect:
             self.health = BackendHealth(self.health.uid)
+            self._report(self)
 
 
-def is_failure(status: int) -> bool:
-    """Decide whether an engine's status says that the engine failed, and not that the request was wrong."""
-    return judge_status(status).lesson != "nothing"
+def _digest(body: bytes | bytearray) -> int:
+    """Return the same number for the same body, from its ends only, because a body may be large."""
+    if len(body) <= _DIGEST_BYTES:
+        return hash(bytes(body))
+    return hash((len(body), bytes(body[:_DIGEST_BYTES]), bytes(body[-_DIGEST_BYTES:])))

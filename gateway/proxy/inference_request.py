@@ -53,17 +53,13 @@ class SharedResources(NamedTuple):
 class InferenceRequest:
     """The receiver of a request's body, of a slot in the queue, and of the response. Raises RequestError."""
 
-    __slots__ = (
-        *("_content", "_exchange", "_held_bytes", "_router", "_service", "_shared", "_since", "_task", "_tried"),
-        *("_upstream", "arrived", "body", "error", "first_token_seconds", "head", "id_line", "queued_seconds"),
-        *("request_id", "status"),
-    )
-
     def __init__(self, exchange: Exchange, head: InferenceHead, router: Router, shared: SharedResources) -> None:
         if (exchange.content_length or 0) > BODY_LIMIT_BYTES:
             raise errors.request_too_large(BODY_LIMIT_BYTES)
         self.arrived = time.monotonic()
         self.head = head
+        self.route = head.route
+        """The name of the path."""
         self.request_id = head.request_id or f"{_process_id}-{next(_numbers)}"
         self.id_line = f"{REQUEST_ID}: {self.request_id}\r\n".encode()
         """The field by which the engine and the client get the request's id."""
@@ -86,11 +82,6 @@ class InferenceRequest:
         """Holds the slot of a backend."""
         self._tried: list[str] = []
         exchange.send_continue()
-
-    @property
-    def route(self) -> str:
-        """The name of the path."""
-        return self.head.route
 
     @property
     def tokens(self) -> TokenCount:
@@ -207,8 +198,8 @@ class InferenceRequest:
     # The backend
 
     def _send_to(self, backend: Backend, service: Service) -> None:
-        upstream = self._upstream = UpstreamRequest(self, self._exchange, service, backend, self._shared.health)
-        upstream.send(self._shared.pool)
+        upstream = self._upstream = UpstreamRequest(self, self._exchange, service, backend, self._shared)
+        upstream.send()
 
     def try_other_backend(self, backend: Backend, error: NotAcceptedError) -> None:
         """Send the request to a backend that was not tried yet, because `backend` accepts no connection."""
@@ -234,31 +225,35 @@ class InferenceRequest:
 
     def stop(self) -> None:
         """Answer with an error, or end a stream with one, because the proxy stops; half a body shows by itself."""
-        service, upstream = self._service, self._upstream
-        error = errors.replica_stopped(service.config.name if service else self._router.name)
         self.error = "stopped"
-        if self._task:
-            self._task.cancel()
-        if not self._exchange.started:
-            if upstream:
-                upstream.cancel()
-            elif service:
-                service.queue.leave(self)
-            self.refuse(error)
-        elif upstream and (told := upstream.break_off(error)):
-            self.end()
-            self._exchange.finish(told)
+        self._cancel()
+        self.break_off(errors.replica_stopped(self._service.config.name if self._service else self._router.name))
 
     def hang_up(self) -> None:
         """Leave the queue, or cancel the engine's work."""
         self.status = CLIENT_GONE
+        self._cancel()
+        self.end()
+
+    def _cancel(self) -> None:
         if self._task:
             self._task.cancel()
         if self._upstream:
             self._upstream.cancel()
         elif self._service:
             self._service.queue.leave(self)
+
+    def break_off(self, error: RequestError) -> None:
+        """Send an error in place of the response, or of its rest if its form has a way."""
+        if not self._exchange.started:
+            self.refuse(error)
+            return
+        rendered = self._upstream.render_error(error) if self._upstream else b""
         self.end()
+        if rendered:
+            self._exchange.finish(rendered)
+        else:
+            self._exchange.break_off()
 
     def refuse(self, error: RequestError) -> None:
         """Send an error."""
@@ -273,8 +268,7 @@ class InferenceRequest:
     def fail(self) -> None:
         """Answer after a defect, and log it."""
         log.exception("request_failed")
-        if self._upstream:
-            self._upstream.cancel()
+        self._cancel()
         if self._exchange.started:
             self.end()
             if not self._exchange.ended:
@@ -290,7 +284,7 @@ class InferenceRequest:
             return
         self._service = None
         if upstream:
-            upstream.observe().abandon()
+            upstream.forget_answer()
             self._shared.in_flight.end(upstream.backend.uid)
             service.queue.finish_request(time.monotonic() - self._since)
         service.record(self)

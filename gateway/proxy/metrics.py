@@ -38,8 +38,6 @@ class ServiceLoad(NamedTuple):
 class DurationHistogram:
     """The number of durations up to each of `bounds`, in seconds, and their sum."""
 
-    __slots__ = ("_bounds", "_counts", "sum_seconds")
-
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)

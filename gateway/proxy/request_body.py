@@ -60,8 +60,6 @@ class RequestBody(Protocol):
 class ShortBody:
     """A decoded body: its fields without the model and without those that load weights."""
 
-    __slots__ = ("_complete", "_other_fields", "content", "model", "schema_demand", "streams")
-
     def __init__(
         self,
         content: bytes | bytearray,
@@ -89,8 +87,6 @@ class ShortBody:
 
 class ScannedBody:
     """A body that was scanned, and the places of its fields without the model and without those that load weights."""
-
-    __slots__ = ("_complete", "_other_fields", "content", "model", "schema_demand")
 
     streams = False
 

@@ -8,13 +8,15 @@ import math
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
+
+from gateway.proxy.config import Backend
+
+if TYPE_CHECKING:
+    from gateway.proxy.inference_request import InferenceRequest
 
 _LONGEST_RETRY_SECONDS = 60
 _NEWEST_WEIGHT = 0.2
-
-S = TypeVar("S")
-S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class QueueFullError(Exception):
@@ -25,17 +27,7 @@ class QueueFullError(Exception):
         self.retry_seconds = retry_seconds
 
 
-class QueuedRequest(Protocol[S_contra]):
-    """A request that wants a slot."""
-
-    def take_slot(self, slot: S_contra) -> None:
-        """Go on with a slot; the request returns the slot before it calls `finish_request`."""
-
-    def refuse_slot(self) -> None:
-        """End, because no backend is left to serve the requests that wait."""
-
-
-class RequestQueue(Generic[S]):
+class RequestQueue:
     """The requests of one service that hold a slot, and those that wait for one; first come, first served.
 
     Args:
@@ -44,11 +36,11 @@ class RequestQueue(Generic[S]):
         limit: how many requests may wait.
     """
 
-    def __init__(self, take_slot: Callable[[], S | None], limit: int) -> None:
+    def __init__(self, take_slot: Callable[[], Backend | None], limit: int) -> None:
         self.limit = limit
         self.in_flight = 0
         self._take_slot = take_slot
-        self._waiting: deque[QueuedRequest[S]] = deque()
+        self._waiting: deque[InferenceRequest] = deque()
         self._mean_seconds = 0.0
 
     @property
@@ -56,20 +48,20 @@ class RequestQueue(Generic[S]):
         """The number of requests that wait."""
         return len(self._waiting)
 
-    def take_free_slot(self) -> S | None:
+    def take_free_slot(self) -> Backend | None:
         """Return a free slot for a request that has not waited; None if there is none, or if others wait for it."""
         slot = None if self._waiting else self._take_slot()
         self.in_flight += slot is not None
         return slot
 
-    def wait(self, request: QueuedRequest[S]) -> None:
+    def wait(self, request: "InferenceRequest") -> None:
         """Give the request a slot later. Raises QueueFullError."""
         if len(self._waiting) < self.limit:
             self._waiting.append(request)
         else:
             raise QueueFullError(self._retry_seconds())
 
-    def leave(self, request: QueuedRequest[S]) -> None:
+    def leave(self, request: "InferenceRequest") -> None:
         """Forget a request that waits, because its client has hung up."""
         with suppress(ValueError):
             self._waiting.remove(request)

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.proxy.backend_health import is_failure
 from gateway.proxy.errors import RequestError
+from runtimes.engine_errors import judge_status
 
 STREAM_END_BYTES: Final = 4 << 10
 """So much of the end of a stream has its last events: finish, usage and `[DONE]`, or an error."""
@@ -102,7 +102,7 @@ def judge_error(error: bytes) -> ResponseEnd:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ResponseEnd.FAILED
     if isinstance(code, int) and code >= HTTPStatus.BAD_REQUEST:
-        return ResponseEnd.FAILED if is_failure(code) else ResponseEnd.REFUSED
+        return ResponseEnd.REFUSED if judge_status(code).lesson == "nothing" else ResponseEnd.FAILED
     is_refusal = isinstance(kind, str) and kind in _REQUEST_ERRORS
     return ResponseEnd.REFUSED if is_refusal else ResponseEnd.FAILED
 

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from gateway.event_log import EventRecord, log
 from gateway.proxy.config import Backend, ServiceListener, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
 from gateway.proxy.metrics import ProxyMetrics
 from gateway.proxy.request_queue import RequestQueue
-from gateway.proxy.response_body import TokenCount
+
+if TYPE_CHECKING:
+    from gateway.proxy.inference_request import InferenceRequest
 
 
 class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_finished"):
@@ -25,30 +27,6 @@ class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_
     tokens_out: int | None
     request_id: str
     error: str = ""
-
-
-class ServedRequest(Protocol):
-    """The values that are recorded of a request; nothing of its content."""
-
-    arrived: float
-    """Like all times here, of the monotonic clock, in seconds."""
-    request_id: str
-    status: int
-    queued_seconds: float
-    first_token_seconds: float | None
-    error: str
-
-    @property
-    def route(self) -> str:
-        """The name of the path."""
-
-    @property
-    def tokens(self) -> TokenCount:
-        """The engine's report so far."""
-
-    @property
-    def generation_seconds(self) -> float | None:
-        """Time from the first to the last token of a stream; None: unknown."""
 
 
 class Service:
@@ -67,8 +45,8 @@ class Service:
         self._errors = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
-        self._running: set[ServedRequest] = set()
-        self._lone: ServedRequest | None = None
+        self._running: set[InferenceRequest] = set()
+        self._lone: InferenceRequest | None = None
         """The request that has had the service to itself since it came."""
         self._forget_metrics: Callable[[], None] | None = lambda: metrics.forget(config.name)
 
@@ -119,12 +97,12 @@ class Service:
             self._in_flight.begin(backend.uid)
         return backend
 
-    def begin(self, request: ServedRequest) -> None:
+    def begin(self, request: "InferenceRequest") -> None:
         """Count a request as running."""
         self._lone = None if self._running else request
         self._running.add(request)
 
-    def record(self, request: ServedRequest) -> None:
+    def record(self, request: "InferenceRequest") -> None:
         """Count and log a request that has ended."""
         self._running.discard(request)
         is_lone = self._lone is request

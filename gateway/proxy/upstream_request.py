@@ -8,19 +8,16 @@ import asyncio
 import functools
 import time
 from http import HTTPStatus
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.event_log import log
 from gateway.http.exchange import Exchange
 from gateway.http.headers import HOP_BY_HOP, Headers
 from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection
-from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
+from gateway.http.upstream_pool import NotAcceptedError
 from gateway.proxy import errors, paths
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
-from gateway.proxy.health_monitor import AnswerObserver, HealthMonitor
-from gateway.proxy.inference_head import InferenceHead
-from gateway.proxy.request_body import RequestBody
 from gateway.proxy.response_body import (
     ErrorResponse,
     JsonResponse,
@@ -32,8 +29,11 @@ from gateway.proxy.response_body import (
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import ResponsesStream
 from gateway.proxy.service import Service
-from runtimes.engine_errors import Lesson, judge_error, read_error
+from runtimes.engine_errors import judge_error, read_error
 from runtimes.registry import find_runtime
+
+if TYPE_CHECKING:
+    from gateway.proxy.inference_request import InferenceRequest, SharedResources
 
 _FOR_WEB_PAGES: Final = frozenset(
     b"access-control-" + name
@@ -52,64 +52,28 @@ _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNA
 _NO_RESPONSE: Final = UnchangedResponse()
 
 
-class RelayedRequest(Protocol):
-    """The client's request, which goes to one backend after the other until one accepts it."""
-
-    arrived: float
-    head: InferenceHead
-    id_line: bytes
-    """The line of the header field X-Request-Id."""
-    body: RequestBody
-    status: int
-    first_token_seconds: float | None
-    error: str
-
-    def free_body(self) -> None:
-        """Free the request body."""
-
-    def try_other_backend(self, backend: Backend, error: NotAcceptedError) -> None:
-        """Send the request to a backend that was not tried yet, because `backend` accepts no connection."""
-
-    def end(self) -> None:
-        """Free what the request holds, and record it; before the last of the response is sent."""
-
-    def refuse(self, error: RequestError) -> None:
-        """Send an error."""
-
-    def fail(self) -> None:
-        """Answer after a defect, and log it."""
-
-
 class UpstreamRequest:
     """A client's request on its way to a backend of `service`, and the receiver of the backend's response."""
 
-    __slots__ = (
-        *("_connection", "_exchange", "_fields", "_health", "_held", "_last_token_at", "_observer", "_pool"),
-        *("_repeated", "_request", "_response", "_sent_at", "_service", "_starts_at_once", "_streams", "_task"),
-        *("_first_token_at", "_text_events", "_was_blocked", "backend"),
-    )
-
     def __init__(
         self,
-        request: RelayedRequest,
+        request: "InferenceRequest",
         exchange: Exchange,
         service: Service,
         backend: Backend,
-        health: HealthMonitor,
+        shared: "SharedResources",
     ) -> None:
         self.backend = backend
-        self._health = health
-        self._observer: AnswerObserver | None = None
         self._request = request
         self._exchange = exchange
         self._service = service
-        self._pool: UpstreamPool | None = None
-        """None before it is sent, and after it was cancelled."""
+        self._pool = shared.pool
+        self._past = shared.health.backend_past(backend.uid)
+        self._progress = self._past.expect_answer(request.body.content, time.monotonic())
         self._task: asyncio.Task[None] | None = None
         self._connection: UpstreamConnection | None = None
         """From the moment when the request is sent to the end of the response."""
-        self._sent_at = 0.0
-        """The time at which it was sent first."""
+        self._cancelled = False
         self._repeated = False
         self._response: ResponseBody = _NO_RESPONSE
         self._fields = b""
@@ -122,12 +86,6 @@ class UpstreamRequest:
         self._first_token_at = self._last_token_at = 0.0
         self._was_blocked = False
         """The client read too slowly, and held up the backend."""
-
-    def observe(self) -> AnswerObserver:
-        """Return the observer of the answer, which is made when it is first needed: mostly when that has begun."""
-        if self._observer is None:
-            self._observer = self._health.begin(self, self.backend.uid, self._request.body.content, self._sent_at)
-        return self._observer
 
     @property
     def tokens(self) -> TokenCount:
@@ -142,46 +100,45 @@ class UpstreamRequest:
 
     # The request
 
-    def send(self, pool: UpstreamPool) -> None:
+    def send(self) -> None:
         """Send the request over a kept connection, or a new one."""
-        self._pool = pool
-        self._sent_at = time.monotonic()
         try:
-            if connection := pool.take_idle(self.backend.url):
+            if connection := self._pool.take_idle(self.backend.url):
                 self._send_over(connection)
             else:
-                self._connect(pool)
-            if self._observer is None:
-                self._health.expect(self)
+                self._connect()
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
             self._request.fail()
 
     def cancel(self) -> None:
         """Break the request off, so that the backend stops its work."""
-        self._pool = None
+        self._cancelled = True
         if self._task:
             self._task.cancel()
         if self._connection:
             self._connection.abort()
 
-    def break_off(self, error: RequestError) -> bytes:
-        """Cancel the backend's work; return what tells the client why within a stream, empty if there is no way."""
-        self.cancel()
+    def forget_answer(self) -> None:
+        """Note that the answer, if it has not ended, shows nothing of the backend."""
+        self._past.abandon(self._progress)
+
+    def render_error(self, error: RequestError) -> bytes:
+        """Return what tells the client of an error within a response that was begun; empty if there is no way."""
         return self._response.break_off(error)
 
     def resume_reading(self) -> None:
         """Read the response again, because the client has read."""
         if self._connection:
             self._connection.resume_reading()
-            self.observe().note_data(time.monotonic())
+            self._past.note_data(self._progress, time.monotonic())
 
-    def _connect(self, pool: UpstreamPool) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._send_over_new(pool))
+    def _connect(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._send_over_new())
 
-    async def _send_over_new(self, pool: UpstreamPool) -> None:
+    async def _send_over_new(self) -> None:
         try:
             try:
-                connection = await pool.connect(self.backend.url)
+                connection = await self._pool.connect(self.backend.url)
             except NotAcceptedError as error:
                 self._note_not_accepted(error)
             else:
@@ -194,7 +151,7 @@ class UpstreamRequest:
             # The request was sent once: another backend must not get it as if it had not been.
             self._break_off(str(error))
         else:
-            self.observe().fail("it accepts no connection")
+            self._note_failure("it accepts no connection")
             self._request.try_other_backend(self.backend, error)
 
     def _send_over(self, connection: UpstreamConnection) -> None:
@@ -228,7 +185,7 @@ class UpstreamRequest:
         else:
             self._starts_at_once = True
             if fields.kind == b"text/event-stream":
-                route = self._request.head.route
+                route = self._request.route
                 self._response = (
                     ResponsesStream(self._service.model, self.backend.model)
                     if route == "responses"
@@ -238,10 +195,9 @@ class UpstreamRequest:
             else:
                 self._response = UnchangedResponse()
         self._pass_on(piece)
-        observer = self.observe()
         self._request.free_body()
-        if status < _FIRST_ERROR_STATUS and self._request.head.route not in paths.COUNTS:
-            observer.note_begin()
+        if status < _FIRST_ERROR_STATUS and self._request.route not in paths.COUNTS:
+            self._past.note_begin(self._progress, time.monotonic())
         self._note_piece()
 
     def take_response(self, piece: bytes) -> None:
@@ -281,10 +237,10 @@ class UpstreamRequest:
     def fail_response(self, error: UpstreamBrokeOffError) -> None:
         """Break off the client's response as the backend broke off, or repeat the request."""
         self._connection = None
-        if error.was_stale and not self._repeated and self._pool:
+        if error.was_stale and not self._repeated and not self._cancelled:
             # Generated text is the only effect of a request, so it may be sent again over another connection.
             self._repeated = True
-            self._connect(self._pool)
+            self._connect()
         else:
             self._break_off(str(error))
 
@@ -316,26 +272,24 @@ class UpstreamRequest:
         """
         if response.end is ResponseEnd.FAILED:
             self._request.error = "engine_error"
-            self.observe().fail(response.end.value)
-        elif response.end is ResponseEnd.COMPLETE and self._request.head.route not in paths.COUNTS:
-            self.observe().succeed()
+            self._note_failure(response.end.value)
+        elif response.end is ResponseEnd.COMPLETE and self._request.route not in paths.COUNTS:
+            self._past.succeed(self._progress)
 
-    def _note_error(self, status: int, lesson: Lesson) -> None:
-        """Note an error that is sent as such, by what it shows of the backend."""
-        outcome = ResponseEnd.FAILED.value if status < _FIRST_ERROR_STATUS else str(status)
-        if lesson == "sick":
-            self.observe().fail_for_good(outcome)
-        elif lesson == "failure":
-            self.observe().fail(outcome)
+    def _note_failure(self, outcome: str) -> None:
+        self._past.fail(self._progress, outcome, time.monotonic())
 
     def _translate_error(self, response: ResponseBody, body: bytes) -> RequestError:
-        """Return the backend's error in OpenAI's form."""
-        request = self._request
-        status = request.status
+        """Return the backend's error in OpenAI's form, and note what it shows of the backend."""
+        request, engine = self._request, self.backend.engine
+        status, outcome = request.status, str(request.status)
         if status < _FIRST_ERROR_STATUS:
-            status = _status_of(response)
-        engine, text = self.backend.engine, read_error(body).text
-        self._note_error(request.status, judge_error(find_runtime(engine).errors, status, text).lesson)
+            status, outcome = _status_of(response), ResponseEnd.FAILED.value
+        lesson = judge_error(find_runtime(engine).errors, status, read_error(body).text).lesson
+        if lesson == "sick":
+            self._past.fail_for_good(self._progress, outcome)
+        elif lesson == "failure":
+            self._note_failure(outcome)
         error = errors.translate_engine_error(status, body, self._service.config.name, engine)
         if error.status in _TEMPORARY_ERRORS and isinstance(response, ErrorResponse):
             error.headers["Retry-After"] = response.retry_after
@@ -346,9 +300,9 @@ class UpstreamRequest:
     def _measure_stream(self) -> None:
         """Note that the backend is not silent, and the time that the tokens of a stream take."""
         now = time.monotonic()
-        observer, total = self.observe(), self._response.text_events
-        observer.note_data(now)
-        observer.waits_for_client = self._exchange.is_blocked
+        total = self._response.text_events
+        self._past.note_data(self._progress, now)
+        self._progress.waits_for_client = self._exchange.is_blocked
         self._was_blocked |= self._exchange.is_blocked
         new = total - self._text_events
         if not new:
@@ -367,16 +321,8 @@ class UpstreamRequest:
         name = self._service.config.name
         log.warning("engine_broke_off", service=name, backend=self.backend.uid, streaming=streaming, error=reason)
         self._request.error = "engine_broke_off"
-        self.observe().fail("broken off")
-        if streaming:
-            told = self._response.break_off(errors.response_broken_off(name))
-            self._request.end()
-            if told:
-                self._exchange.finish(told)
-            else:
-                self._exchange.break_off()
-        else:
-            self._request.refuse(errors.upstream_failed(name))
+        self._note_failure("broken off")
+        self._request.break_off(errors.response_broken_off(name) if streaming else errors.upstream_failed(name))
 
 
 def _status_of(response: ResponseBody) -> HTTPStatus:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from unittest import mock
 
 import aiohttp
 import pytest
@@ -21,26 +22,16 @@ from tests.unit.gateway.proxy.running_proxy import (
 )
 
 
-class Waiting:
-    """A request that waits for ever."""
-
-    def take_slot(self, slot: str) -> None:
-        raise AssertionError(f"{slot} is not free")
-
-    def refuse_slot(self) -> None:
-        raise AssertionError("nobody refuses it")
-
-
 def retry_seconds(*durations: float, in_flight: int) -> int:
     """Return what a refused client is told after requests that took so long, while others are in flight."""
-    slots = ["slot"] * (len(durations) + in_flight)
-    queue: RequestQueue[str] = RequestQueue(lambda: slots.pop() if slots else None, limit=0)
+    slots = [Backend("a", "http://127.0.0.1:1")] * (len(durations) + in_flight)
+    queue = RequestQueue(lambda: slots.pop() if slots else None, limit=0)
     while queue.take_free_slot():
         pass
     for seconds in durations:
         queue.finish_request(seconds)
     with pytest.raises(QueueFullError) as refused:
-        queue.wait(Waiting())
+        queue.wait(mock.Mock())
     return refused.value.retry_seconds
 
 
