@@ -7,7 +7,7 @@ protocols and versions, doubled blanks, transfer codings beside `chunked`, and a
 
 import functools
 import re
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
 import httptools
@@ -28,23 +28,17 @@ class InvalidRequestError(Exception):
     """The bytes are no request that is served; the message names the rule and quotes nothing of them."""
 
 
-class RequestTarget(NamedTuple):
-    """The target of a request."""
-
-    path: str
-    """Decoded, without the query."""
-    query: str
-
-
 class RequestHead:
     """The method, target and header fields of a request; equal ones of several requests may be one object.
 
     So the length of the body is not in here, and the field Content-Length of such a head is not to be read.
     """
 
-    def __init__(self, method: str, target: RequestTarget, headers: Headers, *, is_http_1_0: bool) -> None:
+    def __init__(self, method: str, path: str, query: str, headers: Headers, *, is_http_1_0: bool) -> None:
         self.method = method
-        self.path, self.query = target
+        self.path = path
+        """Decoded, without the query."""
+        self.query = query
         self.headers = headers
         self.is_http_1_0 = is_http_1_0
         self.keep_alive = not is_http_1_0 and b"close" not in headers.connection_options()
@@ -124,7 +118,8 @@ class RequestParser:
             # It refers to this object, which must not wait for the garbage collector: so only while it is needed.
             self._parser = parser
         method = line[1].decode()
-        return RequestHead(method, _parse_target(method, self._url), headers, is_http_1_0=is_http_1_0), length
+        path, query = _parse_target(method, self._url)
+        return RequestHead(method, path, query, headers, is_http_1_0=is_http_1_0), length
 
     def parse_chunks(self, data: bytes) -> bytes:
         """Return the content of the chunks in `data`; `complete` is set at their end. Raises InvalidRequestError."""
@@ -188,19 +183,19 @@ def _check_fields(headers: Headers, *, is_http_1_0: bool) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _parse_target(method: str, target: bytes) -> RequestTarget:
+def _parse_target(method: str, target: bytes) -> tuple[str, str]:
     """Return the path and the query of an origin-form or absolute-form target. Raises InvalidRequestError."""
     if not target.startswith(b"/"):
         authority = _ABSOLUTE_FORM.match(target)
         if method == "OPTIONS" and target == b"*":
-            return RequestTarget("*", "")
+            return "*", ""
         if authority is None or method == "CONNECT":
             raise InvalidRequestError("its target is neither a path nor an http URL")
         target = target[authority.end() :] or b"/"
     if b"#" in target:
         raise InvalidRequestError("its target has a fragment")
     path, _, query = target.decode().partition("?")
-    return RequestTarget(unquote(path, errors="replace") if "%" in path else path, query)
+    return unquote(path, errors="replace") if "%" in path else path, query
 
 
 def _rule(error: Exception) -> str:

@@ -19,7 +19,7 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Headers
 from gateway.http.limits import HEAD_BYTES, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES, ConnectionTimes
-from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, RequestTarget, read_known_head
+from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, read_known_head
 
 _HEAD_END: Final = b"\r\n\r\n"
 _STEPS_AT_ONCE: Final = 4
@@ -422,7 +422,7 @@ class ServerConnection(asyncio.Protocol):
     def _refuse(self, status: int, reason: str) -> None:
         """Answer bytes that are no request, and close the connection."""
         self._log_refusal(reason)
-        head = RequestHead("", RequestTarget("", ""), Headers(), is_http_1_0=False)
+        head = RequestHead("", "", "", Headers(), is_http_1_0=False)
         exchange = self._exchange = Exchange(head, 0, self)
         exchange.respond(status, *self._handling.render_error(status, reason))
 

@@ -8,14 +8,17 @@ import asyncio
 import functools
 import select
 import time
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol, TypeAlias, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, cast
 
 import httptools
 
 from gateway.event_log import log
 from gateway.http.headers import Field, Headers
 from gateway.http.limits import HEAD_BYTES, HEADER_COUNT, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES
+
+if TYPE_CHECKING:
+    from gateway.http.upstream_pool import UpstreamPool
 
 _FIRST_FINAL_STATUS: Final = 200
 _JOINED_BYTES: Final = 32 << 10
@@ -55,20 +58,14 @@ class ResponseReceiver(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """A connection; `on_free` is called when it is ready for another request, `on_end` when it is closed."""
+    """A connection of `pool`, which gets it back when it is ready for another request."""
 
-    def __init__(
-        self,
-        url: str,
-        on_free: Callable[["UpstreamConnection"], None],
-        on_end: Callable[["UpstreamConnection"], None],
-    ) -> None:
+    def __init__(self, url: str, pool: "UpstreamPool") -> None:
         self.url = url
         self.idle_since = 0.0
         self._was_used = False
         """It has carried a whole response, so the upstream may be closing it as idle while a request is sent."""
-        self._on_free = on_free
-        self._on_end = on_end
+        self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._incoming = select.poll()
         self._receiver: ResponseReceiver | None = None
@@ -148,12 +145,12 @@ class UpstreamConnection(asyncio.Protocol):
             self._end_response()
         self._fail(str(exc) if isinstance(exc, OSError) else "it closed the connection")
         self._parser = None
-        self._on_end(self)
+        self._pool.forget(self)
 
     def eof_received(self) -> bool:
         """Close the connection: an upstream that has sent its last byte is done."""
         if self._receiver is None:
-            self._on_end(self)  # not only when it is closed: no request may take it until then
+            self._pool.forget(self)  # not only when it is closed: no request may take it until then
         return False
 
     def data_received(self, data: bytes) -> None:
@@ -204,7 +201,8 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._in_head = False
         fields, self._fields = self._fields, []
-        if len(fields) > HEADER_COUNT or (self._head_bytes > HEAD_BYTES and _size_bytes(fields) > HEAD_BYTES):
+        size_bytes = sum(len(name) + len(value) for name, value in fields) if self._head_bytes > HEAD_BYTES else 0
+        if len(fields) > HEADER_COUNT or size_bytes > HEAD_BYTES:
             self._fail("the head of its response is too long")
             return
         is_short = self._head_bytes <= _LONGEST_KNOWN_BYTES
@@ -250,7 +248,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self._keeps:
             self._was_used = True
             self.resume_reading()
-            self._on_free(self)
+            self._pool.keep(self)
         else:
             self._close()
         receiver.end_response()
@@ -274,7 +272,3 @@ class UpstreamConnection(asyncio.Protocol):
 def _known_headers(fields: tuple[Field, ...]) -> Headers:
     """Return the header fields of a response, which are mostly those of one before, but for the length."""
     return Headers(fields)
-
-
-def _size_bytes(fields: list[Field]) -> int:
-    return sum(len(name) + len(value) for name, value in fields)

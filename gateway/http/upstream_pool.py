@@ -49,7 +49,7 @@ class UpstreamPool:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: UpstreamConnection(url, self._keep, self._forget), parts.hostname or "", parts.port or 80
+                    lambda: UpstreamConnection(url, self), parts.hostname or "", parts.port or 80
                 )
         except TimeoutError as error:
             raise NotAcceptedError(f"no connection within {self._connect_seconds:g} s") from error
@@ -67,11 +67,10 @@ class UpstreamPool:
         for connection in list(self._all):
             connection.abort()
 
-    def _keep(self, connection: UpstreamConnection) -> None:
-        idle = self._idle.get(connection.url)
-        if idle is None:
-            idle = self._idle[connection.url] = []
-        elif len(idle) >= _IDLE_CONNECTIONS:
+    def keep(self, connection: UpstreamConnection) -> None:
+        """Keep a connection whose response has ended for another request, or close it."""
+        idle = self._idle.setdefault(connection.url, [])
+        if len(idle) >= _IDLE_CONNECTIONS:
             connection.abort()
             return
         connection.idle_since = time.monotonic()
@@ -79,7 +78,8 @@ class UpstreamPool:
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(self._idle_seconds / 2, self._close_idle)
 
-    def _forget(self, connection: UpstreamConnection) -> None:
+    def forget(self, connection: UpstreamConnection) -> None:
+        """Forget a connection that is closed, or is being closed."""
         self._all.discard(connection)
         idle = self._idle.get(connection.url)
         if idle and connection in idle:

@@ -168,14 +168,8 @@ class ProxyState(msgspec.Struct, frozen=True, rename="camel"):
     """The router's listener, if one is configured; it has no backends."""
 
 
-class BackendIdle(msgspec.Struct, frozen=True, rename="camel"):
-    """Response to GET /backends/{uid}/idle: the backend's requests in flight at the end of the wait."""
-
-    in_flight: int
-
-
 class RequestsInFlight(msgspec.Struct, frozen=True, rename="camel"):
-    """Response to GET /backends/busy: the requests in flight to all backends at the end of the wait."""
+    """Response to GET /backends/{uid}/idle and /backends/busy: the requests in flight at the end of the wait."""
 
     in_flight: int
 

@@ -15,7 +15,7 @@ from gateway.http.control_messages import JSON_FIELDS, ControlRefusal
 from gateway.http.exchange import Exchange
 from gateway.proxy import metrics
 from gateway.proxy.build import BUILD
-from gateway.proxy.config import BackendHealth, BackendIdle, ProxyConfig, ProxyState, RequestsInFlight
+from gateway.proxy.config import BackendHealth, ProxyConfig, ProxyState, RequestsInFlight
 from gateway.proxy.listeners import DrainingError, Listeners
 
 _BODY_LIMIT_BYTES: Final = 16 << 20
@@ -87,7 +87,7 @@ class ControlApi:
     async def _wait_idle(self, exchange: AwaitedExchange, uid: str) -> None:
         in_flight = self._listeners.in_flight
         await _wait_for(_read_timeout(exchange), in_flight.wait_idle(uid))
-        _respond(exchange, BackendIdle(in_flight=in_flight.counts().get(uid, 0)))
+        _respond(exchange, RequestsInFlight(in_flight=in_flight.counts().get(uid, 0)))
 
     async def _wait_busy(self, exchange: AwaitedExchange) -> None:
         in_flight = self._listeners.in_flight

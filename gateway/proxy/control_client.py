@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from gateway.http.control_client import ControlClient, ControlRefusedError, ControlUnreachableError, refusal_message
-from gateway.proxy.config import BackendHealth, BackendIdle, ProxyConfig, ProxyState, RequestsInFlight
+from gateway.proxy.config import BackendHealth, ProxyConfig, ProxyState, RequestsInFlight
 
 _WATCH_PAUSE_SECONDS = 15.0
 """The longest pause in the stream of health, which has an empty line every 5 s."""
@@ -34,7 +34,7 @@ class ProxyClient(ControlClient):
     async def wait_idle(self, uid: str, timeout_seconds: float) -> bool:
         """Wait until backend `uid`, configured or not, has no request in flight; return False after the time-out."""
         path = f"/backends/{uid}/idle?timeoutSeconds={timeout_seconds}"
-        return (await self.call("GET", path, BackendIdle, wait_seconds=timeout_seconds)).in_flight == 0
+        return (await self.call("GET", path, RequestsInFlight, wait_seconds=timeout_seconds)).in_flight == 0
 
     async def wait_busy(self, timeout_seconds: float) -> bool:
         """Wait until any backend has a request in flight; return False after the time-out."""

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
@@ -42,16 +42,15 @@ class _Message(msgspec.Struct, frozen=True):
     listeners: tuple[str, ...]
 
 
-class Inheritance:
+class Inheritance(NamedTuple):
     """A hand-over from the proxy at the other end of `connection`, which serves until it has left."""
 
-    def __init__(
-        self, connection: socket.socket, config: ProxyConfig, sockets: dict[str, list[socket.socket]], lock: int
-    ) -> None:
-        self.connection = connection
-        self.config = config
-        self.sockets = sockets
-        self.lock = lock
+    connection: socket.socket
+    config: ProxyConfig
+    sockets: dict[str, list[socket.socket]]
+    """The listening sockets by the names of their listeners."""
+    lock: int
+    """The descriptor of the file that is locked."""
 
 
 @dataclass

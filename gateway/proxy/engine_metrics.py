@@ -20,6 +20,7 @@ from gateway.http.upstream_connection import UpstreamBrokeOffError
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy.exposition import MOST_LINES, filter_exposition
 from gateway.proxy.metrics import CONTENT_TYPE, ProxyMetrics, render_engine_up
+from runtimes.pod import EngineMetrics
 
 SCRAPE_SECONDS: Final = 3.0
 """Time in which the engine's answer comes. Prometheus waits for ten seconds, if nothing else is configured."""
@@ -41,15 +42,6 @@ _REQUEST: Final = (
 )
 
 
-class MetricsSource(NamedTuple):
-    """The place of the engine's metrics."""
-
-    url: str
-    path: str
-    prefixes: tuple[str, ...]
-    """Prefixes of the names that are passed on."""
-
-
 class EngineSeries(NamedTuple):
     """The series of an engine."""
 
@@ -65,13 +57,18 @@ class EngineScraper:
     """Reads the metrics of an engine; scrapes at the same time, and soon afterwards, share one reading."""
 
     def __init__(
-        self, pool: UpstreamPool, service: str, source: MetricsSource, clock: Callable[[], float] = time.monotonic
+        self,
+        pool: UpstreamPool,
+        service: str,
+        url: str,
+        metrics: EngineMetrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service = service
         self._pool = pool
-        self._url = source.url
-        self._request = _REQUEST % (source.path.encode(), source.url.removeprefix("http://").encode())
-        self._prefixes = tuple(prefix.encode() for prefix in source.prefixes)
+        self._url = url
+        self._request = _REQUEST % (metrics.path.encode(), url.removeprefix("http://").encode())
+        self._prefixes = tuple(prefix.encode() for prefix in metrics.prefixes)
         self._clock = clock
         self._reading: asyncio.Task[EngineSeries] | None = None
         self._read_at = 0.0
@@ -81,15 +78,9 @@ class EngineScraper:
     async def scrape(self) -> EngineSeries:
         """Return the series of the engine, at most `REUSE_SECONDS` old."""
         if self._reading is None or (self._reading.done() and self._clock() - self._read_at >= REUSE_SECONDS):
-            self._reading = asyncio.get_running_loop().create_task(self._read())
+            self._reading = asyncio.get_running_loop().create_task(self._read_series())
         # A client that hangs up ends only its own wait.
         return await asyncio.shield(self._reading)
-
-    async def _read(self) -> EngineSeries:
-        try:
-            return await self._read_series()
-        finally:
-            self._read_at = self._clock()
 
     async def _read_series(self) -> EngineSeries:
         answer = await self._read_answer()
@@ -100,6 +91,7 @@ class EngineScraper:
         elif not problem and not filtered.text:
             problem = "its answer has no series"
         self._log_change(problem)
+        self._read_at = self._clock()
         return EngineSeries(filtered.text, problem)
 
     async def _read_answer(self) -> "_AnswerReader":
@@ -193,16 +185,17 @@ def _find_problem(status: int, headers: Headers) -> str:
     return ""
 
 
-class PodMetrics:
-    """Answers GET /metrics of a pod; without a scraper, its engine has no metrics."""
+class PodReports:
+    """The state of a pod that its proxy reports; without a scraper, its engine has no metrics."""
 
-    def __init__(self, metrics: ProxyMetrics, scraper: EngineScraper | None) -> None:
+    def __init__(self, metrics: ProxyMetrics, scraper: EngineScraper | None, engine_hangs: Callable[[], bool]) -> None:
+        self.engine_hangs = engine_hangs
         self._metrics = metrics
         self._scraper = scraper
         self._answers = 0
 
-    def begin(self, exchange: Exchange) -> AwaitedExchange | None:
-        """Begin to answer a request, or answer it at once; with the query `engine=false` by the proxy's series only."""
+    def begin_metrics(self, exchange: Exchange) -> AwaitedExchange | None:
+        """Answer GET /metrics, or begin to; with the query `engine=false` by the proxy's series only."""
         if self._scraper and parse_qs(exchange.head.query).get("engine") != ["false"]:
             scraper = self._scraper
             return AwaitedExchange(exchange, lambda awaited: self._answer(awaited, scraper))

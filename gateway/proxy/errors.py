@@ -9,7 +9,6 @@ from typing import Final
 
 import msgspec
 
-from gateway.http.headers import encode_fields
 from gateway.proxy import paths
 from runtimes.engine_errors import judge_error, read_error
 from runtimes.registry import find_runtime
@@ -33,30 +32,6 @@ _ANTHROPIC_TYPES: Final[Mapping[int, str]] = {
 }
 
 
-class OpenAIError(msgspec.Struct, frozen=True):
-    """The error object that OpenAI's clients read."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class AnthropicError(msgspec.Struct, frozen=True):
-    """The error object that Anthropic's clients read."""
-
-    type: str
-    message: str
-
-
-class _Body(msgspec.Struct):
-    error: OpenAIError
-
-
-class _AnthropicBody(msgspec.Struct, tag="error"):
-    error: AnthropicError
-
-
 class RequestError(Exception):
     """An error response in the form of the path's API: its status, its JSON body and its headers."""
 
@@ -72,20 +47,20 @@ class RequestError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
-        self.body = msgspec.json.encode(
-            _Body(OpenAIError(message=message, type=_error_type(status), param=param, code=code))
-        )
+        error = {"message": message, "type": _error_type(status), "param": param, "code": code}
+        self.body = msgspec.json.encode({"error": error})
 
     def encode_body(self, route: str) -> bytes:
         """Return the body in the form of the API that has the path of this name: Anthropic's or OpenAI's."""
         if route not in paths.ANTHROPIC_ROUTES:
             return self.body
-        return msgspec.json.encode(_AnthropicBody(AnthropicError(_anthropic_type(self.status), str(self))))
+        error = {"type": _anthropic_type(self.status), "message": str(self)}
+        return msgspec.json.encode({"type": "error", "error": error})
 
     def fields(self) -> bytes:
         """Return the lines of the header fields of the response."""
-        fields = [(name.encode(), value.encode(errors="surrogateescape")) for name, value in self.headers.items()]
-        return encode_fields([(b"Content-Type", b"application/json"), *fields])
+        headers = {"Content-Type": "application/json", **self.headers}
+        return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode(errors="surrogateescape")
 
 
 # The proxy's own errors, each under the name of its code.

@@ -1,7 +1,6 @@
 """The requests to a listener: authorized, and answered by their path; `inference_request` has those for inference."""
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -10,7 +9,7 @@ from gateway.http.exchange import Exchange
 from gateway.http.server_connection import RequestHandling
 from gateway.proxy import errors, paths
 from gateway.proxy.authorization import authorize
-from gateway.proxy.engine_metrics import PodMetrics
+from gateway.proxy.engine_metrics import PodReports
 from gateway.proxy.errors import RequestError
 from gateway.proxy.inference_head import read_inference_head
 from gateway.proxy.inference_request import InferenceRequest, SharedResources, log_refusal
@@ -19,14 +18,7 @@ from gateway.proxy.router import Router, list_served
 _JSON: Final = b"Content-Type: application/json\r\n"
 
 
-class PodMonitoring(NamedTuple):
-    """The state of a pod that its proxy reports, and that the proxy of a host has not."""
-
-    metrics: PodMetrics
-    engine_hangs: Callable[[], bool]
-
-
-def handle_requests(router: Router, shared: SharedResources, pod: PodMonitoring | None = None) -> RequestHandling:
+def handle_requests(router: Router, shared: SharedResources, pod: PodReports | None = None) -> RequestHandling:
     """Return the work on the requests to the listener that has `router`; `pod` is given for the listener of a pod."""
 
     def begin(exchange: Exchange) -> InferenceRequest | AwaitedExchange | None:
@@ -50,14 +42,15 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
     return error.fields(), error.body
 
 
-def _answer_other(exchange: Exchange, router: Router, pod: PodMonitoring | None) -> AwaitedExchange | None:
+def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) -> AwaitedExchange | None:
     """Authorize a request that is not for inference, but for the health, and answer it, or begin to.
 
     Raises RequestError.
     """
     path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":
-        _report_health(exchange, router)
+        # To anyone, so without a name.
+        _report_service(exchange, serves=any(service.has_backend for service in router.services().values()))
         return None
     if path == paths.ENGINE_LIVENESS and method == "GET" and pod:
         _report_service(exchange, serves=not pod.engine_hangs())
@@ -66,18 +59,13 @@ def _answer_other(exchange: Exchange, router: Router, pod: PodMonitoring | None)
     if path in paths.INFERENCE:
         raise errors.method_not_allowed(method, path, "POST")
     if path == paths.METRICS and method == "GET" and pod:
-        return pod.metrics.begin(exchange)
+        return pod.begin_metrics(exchange)
     if path != paths.MODELS and not path.startswith(f"{paths.MODELS}/"):
         raise errors.unknown_url(path)
     if method != "GET":
         raise errors.method_not_allowed(method, path, "GET")
     _list_models(exchange, router, path.removeprefix(paths.MODELS)[1:])
     return None
-
-
-def _report_health(exchange: Exchange, router: Router) -> None:
-    """Say whether requests are answered here; to anyone, so without a name."""
-    _report_service(exchange, serves=any(service.has_backend for service in router.services().values()))
 
 
 def _report_service(exchange: Exchange, *, serves: bool) -> None:

@@ -18,13 +18,19 @@ from gateway.http.exchange import BodyTimeoutError, Exchange
 from gateway.http.request_head import InvalidRequestError
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import errors
-from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_head import REQUEST_ID, InferenceHead
 from gateway.proxy.load_balancer import InFlight
-from gateway.proxy.request_body import NO_BODY, BodyScans, RequestBody, count_copied_bytes, read_short_body
+from gateway.proxy.request_body import (
+    NO_BODY,
+    BodyBudget,
+    BodyScans,
+    RequestBody,
+    count_copied_bytes,
+    read_short_body,
+)
 from gateway.proxy.request_queue import QueueFullError
 from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
@@ -153,7 +159,7 @@ class InferenceRequest:
         if self._held_bytes:
             self.body = NO_BODY
             self._content = b""
-            self._shared.body_budget.release(self._held_bytes)
+            self._shared.body_budget.held_bytes -= self._held_bytes
             self._held_bytes = 0
 
     # The queue

@@ -21,15 +21,14 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.http.limits import ConnectionTimes, connection_caps
 from gateway.http.listener import HttpListener
 from gateway.http.upstream_pool import UpstreamPool
-from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import BackendState, ListenerState, ProxyConfig, Tls
-from gateway.proxy.engine_metrics import EngineScraper, PodMetrics
-from gateway.proxy.handler import PodMonitoring, handle_requests
+from gateway.proxy.engine_metrics import EngineScraper, PodReports
+from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
-from gateway.proxy.request_body import BodyScans
+from gateway.proxy.request_body import BodyBudget, BodyScans
 from gateway.proxy.router import ModelRouter, SingleServiceRouter
 from gateway.proxy.service import Service
 from gateway.proxy.tls import ReloadedCertificate
@@ -47,21 +46,6 @@ class ListenAddress(NamedTuple):
     address: str
     port: int
     tls: Tls | None = None
-
-
-class ListenerPlan(NamedTuple):
-    """The listeners to unbind, and then to bind: in this order, because a port may go from one to another."""
-
-    unbind: tuple[str, ...]
-    bind: tuple[str, ...]
-
-
-def plan_listeners(bound: Mapping[str, ListenAddress], desired: Mapping[str, ListenAddress]) -> ListenerPlan:
-    """Compare listeners by name and address; one that could not be bound is not in `bound`, so it is tried again."""
-    return ListenerPlan(
-        unbind=tuple(name for name, address in bound.items() if desired.get(name) != address),
-        bind=tuple(name for name, address in desired.items() if bound.get(name) != address),
-    )
 
 
 class Listener(NamedTuple):
@@ -97,7 +81,7 @@ class Listeners:
         self.health = HealthMonitor()
         self._shared = SharedResources(self.in_flight, BodyBudget(), BodyScans(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
-        self._pod = PodMonitoring(PodMetrics(self.metrics, engine_scraper), engine_hangs) if engine_hangs else None
+        self._pod = PodReports(self.metrics, engine_scraper, engine_hangs) if engine_hangs else None
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
@@ -137,7 +121,8 @@ class Listeners:
             self._configure_services(config)
             for name, address in _listen_addresses(config).items():
                 if name in sockets:
-                    self._listen(name, address, self._create_listener(name, address)).http.take_over(sockets[name])
+                    listener = self._bound[name] = Listener(address, self._create_listener(name, address))
+                    listener.http.take_over(sockets[name])
 
     def sockets(self) -> list[tuple[str, socket.socket]]:
         """Return the listening sockets with the names of their listeners."""
@@ -186,13 +171,15 @@ class Listeners:
 
     async def _apply(self, config: ProxyConfig) -> None:
         desired = _listen_addresses(config)
-        change = plan_listeners({name: listener.address for name, listener in self._bound.items()}, desired)
-        for name in change.unbind:
-            self._unbind(name)
+        # Unbound first, because a port may go from one listener to another.
+        for name, listener in list(self._bound.items()):
+            if desired.get(name) != listener.address:
+                self._unbind(name)
         self._configure_services(config)
         self._failed.clear()
-        for name in change.bind:
-            await self._bind(name, desired[name])
+        for name, address in desired.items():
+            if name not in self._bound:
+                await self._bind(name, address)
 
     def _configure_services(self, config: ProxyConfig) -> None:
         """Add, update and remove services as `config` says."""
@@ -226,7 +213,7 @@ class Listeners:
             self._failed[name] = error
             log.error("listener_not_bound", service=name or "router", error=_bind_error(address, error))
             return
-        listener = self._listen(name, address, http)
+        listener = self._bound[name] = Listener(address, http)
         log.info("listener_bound", service=name or "router", address=address.address, port=listener.port)
 
     def _create_listener(self, name: str, address: ListenAddress) -> HttpListener:
@@ -238,10 +225,6 @@ class Listeners:
             self._times,
             self._tls_context(address.tls),
         )
-
-    def _listen(self, name: str, address: ListenAddress, http: HttpListener) -> Listener:
-        listener = self._bound[name] = Listener(address, http)
-        return listener
 
     def _unbind(self, name: str, *, close_idle: bool = True) -> None:
         listener = self._bound.pop(name)

@@ -7,7 +7,7 @@ because that library takes longer to import than the proxy's own modules.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 _PREFIX: Final = "pomona_proxy"
@@ -15,6 +15,15 @@ CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _REQUEST_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_REQUESTS: Final = "Requests, by the status that the client got; 499: the client hung up."
+_ERRORS: Final = "Failed requests, by reason: queue_full, no_server, engine_error, engine_broke_off."
+_COUNTERS: Final = {
+    "prompt_tokens": ("prompt_tokens_total", "Tokens of prompts, as engines report them."),
+    "generated_tokens": ("generated_tokens_total", "Generated tokens, as engines report them."),
+    "lone_tokens": ("lone_tokens_total", "Tokens after the first one of streams beside which no other request ran."),
+    "lone_seconds": ("lone_token_seconds_total", "Time that these tokens took."),
+}
+"""By attribute of `ServiceMetrics`: name and description."""
 _HISTOGRAMS: Final = {
     "first_token_seconds": (
         "time_to_first_token_seconds",
@@ -102,56 +111,47 @@ class ProxyMetrics:
     def text(self) -> bytes:
         """Return all series in Prometheus' text form."""
         services = [(_labels(name), metrics) for name, metrics in self._services.items()]
-        lines = [*_counter_lines(services)]
+        requests = [
+            (labels | {"route": route, "status": str(status)}, count)
+            for labels, metrics in services
+            for (route, status), count in metrics.requests.items()
+        ]
+        failures = [
+            (labels | {"reason": reason}, count)
+            for labels, metrics in services
+            for reason, count in metrics.errors.items()
+        ]
+        lines = _family_lines("requests_total", _REQUESTS, "counter", requests)
+        lines += _family_lines("errors_total", _ERRORS, "counter", failures)
+        for attribute, (name, description) in _COUNTERS.items():
+            samples = [(labels, getattr(metrics, attribute)) for labels, metrics in services]
+            lines += _family_lines(name, description, "counter", samples)
         for attribute, (name, description) in _HISTOGRAMS.items():
-            lines += _family_lines(name, description, "histogram")
+            lines += _family_lines(name, description, "histogram", ())
             for labels, metrics in services:
                 histogram: DurationHistogram = getattr(metrics, attribute)
                 for bound, count in histogram.buckets():
-                    lines.append(_series_line(f"{name}_bucket", count, **labels, le=bound))
-                lines.append(_series_line(f"{name}_count", count, **labels))
-                lines.append(_series_line(f"{name}_sum", histogram.sum_seconds, **labels))
+                    lines.append(_series_line(f"{name}_bucket", count, labels | {"le": bound}))
+                lines.append(_series_line(f"{name}_count", count, labels))
+                lines.append(_series_line(f"{name}_sum", histogram.sum_seconds, labels))
         loads = [(_labels(load.service), load) for load in self._loads()]
-        lines += _family_lines("in_flight", "Requests that an engine is working on.", "gauge")
-        lines += [_series_line("in_flight", load.in_flight, **labels) for labels, load in loads]
-        lines += _family_lines("queued", "Requests that wait for a free slot.", "gauge")
-        lines += [_series_line("queued", load.queued, **labels) for labels, load in loads]
+        in_flight = [(labels, load.in_flight) for labels, load in loads]
+        queued = [(labels, load.queued) for labels, load in loads]
+        lines += _family_lines("in_flight", "Requests that an engine is working on.", "gauge", in_flight)
+        lines += _family_lines("queued", "Requests that wait for a free slot.", "gauge", queued)
         return "".join(lines).encode()
 
 
 def render_engine_up(service: str, *, is_up: bool) -> bytes:
     """Return the gauge by which the proxy of a pod says whether the series of the engine of `service` are there."""
-    lines = _family_lines("engine_metrics_up", "1 if the engine's own series are here, all of them.", "gauge")
-    return "".join([*lines, _series_line("engine_metrics_up", is_up, **_labels(service))]).encode()
+    description = "1 if the engine's own series are here, all of them."
+    return "".join(_family_lines("engine_metrics_up", description, "gauge", [(_labels(service), is_up)])).encode()
 
 
-def _counter_lines(services: Iterable[tuple[dict[str, str], ServiceMetrics]]) -> Iterator[str]:
-    yield from _family_lines(
-        "requests_total", "Requests, by the status that the client got; 499: the client hung up.", "counter"
-    )
-    for labels, metrics in services:
-        for (route, status), count in metrics.requests.items():
-            yield _series_line("requests_total", count, **labels, route=route, status=str(status))
-    yield from _family_lines(
-        "errors_total", "Failed requests, by reason: queue_full, no_server, engine_error, engine_broke_off.", "counter"
-    )
-    for labels, metrics in services:
-        for reason, count in metrics.errors.items():
-            yield _series_line("errors_total", count, **labels, reason=reason)
-    yield from _family_lines("prompt_tokens_total", "Tokens of prompts, as engines report them.", "counter")
-    for labels, metrics in services:
-        yield _series_line("prompt_tokens_total", metrics.prompt_tokens, **labels)
-    yield from _family_lines("generated_tokens_total", "Generated tokens, as engines report them.", "counter")
-    for labels, metrics in services:
-        yield _series_line("generated_tokens_total", metrics.generated_tokens, **labels)
-    yield from _family_lines(
-        "lone_tokens_total", "Tokens after the first one of streams beside which no other request ran.", "counter"
-    )
-    for labels, metrics in services:
-        yield _series_line("lone_tokens_total", metrics.lone_tokens, **labels)
-    yield from _family_lines("lone_token_seconds_total", "Time that these tokens took.", "counter")
-    for labels, metrics in services:
-        yield _series_line("lone_token_seconds_total", metrics.lone_seconds, **labels)
+def _family_lines(name: str, description: str, kind: str, samples: Iterable[tuple[dict[str, str], float]]) -> list[str]:
+    """Return the lines of a family, each sample of which has labels and a value."""
+    series = [_series_line(name, value, labels) for labels, value in samples]
+    return [f"# HELP {_PREFIX}_{name} {description}\n", f"# TYPE {_PREFIX}_{name} {kind}\n", *series]
 
 
 def _labels(service: str) -> dict[str, str]:
@@ -159,11 +159,7 @@ def _labels(service: str) -> dict[str, str]:
     return {"namespace": namespace, "service": name}
 
 
-def _family_lines(name: str, description: str, kind: str) -> tuple[str, str]:
-    return f"# HELP {_PREFIX}_{name} {description}\n", f"# TYPE {_PREFIX}_{name} {kind}\n"
-
-
-def _series_line(name: str, value: float, **labels: str) -> str:
+def _series_line(name: str, value: float, labels: dict[str, str]) -> str:
     """Return the line of one series, with its labels in the order of their names."""
     quoted = ",".join(f'{label}="{labels[label].translate(_ESCAPES)}"' for label in sorted(labels))
     return f"{_PREFIX}_{name}{{{quoted}}} {float(value)}\n"

@@ -20,8 +20,9 @@ from gateway.event_log import log
 from gateway.http.upstream_pool import UpstreamPool
 from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
 from gateway.proxy.control import restore_stop_signals, set_up_process
-from gateway.proxy.engine_metrics import EngineScraper, MetricsSource
+from gateway.proxy.engine_metrics import EngineScraper
 from gateway.proxy.listeners import Listeners
+from runtimes.pod import EngineMetrics
 from runtimes.registry import find_runtime
 
 Prepare = Callable[[], Awaitable[None]]
@@ -84,11 +85,10 @@ class PodProxyOptions(NamedTuple):
         return f"http://{_LOOPBACK}:{self.engine_port}"
 
     @property
-    def metrics_source(self) -> MetricsSource | None:
-        """The place of the engine's own metrics; None: it has none."""
+    def engine_metrics(self) -> EngineMetrics | None:
+        """The engine's own metrics; None: it has none."""
         pod = find_runtime(self.engine).pod
-        metrics = pod.metrics if pod else None
-        return MetricsSource(self.engine_url, metrics.path, metrics.prefixes) if metrics else None
+        return pod.metrics if pod else None
 
 
 async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None) -> None:
@@ -102,8 +102,8 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
     engine = EngineCheck(options.hang_seconds, options.loading_seconds, has_pulse=options.pulse_path is not None)
     stop = set_up_process()
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
-        source = options.metrics_source
-        scraper = EngineScraper(pool, options.service, source) if source else None
+        metrics = options.engine_metrics
+        scraper = EngineScraper(pool, options.service, options.engine_url, metrics) if metrics else None
         listeners = Listeners(pool, tasks, engine_hangs=lambda: engine.hangs, engine_scraper=scraper)
         await listeners.configure(_config(options, tokens, is_serving=False))
         (state,) = listeners.service_states()

@@ -11,7 +11,7 @@ requests go on, and it is not copied: `json_scanner` says why.
 import asyncio
 import sys
 from collections.abc import Generator
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -23,6 +23,8 @@ from gateway.proxy.request_schemas import NO_SCHEMAS, SCHEMA_FIELDS, SchemaDeman
 
 SHORT_BODY_BYTES: Final = 32 << 10
 """A body up to this size is decoded at once, which takes a millisecond at most."""
+BUDGET_BYTES: Final = 256 << 20
+"""For all bodies together: thousands of chats, or some dozens of requests with images."""
 FIELDS_LIMIT: Final = 1000
 """The most fields of a request; all APIs together have about a hundred."""
 _LONGEST_MODEL_BYTES: Final = 4096
@@ -42,66 +44,31 @@ _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _model_name = msgspec.json.Decoder(str | None)
 
 
-class RequestBody(Protocol):
-    """A JSON object as the client sent it."""
+class RequestBody:
+    """A JSON object as the client sent it.
 
-    model: str | None
-    """The name that the client gave; None: it gave none."""
-    content: bytes | bytearray
-    streams: bool
-    """The client wants a stream; of a body that was scanned, this is not known."""
-    schema_demand: SchemaDemand
-    """The demand on an engine that its schemas make."""
-
-    def replace_model(self, model: str | None) -> Pieces:
-        """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
-
-
-class ShortBody:
-    """A decoded body: its fields without the model and without those that load weights."""
+    Args:
+        content: the text of the object.
+        model: the name that the client gave; None: it gave none.
+        other_fields: all fields without the model and without those that load weights: decoded, or their places.
+        complete: no field loads weights, so the content may go to an engine as it is.
+        schema_demand: the demand on an engine that its schemas make.
+    """
 
     def __init__(
         self,
         content: bytes | bytearray,
         model: str | None,
-        other_fields: dict[str, msgspec.Raw],
+        other_fields: dict[str, msgspec.Raw] | Pieces,
         *,
         complete: bool,
         schema_demand: SchemaDemand = NO_SCHEMAS,
     ) -> None:
+        self.content = content
         self.model = model
         self.schema_demand = schema_demand
-        self.content = content
-        self.streams = other_fields.get(_STREAM) == _TRUE
-        self._other_fields = other_fields
-        self._complete = complete
-        """No field loads weights: the content may go to an engine as it is."""
-
-    def replace_model(self, model: str | None) -> Pieces:
-        """Return the body for an engine, with `model` as its only model; None: the client's name stays."""
-        if model is None and self._complete:
-            return [self.content]
-        name = self.model if model is None else model
-        return [_encode(self._other_fields if name is None else {_MODEL: name, **self._other_fields})]
-
-
-class ScannedBody:
-    """A body that was scanned, and the places of its fields without the model and without those that load weights."""
-
-    streams = False
-
-    def __init__(
-        self,
-        content: bytes | bytearray,
-        model: str | None,
-        other_fields: Pieces,
-        *,
-        complete: bool,
-        schema_demand: SchemaDemand,
-    ) -> None:
-        self.model = model
-        self.schema_demand = schema_demand
-        self.content = content
+        self.streams = isinstance(other_fields, dict) and other_fields.get(_STREAM) == _TRUE
+        """The client wants a stream; of a body that was scanned, this is not known."""
         self._other_fields = other_fields
         self._complete = complete
 
@@ -111,6 +78,8 @@ class ScannedBody:
             return [memoryview(self.content)]
         name = self.model if model is None else model
         fields = self._other_fields
+        if isinstance(fields, dict):
+            return [_encode(fields if name is None else {_MODEL: name, **fields})]
         if name is not None:
             fields = [b'"model":' + msgspec.json.encode(name), *fields]
         pieces: Pieces = [b"{"]
@@ -120,8 +89,28 @@ class ScannedBody:
         return pieces
 
 
-NO_BODY: Final = ShortBody(b"", None, {}, complete=True)
+NO_BODY: Final = RequestBody(b"", None, {}, complete=True)
 """A body that is not read yet, or is needed no more."""
+
+
+class BodyBudget:
+    """The memory that request bodies take, over all services of the host, and its limit.
+
+    A body is held whole from its first byte until an engine responds, and many clients may send large ones that all
+    wait in a queue. A body that exceeds the budget is refused at once, so that a few clients with images cannot use up
+    the host's memory.
+    """
+
+    def __init__(self, limit_bytes: int = BUDGET_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self.held_bytes = 0
+
+    def reserve(self, more_bytes: int) -> bool:
+        """Reserve `more_bytes` for a body, or return False if the budget has no room for them."""
+        if self.held_bytes + more_bytes > self._limit_bytes:
+            return False
+        self.held_bytes += more_bytes
+        return True
 
 
 class BodyScans:
@@ -141,8 +130,8 @@ class BodyScans:
                 try:
                     next(scan)
                 except StopIteration as end:
-                    scanned: RequestBody = end.value
-                    return scanned
+                    body: RequestBody = end.value
+                    return body
                 await asyncio.sleep(0)
 
 
@@ -169,7 +158,7 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
             continue
         del fields[key]
         complete = complete and name == _MODEL
-    return ShortBody(content, model, fields, complete=complete, schema_demand=schemas.demand)
+    return RequestBody(content, model, fields, complete=complete, schema_demand=schemas.demand)
 
 
 def count_copied_bytes(content: bytes | bytearray) -> int:
@@ -177,7 +166,7 @@ def count_copied_bytes(content: bytes | bytearray) -> int:
     return len(content) if len(content) <= SHORT_BODY_BYTES else sys.getsizeof(content) - len(content)
 
 
-def scan_body(content: bytes | bytearray) -> Generator[None, None, ScannedBody]:
+def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
     """Return the body after some pauses. Raises RequestError."""
     scanner = JsonScanner(content)
     fields = _FieldReader(scanner)
@@ -191,7 +180,7 @@ def scan_body(content: bytes | bytearray) -> Generator[None, None, ScannedBody]:
     view = memoryview(content)
     others: Pieces = [view[start:end] for start, end in fields.others]
     demand = fields.schemas.demand
-    return ScannedBody(content, fields.model, others, complete=fields.complete, schema_demand=demand)
+    return RequestBody(content, fields.model, others, complete=fields.complete, schema_demand=demand)
 
 
 class _FieldReader:

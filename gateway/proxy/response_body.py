@@ -6,7 +6,7 @@ JSON string is always escaped, so the bytes `"model":` occur only where they are
 
 import functools
 import re
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -85,7 +85,6 @@ class _ShortResponse(msgspec.Struct):
     """The fields that matter of a response that is no stream; an empty one is not there."""
 
     model: msgspec.Raw = _NOTHING
-    usage: msgspec.Raw = _NOTHING
     error: msgspec.Raw = _NOTHING
     choices: msgspec.Raw = _NOTHING
     data: msgspec.Raw = _NOTHING
@@ -96,41 +95,45 @@ class _ShortResponse(msgspec.Struct):
 
 _event = msgspec.json.Decoder(_Event)
 _response = msgspec.json.Decoder(_ShortResponse)
-_usage = msgspec.json.Decoder(_Usage)
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class ResponseBody(Protocol):
-    """The body of an engine's response on its way to the client."""
+class ResponseBody:
+    """The body of an engine's response on its way to the client; this one cannot be rewritten, and is passed on."""
 
-    end: ResponseEnd
+    failed = False
+    """True if the body is an error: what `finish` returns is it, and no response to the client."""
+    end = ResponseEnd.COMPLETE
     """The end of the body, once it is finished."""
-    untold_error: bytes
+    untold_error = b""
     """An error in the body that the client cannot read there, once it is finished; empty if there is none."""
-
-    @property
-    def failed(self) -> bool:
-        """True if the body is an error: what `finish` returns is it, and no response to the client."""
+    _tokens: TokenCount = NO_TOKENS
 
     @property
     def text_events(self) -> int:
         """Events with text so far; an engine sends about one for each token."""
+        return 0
 
     @property
     def tokens(self) -> TokenCount:
         """The engine's report so far."""
+        return self._tokens
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece from the engine and return what goes to the client now."""
+        return piece
 
     def finish(self) -> bytes:
         """Return what is held back at the end of the response."""
+        return b""
 
     def break_off(self, error: RequestError) -> bytes:
-        """Return what tells the client within the body that no more will come; empty if the body's form has no way."""
+        """Return what tells the client of an error; empty if the form has no way: half of it shows by itself."""
+        del error
+        return b""
 
 
-class TokenStream:
+class TokenStream(ResponseBody):
     """A stream of server-sent events, rewritten for a client whose name for the model is `model`.
 
     Args:
@@ -138,10 +141,6 @@ class TokenStream:
         engine_model: the engine's name if that is known.
         route: the name of the path that was asked.
     """
-
-    failed = False
-    end = ResponseEnd.COMPLETE
-    untold_error = b""
 
     def __init__(self, model: str, engine_model: str | None = None, route: str = "") -> None:
         self._route = route
@@ -299,20 +298,7 @@ def _rename_model(data: bytes, name: bytes) -> bytes:
     return _MODEL.sub(lambda match: match[1] + name, data)
 
 
-class _WholeResponse:
-    """The defaults of a response that is no stream."""
-
-    text_events = 0
-    end = ResponseEnd.COMPLETE
-    untold_error = b""
-
-    def break_off(self, error: RequestError) -> bytes:
-        """Return nothing: half a body shows by itself that it is not whole."""
-        del error
-        return b""
-
-
-class JsonResponse(_WholeResponse):
+class JsonResponse(ResponseBody):
     """A response that is one JSON object, rewritten for a client whose name for the model is `model`.
 
     Blanks that an engine sends while it works go ahead. A short object is held back until it is complete.
@@ -322,12 +308,6 @@ class JsonResponse(_WholeResponse):
         self._model = model
         self._held: bytes | bytearray = b""
         self._rest: LongJsonResponse | None = None
-        self.tokens = NO_TOKENS
-
-    @property
-    def failed(self) -> bool:
-        """The object is an error, which some engines send with status 200 when they fail late."""
-        return self.end is not ResponseEnd.COMPLETE
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece from the engine and return what goes to the client now."""
@@ -343,7 +323,7 @@ class JsonResponse(_WholeResponse):
         if len(self._held) <= SHORT_JSON_BYTES:
             return b""
         self._rest = LongJsonResponse(self._model)
-        self.tokens = self._rest.tokens
+        self._tokens = self._rest.tokens
         return self._rest.feed(bytes(self._held))
 
     def finish(self) -> bytes:
@@ -351,42 +331,23 @@ class JsonResponse(_WholeResponse):
         if self._rest:
             return self._rest.finish()
         rewritten = rewrite_json(bytes(self._held), self._model)
-        self.tokens, self.end = rewritten.tokens, rewritten.end
+        self._tokens, self.end = rewritten.tokens, rewritten.end
+        # Some engines send an error with status 200 when they fail late.
+        self.failed = self.end is not ResponseEnd.COMPLETE
         return rewritten.body
 
 
-class UnchangedResponse(_WholeResponse):
-    """A response that cannot be rewritten."""
-
-    failed = False
-
-    def __init__(self) -> None:
-        self.tokens = NO_TOKENS
-
-    def feed(self, piece: bytes) -> bytes:
-        """Return the piece."""
-        return piece
-
-    def finish(self) -> bytes:
-        """Return nothing: nothing is held back."""
-        return b""
-
-
-class ErrorResponse(_WholeResponse):
+class ErrorResponse(ResponseBody):
     """An error, of which the begin is kept; `retry_after` is the engine's header field. The status says who failed."""
-
-    tokens = NO_TOKENS
 
     def __init__(self, retry_after: str) -> None:
         self.retry_after = retry_after
-        self.failed = False
-        """Enough of the error has come."""
         self._body = b""
 
     def feed(self, piece: bytes) -> bytes:
         """Keep the piece."""
         self._body += piece
-        self.failed = len(self._body) >= _LARGEST_ERROR_BYTES
+        self.failed = len(self._body) >= _LARGEST_ERROR_BYTES  # enough of the error has come
         return b""
 
     def finish(self) -> bytes:
@@ -410,19 +371,12 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RewrittenJson(body, NO_TOKENS, ResponseEnd.COMPLETE)
     tokens = TokenCount()
-    if response.usage:
-        _add_usage(tokens, response.usage)
-    else:
-        _add_report(tokens, body)
+    _add_report(tokens, body)
     if response.model:
         body = _replace_model(body, bytes(response.model), msgspec.json.encode(model))
-    is_error = bool(response.error) and _is_error(response)
-    return RewrittenJson(body, tokens, judge_error(response.error) if is_error else ResponseEnd.COMPLETE)
-
-
-def _is_error(response: _ShortResponse) -> bool:
     contents = (response.choices, response.data, response.results, response.output, response.content)
-    return bytes(response.error) != b"null" and not any(contents)
+    is_error = bytes(response.error) not in {b"", b"null"} and not any(contents)
+    return RewrittenJson(body, tokens, judge_error(response.error) if is_error else ResponseEnd.COMPLETE)
 
 
 def _replace_model(body: bytes, old: bytes, new: bytes) -> bytes:
@@ -446,22 +400,10 @@ def _add_report(tokens: TokenCount, body: bytes) -> None:
     nested = event.response or event.message
     for usage in (event.usage, nested.usage if nested else None):
         if usage:
-            _add_counts(tokens, usage)
+            for prompt in (usage.prompt_tokens, usage.input_tokens):
+                tokens.prompt = tokens.prompt if prompt is None else prompt
+            for generated in (usage.completion_tokens, usage.output_tokens):
+                tokens.generated = tokens.generated if generated is None else generated
     if event.timings and not event.usage:
         tokens.prompt = event.timings.prompt_n + event.timings.cache_n
         tokens.generated = event.timings.predicted_n
-
-
-def _add_usage(tokens: TokenCount, usage: msgspec.Raw) -> None:
-    """Take over the token counts of a short response."""
-    try:
-        _add_counts(tokens, _usage.decode(usage))
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return
-
-
-def _add_counts(tokens: TokenCount, usage: _Usage) -> None:
-    for count in (usage.prompt_tokens, usage.input_tokens):
-        tokens.prompt = tokens.prompt if count is None else count
-    for count in (usage.completion_tokens, usage.output_tokens):
-        tokens.generated = tokens.generated if count is None else count

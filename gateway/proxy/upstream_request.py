@@ -24,7 +24,6 @@ from gateway.proxy.response_body import (
     ResponseBody,
     TokenCount,
     TokenStream,
-    UnchangedResponse,
 )
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import ResponsesStream
@@ -49,7 +48,7 @@ _NOT_TO_CLIENT: Final = (
 _FIRST_ERROR_STATUS: Final = 300  # a redirect is no response that a client could use
 _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
-_NO_RESPONSE: Final = UnchangedResponse()
+_NO_RESPONSE: Final = ResponseBody()
 
 
 class UpstreamRequest:
@@ -193,7 +192,7 @@ class UpstreamRequest:
                 )
                 self._streams = True
             else:
-                self._response = UnchangedResponse()
+                self._response = ResponseBody()
         self._pass_on(piece)
         self._request.free_body()
         if status < _FIRST_ERROR_STATUS and self._request.route not in paths.COUNTS:

@@ -16,7 +16,6 @@ from fitness.memory import Workload, estimate_pod, refuse_device_count
 from fitness.serving_devices import describe_devices
 from fitness.speed import estimate_speed
 from gateway.proxy.config import Backend, ServiceListener
-from gateway.proxy.engine_metrics import MetricsSource
 from gateway.proxy.errors import RequestError, translate_engine_error
 from gateway.proxy.pod import PodProxyOptions
 from gateway.proxy.request_schemas import check_engines
@@ -108,8 +107,10 @@ def test_answers_of_a_new_engine_are_judged_by_its_rows() -> None:
 
 def test_metrics_of_a_new_engine_are_passed_on() -> None:
     options = PodProxyOptions("team/chat", "", 8080, Path("token"), 8000, "/health", engine="quick")
-    assert options.metrics_source == MetricsSource("http://127.0.0.1:8000", "/metrics", ("quick_",))
-    assert options._replace(engine="generic").metrics_source is None
+    metrics = options.engine_metrics
+    assert metrics
+    assert (metrics.path, metrics.prefixes) == ("/metrics", ("quick_",))
+    assert options._replace(engine="generic").engine_metrics is None
 
 
 def test_administrator_and_reader_of_the_documents_know_a_new_engine() -> None:

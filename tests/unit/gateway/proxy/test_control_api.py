@@ -13,11 +13,11 @@ from gateway.proxy.build import BUILD
 from gateway.proxy.config import (
     Backend,
     BackendHealth,
-    BackendIdle,
     BackendState,
     ListenerState,
     ProxyConfig,
     ProxyState,
+    RequestsInFlight,
     RouterListener,
     ServiceListener,
     ServiceStats,
@@ -127,7 +127,7 @@ FEWEST_FIELDS = {"services": [{"name": "ns/tiny", "address": "127.0.0.1", "port"
     [
         (CONFIG, CONFIG_JSON),
         (STATE, STATE_JSON),
-        (BackendIdle(in_flight=1), {"inFlight": 1}),
+        (RequestsInFlight(in_flight=1), {"inFlight": 1}),
         (ControlRefusal(error="no"), {"error": "no"}),
         (
             BackendHealth("u", suspect=True, reason="Failing", message="no"),

@@ -24,10 +24,10 @@ from gateway.proxy.engine_metrics import (
     REUSE_SECONDS,
     EngineScraper,
     EngineSeries,
-    MetricsSource,
 )
 from gateway.proxy.listeners import Listeners
 from gateway.proxy.paths import METRICS, METRICS_OF_PROXY
+from runtimes.pod import EngineMetrics
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import AUTHORIZED, fake_engine, make_service, post_chat, raw_engine
 
@@ -45,8 +45,8 @@ async def pod_proxy(
 ) -> AsyncIterator[str]:
     """Run the proxy of a pod in this process, which passes on all names by default; yield its URL."""
     async with UpstreamPool() as pool, asyncio.TaskGroup() as tasks:
-        source = MetricsSource(backend.url, path or "/", prefixes)
-        scraper = EngineScraper(pool, "ns/tiny", source, clock) if path else None
+        metrics = EngineMetrics("", None, None, None, prefixes, path=path or "/")
+        scraper = EngineScraper(pool, "ns/tiny", backend.url, metrics, clock) if path else None
         listeners = Listeners(pool, tasks, engine_hangs=lambda: False, engine_scraper=scraper)
         await listeners.configure(ProxyConfig((make_service(backend),)))
         (state,) = listeners.service_states()

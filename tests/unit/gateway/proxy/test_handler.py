@@ -15,14 +15,13 @@ from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
 from gateway.http.server_connection import ServerConnection
 from gateway.http.upstream_pool import UpstreamPool
-from gateway.proxy.body_budget import BodyBudget
 from gateway.proxy.config import Backend
 from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import InferenceRequest, SharedResources
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics
-from gateway.proxy.request_body import BodyScans
+from gateway.proxy.request_body import BodyBudget, BodyScans
 from gateway.proxy.router import SingleServiceRouter
 from gateway.proxy.service import Service
 from tests.support.eventually import eventually

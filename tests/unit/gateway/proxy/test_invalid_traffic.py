@@ -12,7 +12,7 @@ from msgspec import structs
 
 from gateway.http.limits import ConnectionTimes
 from gateway.proxy import listeners
-from gateway.proxy.body_budget import BodyBudget
+from gateway.proxy.request_body import BodyBudget
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,

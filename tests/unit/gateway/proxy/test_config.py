@@ -1,37 +1,9 @@
-"""The plan from bound to desired listeners, as a pure function; and refused configurations."""
+"""Refused configurations."""
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gateway.proxy.config import Backend, ProxyConfig, ServiceListener, Tls
-from gateway.proxy.listeners import ListenAddress, plan_listeners
-
-places = st.dictionaries(
-    st.sampled_from(["ns/a", "ns/b", "ns/c", ""]),
-    st.builds(
-        ListenAddress,
-        address=st.sampled_from(["127.0.0.1", "127.0.0.2"]),
-        port=st.integers(18000, 18002),
-        tls=st.sampled_from([None, Tls("a.pem", "a.key")]),
-    ),
-)
-
-
-@given(bound=places, wanted=places)
-def test_plan_reaches_the_desired_listeners_and_keeps_the_unchanged_ones(
-    bound: dict[str, ListenAddress], wanted: dict[str, ListenAddress]
-) -> None:
-    change = plan_listeners(bound, wanted)
-    after = {name: place for name, place in bound.items() if name not in change.unbind}
-    for name in change.bind:
-        assert name not in after
-        after[name] = wanted[name]
-    assert after == wanted
-    for name, place in wanted.items():
-        if bound.get(name) == place:
-            assert name not in change.unbind
+from gateway.proxy.config import Backend, ProxyConfig, ServiceListener
 
 
 def decode(**service: object) -> ProxyConfig:
