@@ -4,12 +4,11 @@ For calls that are few and may wait for long; requests for inference use `Exchan
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gateway.event_log import log
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
-from gateway.http.headers import Field, encode_fields
 from gateway.http.request_head import InvalidRequestError, RequestHead
 
 _UNREAD_BODY_BYTES: Final = 256 << 10
@@ -64,14 +63,14 @@ class AwaitedExchange(RequestReceiver):
         self._exchange.resume_body()
         return piece
 
-    def respond(self, status: int, fields: Iterable[Field], body: bytes) -> None:
-        """Send the whole response."""
+    def respond(self, status: int, fields: bytes, body: bytes) -> None:
+        """Send the whole response; `fields` has a line for each header field."""
         self._finished = True
-        self._exchange.respond(status, encode_fields(fields), body)
+        self._exchange.respond(status, fields, body)
 
-    def start(self, status: int, fields: Iterable[Field]) -> None:
+    def start(self, status: int, fields: bytes) -> None:
         """Send the head of a response whose length is not known."""
-        self._exchange.start(status, encode_fields(fields))
+        self._exchange.start(status, fields)
 
     def write(self, data: bytes) -> None:
         """Send a piece of the response."""
@@ -121,7 +120,7 @@ class AwaitedExchange(RequestReceiver):
         except Exception:  # noqa: BLE001 - one request must not end the connections of all others
             log.exception("request_failed")
             if not self._exchange.started:
-                self.respond(500, (), b"")
+                self.respond(500, b"", b"")
         if not self._finished:
             self._exchange.break_off()
 

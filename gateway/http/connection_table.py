@@ -52,10 +52,9 @@ class ConnectionTable:
 
         One that is taken has to be added at once.
         """
-        if self._has_room(peer, self.caps.with_room // (TLS_COST if is_tls else 1)):
-            return True
-        self._refused += 1
-        return False
+        is_admitted = self._has_room(peer, self.caps.with_room // (TLS_COST if is_tls else 1))
+        self._refused += not is_admitted
+        return is_admitted
 
     def _has_room(self, peer: str, with_room: int) -> bool:
         waiting = self._peers.get(peer)

@@ -4,9 +4,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.http.headers import Field, encode_fields
-
-JSON_FIELDS: Final[tuple[Field, ...]] = ((b"Content-Type", b"application/json"),)
+JSON_FIELDS: Final = b"Content-Type: application/json\r\n"
 
 
 class ControlRefusal(msgspec.Struct, frozen=True, rename="camel"):
@@ -18,4 +16,4 @@ class ControlRefusal(msgspec.Struct, frozen=True, rename="camel"):
 def render_refusal(status: int, reason: str) -> tuple[bytes, bytes]:
     """Return the header fields and the body of a response to bytes that are no call."""
     del status
-    return encode_fields(JSON_FIELDS), msgspec.json.encode(ControlRefusal(reason))
+    return JSON_FIELDS, msgspec.json.encode(ControlRefusal(reason))

@@ -296,8 +296,11 @@ class ServerConnection(asyncio.Protocol):
         if self._ended:
             return
         if exchange is None:
+            # The rest of a head is waited for, or that the client reads the last response, or other clients' turn.
             if self._buffer:
-                self._hold_head()
+                if len(self._buffer) > self._table.caps.buffered_bytes:
+                    self._pause_reading()
+                self._table.hold_head(self, len(self._buffer))
             return
         if not exchange.body_complete:
             self._set_deadline()
@@ -308,19 +311,6 @@ class ServerConnection(asyncio.Protocol):
         """Take more from the buffer, if nothing else has done that meanwhile."""
         if self._transport and not self._advancing:
             self._advance()
-
-    def _hold_head(self) -> None:
-        """Wait for the rest of a head, for the client to read the response before, or for other clients' turn."""
-        if len(self._buffer) > self._table.caps.buffered_bytes:
-            self._pause_reading()
-        self._table.hold_head(self, len(self._buffer))
-
-    def _note_head(self) -> None:
-        """Note that a head has come whole, of which parts had come before or whose request has its time."""
-        if self.head_bytes:
-            self._table.release_head(self)
-        if self._times.request_seconds != math.inf:
-            self.request_deadline = self._loop.time() + self._times.request_seconds
 
     def _take_head(self) -> bool:
         """Begin the next request; return False if its head is not complete, or nothing is left to be taken."""
@@ -351,8 +341,9 @@ class ServerConnection(asyncio.Protocol):
         exchange = self._exchange = Exchange(head, content_length, self)
         exchange.keep_alive = exchange.keep_alive and not self._draining
         self.deadline = math.inf
-        if self.head_bytes or self._times.request_seconds != math.inf:
-            self._note_head()
+        if self.head_bytes:
+            self._table.release_head(self)
+        self.request_deadline = self._loop.time() + self._times.request_seconds
         body = b""
         if content_length is None:
             self._parser = parser

@@ -46,6 +46,10 @@ class WholeAnswer(NamedTuple):
     content_type: bytes = TEXT
     fields: tuple[Field, ...] = ()
 
+    def encode_fields(self) -> bytes:
+        """Return the lines of the header fields."""
+        return encode_fields(((b"Content-Type", self.content_type), *self.fields))
+
 
 class AskedQuestion(NamedTuple):
     """A request, as the answer to it needs it."""
@@ -170,7 +174,7 @@ class AnswerServer:
 
             async def respond(exchange: AwaitedExchange) -> None:
                 answer = await route.answer(question)  # type: ignore[misc] # a coroutine function
-                exchange.respond(answer.status, _list_fields(answer), answer.body)
+                exchange.respond(answer.status, answer.encode_fields(), answer.body)
 
             return AwaitedExchange(question.exchange, respond, reads_body=False)
         answer = route.answer(question)
@@ -179,15 +183,11 @@ class AnswerServer:
         return None
 
     def _respond(self, exchange: Exchange, answer: WholeAnswer) -> None:
-        exchange.respond(answer.status, encode_fields(_list_fields(answer)), answer.body)
+        exchange.respond(answer.status, answer.encode_fields(), answer.body)
 
     def _render_error(self, status: int, reason: str) -> tuple[bytes, bytes]:
         answer = self._fail(status, reason)
-        return encode_fields(_list_fields(answer)), answer.body
-
-
-def _list_fields(answer: WholeAnswer) -> tuple[Field, ...]:
-    return ((b"Content-Type", answer.content_type), *answer.fields)
+        return answer.encode_fields(), answer.body
 
 
 class PacedRendering:

@@ -54,8 +54,7 @@ class ControlApi:
             case ("PUT", "services"):
                 await self._configure(exchange)
             case ("GET", "metrics"):
-                content_type = (b"Content-Type", metrics.CONTENT_TYPE)
-                exchange.respond(HTTPStatus.OK, (content_type,), self._listeners.metrics.text())
+                exchange.respond(HTTPStatus.OK, metrics.FIELDS, self._listeners.metrics.text())
             case ("GET", "backends", "health"):
                 await self._watch_health(exchange)
             case ("GET", "backends", "busy"):
@@ -95,14 +94,11 @@ class ControlApi:
         _respond(exchange, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
 
     async def _watch_health(self, exchange: AwaitedExchange) -> None:
-        exchange.start(HTTPStatus.OK, ((b"Content-Type", b"application/x-ndjson"),))
-        watch = self._listeners.health.watch()
-        try:
-            async for changes in watch.changes(_HEARTBEAT_SECONDS):
-                exchange.write(b"".join(msgspec.json.encode(health) + b"\n" for health in changes) or b"\n")
+        exchange.start(HTTPStatus.OK, b"Content-Type: application/x-ndjson\r\n")
+        async with contextlib.aclosing(self._listeners.health.watch(_HEARTBEAT_SECONDS)) as changes:
+            async for health in changes:
+                exchange.write((msgspec.json.encode(health) if health else b"") + b"\n")
                 await exchange.drain()
-        finally:
-            watch.close()
 
     def _clear_health(self, exchange: AwaitedExchange, uid: str) -> None:
         if not self._listeners.health.clear(uid):

@@ -15,11 +15,11 @@ from urllib.parse import parse_qs
 from gateway.event_log import log
 from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.exchange import Exchange
-from gateway.http.headers import Field, Headers, encode_fields
+from gateway.http.headers import Headers
 from gateway.http.upstream_connection import UpstreamBrokeOffError
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
+from gateway.proxy import metrics
 from gateway.proxy.exposition import MOST_LINES, filter_exposition
-from gateway.proxy.metrics import CONTENT_TYPE, ProxyMetrics, render_engine_up
 from runtimes.pod import EngineMetrics
 
 SCRAPE_SECONDS: Final = 3.0
@@ -34,7 +34,6 @@ MOST_BYTES: Final = 1 << 20
 MOST_ANSWERS: Final = 8
 """Answers with the series of the engine at once, which take up to 2 MiB each until their clients have read them."""
 _PIECE_BYTES: Final = 64 << 10
-_FIELDS: Final[tuple[Field, ...]] = ((b"Content-Type", CONTENT_TYPE),)
 _VERSIONS: Final = frozenset({b"version=0.0.4", b'version="0.0.4"'})
 _REQUEST: Final = (
     b"GET %b HTTP/1.1\r\nHost: %b\r\nAccept: text/plain;version=0.0.4\r\nAccept-Encoding: identity\r\n"
@@ -61,14 +60,14 @@ class EngineScraper:
         pool: UpstreamPool,
         service: str,
         url: str,
-        metrics: EngineMetrics,
+        engine: EngineMetrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.service = service
         self._pool = pool
         self._url = url
-        self._request = _REQUEST % (metrics.path.encode(), url.removeprefix("http://").encode())
-        self._prefixes = tuple(prefix.encode() for prefix in metrics.prefixes)
+        self._request = _REQUEST % (engine.path.encode(), url.removeprefix("http://").encode())
+        self._prefixes = tuple(prefix.encode() for prefix in engine.prefixes)
         self._clock = clock
         self._reading: asyncio.Task[EngineSeries] | None = None
         self._read_at = 0.0
@@ -188,9 +187,11 @@ def _find_problem(status: int, headers: Headers) -> str:
 class PodReports:
     """The state of a pod that its proxy reports; without a scraper, its engine has no metrics."""
 
-    def __init__(self, metrics: ProxyMetrics, scraper: EngineScraper | None, engine_hangs: Callable[[], bool]) -> None:
+    def __init__(
+        self, own: metrics.ProxyMetrics, scraper: EngineScraper | None, engine_hangs: Callable[[], bool]
+    ) -> None:
         self.engine_hangs = engine_hangs
-        self._metrics = metrics
+        self._metrics = own
         self._scraper = scraper
         self._answers = 0
 
@@ -199,14 +200,14 @@ class PodReports:
         if self._scraper and parse_qs(exchange.head.query).get("engine") != ["false"]:
             scraper = self._scraper
             return AwaitedExchange(exchange, lambda awaited: self._answer(awaited, scraper))
-        exchange.respond(HTTPStatus.OK, encode_fields(_FIELDS), self._metrics.text())
+        exchange.respond(HTTPStatus.OK, metrics.FIELDS, self._metrics.text())
         return None
 
     async def _answer(self, exchange: AwaitedExchange, scraper: EngineScraper) -> None:
         self._answers += 1
         try:
             engine = await scraper.scrape() if self._answers <= MOST_ANSWERS else _TOO_MANY
-            own = self._metrics.text() + render_engine_up(scraper.service, is_up=not engine.problem)
+            own = self._metrics.text() + metrics.render_engine_up(scraper.service, is_up=not engine.problem)
             await _send(exchange, own + engine.text)
         except TimeoutError:
             log.info("metrics_not_read", service=scraper.service, seconds=SEND_SECONDS)
@@ -216,7 +217,7 @@ class PodReports:
 
 async def _send(exchange: AwaitedExchange, text: bytes) -> None:
     """Send an answer as fast as its client reads. Raises TimeoutError."""
-    exchange.start(HTTPStatus.OK, _FIELDS)
+    exchange.start(HTTPStatus.OK, metrics.FIELDS)
     async with asyncio.timeout(SEND_SECONDS):
         for begin in range(0, len(text), _PIECE_BYTES):
             exchange.write(text[begin : begin + _PIECE_BYTES])

@@ -1,10 +1,9 @@
 """The requests to a listener: authorized, and answered by their path; `inference_request` has those for inference."""
 
-from typing import Final
-
 import msgspec
 
 from gateway.http.awaited_exchange import AwaitedExchange
+from gateway.http.control_messages import JSON_FIELDS
 from gateway.http.exchange import Exchange
 from gateway.http.server_connection import RequestHandling
 from gateway.proxy import errors, paths
@@ -14,8 +13,6 @@ from gateway.proxy.errors import RequestError
 from gateway.proxy.inference_head import read_inference_head
 from gateway.proxy.inference_request import InferenceRequest, SharedResources, log_refusal
 from gateway.proxy.router import Router, list_served
-
-_JSON: Final = b"Content-Type: application/json\r\n"
 
 
 def handle_requests(router: Router, shared: SharedResources, pod: PodReports | None = None) -> RequestHandling:
@@ -70,7 +67,7 @@ def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) ->
 
 def _report_service(exchange: Exchange, *, serves: bool) -> None:
     if serves:
-        exchange.respond(200, _JSON, b'{"status":"ok"}')
+        exchange.respond(200, JSON_FIELDS, b'{"status":"ok"}')
     else:
         error = errors.service_unavailable("this endpoint")
         exchange.respond(error.status, error.fields(), error.body)
@@ -91,4 +88,4 @@ def _list_models(exchange: Exchange, router: Router, only: str) -> None:
         {"id": name, "object": "model", "created": services[name].created, "owned_by": "pomona"}
         for name in ([only] if only else served)
     ]
-    exchange.respond(200, _JSON, msgspec.json.encode(models[0] if only else {"object": "list", "data": models}))
+    exchange.respond(200, JSON_FIELDS, msgspec.json.encode(models[0] if only else {"object": "list", "data": models}))

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncGenerator, Collection
+from contextlib import suppress
 
 from msgspec import structs
 
@@ -18,7 +19,7 @@ class HealthMonitor:
     def __init__(self) -> None:
         self._pasts: dict[str, BackendPast] = {}
         self._backends: dict[str, Backend] = {}
-        self._watchers: set[HealthWatch] = set()
+        self._watchers: set[asyncio.Queue[BackendHealth]] = set()
         self._check: asyncio.TimerHandle | None = None
 
     def configure(self, backends: Collection[Backend]) -> None:
@@ -52,18 +53,26 @@ class HealthMonitor:
         """Return the health of the backends that are suspect."""
         return tuple(past.health for past in self._pasts.values() if past.health.suspect)
 
-    def watch(self) -> "HealthWatch":
-        """Return the health of every suspect backend, then each change; close it when it is needed no more."""
-        watch = HealthWatch(self._watchers)
+    async def watch(self, pause_seconds: float) -> AsyncGenerator[BackendHealth | None, None]:
+        """Yield the health of every suspect backend, then each change at once; None after a pause without one."""
+        changes: asyncio.Queue[BackendHealth] = asyncio.Queue()
         for health in self.suspects():
-            watch.put(health)
-        return watch
+            changes.put_nowait(health)
+        self._watchers.add(changes)
+        try:
+            while True:
+                change = None
+                with suppress(TimeoutError):
+                    change = await asyncio.wait_for(changes.get(), pause_seconds)
+                yield change
+        finally:
+            self._watchers.discard(changes)
 
     def _report(self, past: BackendPast) -> None:
         """Report the health of `past` to the watchers, unless it was forgotten meanwhile."""
         if self._pasts.get(past.health.uid) is past:
             for watch in self._watchers:
-                watch.put(past.health)
+                watch.put_nowait(past.health)
 
     def _check_pauses(self) -> None:
         self._check = None
@@ -72,35 +81,3 @@ class HealthMonitor:
             past.check_pauses(time.monotonic())
         if busy:
             self._check = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_pauses)
-
-
-class HealthWatch:
-    """One watcher's queue of changes: the latest health of each backend that has changed since it was read."""
-
-    def __init__(self, watchers: "set[HealthWatch]") -> None:
-        self._watchers = watchers
-        self._changes: dict[str, BackendHealth] = {}
-        self._changed = asyncio.Event()
-        watchers.add(self)
-
-    def put(self, health: BackendHealth) -> None:
-        """Add a change."""
-        self._changes[health.uid] = health
-        self._changed.set()
-
-    def close(self) -> None:
-        """Stop watching."""
-        self._watchers.discard(self)
-
-    async def changes(self, pause_seconds: float) -> AsyncIterator[tuple[BackendHealth, ...]]:
-        """Yield changes at once, or nothing after `pause_seconds` without one."""
-        while True:
-            try:
-                async with asyncio.timeout(pause_seconds):
-                    await self._changed.wait()
-            except TimeoutError:
-                yield ()
-                continue
-            self._changed.clear()
-            changes, self._changes = tuple(self._changes.values()), {}
-            yield changes

@@ -26,12 +26,11 @@ from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.request_body import (
     NO_BODY,
     BodyBudget,
-    BodyScans,
     RequestBody,
     count_copied_bytes,
     read_short_body,
+    scan_large_body,
 )
-from gateway.proxy.request_queue import QueueFullError
 from gateway.proxy.request_schemas import check_engines
 from gateway.proxy.response_body import NO_TOKENS, TokenCount
 from gateway.proxy.router import Router
@@ -51,7 +50,8 @@ class SharedResources(NamedTuple):
 
     in_flight: InFlight
     body_budget: BodyBudget
-    body_scans: BodyScans
+    scan_turns: asyncio.Lock
+    """Held while a piece of a large body is scanned."""
     pool: UpstreamPool
     health: HealthMonitor
 
@@ -103,56 +103,44 @@ class InferenceRequest:
 
     def take_body(self, piece: bytes, *, is_last: bool) -> None:
         """Keep a piece of the body, in memory that is reserved for it; with the last one, find the service."""
-        if len(self._content) + len(piece) > BODY_LIMIT_BYTES:
-            self.refuse(errors.request_too_large(BODY_LIMIT_BYTES))
-            return
-        if not self._reserve(len(piece)):
-            self.refuse(errors.too_busy())
-            return
-        if not self._content:
-            self._content = piece
-        elif piece:
-            # A buffer that grows: to join the pieces of a large body would block all requests for a while.
-            if not isinstance(self._content, bytearray):
-                self._content = bytearray(self._content)
-            self._content += piece
-        if is_last:
-            self._end_body()
+        try:
+            if len(self._content) + len(piece) > BODY_LIMIT_BYTES:
+                raise errors.request_too_large(BODY_LIMIT_BYTES)
+            self._reserve(len(piece))
+            if not self._content:
+                self._content = piece
+            elif piece:
+                # A buffer that grows: to join the pieces of a large body would block all requests for a while.
+                if not isinstance(self._content, bytearray):
+                    self._content = bytearray(self._content)
+                self._content += piece
+            if is_last:
+                self._reserve(count_copied_bytes(self._content))
+                if body := read_short_body(self._content):
+                    self._enqueue(body)
+                else:
+                    self._task = asyncio.get_running_loop().create_task(self._scan())
+        except RequestError as error:
+            self.send_error(error)
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
         """Refuse the request, whose body does not come."""
         late = isinstance(error, BodyTimeoutError)
-        self.refuse(errors.request_timeout() if late else errors.invalid_http(400, str(error)))
-
-    def _end_body(self) -> None:
-        """Find the service that the body names."""
-        content = self._content
-        try:
-            if not self._reserve(count_copied_bytes(content)):
-                raise errors.too_busy()
-            body = read_short_body(content)
-        except RequestError as error:
-            self.refuse(error)
-            return
-        if body:
-            self._enqueue(body)
-        else:
-            self._task = asyncio.get_running_loop().create_task(self._scan())
+        self.send_error(errors.request_timeout() if late else errors.invalid_http(400, str(error)))
 
     async def _scan(self) -> None:
         try:
-            body = await self._shared.body_scans.scan(self._content)
-            self._enqueue(body)
+            self._enqueue(await scan_large_body(self._content, self._shared.scan_turns))
         except RequestError as error:
-            self.refuse(error)
+            self.send_error(error)
         except Exception:  # noqa: BLE001 - the client gets an answer to whatever fails here
             self.fail()
 
-    def _reserve(self, more_bytes: int) -> bool:
-        reserved = self._shared.body_budget.reserve(more_bytes)
-        if reserved:
-            self._held_bytes += more_bytes
-        return reserved
+    def _reserve(self, more_bytes: int) -> None:
+        """Reserve memory for the body. Raises RequestError."""
+        if not self._shared.body_budget.reserve(more_bytes):
+            raise errors.too_busy()
+        self._held_bytes += more_bytes
 
     def free_body(self) -> None:
         """Free the request body: no other backend gets it now, and the response may last for hours."""
@@ -165,29 +153,26 @@ class InferenceRequest:
     # The queue
 
     def _enqueue(self, body: RequestBody) -> None:
-        """Wait for a free slot of the service that the body names."""
+        """Wait for a free slot of the service that the body names. Raises RequestError."""
         self.body = body
-        try:
-            service = self._service = self._router.find_service(body.model)
-            service.begin(self)
-            check_engines(body.schema_demand, service.config)
-            self._since = time.monotonic()
-            if backend := service.queue.take_free_slot():
-                self.take_slot(backend)
-            elif service.has_backend:
-                service.queue.wait(self)
-            else:
-                raise self._no_backend(service)
-        except QueueFullError as error:
+        service = self._service = self._router.find_service(body.model)
+        service.begin(self)
+        check_engines(body.schema_demand, service.config)
+        self._since = time.monotonic()
+        if backend := service.queue.take_free_slot():
+            self.take_slot(backend)
+        elif not service.has_backend:
+            raise self._no_backend(service)
+        elif service.queue.is_full:
             self.error = "queue_full"
-            self.refuse(errors.queue_full(service.config.name, error.retry_seconds))
-        except RequestError as error:
-            self.refuse(error)
+            raise errors.queue_full(service.config.name, service.queue.estimate_retry_seconds())
+        else:
+            service.queue.wait(self)
 
     def refuse_slot(self) -> None:
         """End, because the service has lost its last backend."""
         if self._service:
-            self.refuse(self._no_backend(self._service))
+            self.send_error(self._no_backend(self._service))
 
     def take_slot(self, backend: Backend) -> None:
         """Send the request to a backend that has a free slot."""
@@ -220,7 +205,7 @@ class InferenceRequest:
             self._send_to(other, service)
         else:
             service.queue.finish_request(time.monotonic() - self._since)
-            self.refuse(self._no_backend(service))
+            self.send_error(self._no_backend(service))
 
     # The end
 
@@ -233,7 +218,7 @@ class InferenceRequest:
         """Answer with an error, or end a stream with one, because the proxy stops; half a body shows by itself."""
         self.error = "stopped"
         self._cancel()
-        self.break_off(errors.replica_stopped(self._service.config.name if self._service else self._router.name))
+        self.send_error(errors.replica_stopped(self._service.config.name if self._service else self._router.name))
 
     def hang_up(self) -> None:
         """Leave the queue, or cancel the engine's work."""
@@ -249,27 +234,24 @@ class InferenceRequest:
         elif self._service:
             self._service.queue.leave(self)
 
-    def break_off(self, error: RequestError) -> None:
-        """Send an error in place of the response, or of its rest if its form has a way."""
-        if not self._exchange.started:
-            self.refuse(error)
+    def send_error(self, error: RequestError) -> None:
+        """Send an error as the response or, if that has begun, in place of its rest, if its form has a way."""
+        exchange = self._exchange
+        if exchange.started:
+            rendered = self._upstream.render_error(error) if self._upstream else b""
+            self.end()
+            if rendered:
+                exchange.finish(rendered)
+            else:
+                exchange.break_off()
             return
-        rendered = self._upstream.render_error(error) if self._upstream else b""
-        self.end()
-        if rendered:
-            self._exchange.finish(rendered)
-        else:
-            self._exchange.break_off()
-
-    def refuse(self, error: RequestError) -> None:
-        """Send an error."""
         if self._service:
             self.status = error.status
             error.headers[REQUEST_ID] = self.request_id
         else:
             log_refusal(self._router, self.route, error)
         self.end()
-        self._exchange.respond(error.status, error.fields(), error.encode_body(self.route))
+        exchange.respond(error.status, error.fields(), error.encode_body(self.route))
 
     def fail(self) -> None:
         """Answer after a defect, and log it."""
@@ -280,7 +262,7 @@ class InferenceRequest:
             if not self._exchange.ended:
                 self._exchange.break_off()
         else:
-            self.refuse(errors.invalid_http(500, "the proxy failed to answer it"))
+            self.send_error(errors.invalid_http(500, "the proxy failed to answer it"))
 
     def end(self) -> None:
         """Free what the request holds, and record it; before the last of the response is sent."""

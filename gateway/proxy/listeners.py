@@ -28,7 +28,7 @@ from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.load_balancer import InFlight
 from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
-from gateway.proxy.request_body import BodyBudget, BodyScans
+from gateway.proxy.request_body import BodyBudget
 from gateway.proxy.router import ModelRouter, SingleServiceRouter
 from gateway.proxy.service import Service
 from gateway.proxy.tls import ReloadedCertificate
@@ -79,7 +79,7 @@ class Listeners:
     ) -> None:
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
-        self._shared = SharedResources(self.in_flight, BodyBudget(), BodyScans(), pool, self.health)
+        self._shared = SharedResources(self.in_flight, BodyBudget(), asyncio.Lock(), pool, self.health)
         self.metrics = ProxyMetrics(self._service_loads)
         self._pod = PodReports(self.metrics, engine_scraper, engine_hangs) if engine_hangs else None
         self._times = times or ConnectionTimes()

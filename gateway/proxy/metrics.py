@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 _PREFIX: Final = "pomona_proxy"
-CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+FIELDS: Final = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+"""The header field of a response with series."""
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _TOKEN_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _REQUEST_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)

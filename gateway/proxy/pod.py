@@ -125,23 +125,6 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
         raise error
 
 
-async def _follow(
-    options: PodProxyOptions,
-    listeners: Listeners,
-    tokens: "MountedToken",
-    engine: "EngineCheck",
-    prepare: Prepare | None,
-) -> None:
-    """Prepare the engine, and follow its health, its pulse and the token, for ever. Raises PodProxyError."""
-    preparing = asyncio.ensure_future(_prepare(prepare))
-    pulse = asyncio.ensure_future(_follow_pulse(options, engine))
-    try:
-        await _follow_engine(options, listeners, tokens, engine, preparing)
-    finally:
-        preparing.cancel()
-        pulse.cancel()
-
-
 async def _prepare(prepare: Prepare | None) -> None:
     if prepare:
         await prepare()
@@ -157,29 +140,37 @@ async def _follow_pulse(options: PodProxyOptions, engine: "EngineCheck") -> None
         await asyncio.sleep(min(_PULSE_SECONDS, options.hang_seconds / 4))
 
 
-async def _follow_engine(
+async def _follow(
     options: PodProxyOptions,
     listeners: Listeners,
     tokens: "MountedToken",
     engine: "EngineCheck",
-    preparing: asyncio.Task[None],
+    prepare: Prepare | None,
 ) -> None:
+    """Prepare the engine, and follow its health, its pulse and the token, for ever. Raises PodProxyError."""
+    preparing = asyncio.ensure_future(_prepare(prepare))
+    pulse = asyncio.ensure_future(_follow_pulse(options, engine))
     applied: ProxyConfig | None = None
-    while True:
-        answer = await ask_health(options.engine_port, options.health_path)
-        in_flight = any(listeners.in_flight.counts().values())
-        engine.record_health(answer, time.monotonic(), _count_progress(options.service, listeners), in_flight=in_flight)
-        tokens.reload()
-        if preparing.done():
-            preparing.result()
-        config = _config(options, tokens, is_serving=preparing.done() and engine.is_healthy)
-        if config != applied:
-            applied = config
-            await listeners.configure(config)
-        if preparing.done():
-            await asyncio.sleep(CHECK_SECONDS)
-        else:
-            await asyncio.wait({preparing}, timeout=CHECK_SECONDS)
+    try:
+        while True:
+            answer = await ask_health(options.engine_port, options.health_path)
+            in_flight = bool(listeners.in_flight.counts())
+            progress = _count_progress(options.service, listeners)
+            engine.record_health(answer, time.monotonic(), progress, in_flight=in_flight)
+            tokens.reload()
+            if preparing.done():
+                preparing.result()
+            config = _config(options, tokens, is_serving=preparing.done() and engine.is_healthy)
+            if config != applied:
+                applied = config
+                await listeners.configure(config)
+            if preparing.done():
+                await asyncio.sleep(CHECK_SECONDS)
+            else:
+                await asyncio.wait({preparing}, timeout=CHECK_SECONDS)
+    finally:
+        preparing.cancel()
+        pulse.cancel()
 
 
 def _count_progress(service: str, listeners: Listeners) -> int:

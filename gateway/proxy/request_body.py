@@ -75,7 +75,7 @@ class RequestBody:
     def replace_model(self, model: str | None) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
         if model is None and self._complete:
-            return [memoryview(self.content)]
+            return [self.content]
         name = self.model if model is None else model
         fields = self._other_fields
         if isinstance(fields, dict):
@@ -113,26 +113,20 @@ class BodyBudget:
         return True
 
 
-class BodyScans:
-    """Scans of large bodies. They take turns, so that many of them delay other requests no more than one does."""
+async def scan_large_body(content: bytes | bytearray, turns: asyncio.Lock) -> RequestBody:
+    """Return a body that is large or may have media; scans take turns, so that many delay others no more than one does.
 
-    def __init__(self) -> None:
-        self._turn = asyncio.Lock()
-
-    async def scan(self, content: bytes | bytearray) -> RequestBody:
-        """Return a body that is large or may have media.
-
-        Raises RequestError if it is not a JSON object, or asks for what no engine may do.
-        """
-        scan = scan_body(content)
-        while True:
-            async with self._turn:
-                try:
-                    next(scan)
-                except StopIteration as end:
-                    body: RequestBody = end.value
-                    return body
-                await asyncio.sleep(0)
+    Raises RequestError if it is not a JSON object, or asks for what no engine may do.
+    """
+    scan = scan_body(content)
+    while True:
+        async with turns:
+            try:
+                next(scan)
+            except StopIteration as end:
+                body: RequestBody = end.value
+                return body
+            await asyncio.sleep(0)
 
 
 def read_short_body(content: bytes | bytearray) -> RequestBody | None:

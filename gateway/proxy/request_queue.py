@@ -19,14 +19,6 @@ _LONGEST_RETRY_SECONDS = 60
 _NEWEST_WEIGHT = 0.2
 
 
-class QueueFullError(Exception):
-    """The queue is full; a slot is likely to be free in `retry_seconds`."""
-
-    def __init__(self, retry_seconds: int) -> None:
-        super().__init__(f"the queue is full, try again in {retry_seconds} s")
-        self.retry_seconds = retry_seconds
-
-
 class RequestQueue:
     """The requests of one service that hold a slot, and those that wait for one; first come, first served.
 
@@ -54,12 +46,19 @@ class RequestQueue:
         self.in_flight += slot is not None
         return slot
 
+    @property
+    def is_full(self) -> bool:
+        """True if no more requests may wait."""
+        return len(self._waiting) >= self.limit
+
     def wait(self, request: "InferenceRequest") -> None:
-        """Give the request a slot later. Raises QueueFullError."""
-        if len(self._waiting) < self.limit:
-            self._waiting.append(request)
-        else:
-            raise QueueFullError(self._retry_seconds())
+        """Give the request a slot later."""
+        self._waiting.append(request)
+
+    def estimate_retry_seconds(self) -> int:
+        """Estimate in how many seconds a slot will be free, from how long requests took lately."""
+        seconds = math.ceil(self._mean_seconds / max(1, self.in_flight))
+        return max(1, min(seconds, _LONGEST_RETRY_SECONDS))
 
     def leave(self, request: "InferenceRequest") -> None:
         """Forget a request that waits, because its client has hung up."""
@@ -82,8 +81,3 @@ class RequestQueue:
         """Refuse all waiting requests, because no backend is left to serve them."""
         while self._waiting:
             self._waiting.popleft().refuse_slot()
-
-    def _retry_seconds(self) -> int:
-        """Estimate when a slot will be free, from how long requests took lately."""
-        seconds = math.ceil(self._mean_seconds / max(1, self.in_flight))
-        return max(1, min(seconds, _LONGEST_RETRY_SECONDS))

@@ -247,7 +247,7 @@ class UpstreamRequest:
         request, exchange, response = self._request, self._exchange, self._response
         last = self._held + response.finish()
         if response.failed and not exchange.started:
-            request.refuse(self._translate_error(response, last))
+            request.send_error(self._translate_error(response, last))
             return
         if response.end is ResponseEnd.CUT_OFF:
             exchange.write(last)
@@ -321,7 +321,7 @@ class UpstreamRequest:
         log.warning("engine_broke_off", service=name, backend=self.backend.uid, streaming=streaming, error=reason)
         self._request.error = "engine_broke_off"
         self._note_failure("broken off")
-        self._request.break_off(errors.response_broken_off(name) if streaming else errors.upstream_failed(name))
+        self._request.send_error(errors.response_broken_off(name) if streaming else errors.upstream_failed(name))
 
 
 def _status_of(response: ResponseBody) -> HTTPStatus:

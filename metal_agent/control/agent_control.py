@@ -20,7 +20,6 @@ from devices.sockets import unix_peer_uid
 from gateway.http.connection_table import ConnectionTable
 from gateway.http.control_messages import JSON_FIELDS, ControlRefusal, render_refusal
 from gateway.http.exchange import Exchange
-from gateway.http.headers import encode_fields
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
 from gateway.http.named_socket import NamedSocket, SocketError
@@ -30,7 +29,6 @@ from metal_agent.options import StartError
 
 AGENT_SOCKET: Final = "agent.sock"
 _CAPS: Final = ConnectionCaps(total=64, per_peer=64)
-_HEAD: Final = encode_fields(JSON_FIELDS)
 
 
 @contextlib.contextmanager
@@ -77,4 +75,4 @@ def is_trusted(client: socket.socket) -> bool:
 
 def _respond(exchange: Exchange, body: msgspec.Struct, status: HTTPStatus = HTTPStatus.OK) -> None:
     """Answer a call with a JSON object."""
-    exchange.respond(status, _HEAD, msgspec.json.encode(body))
+    exchange.respond(status, JSON_FIELDS, msgspec.json.encode(body))

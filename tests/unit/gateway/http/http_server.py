@@ -31,7 +31,7 @@ async def echo(exchange: AwaitedExchange) -> None:
     pieces = [f"{exchange.head.method} {exchange.head.path} ".encode()]
     while piece := await exchange.read():
         pieces.append(piece)
-    exchange.respond(200, (), b"".join(pieces))
+    exchange.respond(200, b"", b"".join(pieces))
 
 
 def render_error(status: int, reason: str) -> tuple[bytes, bytes]:

@@ -27,7 +27,7 @@ def test_piece_of_a_response_is_sent_before_the_call_returns() -> None:
         sent: asyncio.Future[tuple[bool, bytes]] = asyncio.get_running_loop().create_future()
 
         async def stream(exchange: AwaitedExchange) -> None:
-            exchange.start(200, ())
+            exchange.start(200, b"")
             exchange.write(b"token")
             sent.set_result((is_readable(client), client.recv(1 << 16)))
             exchange.finish()

@@ -71,7 +71,7 @@ async def test_chunked_request_keeps_the_connection() -> None:
 
 async def test_head_request_is_answered_without_a_body() -> None:
     async def stream(exchange: AwaitedExchange) -> None:
-        exchange.start(200, ())
+        exchange.start(200, b"")
         exchange.write(b"body")
         exchange.finish()
 
@@ -87,7 +87,7 @@ async def test_head_request_is_answered_without_a_body() -> None:
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 async def test_stream_is_chunked_but_for_http_1_0(version: bytes) -> None:
     async def stream(exchange: AwaitedExchange) -> None:
-        exchange.start(200, ((b"X", b"1"),))
+        exchange.start(200, b"X: 1\r\n")
         exchange.write(b"one")
         exchange.write(b"")
         exchange.write(b"two")
@@ -101,7 +101,7 @@ async def test_stream_is_chunked_but_for_http_1_0(version: bytes) -> None:
 
 async def test_body_is_asked_for_only_when_the_handler_wants_it() -> None:
     async def refuse(exchange: AwaitedExchange) -> None:
-        exchange.respond(401, (), b"no")
+        exchange.respond(401, b"", b"no")
 
     async def accept(exchange: AwaitedExchange) -> None:
         exchange.send_continue()
@@ -121,7 +121,7 @@ async def test_body_is_asked_for_only_when_the_handler_wants_it() -> None:
 async def test_response_before_the_end_of_the_body_reaches_a_client_that_still_sends() -> None:
     async def refuse(exchange: AwaitedExchange) -> None:
         await exchange.read()
-        exchange.respond(413, (), b"too much")
+        exchange.respond(413, b"", b"too much")
 
     async with serve(refuse) as server, connect(server) as client:
         await client.send(b"POST /e HTTP/1.1\r\nHost: x\r\nContent-Length: 67108864\r\n\r\n")
@@ -175,7 +175,7 @@ async def test_empty_lines_are_no_request_but_for_one() -> None:
 async def test_handler_that_fails_is_a_500_and_breaks_off_what_it_began() -> None:
     async def fail(exchange: AwaitedExchange) -> None:
         if exchange.head.method == "GET":
-            exchange.start(200, ())
+            exchange.start(200, b"")
             exchange.write(b"half")
         raise ValueError("a defect")
 
@@ -236,9 +236,9 @@ async def test_client_that_never_reads_is_ended(is_stream: bool) -> None:
     async def pour(exchange: AwaitedExchange) -> None:
         try:
             if not is_stream:
-                exchange.respond(200, (), bytes(64 << 20))
+                exchange.respond(200, b"", bytes(64 << 20))
                 return
-            exchange.start(200, ())
+            exchange.start(200, b"")
             while True:
                 exchange.write(bytes(1 << 16))
                 await exchange.drain()
@@ -255,7 +255,7 @@ async def test_client_that_never_reads_is_ended(is_stream: bool) -> None:
 
 async def test_client_that_reads_slowly_is_not_ended() -> None:
     async def pour(exchange: AwaitedExchange) -> None:
-        exchange.respond(200, (), bytes(16 << 20))
+        exchange.respond(200, b"", bytes(16 << 20))
 
     times = ConnectionTimes(write_seconds=1.5, linger_seconds=1.5, idle_seconds=1.5, sweep_seconds=0.01)
     async with serve(pour, times=times) as server:

@@ -18,10 +18,10 @@ from gateway.proxy.json_scanner import JsonScanner
 from gateway.proxy.request_body import (
     FIELDS_LIMIT,
     SHORT_BODY_BYTES,
-    BodyScans,
     RequestBody,
     read_short_body,
     scan_body,
+    scan_large_body,
 )
 from tests.support.large_bodies import KINDS
 
@@ -347,7 +347,7 @@ def test_memory_of_a_scan_does_not_grow_with_the_body(kind: str) -> None:
 
 async def test_large_bodies_take_turns() -> None:
     """One turn of the event loop has one piece of work, however many bodies are read."""
-    scans = BodyScans()
+    turns = asyncio.Lock()
     content = bytearray(KINDS["numbers"](1 << 20))
     running = 0
     most = 0
@@ -367,6 +367,6 @@ async def test_large_bodies_take_turns() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gateway.proxy.request_body.check_encoding", counted)
-        bodies = await asyncio.gather(*(scans.scan(content) for _ in range(5)))
+        bodies = await asyncio.gather(*(scan_large_body(content, turns) for _ in range(5)))
     assert [body.model for body in bodies] == ["tiny"] * 5
     assert most == 1
