@@ -60,7 +60,7 @@ class AwaitedExchange(RequestReceiver):
         piece = b"".join(self._pieces)
         self._pieces.clear()
         self._unread_bytes = 0
-        self._exchange.resume_body()
+        self._exchange.connection.resume_body()
         return piece
 
     def respond(self, status: int, fields: bytes, body: bytes) -> None:
@@ -97,7 +97,7 @@ class AwaitedExchange(RequestReceiver):
         self._pieces.append(piece)
         self._unread_bytes += len(piece)
         if self._unread_bytes > _UNREAD_BODY_BYTES:
-            self._exchange.pause_body()
+            self._exchange.connection.pause_body()
         _wake(self._reader)
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:

@@ -20,8 +20,6 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CLOSE: Final = b"connection: close\r\n"
 _CHUNKED: Final = b"transfer-encoding: chunked\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
-_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
 class BodyTimeoutError(Exception):
@@ -54,6 +52,7 @@ class Exchange:
 
     def __init__(self, head: RequestHead, content_length: int | None, connection: "ServerConnection") -> None:
         self.head = head
+        self.connection = connection
         self.content_length = content_length
         """The size of the body in bytes; None: it is chunked."""
         self.receiver: RequestReceiver | None = None
@@ -67,26 +66,12 @@ class Exchange:
         """The head of the response was sent."""
         self.ended = False
         """The response was sent whole, or broken off."""
-        self._connection = connection
         self._chunked = False
-
-    @property
-    def peer(self) -> str:
-        """The address of the client."""
-        return self._connection.peer
 
     def send_continue(self) -> None:
         """Ask the client for the body, if it waits for that."""
         if not self.body_complete and not self.started and self.head.expects_continue:
-            self._connection.write(_CONTINUE)
-
-    def pause_body(self) -> None:
-        """Stop reading the body."""
-        self._connection.pause_body()
-
-    def resume_body(self) -> None:
-        """Read the body again."""
-        self._connection.resume_body()
+            self.connection.write(_CONTINUE)
 
     def respond(self, status: int, fields: bytes, body: bytes) -> None:
         """Send the whole response; `fields` has a line for each header field."""
@@ -94,13 +79,13 @@ class Exchange:
         self.ended = True
         head += b"content-length: %d\r\n\r\n" % len(body)
         if self.head.method == "HEAD":
-            self._connection.write(head)
+            self.connection.write(head)
         elif len(body) <= SEND_TOGETHER_BYTES:
-            self._connection.write(head + body)
+            self.connection.write(head + body)
         else:
-            self._connection.write(head)
-            self._connection.write(body)  # not copied: clients that do not read it share one object
-        self._connection.end_exchange()
+            self.connection.write(head)
+            self.connection.write(body)  # not copied: clients that do not read it share one object
+        self.connection.end_exchange()
 
     def start(self, status: int, fields: bytes, data: bytes = b"") -> None:
         """Send the head of a response whose length is not known, and a first piece; `fields` has a line for each field.
@@ -110,17 +95,17 @@ class Exchange:
         head = self._begin(status, fields)
         self._chunked = not self.head.is_http_1_0
         head = head + _CHUNKED + b"\r\n" if self._chunked else head + b"\r\n"
-        self._connection.begin_stream(head + self._frame(data))
+        self.connection.begin_stream(head + self._frame(data))
 
     def write(self, data: bytes) -> None:
         """Send a piece of the response."""
         if framed := self._frame(data):
-            self._connection.write(framed)
+            self.connection.write(framed)
 
     @property
     def is_blocked(self) -> bool:
         """True while the client does not read what was written."""
-        return self._connection.is_blocked
+        return self.connection.is_blocked
 
     def finish(self, data: bytes = b"") -> None:
         """Send the last piece of the response and its end, in one write."""
@@ -128,15 +113,15 @@ class Exchange:
         if self._chunked and self.head.method != "HEAD":
             framed += _LAST_CHUNK
         if framed:
-            self._connection.write(framed)
+            self.connection.write(framed)
         self.ended = True
-        self._connection.end_exchange()
+        self.connection.end_exchange()
 
     def break_off(self) -> None:
         """Close the connection, so that the client sees that the response is not whole."""
         self.ended = True
         # A chunked response shows by itself that it ended early; without chunks only a reset does.
-        self._connection.break_off(reset=self.started and not self._chunked)
+        self.connection.break_off(reset=self.started and not self._chunked)
 
     def _frame(self, data: bytes) -> bytes:
         """Return a piece of the response as it is sent."""
@@ -157,10 +142,5 @@ class Exchange:
 def _status_line(status: int, unix_seconds: int) -> bytes:
     """Return the first line of a response and its Date."""
     phrase = HTTPStatus(status).phrase if status in HTTPStatus._value2member_map_ else ""
-    return f"HTTP/1.1 {status} {phrase}\r\nDate: {_format_date(unix_seconds)}\r\n".encode()
-
-
-def _format_date(unix_seconds: int) -> str:
-    """Return a time as HTTP wants it, in English whatever the locale; email.utils takes long to import."""
-    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(unix_seconds)
-    return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year} {hour:02}:{minute:02}:{second:02} GMT"
+    date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(unix_seconds))
+    return f"HTTP/1.1 {status} {phrase}\r\nDate: {date}\r\n".encode()

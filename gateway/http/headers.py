@@ -23,7 +23,6 @@ class Headers:
 
     def __init__(self, fields: Iterable[Field] = ()) -> None:
         self.fields = list(fields)
-        self._forwarded: tuple[frozenset[bytes], bytes] | None = None
         self._names = [field[0].lower() for field in self.fields]
         self._first = dict(zip(self._names, [field[1] for field in self.fields], strict=True))
         if len(self._first) != len(self._names):
@@ -54,20 +53,12 @@ class Headers:
         return frozenset(option.strip().lower() for value in self.values(b"connection") for option in value.split(b","))
 
     def encode_forwarded(self, withheld: frozenset[bytes]) -> bytes:
-        """Return the header lines to forward: all fields but `withheld` (lower-case names) and those Connection names.
-
-        Cached for the same `withheld` object.
-        """
-        cached = self._forwarded
-        if cached and cached[0] is withheld:
-            return cached[1]
+        """Return the lines to forward: all fields but `withheld` (lower-case names) and those that Connection names."""
         dropped = withheld | self.connection_options() if b"connection" in self._first else withheld
         lines = [
             b"%b: %b\r\n" % field for name, field in zip(self._names, self.fields, strict=True) if name not in dropped
         ]
-        forwarded = b"".join(lines)
-        self._forwarded = withheld, forwarded
-        return forwarded
+        return b"".join(lines)
 
 
 def encode_fields(fields: Iterable[Field]) -> bytes:

@@ -106,7 +106,7 @@ class RequestParser:
             if any(name.lower() == b"transfer-encoding" for name, _ in self._fields):
                 raise InvalidRequestError("it offers an upgrade and has a chunked body") from None
         except httptools.HttpParserError as error:
-            raise InvalidRequestError(_rule(error)) from None
+            raise InvalidRequestError(f"llhttp: {error}") from None
         self._head_ended = True
         headers = Headers(self._fields)
         is_http_1_0 = line[2] == b"0"
@@ -129,7 +129,7 @@ class RequestParser:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             if not self.complete:
-                raise InvalidRequestError(_rule(error)) from None
+                raise InvalidRequestError(f"llhttp: {error}") from None
             self.excess = True
         content = b"".join(self._pieces)
         self._pieces.clear()
@@ -196,8 +196,3 @@ def _parse_target(method: str, target: bytes) -> tuple[str, str]:
         raise InvalidRequestError("its target has a fragment")
     path, _, query = target.decode().partition("?")
     return unquote(path, errors="replace") if "%" in path else path, query
-
-
-def _rule(error: Exception) -> str:
-    """Return the rule that llhttp names; its messages quote nothing."""
-    return f"llhttp: {error}"

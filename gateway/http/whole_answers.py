@@ -77,7 +77,7 @@ class AskedQuestion(NamedTuple):
     @property
     def peer(self) -> str:
         """The address of the client."""
-        return self.exchange.peer
+        return self.exchange.connection.peer
 
     def read_query(self) -> dict[str, str]:
         """Return the first value of each parameter. Raises ValueError: they are too many."""

@@ -85,12 +85,12 @@ class ControlApi:
 
     async def _wait_idle(self, exchange: AwaitedExchange, uid: str) -> None:
         in_flight = self._listeners.in_flight
-        await _wait_for(_read_timeout(exchange), in_flight.wait_idle(uid))
+        await _wait(exchange, in_flight.wait_idle(uid))
         _respond(exchange, RequestsInFlight(in_flight=in_flight.counts().get(uid, 0)))
 
     async def _wait_busy(self, exchange: AwaitedExchange) -> None:
         in_flight = self._listeners.in_flight
-        await _wait_for(_read_timeout(exchange), in_flight.wait_busy())
+        await _wait(exchange, in_flight.wait_busy())
         _respond(exchange, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
 
     async def _watch_health(self, exchange: AwaitedExchange) -> None:
@@ -114,15 +114,13 @@ class ControlApi:
         )
 
 
-def _read_timeout(exchange: AwaitedExchange) -> float:
-    """Return the seconds that a call may wait. Raises ControlError."""
+async def _wait(exchange: AwaitedExchange, awaited: Coroutine[Any, Any, None]) -> None:
+    """Wait for `awaited`, as long as the call says. Raises ControlError."""
     try:
-        return float(parse_qs(exchange.head.query)["timeoutSeconds"][0])
+        timeout_seconds = float(parse_qs(exchange.head.query)["timeoutSeconds"][0])
     except (KeyError, ValueError) as error:
+        awaited.close()
         raise ControlError(HTTPStatus.BAD_REQUEST, "timeoutSeconds must be a number of seconds") from error
-
-
-async def _wait_for(timeout_seconds: float, awaited: Coroutine[Any, Any, None]) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_seconds):
             await awaited

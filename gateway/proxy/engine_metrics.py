@@ -208,18 +208,14 @@ class PodReports:
         try:
             engine = await scraper.scrape() if self._answers <= MOST_ANSWERS else _TOO_MANY
             own = self._metrics.text() + metrics.render_engine_up(scraper.service, is_up=not engine.problem)
-            await _send(exchange, own + engine.text)
+            text = own + engine.text
+            exchange.start(HTTPStatus.OK, metrics.FIELDS)
+            async with asyncio.timeout(SEND_SECONDS):  # as fast as the client reads
+                for begin in range(0, len(text), _PIECE_BYTES):
+                    exchange.write(text[begin : begin + _PIECE_BYTES])
+                    await exchange.drain()
+            exchange.finish()
         except TimeoutError:
             log.info("metrics_not_read", service=scraper.service, seconds=SEND_SECONDS)
         finally:
             self._answers -= 1
-
-
-async def _send(exchange: AwaitedExchange, text: bytes) -> None:
-    """Send an answer as fast as its client reads. Raises TimeoutError."""
-    exchange.start(HTTPStatus.OK, metrics.FIELDS)
-    async with asyncio.timeout(SEND_SECONDS):
-        for begin in range(0, len(text), _PIECE_BYTES):
-            exchange.write(text[begin : begin + _PIECE_BYTES])
-            await exchange.drain()
-    exchange.finish()

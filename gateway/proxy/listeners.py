@@ -186,12 +186,13 @@ class Listeners:
         self._config = config
         names = {service.name for service in config.services}
         for name in [name for name in self._services if name not in names]:
-            self._services.pop(name).remove()
+            self._services.pop(name).queue.refuse_waiting()
+            self.metrics.forget(name)
         for service in config.services:
             if service.name in self._services:
                 self._services[service.name].update(service)
             else:
-                self._services[service.name] = Service(service, self.in_flight, self.metrics)
+                self._services[service.name] = Service(service, self.in_flight, self.metrics.for_service(service.name))
         self._model_router.configure(config.router.token if config.router else None, self._services)
         self._services_by_backend = {
             backend.uid: self._services[service.name] for service in config.services for backend in service.backends

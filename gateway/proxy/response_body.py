@@ -107,6 +107,10 @@ class ResponseBody:
     """The end of the body, once it is finished."""
     untold_error = b""
     """An error in the body that the client cannot read there, once it is finished; empty if there is none."""
+    starts_at_once = True
+    """True if the client gets the head before any of the body has come."""
+    is_stream = False
+    """True if the body is a stream of events."""
     _tokens: TokenCount = NO_TOKENS
 
     @property
@@ -141,6 +145,8 @@ class TokenStream(ResponseBody):
         engine_model: the engine's name if that is known.
         route: the name of the path that was asked.
     """
+
+    is_stream = True
 
     def __init__(self, model: str, engine_model: str | None = None, route: str = "") -> None:
         self._route = route
@@ -304,6 +310,8 @@ class JsonResponse(ResponseBody):
     Blanks that an engine sends while it works go ahead. A short object is held back until it is complete.
     """
 
+    starts_at_once = False
+
     def __init__(self, model: str) -> None:
         self._model = model
         self._held: bytes | bytearray = b""
@@ -339,6 +347,8 @@ class JsonResponse(ResponseBody):
 
 class ErrorResponse(ResponseBody):
     """An error, of which the begin is kept; `retry_after` is the engine's header field. The status says who failed."""
+
+    starts_at_once = False
 
     def __init__(self, retry_after: str) -> None:
         self.retry_after = retry_after

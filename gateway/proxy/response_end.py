@@ -114,7 +114,8 @@ def read_stream_end(end: bytes, route: str) -> StreamEnd:
     """
     if b"error" in end:
         event = b""
-        for line in _list_whole_lines(end):
+        # The first line of a long end is a rest, which may begin in a text of the client.
+        for line in end.splitlines()[len(end) >= STREAM_END_BYTES :]:
             name, _, value = line.partition(b":")
             value = value.strip()
             if name == b"event":
@@ -131,12 +132,6 @@ def read_stream_end(end: bytes, route: str) -> StreamEnd:
     if reasons and reasons[-1] == b'"':
         return StreamEnd(ResponseEnd.COMPLETE, missing_mark=mark.event)
     return StreamEnd(ResponseEnd.CUT_OFF)
-
-
-def _list_whole_lines(end: bytes) -> list[bytes]:
-    """Return the lines of the end of a stream; the first one is a rest, which may begin in a text of the client."""
-    lines = end.splitlines()
-    return lines if len(end) < STREAM_END_BYTES else lines[1:]
 
 
 def render_error_event(error: RequestError, route: str) -> bytes:

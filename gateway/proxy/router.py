@@ -3,28 +3,10 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TypeAlias
 
 from gateway.proxy import errors
 from gateway.proxy.service import Service
-
-
-class Router(Protocol):
-    """The services behind a listener."""
-
-    @property
-    def name(self) -> str:
-        """The name in errors and log."""
-
-    @property
-    def tokens(self) -> tuple[str, ...] | None:
-        """The valid bearer tokens, of which clients need one; None admits programs of this machine only."""
-
-    def services(self) -> Mapping[str, Service]:
-        """Return the services that can be reached here, by the model name that clients use."""
-
-    def find_service(self, model: str | None) -> Service:
-        """Return the service for a request that names `model`. Raises RequestError."""
 
 
 def list_served(services: Mapping[str, Service]) -> list[str]:
@@ -40,16 +22,16 @@ class SingleServiceRouter:
 
     @property
     def name(self) -> str:
-        """The service's name."""
+        """The name in errors and log."""
         return f"service {self._service.config.name}"
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The service's token, and the one before while it is valid."""
+        """The valid bearer tokens, of which clients need one: the service's, and the one before while it is valid."""
         return self._service.config.valid_tokens(time.time())
 
     def services(self) -> Mapping[str, Service]:
-        """Return the one service."""
+        """Return the one service, by the model name that clients use."""
         return {self._service.model: self._service}
 
     def find_service(self, model: str | None) -> Service:
@@ -65,7 +47,7 @@ class ModelRouter:
 
     def __init__(self) -> None:
         self.tokens: tuple[str, ...] | None = None
-        """The router's token, which is valid for every service."""
+        """The router's token, which is valid for every service; None admits programs of this machine only."""
         self._by_name: Mapping[str, Service] = {}
         self._by_model: Mapping[str, Service] = {}
 
@@ -91,3 +73,7 @@ class ModelRouter:
         if service is None:
             raise errors.model_not_found(model, list_served(self._by_model))
         return service
+
+
+Router: TypeAlias = SingleServiceRouter | ModelRouter
+"""The services behind a listener."""

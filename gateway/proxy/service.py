@@ -1,13 +1,13 @@
 """One service of the proxy: its current configuration, its queue, and its counts."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from gateway.event_log import EventRecord, log
 from gateway.proxy.config import Backend, ServiceListener, ServiceStats
 from gateway.proxy.load_balancer import InFlight, pick_backend
-from gateway.proxy.metrics import ProxyMetrics
+from gateway.proxy.metrics import ServiceMetrics
 from gateway.proxy.request_queue import RequestQueue
 
 if TYPE_CHECKING:
@@ -32,23 +32,17 @@ class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_
 class Service:
     """A configured service. A running request keeps its service, even after that has left the configuration."""
 
-    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: ProxyMetrics) -> None:
+    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: ServiceMetrics) -> None:
         self.config = config
         self.model = config.model
         """The clients' name for the model; it follows from the name, which never changes."""
         self.created = int(time.time())
         self.queue = RequestQueue(self._take_slot, config.queue_limit)
         self._in_flight = in_flight
-        self.metrics = metrics.for_service(config.name)
-        self._requests = 0
-        self._request_seconds = 0.0
-        self._errors = 0
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
+        self.metrics = metrics
         self._running: set[InferenceRequest] = set()
         self._lone: InferenceRequest | None = None
         """The request that has had the service to itself since it came."""
-        self._forget_metrics: Callable[[], None] | None = lambda: metrics.forget(config.name)
 
     def update(self, config: ServiceListener) -> None:
         """Apply `config` from the next decision on; refuse the waiting requests if no backend is left."""
@@ -71,22 +65,15 @@ class Service:
             self._in_flight.begin(backend.uid)
         return backend
 
-    def remove(self) -> None:
-        """Leave the configuration: running requests end, waiting ones are refused, the metric series are removed."""
-        self.queue.refuse_waiting()
-        if self._forget_metrics:
-            self._forget_metrics()
-            self._forget_metrics = None
-
     @property
     def stats(self) -> ServiceStats:
         """The counts of ended and running requests."""
         return ServiceStats(
-            requests=self._requests,
-            errors=self._errors,
-            tokens_in=self._prompt_tokens,
-            tokens_out=sum((request.tokens.generated or 0 for request in self._running), self._generated_tokens),
-            request_seconds=self._request_seconds,
+            requests=self.metrics.requests.total(),
+            errors=self.metrics.errors.total(),
+            tokens_in=self.metrics.prompt_tokens,
+            tokens_out=sum((request.tokens.generated or 0 for request in self._running), self.metrics.generated_tokens),
+            request_seconds=self.metrics.request_seconds.sum_seconds,
             in_flight=self.queue.in_flight,
             queued=self.queue.queued,
         )
@@ -111,19 +98,14 @@ class Service:
         seconds = time.monotonic() - request.arrived
         tokens = request.tokens
         prompt, generated = tokens.prompt or 0, tokens.generated or 0
-        self._requests += 1
-        self._request_seconds += seconds
-        self._errors += bool(request.error)
-        self._prompt_tokens += prompt
-        self._generated_tokens += generated
-        if self._forget_metrics:
-            self.metrics.count_request(request.route, request.status, request.error)
-            self.metrics.request_seconds.observe(seconds)
-            self.metrics.prompt_tokens += prompt
-            self.metrics.generated_tokens += generated
-            if is_lone and not request.error and generated > 1 and (lasted := request.generation_seconds) is not None:
-                self.metrics.lone_tokens += generated - 1
-                self.metrics.lone_seconds += lasted
+        metrics = self.metrics
+        metrics.count_request(request.route, request.status, request.error)
+        metrics.request_seconds.observe(seconds)
+        metrics.prompt_tokens += prompt
+        metrics.generated_tokens += generated
+        if is_lone and not request.error and generated > 1 and (lasted := request.generation_seconds) is not None:
+            metrics.lone_tokens += generated - 1
+            metrics.lone_seconds += lasted
         first_token_seconds = request.first_token_seconds
         log.add(
             RequestRecord(

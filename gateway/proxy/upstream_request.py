@@ -78,9 +78,6 @@ class UpstreamRequest:
         self._fields = b""
         self._held = b""
         """The last piece, which is sent with the end."""
-        self._starts_at_once = False
-        """The head is sent before any of the body has come."""
-        self._streams = False
         self._text_events = 0
         self._first_token_at = self._last_token_at = 0.0
         self._was_blocked = False
@@ -177,25 +174,18 @@ class UpstreamRequest:
         fields = _read_fields(headers)
         self._request.status = status
         self._fields = fields.forwarded + self._request.id_line
+        model, route = self._service.model, self._request.route
         if status >= _FIRST_ERROR_STATUS:
             self._response = ErrorResponse(fields.retry_after)
         elif fields.kind == b"application/json":
-            self._response = JsonResponse(self._service.model)
-        else:
-            self._starts_at_once = True
-            if fields.kind == b"text/event-stream":
-                route = self._request.route
-                self._response = (
-                    ResponsesStream(self._service.model, self.backend.model)
-                    if route == "responses"
-                    else TokenStream(self._service.model, self.backend.model, route)
-                )
-                self._streams = True
-            else:
-                self._response = ResponseBody()
+            self._response = JsonResponse(model)
+        elif fields.kind == b"text/event-stream" and route == "responses":
+            self._response = ResponsesStream(model, self.backend.model)
+        elif fields.kind == b"text/event-stream":
+            self._response = TokenStream(model, self.backend.model, route)
         self._pass_on(piece)
         self._request.free_body()
-        if status < _FIRST_ERROR_STATUS and self._request.route not in paths.COUNTS:
+        if status < _FIRST_ERROR_STATUS and route not in paths.COUNTS:
             self._past.note_begin(self._progress, time.monotonic())
         self._note_piece()
 
@@ -213,13 +203,13 @@ class UpstreamRequest:
                 self._held = data
             else:
                 exchange.write(data)
-        elif data or self._starts_at_once:
+        elif data or self._response.starts_at_once:
             exchange.start(self._request.status, self._fields, data)
         if exchange.is_blocked and self._connection:
             self._connection.pause_reading()
 
     def _note_piece(self) -> None:
-        if self._streams:
+        if self._response.is_stream:
             self._measure_stream()
         elif self._response.failed and self._connection:  # an error that is long enough
             self._connection.abort()
