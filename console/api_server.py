@@ -21,8 +21,7 @@ from console.fit_table import FitTable
 from console.openapi_document import build_document
 from gateway.http.headers import Field
 from gateway.http.limits import ConnectionCaps
-from gateway.http.whole_answers import JSON, Answer, AnswerServer, AskedQuestion, Route, WholeAnswer
-from gateway.http.whole_body import BodyLimits
+from gateway.http.whole_answers import JSON, Answer, AnswerServer, AskedQuestion, BodyLimits, Route, WholeAnswer
 
 log = structlog.get_logger()
 

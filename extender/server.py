@@ -16,13 +16,13 @@ from gateway.http.whole_answers import (
     CAPS,
     AnswerServer,
     AskedQuestion,
+    BodyLimits,
     PacedRendering,
     Route,
     WholeAnswer,
     is_loopback,
     serve_answers,
 )
-from gateway.http.whole_body import BodyLimits
 
 LOCAL_BODIES: Final = BodyLimits(96 << 20, 192 << 20)
 """5,000 whole Nodes of 12.5 KB are 60 MiB; names alone are 150 KB."""

@@ -19,8 +19,16 @@ from controller.preflight.admission_review import InvalidReviewError, ReviewedWr
 from controller.preflight.preflight_verdict import FitFacts, PreflightAnswer, judge_service
 from crds.inferenceservice import InferenceService
 from gateway.http.limits import ConnectionCaps
-from gateway.http.whole_answers import JSON, AnswerServer, AskedQuestion, Route, WholeAnswer, explain, serve_answers
-from gateway.http.whole_body import BodyLimits
+from gateway.http.whole_answers import (
+    JSON,
+    AnswerServer,
+    AskedQuestion,
+    BodyLimits,
+    Route,
+    WholeAnswer,
+    explain,
+    serve_answers,
+)
 from gateway.proxy.config import Tls
 from gateway.proxy.tls import ReloadedCertificate
 

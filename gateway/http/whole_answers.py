@@ -17,12 +17,12 @@ from urllib.parse import parse_qsl
 
 from gateway.http.awaited_exchange import AwaitedExchange
 from gateway.http.connection_table import ConnectionTable
-from gateway.http.exchange import Exchange, RequestReceiver
+from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Field, Headers, encode_fields, is_from_local_program
 from gateway.http.limits import ConnectionCaps, ConnectionTimes
 from gateway.http.listener import HttpListener
+from gateway.http.request_head import InvalidRequestError
 from gateway.http.server_connection import RequestHandling
-from gateway.http.whole_body import BodyLimits, WholeBodies
 
 TEXT: Final = b"text/plain; charset=utf-8"
 JSON: Final = b"application/json"
@@ -94,6 +94,13 @@ class AskedQuestion(NamedTuple):
 Answer = Callable[[AskedQuestion], WholeAnswer | Awaitable[WholeAnswer]]
 
 
+class BodyLimits(NamedTuple):
+    """The most bytes of one body, and of all that are being received."""
+
+    body_bytes: int
+    held_bytes: int
+
+
 class Route(NamedTuple):
     """The answer to the requests to a path."""
 
@@ -128,7 +135,8 @@ class AnswerServer:
         self._beginnings = [path for path in routes if path.endswith("/")]
         self._fail = fail
         self._check = check
-        self.bodies = WholeBodies(self._render_error)
+        self.held_bytes = 0
+        """The bytes of the bodies that are being received."""
 
     def handle_requests(self, *, is_private: bool) -> RequestHandling:
         """Return the work on the requests to a listener; `is_private`: of local programs, not of web pages."""
@@ -139,11 +147,11 @@ class AnswerServer:
         question = AskedQuestion(exchange)
         head = exchange.head
         if is_private and not is_from_local_program(head.headers):
-            self._respond(exchange, self._fail(403, "ask 127.0.0.1 or localhost by that name, and from no web page"))
+            self.refuse(exchange, 403, "ask 127.0.0.1 or localhost by that name, and from no web page")
         elif (refusal := self._check(question)) is not None:
             self._respond(exchange, refusal)
         elif (routed := self._find_route(head.path)) is None:
-            self._respond(exchange, self._fail(404, "not found"))
+            self.refuse(exchange, 404, "not found")
         elif ("GET" if head.method == "HEAD" else head.method) != routed[0].method:
             allowed = b"GET, HEAD" if routed[0].method == "GET" else routed[0].method.encode()
             refusal = self._fail(405, f"use {routed[0].method}")
@@ -160,16 +168,21 @@ class AnswerServer:
         return None if longest is None else (self._routes[longest], path[len(longest) :])
 
     def _begin_route(self, question: AskedQuestion, route: Route) -> RequestReceiver | None:
-        if route.body is not None:
-            receive = functools.partial(self._answer_with_body, question, route)
-            return self.bodies.receive(question.exchange, route.body, receive)
-        return self._answer(question, route)
+        exchange, limits = question.exchange, route.body
+        length = exchange.content_length or 0
+        if limits is None:
+            return self.answer(question, route)
+        if length > limits.body_bytes:
+            self.refuse(exchange, 413, f"the body is larger than {limits.body_bytes >> 10} KiB")
+            return None
+        if self.held_bytes + length > limits.held_bytes:
+            self.refuse(exchange, 503, "too many large requests at once")
+            return None
+        exchange.send_continue()
+        return _WholeBody(self, question, route, limits)
 
-    def _answer_with_body(self, question: AskedQuestion, route: Route, body: bytes | bytearray) -> None:
-        if waiting := self._answer(question._replace(body=body), route):
-            question.exchange.receiver = waiting
-
-    def _answer(self, question: AskedQuestion, route: Route) -> AwaitedExchange | None:
+    def answer(self, question: AskedQuestion, route: Route) -> AwaitedExchange | None:
+        """Answer a request that has come whole, or begin to."""
         if inspect.iscoroutinefunction(route.answer):
 
             async def respond(exchange: AwaitedExchange) -> None:
@@ -182,12 +195,58 @@ class AnswerServer:
         self._respond(question.exchange, answer)
         return None
 
+    def refuse(self, exchange: Exchange, status: int, reason: str) -> None:
+        """Answer a request with a failure."""
+        self._respond(exchange, self._fail(status, reason))
+
     def _respond(self, exchange: Exchange, answer: WholeAnswer) -> None:
         exchange.respond(answer.status, answer.encode_fields(), answer.body)
 
     def _render_error(self, status: int, reason: str) -> tuple[bytes, bytes]:
         answer = self._fail(status, reason)
         return answer.encode_fields(), answer.body
+
+
+class _WholeBody(RequestReceiver):
+    """A body that is received whole before it is answered at once, so nothing is read again."""
+
+    def __init__(self, server: AnswerServer, question: AskedQuestion, route: Route, limits: BodyLimits) -> None:
+        self._server, self._question, self._route, self._limits = server, question, route, limits
+        self._pieces = bytearray()
+        """Pieces before the last one; a body that comes at once is never copied."""
+
+    def take_body(self, piece: bytes, *, is_last: bool) -> None:
+        """Take a piece, and answer after the last one."""
+        if is_last and not self._pieces:
+            self._answer(piece)
+            return
+        self._pieces += piece
+        self._server.held_bytes += len(piece)
+        if len(self._pieces) > self._limits.body_bytes:
+            self._refuse(413, "the body is too large")
+        elif self._server.held_bytes > self._limits.held_bytes:
+            self._refuse(503, "too many large requests at once")  # it may come later
+        elif is_last:
+            body = self._pieces
+            self.hang_up()
+            self._answer(body)
+
+    def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
+        """Refuse a request whose body does not come."""
+        self._refuse(400, f"the body did not come: {error}")
+
+    def hang_up(self) -> None:
+        """Free the body."""
+        self._server.held_bytes -= len(self._pieces)
+        self._pieces = bytearray()
+
+    def _refuse(self, status: int, reason: str) -> None:
+        self.hang_up()
+        self._server.refuse(self._question.exchange, status, reason)
+
+    def _answer(self, body: bytes | bytearray) -> None:
+        if waiting := self._server.answer(self._question._replace(body=body), self._route):
+            self._question.exchange.receiver = waiting
 
 
 class PacedRendering:

@@ -68,21 +68,14 @@ class RequestError(Exception):
 
 def invalid_api_key() -> RequestError:
     """401: no bearer token, or a wrong one. It names nothing, for whoever asks may not know what is served here."""
-    return RequestError(
-        HTTPStatus.UNAUTHORIZED,
-        "invalid_api_key",
-        "the bearer token is missing or wrong; a service's is in the Secret <service>-token under the key `token`",
-        {"WWW-Authenticate": "Bearer"},
-    )
+    message = "the bearer token is missing or wrong; a service's is in the Secret <service>-token under the key `token`"
+    return RequestError(HTTPStatus.UNAUTHORIZED, "invalid_api_key", message, {"WWW-Authenticate": "Bearer"})
 
 
 def foreign_origin() -> RequestError:
     """403: a web page, or a client that uses another name of this machine, at a router without a token."""
-    return RequestError(
-        HTTPStatus.FORBIDDEN,
-        "foreign_origin",
-        "without a token only programs on this machine are served, under localhost or 127.0.0.1, and no web pages",
-    )
+    message = "without a token only programs on this machine are served, under localhost or 127.0.0.1, and no web pages"
+    return RequestError(HTTPStatus.FORBIDDEN, "foreign_origin", message)
 
 
 def bad_request(message: str) -> RequestError:
@@ -92,10 +85,7 @@ def bad_request(message: str) -> RequestError:
 
 def remote_media(medium: str) -> RequestError:
     """400: an image, a sound or a file that the engine would have to fetch."""
-    message = (
-        f"{medium} is not in the request but at a URL, which an engine would fetch with its host's access to networks: "
-        "send it as a data: URL (data:image/png;base64,...)"
-    )
+    message = f"{medium} is at a URL, which engines do not fetch: send it as a data: URL (data:image/png;base64,...)"
     return RequestError(HTTPStatus.BAD_REQUEST, "remote_media", message, param=medium)
 
 
@@ -154,23 +144,14 @@ def unsupported_encoding(encoding: str) -> RequestError:
 
 def queue_full(service: str, retry_seconds: int) -> RequestError:
     """429: the queue is full."""
-    return RequestError(
-        HTTPStatus.TOO_MANY_REQUESTS,
-        "queue_full",
-        f"service {service}: all slots are busy and the queue is full: try again in {retry_seconds} s",
-        {"Retry-After": str(retry_seconds)},
-    )
+    message = f"service {service}: all slots are busy and the queue is full: try again in {retry_seconds} s"
+    return RequestError(HTTPStatus.TOO_MANY_REQUESTS, "queue_full", message, {"Retry-After": str(retry_seconds)})
 
 
 def too_busy() -> RequestError:
     """503: the bodies of other requests take all the memory for bodies."""
-    return RequestError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "too_busy",
-        "the requests that wait on this host take all the memory for request bodies: try again later, or send a "
-        "smaller request",
-        {"Retry-After": "1"},
-    )
+    message = "waiting requests take all the memory for request bodies: try again later, or send a smaller request"
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "too_busy", message, {"Retry-After": "1"})
 
 
 def upstream_failed(service: str) -> RequestError:
@@ -187,10 +168,7 @@ def response_broken_off(service: str) -> RequestError:
 
 def replica_stopped(service: str) -> RequestError:
     """503, or in an event: the time that a replica which stops has for its answers is over."""
-    message = (
-        f"service {service}: its replica stops, and the time for its answers is over: ask again, or give them more by "
-        "spec.drainSeconds"
-    )
+    message = f"service {service}: its replica stopped before the answer ended: ask again, or raise spec.drainSeconds"
     return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "replica_stopped", message, {"Retry-After": "1"})
 
 
@@ -201,12 +179,8 @@ def invalid_http(status: int, reason: str) -> RequestError:
 
 def service_unavailable(listener: str) -> RequestError:
     """503: no engine takes requests now."""
-    return RequestError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "service_unavailable",
-        f"{listener} has no engine that takes requests now: try again later",
-        {"Retry-After": "1"},
-    )
+    message = f"{listener} has no engine that takes requests now: try again later"
+    return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "service_unavailable", message, {"Retry-After": "1"})
 
 
 def translate_engine_error(status: int, body: bytes, service: str, engine: str | None = None) -> RequestError:

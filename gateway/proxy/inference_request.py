@@ -73,7 +73,7 @@ class InferenceRequest:
         self.queued_seconds = 0.0
         self.first_token_seconds: float | None = None
         self.error = ""
-        self._exchange = exchange
+        self.exchange = exchange
         self._router = router
         self._shared = shared
         self._content: bytes | bytearray = b""
@@ -189,8 +189,8 @@ class InferenceRequest:
     # The backend
 
     def _send_to(self, backend: Backend, service: Service) -> None:
-        upstream = self._upstream = UpstreamRequest(self, self._exchange, service, backend, self._shared)
-        upstream.send()
+        self._upstream = UpstreamRequest(self, service, backend, self._shared)
+        self._upstream.send()
 
     def try_other_backend(self, backend: Backend, error: NotAcceptedError) -> None:
         """Send the request to a backend that was not tried yet, because `backend` accepts no connection."""
@@ -236,7 +236,7 @@ class InferenceRequest:
 
     def send_error(self, error: RequestError) -> None:
         """Send an error as the response or, if that has begun, in place of its rest, if its form has a way."""
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange.started:
             rendered = self._upstream.render_error(error) if self._upstream else b""
             self.end()
@@ -257,10 +257,10 @@ class InferenceRequest:
         """Answer after a defect, and log it."""
         log.exception("request_failed")
         self._cancel()
-        if self._exchange.started:
+        if self.exchange.started:
             self.end()
-            if not self._exchange.ended:
-                self._exchange.break_off()
+            if not self.exchange.ended:
+                self.exchange.break_off()
         else:
             self.send_error(errors.invalid_http(500, "the proxy failed to answer it"))
 

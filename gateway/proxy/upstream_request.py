@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gateway.event_log import log
-from gateway.http.exchange import Exchange
 from gateway.http.headers import HOP_BY_HOP, Headers
 from gateway.http.upstream_connection import UpstreamBrokeOffError, UpstreamConnection
 from gateway.http.upstream_pool import NotAcceptedError
@@ -55,16 +54,11 @@ class UpstreamRequest:
     """A client's request on its way to a backend of `service`, and the receiver of the backend's response."""
 
     def __init__(
-        self,
-        request: "InferenceRequest",
-        exchange: Exchange,
-        service: Service,
-        backend: Backend,
-        shared: "SharedResources",
+        self, request: "InferenceRequest", service: Service, backend: Backend, shared: "SharedResources"
     ) -> None:
         self.backend = backend
         self._request = request
-        self._exchange = exchange
+        self._exchange = request.exchange
         self._service = service
         self._pool = shared.pool
         self._past = shared.health.backend_past(backend.uid)

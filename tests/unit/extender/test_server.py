@@ -15,8 +15,7 @@ from extender.score import ScoreWeights
 from extender.server import list_reads, list_verbs
 from extender.speed_table import SpeedTable
 from fitness.performance_store import PerformanceTable
-from gateway.http.whole_answers import AnswerServer, serve_answers
-from gateway.http.whole_body import BodyLimits
+from gateway.http.whole_answers import AnswerServer, BodyLimits, serve_answers
 from tests.support.eventually import eventually
 from tests.unit.extender.extender_objects import args_body
 
@@ -79,7 +78,7 @@ async def test_connection_is_kept_and_answers_have_a_length(extender: Extender) 
         answer = json.loads(await reader.readexactly(int(length.partition(b": ")[2])))
         assert answer["NodeNames"] == sent
     writer.close()
-    assert extender.answers.bodies.held_bytes == 0
+    assert extender.answers.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -134,16 +133,16 @@ async def test_chunks_without_end_are_refused(extender: Extender) -> None:
         writer.write(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
     assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
     writer.close()
-    assert extender.answers.bodies.held_bytes == 0
+    assert extender.answers.held_bytes == 0
 
 
 async def test_all_bodies_together_are_bounded(extender: Extender, client: aiohttp.ClientSession) -> None:
     _, first = await asyncio.open_connection(LOOPBACK, extender.port)
     first.write(b"POST /filter HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n\r\n" + b"x" * 100_000)
-    await eventually(lambda: extender.answers.bodies.held_bytes == 100_000)
+    await eventually(lambda: extender.answers.held_bytes == 100_000)
     async with client.post(extender.url("/filter"), data=b"x" * 990_000) as response:
         assert response.status == 503
     first.close()  # the scheduler gave up
-    await eventually(lambda: extender.answers.bodies.held_bytes == 0)
+    await eventually(lambda: extender.answers.held_bytes == 0)
     async with client.post(extender.url("/filter"), data=args_body({}, ["n1"])) as response:
         assert response.status == 200

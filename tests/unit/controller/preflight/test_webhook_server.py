@@ -79,7 +79,7 @@ async def test_review_is_answered_by_the_certificate_of_the_service() -> None:
         assert status == 200
         answer = msgspec.json.decode(body)["response"]
         assert (answer["uid"], answer["allowed"], answer["status"]["message"]) == ("u-1", False, "too large")
-        assert served.server.bodies.held_bytes == 0
+        assert served.server.held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ async def test_hostile_request_is_answered_and_the_next_client_served(request_by
     async with serve() as served:
         assert (await ask(served, request_bytes))[0] == expected
         assert (await ask(served, post(REVIEW)))[0] == 200
-        assert served.server.bodies.held_bytes == 0
+        assert served.server.held_bytes == 0
 
 
 async def test_chunked_body_without_end_is_not_kept() -> None:
@@ -112,7 +112,7 @@ async def test_chunked_body_without_end_is_not_kept() -> None:
                 await client.send(b"100000\r\n" + b" " * 0x100000 + b"\r\n")
         answer, _ = await client.answer()
         assert b" 413 " in answer
-        assert served.server.bodies.held_bytes == 0
+        assert served.server.held_bytes == 0
 
 
 async def test_bodies_of_many_clients_together_are_limited_and_freed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,9 +120,9 @@ async def test_bodies_of_many_clients_together_are_limited_and_freed(monkeypatch
     async with serve() as served:
         async with connect(served) as slow:
             await slow.send(post(b"x" * 80, length=90))
-            await eventually(lambda: served.server.bodies.held_bytes == 80)
+            await eventually(lambda: served.server.held_bytes == 80)
             assert (await ask(served, post(b"x" * 50)))[0] == 503
-        await eventually(lambda: served.server.bodies.held_bytes == 0)
+        await eventually(lambda: served.server.held_bytes == 0)
         assert (await ask(served, post(b"x" * 50)))[0] == 400
 
 

@@ -14,13 +14,13 @@ from gateway.http.limits import UNFINISHED_HEAD_BYTES, ConnectionCaps, Connectio
 from gateway.http.whole_answers import (
     AnswerServer,
     AskedQuestion,
+    BodyLimits,
     PacedRendering,
     Route,
     WholeAnswer,
     create_listener,
     is_loopback,
 )
-from gateway.http.whole_body import BodyLimits
 from tests.controlplane.process import CHECKOUT
 from tests.support.eventually import eventually
 from tests.unit.gateway.http.http_server import HttpServer, RawClient, connect
