@@ -33,7 +33,6 @@ class AwaitedExchange(RequestReceiver):
         self._body_error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
-        self._finished = False
         self._task = asyncio.get_running_loop().create_task(self._run(answer))
 
     @property
@@ -65,7 +64,6 @@ class AwaitedExchange(RequestReceiver):
 
     def respond(self, status: int, fields: bytes, body: bytes) -> None:
         """Send the whole response; `fields` has a line for each header field."""
-        self._finished = True
         self._exchange.respond(status, fields, body)
 
     def start(self, status: int, fields: bytes) -> None:
@@ -84,7 +82,6 @@ class AwaitedExchange(RequestReceiver):
 
     def finish(self) -> None:
         """End the response."""
-        self._finished = True
         self._exchange.finish()
 
     # Called by the connection
@@ -111,7 +108,6 @@ class AwaitedExchange(RequestReceiver):
 
     def hang_up(self) -> None:
         """Cancel the task."""
-        self._finished = True
         self._task.cancel()
 
     async def _run(self, answer: Callable[["AwaitedExchange"], Awaitable[None]]) -> None:
@@ -121,7 +117,7 @@ class AwaitedExchange(RequestReceiver):
             log.exception("request_failed")
             if not self._exchange.started:
                 self.respond(500, b"", b"")
-        if not self._finished:
+        if not self._exchange.ended:
             self._exchange.break_off()
 
 

@@ -68,23 +68,24 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._incoming = select.poll()
-        self._receiver: ResponseReceiver | None = None
         self._parser: httptools.HttpResponseParser | None = None
+        self._paused = False
+        self._expect_response(None)
+
+    def _expect_response(self, receiver: ResponseReceiver | None) -> None:
+        """Give the next response to `receiver`; None: none is expected."""
+        self._receiver = receiver
         self._fields: list[Field] = []
         self._head: tuple[int, Headers] | None = None
         """The status and the header fields, until the receiver has got them."""
         self._pieces: list[bytes] = []
         """The body that the receiver has not got yet."""
         self._head_bytes = 0
-        self._sent_at = 0.0
         self._in_head = True
-        self._has_length = False
-        self._until_close = False
-        self._answered = False
+        self._has_length = self._until_close = self._answered = self._keeps = False
         self.is_answered = False
         """The response is here whole: its end is told right after its last piece."""
-        self._keeps = False
-        self._paused = False
+        self._sent_at = time.monotonic()
 
     @property
     def is_open(self) -> bool:
@@ -96,21 +97,15 @@ class UpstreamConnection(asyncio.Protocol):
 
         It is sent with the requests over other connections, at the end of the loop's pass, or `at_once`.
         """
-        self._receiver = receiver
+        self._expect_response(receiver)
         if self._transport is None:
             self._fail("it closed the connection")
             return
-        self._head = None
-        self._pieces.clear()
-        self._head_bytes = 0
-        self._in_head = True
-        self._until_close = self._answered = self.is_answered = self._keeps = self._has_length = False
         self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES if at_once else SEND_TOGETHER_BYTES)
         if len(body) == 1 and len(body[0]) <= _JOINED_BYTES:
             self._transport.write(b"".join([head, *body]))  # several times as fast as two buffers
         else:
             self._transport.writelines([head, *body])
-        self._sent_at = time.monotonic()
 
     def abort(self) -> None:
         """End the call: close the connection at once, so that the upstream stops its work."""

@@ -54,7 +54,7 @@ class ControlApi:
             case ("PUT", "services"):
                 await self._configure(exchange)
             case ("GET", "metrics"):
-                exchange.respond(HTTPStatus.OK, metrics.FIELDS, self._listeners.metrics.text())
+                exchange.respond(HTTPStatus.OK, metrics.FIELDS, self._listeners.render_metrics())
             case ("GET", "backends", "health"):
                 await self._watch_health(exchange)
             case ("GET", "backends", "busy"):

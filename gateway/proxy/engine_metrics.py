@@ -188,10 +188,10 @@ class PodReports:
     """The state of a pod that its proxy reports; without a scraper, its engine has no metrics."""
 
     def __init__(
-        self, own: metrics.ProxyMetrics, scraper: EngineScraper | None, engine_hangs: Callable[[], bool]
+        self, render: Callable[[], bytes], scraper: EngineScraper | None, engine_hangs: Callable[[], bool]
     ) -> None:
         self.engine_hangs = engine_hangs
-        self._metrics = own
+        self._render = render
         self._scraper = scraper
         self._answers = 0
 
@@ -200,14 +200,14 @@ class PodReports:
         if self._scraper and parse_qs(exchange.head.query).get("engine") != ["false"]:
             scraper = self._scraper
             return AwaitedExchange(exchange, lambda awaited: self._answer(awaited, scraper))
-        exchange.respond(HTTPStatus.OK, metrics.FIELDS, self._metrics.text())
+        exchange.respond(HTTPStatus.OK, metrics.FIELDS, self._render())
         return None
 
     async def _answer(self, exchange: AwaitedExchange, scraper: EngineScraper) -> None:
         self._answers += 1
         try:
             engine = await scraper.scrape() if self._answers <= MOST_ANSWERS else _TOO_MANY
-            own = self._metrics.text() + metrics.render_engine_up(scraper.service, is_up=not engine.problem)
+            own = self._render() + metrics.render_engine_up(scraper.service, is_up=not engine.problem)
             text = own + engine.text
             exchange.start(HTTPStatus.OK, metrics.FIELDS)
             async with asyncio.timeout(SEND_SECONDS):  # as fast as the client reads

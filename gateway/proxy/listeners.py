@@ -9,7 +9,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.load_balancer import InFlight
-from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
+from gateway.proxy.metrics import render_metrics
 from gateway.proxy.request_body import BodyBudget
 from gateway.proxy.router import ModelRouter, SingleServiceRouter
 from gateway.proxy.service import Service
@@ -80,13 +80,12 @@ class Listeners:
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
         self._shared = SharedResources(self.in_flight, BodyBudget(), asyncio.Lock(), pool, self.health)
-        self.metrics = ProxyMetrics(self._service_loads)
-        self._pod = PodReports(self.metrics, engine_scraper, engine_hangs) if engine_hangs else None
+        self._pod = PodReports(self.render_metrics, engine_scraper, engine_hangs) if engine_hangs else None
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
         self._config = ProxyConfig()
-        self._services: dict[str, Service] = {}
+        self.services: dict[str, Service] = {}
         self._services_by_backend: dict[str, Service] = {}
         self._model_router = ModelRouter()
         self._bound: dict[str, Listener] = {}
@@ -106,9 +105,13 @@ class Listeners:
                 raise DrainingError("the proxy is stopping: its requests end, and it takes no configuration")
             await self._apply(config)
 
+    def render_metrics(self) -> bytes:
+        """Return the metrics of all services."""
+        return render_metrics(self.services)
+
     def service_states(self) -> tuple[ListenerState, ...]:
         """Return the state of every configured service, sorted by name."""
-        return tuple(self._service_state(self._services[name]) for name in sorted(self._services))
+        return tuple(self._service_state(self.services[name]) for name in sorted(self.services))
 
     def router_state(self) -> ListenerState | None:
         """Return the state of the router, if one is configured."""
@@ -185,17 +188,16 @@ class Listeners:
         """Add, update and remove services as `config` says."""
         self._config = config
         names = {service.name for service in config.services}
-        for name in [name for name in self._services if name not in names]:
-            self._services.pop(name).queue.refuse_waiting()
-            self.metrics.forget(name)
+        for name in [name for name in self.services if name not in names]:
+            self.services.pop(name).queue.refuse_waiting()
         for service in config.services:
-            if service.name in self._services:
-                self._services[service.name].update(service)
+            if service.name in self.services:
+                self.services[service.name].update(service)
             else:
-                self._services[service.name] = Service(service, self.in_flight, self.metrics.for_service(service.name))
-        self._model_router.configure(config.router.token if config.router else None, self._services)
+                self.services[service.name] = Service(service, self.in_flight)
+        self._model_router.configure(config.router.token if config.router else None, self.services)
         self._services_by_backend = {
-            backend.uid: self._services[service.name] for service in config.services for backend in service.backends
+            backend.uid: self.services[service.name] for service in config.services for backend in service.backends
         }
         backends = [backend for service in config.services for backend in service.backends]
         self.in_flight.forget_others({backend.uid for backend in backends})
@@ -219,7 +221,7 @@ class Listeners:
 
     def _create_listener(self, name: str, address: ListenAddress) -> HttpListener:
         """Return a listener for a service or the router. Raises OSError."""
-        router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self._services[name])
+        router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self.services[name])
         return HttpListener(
             handle_requests(router, self._shared, self._pod),
             self._table,
@@ -242,10 +244,6 @@ class Listeners:
         if self._certificate is None or self._certificate.tls != tls:
             self._certificate = ReloadedCertificate(tls)
         return self._certificate.context
-
-    def _service_loads(self) -> Iterator[ServiceLoad]:
-        for name, service in self._services.items():
-            yield ServiceLoad(name, service.queue.in_flight, service.queue.queued)
 
     def _service_state(self, service: Service) -> ListenerState:
         counts = self.in_flight.counts()

@@ -6,9 +6,12 @@ because that library takes longer to import than the proxy's own modules.
 """
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from gateway.proxy.service import Service
 
 _PREFIX: Final = "pomona_proxy"
 FIELDS: Final = b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
@@ -35,14 +38,6 @@ _HISTOGRAMS: Final = {
     "request_seconds": ("request_seconds", "From a request's arrival to its end."),
 }
 """By attribute of `ServiceMetrics`: name and description."""
-
-
-class ServiceLoad(NamedTuple):
-    """The requests of a service at this moment."""
-
-    service: str
-    in_flight: int
-    queued: int
 
 
 class DurationHistogram:
@@ -87,60 +82,37 @@ class ServiceMetrics:
         self.queue_seconds = DurationHistogram(_REQUEST_BUCKETS)
         self.request_seconds = DurationHistogram(_REQUEST_BUCKETS)
 
-    def count_request(self, route: str, status: int, error: str) -> None:
-        """Count one request and, if `error` is not empty, its failure."""
-        self.requests[route, status] += 1
-        if error:
-            self.errors[error] += 1
 
-
-class ProxyMetrics:
-    """The counts of all services; `loads` returns the current load of each."""
-
-    def __init__(self, loads: Callable[[], Iterable[ServiceLoad]]) -> None:
-        self._loads = loads
-        self._services: defaultdict[str, ServiceMetrics] = defaultdict(ServiceMetrics)
-
-    def for_service(self, service: str) -> ServiceMetrics:
-        """Return the counts of `service`."""
-        return self._services[service]
-
-    def forget(self, service: str) -> None:
-        """Remove the series of `service`."""
-        self._services.pop(service, None)
-
-    def text(self) -> bytes:
-        """Return all series in Prometheus' text form."""
-        services = [(_labels(name), metrics) for name, metrics in self._services.items()]
-        requests = [
-            (labels | {"route": route, "status": str(status)}, count)
-            for labels, metrics in services
-            for (route, status), count in metrics.requests.items()
-        ]
-        failures = [
-            (labels | {"reason": reason}, count)
-            for labels, metrics in services
-            for reason, count in metrics.errors.items()
-        ]
-        lines = _family_lines("requests_total", _REQUESTS, "counter", requests)
-        lines += _family_lines("errors_total", _ERRORS, "counter", failures)
-        for attribute, (name, description) in _COUNTERS.items():
-            samples = [(labels, getattr(metrics, attribute)) for labels, metrics in services]
-            lines += _family_lines(name, description, "counter", samples)
-        for attribute, (name, description) in _HISTOGRAMS.items():
-            lines += _family_lines(name, description, "histogram", ())
-            for labels, metrics in services:
-                histogram: DurationHistogram = getattr(metrics, attribute)
-                for bound, count in histogram.buckets():
-                    lines.append(_series_line(f"{name}_bucket", count, labels | {"le": bound}))
-                lines.append(_series_line(f"{name}_count", count, labels))
-                lines.append(_series_line(f"{name}_sum", histogram.sum_seconds, labels))
-        loads = [(_labels(load.service), load) for load in self._loads()]
-        in_flight = [(labels, load.in_flight) for labels, load in loads]
-        queued = [(labels, load.queued) for labels, load in loads]
-        lines += _family_lines("in_flight", "Requests that an engine is working on.", "gauge", in_flight)
-        lines += _family_lines("queued", "Requests that wait for a free slot.", "gauge", queued)
-        return "".join(lines).encode()
+def render_metrics(services: Mapping[str, "Service"]) -> bytes:
+    """Return the series of all services, by their names, in Prometheus' text form."""
+    labeled = [(_labels(name), service) for name, service in services.items()]
+    counts = [(labels, service.metrics) for labels, service in labeled]
+    requests = [
+        (labels | {"route": route, "status": str(status)}, count)
+        for labels, metrics in counts
+        for (route, status), count in metrics.requests.items()
+    ]
+    failures = [
+        (labels | {"reason": reason}, count) for labels, metrics in counts for reason, count in metrics.errors.items()
+    ]
+    lines = _family_lines("requests_total", _REQUESTS, "counter", requests)
+    lines += _family_lines("errors_total", _ERRORS, "counter", failures)
+    for attribute, (name, description) in _COUNTERS.items():
+        samples = [(labels, getattr(metrics, attribute)) for labels, metrics in counts]
+        lines += _family_lines(name, description, "counter", samples)
+    for attribute, (name, description) in _HISTOGRAMS.items():
+        lines += _family_lines(name, description, "histogram", ())
+        for labels, metrics in counts:
+            histogram: DurationHistogram = getattr(metrics, attribute)
+            for bound, count in histogram.buckets():
+                lines.append(_series_line(f"{name}_bucket", count, labels | {"le": bound}))
+            lines.append(_series_line(f"{name}_count", count, labels))
+            lines.append(_series_line(f"{name}_sum", histogram.sum_seconds, labels))
+    in_flight = [(labels, service.queue.in_flight) for labels, service in labeled]
+    queued = [(labels, service.queue.queued) for labels, service in labeled]
+    lines += _family_lines("in_flight", "Requests that an engine is working on.", "gauge", in_flight)
+    lines += _family_lines("queued", "Requests that wait for a free slot.", "gauge", queued)
+    return "".join(lines).encode()
 
 
 def render_engine_up(service: str, *, is_up: bool) -> bytes:

@@ -176,7 +176,7 @@ async def _follow(
 def _count_progress(service: str, listeners: Listeners) -> int:
     """Return the number of the engine's answers and of their tokens so far, to which a broken off request adds none."""
     (state,) = listeners.service_states()
-    requests = listeners.metrics.for_service(service).requests
+    requests = listeners.services[service].metrics.requests
     answers = sum(count for (_, status), count in requests.items() if status == HTTPStatus.OK)
     return answers + state.stats.tokens_in + state.stats.tokens_out
 

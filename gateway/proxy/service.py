@@ -32,14 +32,14 @@ class RequestRecord(EventRecord, kw_only=True, omit_defaults=True, tag="request_
 class Service:
     """A configured service. A running request keeps its service, even after that has left the configuration."""
 
-    def __init__(self, config: ServiceListener, in_flight: InFlight, metrics: ServiceMetrics) -> None:
+    def __init__(self, config: ServiceListener, in_flight: InFlight) -> None:
         self.config = config
         self.model = config.model
         """The clients' name for the model; it follows from the name, which never changes."""
         self.created = int(time.time())
         self.queue = RequestQueue(self._take_slot, config.queue_limit)
         self._in_flight = in_flight
-        self.metrics = metrics
+        self.metrics = ServiceMetrics()
         self._running: set[InferenceRequest] = set()
         self._lone: InferenceRequest | None = None
         """The request that has had the service to itself since it came."""
@@ -99,7 +99,9 @@ class Service:
         tokens = request.tokens
         prompt, generated = tokens.prompt or 0, tokens.generated or 0
         metrics = self.metrics
-        metrics.count_request(request.route, request.status, request.error)
+        metrics.requests[request.route, request.status] += 1
+        if request.error:
+            metrics.errors[request.error] += 1
         metrics.request_seconds.observe(seconds)
         metrics.prompt_tokens += prompt
         metrics.generated_tokens += generated

@@ -1,7 +1,9 @@
 """The control API byte by byte: agent and proxy may be of different versions, so its JSON and paths never change."""
 
+from collections import Counter
 from importlib import metadata
 from typing import Any
+from unittest import mock
 
 import aiohttp
 import msgspec
@@ -23,8 +25,10 @@ from gateway.proxy.config import (
     ServiceStats,
     Tls,
 )
-from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
-from tests.unit.gateway.proxy.running_proxy import ProxyProcess
+from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.metrics import render_metrics
+from gateway.proxy.service import Service
+from tests.unit.gateway.proxy.running_proxy import ProxyProcess, make_service
 
 CONFIG = ProxyConfig(
     services=(
@@ -210,13 +214,15 @@ async def test_version_is_the_one_by_which_agents_compare(proxy: ProxyProcess) -
 
 
 def test_metrics_are_read_by_prometheus_as_they_were_counted() -> None:
-    metrics = ProxyMetrics(lambda: [ServiceLoad('n"s/tiny', 2, 3)])
-    counts = metrics.for_service('n"s/tiny')
-    counts.count_request("chat", 200, "")
-    counts.count_request("chat", 503, "no_server")
+    service = Service(make_service(name='n"s/tiny'), InFlight(lambda _: None))
+    counts = service.metrics
+    counts.requests = Counter({("chat", 200): 1, ("chat", 503): 1})
+    for _ in range(3):
+        service.queue.wait(mock.Mock())
     for seconds in (0.004, 0.3, 1000):
         counts.request_seconds.observe(seconds)
-    families = {metric.name: metric for metric in text_string_to_metric_families(metrics.text().decode())}
+    text = render_metrics({'n"s/tiny': service}).decode()
+    families = {metric.name: metric for metric in text_string_to_metric_families(text)}
     labels = {"namespace": 'n"s', "service": "tiny"}
     requests = families["pomona_proxy_requests"]
     assert (requests.type, len(families)) == ("counter", 12)

@@ -4,7 +4,6 @@ import pytest
 
 from gateway.proxy.errors import RequestError
 from gateway.proxy.load_balancer import InFlight
-from gateway.proxy.metrics import ServiceMetrics
 from gateway.proxy.router import ModelRouter
 from gateway.proxy.service import Service
 from tests.unit.gateway.proxy.running_proxy import make_service
@@ -12,8 +11,7 @@ from tests.unit.gateway.proxy.running_proxy import make_service
 
 def test_table_of_models_is_built_for_a_configuration_and_not_for_a_request() -> None:
     services = {
-        name: Service(make_service(name=name), InFlight(lambda _: None), ServiceMetrics())
-        for name in ("a/chat", "b/chat", "a/code")
+        name: Service(make_service(name=name), InFlight(lambda _: None)) for name in ("a/chat", "b/chat", "a/code")
     }
     router = ModelRouter()
     router.configure("token", services)
