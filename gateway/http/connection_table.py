@@ -48,15 +48,16 @@ class ConnectionTable:
         return self._all.accepted
 
     def admit(self, peer: str, *, is_tls: bool = False) -> bool:
-        """Decide whether a connection from `peer` is taken, if need be in the place of another one.
+        """Decide whether to accept a connection from `peer`, and close a waiting one if that makes the room.
 
-        One that is taken has to be added at once.
+        An accepted connection has to be added at once.
         """
-        is_admitted = self._has_room(peer, self.caps.with_room // (TLS_COST if is_tls else 1))
+        is_admitted = self._make_room(peer, self.caps.with_room // (TLS_COST if is_tls else 1))
         self._refused += not is_admitted
         return is_admitted
 
-    def _has_room(self, peer: str, with_room: int) -> bool:
+    def _make_room(self, peer: str, with_room: int) -> bool:
+        """Return True if a connection from `peer` may be added, after closing a waiting one if needed."""
         waiting = self._peers.get(peer)
         if waiting is not None and waiting.accepted >= self.caps.per_peer:
             return self._close_longest_waiting(waiting)
@@ -94,7 +95,7 @@ class ConnectionTable:
             self._all.connections[connection] = self._peers[connection.peer].connections[connection] = None
 
     def hold_head(self, connection: "ServerConnection", size_bytes: int) -> None:
-        """Count what has come of a head; where that is too much, the longest waiting head is given up."""
+        """Count the bytes of a head that has not come whole; beyond a limit, close those that wait longest."""
         if connection not in self._connections:
             return
         peer = self._peers[connection.peer]
@@ -121,7 +122,7 @@ class ConnectionTable:
             del self._peers[connection.peer].connections[connection]
 
     def _close_longest_waiting(self, place: _Waiting) -> bool:
-        """Close the first of these connections that gives way; return False if there is none."""
+        """Close the connection of `place` that waits longest; return False if none waits."""
         busy: list[ServerConnection] = []
         waiting = None
         for connection in place.connections:

@@ -19,7 +19,7 @@ _REQUEST_LINE = re.compile(rb"([A-Z-]{1,20}) [\x21-\x7e]+ HTTP/1\.([01])\r\n")
 _HOST = re.compile(rb"[\w.~!$&'()*+;=%:\[\]-]*", re.ASCII)
 _ABSOLUTE_FORM = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 _FRAMING_BYTES_PER_CHUNK: Final = 32
-_LONGEST_KNOWN_BYTES: Final = 2 << 10
+_LONGEST_CACHED_BYTES: Final = 2 << 10
 _LENGTH_NAME_BYTES: Final = len(b"\r\nContent-Length: ")
 _MOST_DIGITS: Final = 9
 
@@ -49,28 +49,28 @@ class RequestHead:
         return not self.is_http_1_0 and (self.headers.value(b"expect") or b"").lower() == b"100-continue"
 
 
-def read_known_head(head: bytes) -> tuple[RequestHead, int] | None:
-    """Return a head that is short and, but for the digits of its Content-Length, may be known, and that length.
+def read_cached_head(head: bytes) -> tuple[RequestHead, int] | None:
+    """Return a head from the cache, and its Content-Length; None if it has none, or is too long for the cache.
 
-    The clients of one library send one head again and again. It was parsed in full with other digits, and no digit
-    has a meaning elsewhere. Raises InvalidRequestError.
+    The clients of one library send one head again and again, but for the digits of the Content-Length. Raises
+    InvalidRequestError.
     """
     at = head.find(b"\r\nContent-Length: ")
     if at < 0:
         at = head.find(b"\r\ncontent-length: ")
-    if at < 0 or len(head) > _LONGEST_KNOWN_BYTES:
+    if at < 0 or len(head) > _LONGEST_CACHED_BYTES:
         return None
     start = at + _LENGTH_NAME_BYTES
     end = head.find(b"\r", start)
     digits = head[start:end]
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         return None
-    return _parse_sized(head[:start], head[end:]), int(digits)
+    return _parse_without_length(head[:start], head[end:]), int(digits)
 
 
 @functools.lru_cache(maxsize=256)
-def _parse_sized(begin: bytes, end: bytes) -> RequestHead:
-    """Return the head between whose parts the length is missing. Raises InvalidRequestError."""
+def _parse_without_length(begin: bytes, end: bytes) -> RequestHead:
+    """Parse the head of which `begin` and `end` are what surrounds the length. Raises InvalidRequestError."""
     return RequestParser().parse_head(b"%b0%b" % (begin, end))[0]
 
 

@@ -19,7 +19,7 @@ from gateway.http.connection_table import ConnectionTable
 from gateway.http.exchange import BodyTimeoutError, Exchange, RequestReceiver
 from gateway.http.headers import Headers
 from gateway.http.limits import HEAD_BYTES, SEND_AT_ONCE_BYTES, SEND_TOGETHER_BYTES, ConnectionTimes
-from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, read_known_head
+from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, read_cached_head
 
 _HEAD_END: Final = b"\r\n\r\n"
 _STEPS_AT_ONCE: Final = 4
@@ -212,7 +212,7 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def gives_way(self) -> bool:
-        """True while it has no request, or that of a stranger."""
+        """True while another connection may take its place: it has no request, or that of a stranger."""
         return self._exchange is None or self._exchange.gives_way
 
     def expire(self) -> None:
@@ -329,7 +329,7 @@ class ServerConnection(asyncio.Protocol):
         parser = None
         content_length: int | None
         try:
-            cached = read_known_head(buffer[:end])
+            cached = read_cached_head(buffer[:end])
             if cached is None:
                 parser = RequestParser()
                 head, content_length = parser.parse_head(buffer[:end])
@@ -392,7 +392,7 @@ class ServerConnection(asyncio.Protocol):
             self._guard(functools.partial(exchange.receiver.fail_body, error))
 
     def _guard(self, work: Callable[[], None]) -> None:
-        """Do the work on a request; a defect of it must not end the connections of all others."""
+        """Call `work` on a request, and answer 500 if it raises: other connections must not end by that."""
         try:
             work()
         except Exception:  # noqa: BLE001

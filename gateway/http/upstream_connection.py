@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FIRST_FINAL_STATUS: Final = 200
 _JOINED_BYTES: Final = 32 << 10
-_LONGEST_KNOWN_BYTES: Final = 4 << 10
+_LONGEST_CACHED_BYTES: Final = 4 << 10
 _NO_CONTENT: Final = frozenset({204, 304})
 _STALE_SECONDS: Final = 1.0
 """An upstream that closed a kept connection without an answer so soon had closed it before the request came."""
@@ -200,8 +200,8 @@ class UpstreamConnection(asyncio.Protocol):
         if len(fields) > HEADER_COUNT or size_bytes > HEAD_BYTES:
             self._fail("the head of its response is too long")
             return
-        is_short = self._head_bytes <= _LONGEST_KNOWN_BYTES
-        headers = _known_headers(tuple(fields)) if is_short else Headers(fields)
+        is_short = self._head_bytes <= _LONGEST_CACHED_BYTES
+        headers = _cached_headers(tuple(fields)) if is_short else Headers(fields)
         self._until_close = (
             not self._has_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
         )
@@ -264,6 +264,6 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 @functools.lru_cache(maxsize=256)
-def _known_headers(fields: tuple[Field, ...]) -> Headers:
-    """Return the header fields of a response, which are mostly those of one before, but for the length."""
+def _cached_headers(fields: tuple[Field, ...]) -> Headers:
+    """Return the headers of a response; most responses have the fields of an earlier one, but for the length."""
     return Headers(fields)

@@ -24,7 +24,7 @@ def authorize(headers: Headers, tokens: tuple[str, ...] | None) -> None:
 
 
 def _has_token(headers: Headers, tokens: tuple[str, ...]) -> bool:
-    """Compare the client's token, which is a bearer token or, as Anthropic's clients send it, in X-Api-Key."""
+    """Decide whether the client sent a valid token: as a bearer token or, as Anthropic's clients do, in X-Api-Key."""
     credentials = headers.value(b"authorization") or b""
     if credentials[: len(_BEARER)].lower() == _BEARER:
         credentials = credentials[len(_BEARER) :]

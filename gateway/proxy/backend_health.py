@@ -72,7 +72,7 @@ class BackendPast:
         return progress
 
     def note_begin(self, progress: AnswerProgress, now: float) -> None:
-        """Note the begin of an answer."""
+        """Note that an answer has begun."""
         progress.has_begun = True
         progress.last_data = now
         self._waits.append((now - progress.began, progress.size_bytes))
@@ -119,13 +119,13 @@ class BackendPast:
             self._suspect("Failing", f"the last {self._failures} requests failed: {outcomes}")
 
     def fail_for_good(self, progress: AnswerProgress, outcome: str) -> None:
-        """Note a request that the backend failed with an answer by which it cannot serve any other."""
+        """Note an answer which shows that the backend cannot serve any request."""
         if progress in self.under_way:
             self.under_way.discard(progress)
             self._suspect("Failing", f"its last answer, {outcome}, shows that it cannot serve any request")
 
     def abandon(self, progress: AnswerProgress) -> None:
-        """Forget an answer that shows nothing, such as one whose client hung up."""
+        """Stop observing an answer that shows nothing of the backend, such as one whose client hung up."""
         self.under_way.discard(progress)
 
     def check_pauses(self, now: float) -> None:

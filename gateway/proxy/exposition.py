@@ -91,7 +91,7 @@ class _KeptLines:
         if sample is None:
             return
         name, labels, value = sample.groups()
-        if not self._is_engines(name) or not _is_readable(value) or (labels and not _are_distinct(labels)):
+        if not self._is_from_engine(name) or not _is_readable(value) or (labels and not _are_distinct(labels)):
             return
         self._typed.add(name)
         self._append(name, line)
@@ -103,11 +103,11 @@ class _KeptLines:
     def _add_comment(self, line: bytes) -> None:
         for pattern, names in ((_HELP, self._helped), (_TYPE, self._typed)):
             comment = pattern.fullmatch(line)
-            if comment and comment[1] not in names and self._is_engines(comment[1]):
+            if comment and comment[1] not in names and self._is_from_engine(comment[1]):
                 names.add(comment[1])
                 self._append(comment[1], line)
 
-    def _is_engines(self, name: bytes) -> bool:
+    def _is_from_engine(self, name: bytes) -> bool:
         return name.startswith(self._prefixes) and not _is_reserved(name)
 
     def _append(self, name: bytes, line: bytes) -> None:

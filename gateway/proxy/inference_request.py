@@ -156,7 +156,7 @@ class InferenceRequest:
         """Wait for a free slot of the service that the body names. Raises RequestError."""
         self.body = body
         service = self._service = self._router.find_service(body.model)
-        service.begin(self)
+        service.begin_request(self)
         check_engines(body.schema_demand, service.config)
         self._since = time.monotonic()
         if backend := service.queue.take_free_slot():
@@ -275,7 +275,7 @@ class InferenceRequest:
             upstream.forget_answer()
             self._shared.in_flight.end(upstream.backend.uid)
             service.queue.finish_request(time.monotonic() - self._since)
-        service.record(self)
+        service.record_request(self)
         self._upstream = None  # it refers to this object, which must not wait for the garbage collector
 
 

@@ -66,10 +66,10 @@ class JsonScanner:
         """Skip white space."""
         while True:
             start = self.at
-            self.at = _end(_BLANKS, self.text, start, start + _PIECE_BYTES)
+            self.at = _match_end(_BLANKS, self.text, start, start + _PIECE_BYTES)
             if self.at < start + _PIECE_BYTES:
                 return
-            if self._works(self.at - start):
+            if self._count_work(self.at - start):
                 yield
 
     def end(self) -> Pauses:
@@ -139,7 +139,7 @@ class JsonScanner:
         start = self.at
         if short := _STRING.match(self.text, start, start + _SHORT_STRING_BYTES):
             self.at = short.end()
-            if self._works(self.at - start):
+            if self._count_work(self.at - start):
                 yield
             return
         self._expect(_QUOTE)
@@ -164,12 +164,12 @@ class JsonScanner:
         backslash = text.find(b"\\", start, plain_end)
         if backslash >= 0:
             # Only an expression can tell which quotation mark is escaped.
-            self.at = _end(_CHARACTERS, text, backslash, backslash + _PIECE_BYTES)
+            self.at = _match_end(_CHARACTERS, text, backslash, backslash + _PIECE_BYTES)
         else:
             self.at = plain_end
         if self.at == start and text[start : start + 1] != b'"':
             raise InvalidJsonError("it ends within a string")
-        self._works((self.at - start) // (1 if backslash >= 0 else _FOUND_BYTES_PER_COST))
+        self._count_work((self.at - start) // (1 if backslash >= 0 else _FOUND_BYTES_PER_COST))
         if text[self.at : self.at + 1] == b'"':
             self.at += 1
             return True
@@ -179,8 +179,8 @@ class JsonScanner:
         """Skip to the next bracket, or to a string that is too long for one piece."""
         while True:
             start = self.at
-            self.at = _end(_FLAT, self.text, start, start + _PIECE_BYTES)
-            pause = self._works(self.at - start + _VALUE_COST_BYTES)
+            self.at = _match_end(_FLAT, self.text, start, start + _PIECE_BYTES)
+            pause = self._count_work(self.at - start + _VALUE_COST_BYTES)
             if self.at >= len(self.text):
                 raise InvalidJsonError("it ends within an object or an array")
             if pause:
@@ -211,8 +211,8 @@ class JsonScanner:
 
     def _skip_scalar(self) -> Pauses:
         start = self.at
-        while (end := _end(_SCALAR, self.text, self.at, self.at + _PIECE_BYTES)) > self.at:
-            pause = self._works(end - self.at)
+        while (end := _match_end(_SCALAR, self.text, self.at, self.at + _PIECE_BYTES)) > self.at:
+            pause = self._count_work(end - self.at)
             self.at = end
             if pause:
                 yield
@@ -230,7 +230,7 @@ class JsonScanner:
         if self._values > VALUES_LIMIT:
             raise InvalidJsonError(f"it has more than {VALUES_LIMIT} strings, objects and arrays")
 
-    def _works(self, work_bytes: int) -> bool:
+    def _count_work(self, work_bytes: int) -> bool:
         """Count work; return True if a pause is due."""
         self._work_bytes += work_bytes
         if self._work_bytes < _PIECE_BYTES:
@@ -253,7 +253,7 @@ def check_encoding(text: bytes | bytearray) -> Pauses:
         raise InvalidJsonError("it is not UTF-8") from error
 
 
-def _end(pattern: re.Pattern[bytes], text: bytes | bytearray, start: int, stop: int) -> int:
+def _match_end(pattern: re.Pattern[bytes], text: bytes | bytearray, start: int, stop: int) -> int:
     match = pattern.match(text, start, stop)
     return match.end() if match else start
 

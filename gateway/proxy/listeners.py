@@ -214,7 +214,7 @@ class Listeners:
             await http.bind(address.address, address.port)
         except OSError as error:
             self._failed[name] = error
-            log.error("listener_not_bound", service=name or "router", error=_bind_error(address, error))
+            log.error("listener_not_bound", service=name or "router", error=_explain_bind_error(address, error))
             return
         listener = self._bound[name] = Listener(address, http)
         log.info("listener_bound", service=name or "router", address=address.address, port=listener.port)
@@ -266,7 +266,7 @@ class Listeners:
             name=name,
             address=address,
             port=self._bound[name].port if name in self._bound else port,
-            error=_bind_error(ListenAddress(address, port, self._config.tls), error) if error else "",
+            error=_explain_bind_error(ListenAddress(address, port, self._config.tls), error) if error else "",
             backends=(),
             port_taken=error is not None and error.errno == errno.EADDRINUSE,
         )
@@ -280,7 +280,7 @@ def _listen_addresses(config: ProxyConfig) -> dict[str, ListenAddress]:
     return addresses
 
 
-def _bind_error(address: ListenAddress, error: OSError) -> str:
+def _explain_bind_error(address: ListenAddress, error: OSError) -> str:
     """Return a readable reason why nothing listens on `address`."""
     if isinstance(error, ssl.SSLError) or error.filename:
         return f"cannot use certificate {address.tls and address.tls.certificate} with its key: {error}"

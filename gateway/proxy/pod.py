@@ -232,7 +232,7 @@ class EngineCheck:
         return self._failures < _FAILED_CHECKS and not self.hangs
 
     def note_pulse(self, now: float) -> None:
-        """Note that it works, at a time of the monotonic clock; one that loads does not yet."""
+        """Note an answer to the question for the engine's pulse, at a time of the monotonic clock."""
         if self._alive_at is not None:
             self._alive_at = now
 

@@ -161,7 +161,7 @@ def count_copied_bytes(content: bytes | bytearray) -> int:
 
 
 def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
-    """Return the body after some pauses. Raises RequestError."""
+    """Read a large body in short pieces of work, with a pause after each, and return it. Raises RequestError."""
     scanner = JsonScanner(content)
     fields = _FieldReader(scanner)
     try:

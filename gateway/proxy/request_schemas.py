@@ -205,7 +205,7 @@ def _check_choices(field: str, schema: dict[str, Any], root: Any, finished: set[
     types = schema.get("type")
     if field not in _TOOLS and any(schema.get(name) == [] for name in _CHOICES):
         raise errors.invalid_schema(field, f"it leaves no choice: one of {', '.join(_CHOICES)} is empty")
-    names = [one for one in types if isinstance(one, str)] if isinstance(types, list) else []
+    names = [name for name in types if isinstance(name, str)] if isinstance(types, list) else []
     if len(set(names)) < len(names):
         raise errors.invalid_schema(field, "a type of it is named twice")
     if len(schema) > _MOST_PROPERTIES:
@@ -247,7 +247,7 @@ def _leads_to_itself(schema: Any, root: Any, path: set[int], finished: set[int])
     for name in ("allOf", *_CHOICES):
         choices = schema.get(name)
         followed += choices if isinstance(choices, list) else []
-    leads = any(_leads_to_itself(one, root, path, finished) for one in followed)
+    leads = any(_leads_to_itself(choice, root, path, finished) for choice in followed)
     path.discard(id(schema))
     finished.add(id(schema))
     return leads

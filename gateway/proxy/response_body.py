@@ -253,7 +253,7 @@ class TokenStream(ResponseBody):
 
 
 def _separate_event(passed_on: bytes) -> bytes:
-    """Return what has to come between the last bytes that were passed on and another event."""
+    """Return the bytes that separate another event from the last bytes that were passed on."""
     line = passed_on[passed_on.rfind(b"\n", 0, -1) + 1 :]
     # The name of an event whose data did not come is replaced by that of the next one.
     return b"" if not line.strip() or line.startswith(b"event:") else b"\n\n"
@@ -261,7 +261,7 @@ def _separate_event(passed_on: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _model_fields(model: str, engine_model: str | None) -> tuple[bytes, bytes]:
-    """Return the field of the model in the form of most engines, with the client's and with the engine's name."""
+    """Return the field `model` as most engines write it: with the client's name, and with the engine's."""
     right_field = b'"model":' + msgspec.json.encode(model)
     return right_field, b'"model":' + msgspec.json.encode(engine_model) if engine_model else b""
 
@@ -293,7 +293,7 @@ class LongJsonResponse:
 
 
 def _find_complete_end(piece: bytes) -> int:
-    """Return the place behind which the field of a model begins and may go on in the next piece."""
+    """Return the place where an incomplete field `model` begins at the end of a piece; its length if there is none."""
     for match in _MODEL_OR_BEGIN.finditer(piece, max(0, len(piece) - _LONGEST_FIELD_BYTES)):
         if match[1]:
             return match.start()

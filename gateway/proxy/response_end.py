@@ -95,7 +95,10 @@ _error_event = msgspec.json.Decoder(_ErrorEvent)
 
 
 def judge_error(error: bytes) -> ResponseEnd:
-    """Return who is to blame for an engine's error: an object with a code or a type, or only a text."""
+    """Return REFUSED if the request is to blame for an engine's error, else FAILED.
+
+    The error is an object with a code or a type, or only a text.
+    """
     try:
         decoded = _error.decode(error)
         code, kind = (msgspec.json.decode(value) if bytes(value) else None for value in (decoded.code, decoded.type))

@@ -84,12 +84,12 @@ class Service:
             self._in_flight.begin(backend.uid)
         return backend
 
-    def begin(self, request: "InferenceRequest") -> None:
+    def begin_request(self, request: "InferenceRequest") -> None:
         """Count a request as running."""
         self._lone = None if self._running else request
         self._running.add(request)
 
-    def record(self, request: "InferenceRequest") -> None:
+    def record_request(self, request: "InferenceRequest") -> None:
         """Count and log a request that has ended."""
         self._running.discard(request)
         is_lone = self._lone is request
@@ -114,9 +114,9 @@ class Service:
                 service=self.config.name,
                 route=request.route,
                 status=request.status,
-                seconds=_cut(seconds),
-                queued_seconds=_cut(request.queued_seconds),
-                first_token_seconds=None if first_token_seconds is None else _cut(first_token_seconds),
+                seconds=_truncate(seconds),
+                queued_seconds=_truncate(request.queued_seconds),
+                first_token_seconds=None if first_token_seconds is None else _truncate(first_token_seconds),
                 tokens_in=tokens.prompt,
                 tokens_out=tokens.generated,
                 request_id=request.request_id,
@@ -127,6 +127,6 @@ class Service:
         )
 
 
-def _cut(seconds: float) -> float:
+def _truncate(seconds: float) -> float:
     """Return seconds with four decimals, all cut alike: a first token is never later than the end."""
     return int(seconds * 1e4) / 1e4

@@ -240,7 +240,7 @@ class UpstreamRequest:
         self._note_end(response)
         if response.untold_error:
             name, engine = self._service.config.name, self.backend.engine
-            error = errors.translate_engine_error(_status_of(response), response.untold_error, name, engine)
+            error = errors.translate_engine_error(_error_status(response), response.untold_error, name, engine)
             last += response.break_off(error)
         request.end()
         if exchange.started:
@@ -267,7 +267,7 @@ class UpstreamRequest:
         request, engine = self._request, self.backend.engine
         status, outcome = request.status, str(request.status)
         if status < _FIRST_ERROR_STATUS:
-            status, outcome = _status_of(response), ResponseEnd.FAILED.value
+            status, outcome = _error_status(response), ResponseEnd.FAILED.value
         lesson = judge_error(find_runtime(engine).errors, status, read_error(body).text).lesson
         if lesson == "sick":
             self._past.fail_for_good(self._progress, outcome)
@@ -308,7 +308,7 @@ class UpstreamRequest:
         self._request.send_error(errors.response_broken_off(name) if streaming else errors.upstream_failed(name))
 
 
-def _status_of(response: ResponseBody) -> HTTPStatus:
+def _error_status(response: ResponseBody) -> HTTPStatus:
     """Return the status that an error under status 200 should have had."""
     is_refused = response.end is ResponseEnd.REFUSED
     return HTTPStatus.BAD_REQUEST if is_refused else HTTPStatus.INTERNAL_SERVER_ERROR

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.limits import HEAD_BYTES
-from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, read_known_head
+from gateway.http.request_head import InvalidRequestError, RequestHead, RequestParser, read_cached_head
 
 START = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 
@@ -23,11 +23,11 @@ def parse_sized(head: bytes) -> tuple[RequestHead, int | None]:
     except InvalidRequestError:
         for _ in range(2):
             try:
-                assert read_known_head(head) is None
+                assert read_cached_head(head) is None
             except InvalidRequestError:
                 continue
         raise
-    for reading in (read_known_head(head), read_known_head(head)):
+    for reading in (read_cached_head(head), read_cached_head(head)):
         if reading:
             known_head, known_length = reading
             assert known_length == length
@@ -39,7 +39,7 @@ def parse_sized(head: bytes) -> tuple[RequestHead, int | None]:
 
 
 def test_head_that_differs_in_its_length_only_is_known() -> None:
-    heads = [read_known_head(START + b"Content-Length: %d\r\nX: 1\r\n\r\n" % length) for length in (7, 70)]
+    heads = [read_cached_head(START + b"Content-Length: %d\r\nX: 1\r\n\r\n" % length) for length in (7, 70)]
     assert [head and head[1] for head in heads] == [7, 70]
     assert len({id(head and head[0]) for head in heads}) == 1
 

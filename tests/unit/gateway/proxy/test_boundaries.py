@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import structs
 
 from gateway.proxy.config import ProxyConfig
-from gateway.proxy.listeners import DrainingError, ListenAddress, _bind_error
+from gateway.proxy.listeners import DrainingError, ListenAddress, _explain_bind_error
 from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.running_proxy import (
     CHAT,
@@ -100,7 +100,7 @@ async def test_configuration_during_the_drain_is_refused(http: aiohttp.ClientSes
 
 def test_name_that_does_not_resolve_is_reported_as_such() -> None:
     macos = socket.gaierror(8, "nodename nor servname provided, or not known")
-    error = _bind_error(ListenAddress("no.such.host", 1), macos)
+    error = _explain_bind_error(ListenAddress("no.such.host", 1), macos)
     assert error == "cannot listen on no.such.host port 1: nodename nor servname provided, or not known"
 
 
