@@ -28,8 +28,8 @@ class AwaitedExchange(RequestReceiver):
     ) -> None:
         self._exchange = exchange
         self._reads_body = reads_body
-        self._pieces: list[bytes] = []
-        self._unread_bytes = 0
+        self._unread = bytearray()
+        """The pieces of the body that came and were not read yet."""
         self._body_error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
@@ -49,16 +49,15 @@ class AwaitedExchange(RequestReceiver):
 
         Raises InvalidRequestError and BodyTimeoutError.
         """
-        while not self._pieces:
+        while not self._unread:
             if self._body_error:
                 raise self._body_error
             if self._exchange.body_complete:
                 return b""
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        piece = b"".join(self._pieces)
-        self._pieces.clear()
-        self._unread_bytes = 0
+        piece = bytes(self._unread)
+        self._unread.clear()
         self._exchange.connection.resume_body()
         return piece
 
@@ -91,9 +90,8 @@ class AwaitedExchange(RequestReceiver):
         del is_last  # `read` asks the exchange
         if not self._reads_body:
             return
-        self._pieces.append(piece)
-        self._unread_bytes += len(piece)
-        if self._unread_bytes > _UNREAD_BODY_BYTES:
+        self._unread += piece
+        if len(self._unread) > _UNREAD_BODY_BYTES:
             self._exchange.connection.pause_body()
         _wake(self._reader)
 

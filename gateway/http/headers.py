@@ -15,7 +15,6 @@ HOP_BY_HOP = frozenset(
 """Fields, in lower case, that belong to one connection and are never forwarded."""
 
 _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE | re.ASCII)
-_NO_OPTIONS: frozenset[bytes] = frozenset()
 
 
 class Headers:
@@ -24,10 +23,8 @@ class Headers:
     def __init__(self, fields: Iterable[Field] = ()) -> None:
         self.fields = list(fields)
         self._names = [field[0].lower() for field in self.fields]
-        self._first = dict(zip(self._names, [field[1] for field in self.fields], strict=True))
-        if len(self._first) != len(self._names):
-            for name, (_, value) in zip(reversed(self._names), reversed(self.fields), strict=True):
-                self._first[name] = value
+        # From the last one to the first, so that the first value of a repeated field stays.
+        self._first = {name: value for name, (_, value) in zip(self._names[::-1], self.fields[::-1], strict=True)}
 
     def value(self, name: bytes) -> bytes | None:
         """Return the first value of the field `name`, which is in lower case."""
@@ -35,10 +32,6 @@ class Headers:
 
     def values(self, name: bytes) -> list[bytes]:
         """Return all values of the field `name`, which is in lower case."""
-        if name not in self._first:
-            return []
-        if len(self._first) == len(self._names):  # none is repeated
-            return [self._first[name]]
         return [value for field_name, (_, value) in zip(self._names, self.fields, strict=True) if field_name == name]
 
     def get(self, name: str, default: str = "") -> str:
@@ -48,13 +41,11 @@ class Headers:
 
     def connection_options(self) -> frozenset[bytes]:
         """Return the options of the Connection fields, in lower case: `close`, or names of fields of this hop."""
-        if b"connection" not in self._first:
-            return _NO_OPTIONS
         return frozenset(option.strip().lower() for value in self.values(b"connection") for option in value.split(b","))
 
     def encode_forwarded(self, withheld: frozenset[bytes]) -> bytes:
         """Return the lines to forward: all fields but `withheld` (lower-case names) and those that Connection names."""
-        dropped = withheld | self.connection_options() if b"connection" in self._first else withheld
+        dropped = withheld | self.connection_options()
         lines = [
             b"%b: %b\r\n" % field for name, field in zip(self._names, self.fields, strict=True) if name not in dropped
         ]

@@ -25,8 +25,7 @@ class NotAcceptedError(Exception):
 class UpstreamPool:
     """The connections to all upstreams, by their http URLs without a path, as a context that closes them."""
 
-    def __init__(self, *, connect_seconds: float = CONNECT_SECONDS, idle_seconds: float = IDLE_SECONDS) -> None:
-        self._connect_seconds = connect_seconds
+    def __init__(self, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._idle_seconds = idle_seconds
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._all: set[UpstreamConnection] = set()
@@ -47,12 +46,12 @@ class UpstreamPool:
         """Return a new connection, which is the caller's until its response has ended. Raises NotAcceptedError."""
         parts = urlsplit(url)
         try:
-            async with asyncio.timeout(self._connect_seconds):
+            async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: UpstreamConnection(url, self), parts.hostname or "", parts.port or 80
                 )
         except TimeoutError as error:
-            raise NotAcceptedError(f"no connection within {self._connect_seconds:g} s") from error
+            raise NotAcceptedError(f"no connection within {CONNECT_SECONDS:g} s") from error
         except OSError as error:
             raise NotAcceptedError(str(error)) from error
         self._all.add(connection)

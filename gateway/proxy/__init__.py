@@ -4,8 +4,8 @@ The steps of a request, file by file; `handler` begins it and `inference_request
 each do one part:
 
 1. accept: `listeners`, one socket per service and one of the router, for all services; `tls`, their certificate
-2. path and token: `paths`, the served paths; `authorization`, the decision whether the client may use the listener;
-   `inference_head`, all that follows from a head that clients repeat
+2. path and token: `paths`, the served paths; `inference_head`, the decision whether the client may use the listener,
+   and all that follows from a head that clients repeat
 3. body and service: `request_body`, memory for the body and the model in it; `router`, the model's service
 4. queue: `request_queue`, wait until a backend has a free slot; `load_balancer`, pick the least busy backend
 5. upstream: `upstream_request`, send the request to the engine

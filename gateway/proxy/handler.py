@@ -7,10 +7,9 @@ from gateway.http.control_messages import JSON_FIELDS
 from gateway.http.exchange import Exchange
 from gateway.http.server_connection import RequestHandling
 from gateway.proxy import errors, paths
-from gateway.proxy.authorization import authorize
 from gateway.proxy.engine_metrics import PodReports
 from gateway.proxy.errors import RequestError
-from gateway.proxy.inference_head import read_inference_head
+from gateway.proxy.inference_head import authorize, read_inference_head
 from gateway.proxy.inference_request import InferenceRequest, SharedResources, log_refusal
 from gateway.proxy.router import Router, list_served
 

@@ -1,18 +1,19 @@
-"""The head of a request for inference: authorized, and made into the head that an engine gets.
+"""The head of a request: authorized and, if it is for inference, made into the head that an engine gets.
 
 The clients of one library send one head again and again, so all that follows from it is remembered with it.
 """
 
 import functools
+import hmac
 import re
 from typing import Final, NamedTuple
 
-from gateway.http.headers import HOP_BY_HOP
+from gateway.http.headers import HOP_BY_HOP, Headers, is_from_local_program
 from gateway.http.request_head import RequestHead
 from gateway.proxy import errors, paths
-from gateway.proxy.authorization import authorize
 
 REQUEST_ID: Final = "X-Request-Id"
+_BEARER: Final = b"bearer "
 _VALID_REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 # The token is the proxy's, not the engine's; a compressed response could not be rewritten; the others belong to the
 # connection with the client.
@@ -50,3 +51,32 @@ def read_inference_head(head: RequestHead, tokens: tuple[str, ...] | None) -> In
         request_id if _VALID_REQUEST_ID.fullmatch(request_id) else "",
         b"POST %b HTTP/1.1\r\n%b" % (head.path.encode(), head.headers.encode_forwarded(_NOT_TO_ENGINE)),
     )
+
+
+def authorize(headers: Headers, tokens: tuple[str, ...] | None) -> None:
+    """Raise RequestError unless the request has a token or, without any, comes from a program of this machine.
+
+    Args:
+        headers: the request's.
+        tokens: the valid tokens, which are several while one replaces another; None: none is needed.
+    """
+    if tokens is None:
+        if not is_from_local_program(headers):
+            raise errors.foreign_origin()
+    elif not _has_token(headers, tokens):
+        raise errors.invalid_api_key()
+
+
+def _has_token(headers: Headers, tokens: tuple[str, ...]) -> bool:
+    """Decide whether the client sent a valid token: as a bearer token or, as Anthropic's clients do, in X-Api-Key."""
+    credentials = headers.value(b"authorization") or b""
+    if credentials[: len(_BEARER)].lower() == _BEARER:
+        credentials = credentials[len(_BEARER) :]
+    else:
+        credentials = headers.value(b"x-api-key") or b""
+    sent = credentials.strip()
+    valid = False
+    for token in tokens:
+        # All are compared, so that the time does not show which one nearly matched.
+        valid |= hmac.compare_digest(sent, token.encode())
+    return valid

@@ -138,8 +138,7 @@ class InferenceRequest:
 
     def _reserve(self, more_bytes: int) -> None:
         """Reserve memory for the body. Raises RequestError."""
-        if not self._shared.body_budget.reserve(more_bytes):
-            raise errors.too_busy()
+        self._shared.body_budget.reserve(more_bytes)
         self._held_bytes += more_bytes
 
     def free_body(self) -> None:

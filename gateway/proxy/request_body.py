@@ -105,12 +105,11 @@ class BodyBudget:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
 
-    def reserve(self, more_bytes: int) -> bool:
-        """Reserve `more_bytes` for a body, or return False if the budget has no room for them."""
+    def reserve(self, more_bytes: int) -> None:
+        """Reserve `more_bytes` for a body. Raises RequestError if the budget has no room for them."""
         if self.held_bytes + more_bytes > self._limit_bytes:
-            return False
+            raise errors.too_busy()
         self.held_bytes += more_bytes
-        return True
 
 
 async def scan_large_body(content: bytes | bytearray, turns: asyncio.Lock) -> RequestBody:

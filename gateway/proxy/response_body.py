@@ -155,9 +155,8 @@ class TokenStream(ResponseBody):
         self._model = model
         self._right_field, self._engine_field = _model_fields(model, engine_model)
         """The field as the engine sends it, or most likely will; empty if that is not known."""
-        self._held: list[bytes] = []
-        """The incomplete line, in pieces; the beginning of a long one has been passed on."""
-        self._held_bytes = 0
+        self._held = bytearray()
+        """The incomplete line; the beginning of a long one has been passed on."""
         self._reported = TokenCount()
         self._text_events = 0
         self._uncounted: list[bytes] = []
@@ -179,16 +178,16 @@ class TokenStream(ResponseBody):
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk from the engine and return what goes to the client now: the complete lines."""
         end = chunk.rfind(b"\n") + 1
-        if not end and self._held_bytes + len(chunk) <= LONGEST_LINE_BYTES:
-            self._hold(chunk)
+        if not end and len(self._held) + len(chunk) <= LONGEST_LINE_BYTES:
+            self._held += chunk
             return b""
         if self._held:
-            end += self._held_bytes
+            end += len(self._held)
             chunk = self._take_held() + chunk
         if len(chunk) - end > LONGEST_LINE_BYTES:
             end = _find_complete_end(chunk)
         if end < len(chunk):
-            self._hold(chunk[end:])
+            self._held += chunk[end:]
             chunk = chunk[:end]
         return self._rewrite(chunk)
 
@@ -219,14 +218,9 @@ class TokenStream(ResponseBody):
     def _render_error(self, error: RequestError) -> bytes:
         return render_error_event(error, self._route)
 
-    def _hold(self, piece: bytes) -> None:
-        self._held.append(piece)
-        self._held_bytes += len(piece)
-
     def _take_held(self) -> bytes:
-        held = b"".join(self._held)
+        held = bytes(self._held)
         self._held.clear()
-        self._held_bytes = 0
         return held
 
     def _count(self) -> None:
@@ -314,20 +308,16 @@ class JsonResponse(ResponseBody):
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._held: bytes | bytearray = b""
+        self._held = bytearray()
         self._rest: LongJsonResponse | None = None
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece from the engine and return what goes to the client now."""
         if self._rest:
             return self._rest.feed(piece)
-        if not self._held:
-            if piece.isspace():
-                return piece
-            self._held = piece
-        else:
-            self._held = self._held if isinstance(self._held, bytearray) else bytearray(self._held)
-            self._held += piece
+        if not self._held and piece.isspace():
+            return piece
+        self._held += piece
         if len(self._held) <= SHORT_JSON_BYTES:
             return b""
         self._rest = LongJsonResponse(self._model)

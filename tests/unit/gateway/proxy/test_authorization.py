@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.http.headers import Headers
-from gateway.proxy import authorization
+from gateway.proxy import inference_head
 from gateway.proxy.config import ServiceListener
 from gateway.proxy.errors import RequestError
 
@@ -11,7 +11,7 @@ from gateway.proxy.errors import RequestError
 def authorize(headers: dict[str, str], *tokens: str) -> None:
     """Authorize a request; without tokens the listener needs none."""
     sent = Headers((name.encode(), value.encode()) for name, value in headers.items())
-    authorization.authorize(sent, tokens or None)
+    inference_head.authorize(sent, tokens or None)
 
 
 def test_token_that_was_replaced_admits_until_its_end() -> None:
