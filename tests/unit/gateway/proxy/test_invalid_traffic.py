@@ -82,13 +82,6 @@ async def test_compressed_body_is_refused(proxy: ProxyProcess) -> None:
     assert answer.startswith(b"HTTP/1.1 415 ")
 
 
-async def test_chunked_body_is_accepted(proxy: ProxyProcess) -> None:
-    async with fake_engine(echo) as backend:
-        parts = (HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n{\r\n", b'7;ext=1\r\n"a": 1}\r\n', b"0\r\n\r\n")
-        reader_body = await send(await proxy.serve(backend), *parts)
-    assert reader_body.startswith(b"HTTP/1.1 200 ")
-
-
 async def test_client_that_stalls_in_its_body_holds_no_slot(http: aiohttp.ClientSession) -> None:
     times = ConnectionTimes(body_pause_seconds=0.05, sweep_seconds=0.01)
     async with (
@@ -129,23 +122,6 @@ async def test_bodies_over_the_memory_budget_are_refused(
         answer.set()
         assert [(await task).status for task in (waits, small)] == [200, 200]
         assert (await ask(3000)).status == 200, "what is answered is held no more"
-
-
-async def test_pipelined_requests_are_answered_in_order(proxy: ProxyProcess) -> None:
-    async def which(request: web.BaseRequest) -> web.StreamResponse:
-        return web.Response(text=f"<{json.loads(await request.read())['n']}>")
-
-    async with fake_engine(which) as backend:
-        url = await proxy.serve(backend)
-        reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
-        for number in range(3):
-            writer.write(HEAD + b'Content-Length: 7\r\n\r\n{"n":%d}' % number)
-        got = b""
-        while b"<2>" not in got:
-            got += await reader.read(1000)
-        writer.close()
-        await writer.wait_closed()
-    assert got.index(b"<0>") < got.index(b"<1>") < got.index(b"<2>")
 
 
 @pytest.mark.parametrize(

@@ -34,24 +34,6 @@ async def test_engine_that_falls_silent_within_a_stream_is_reported_until_it_goe
             assert (await stream.read()).endswith(DONE_EVENT)
 
 
-async def test_engine_that_takes_much_longer_than_before_is_reported_until_it_answers(
-    impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
-) -> None:
-    answers = asyncio.Event()
-    async with collected_reports(impatient_proxy) as reports, fake_engine(answer_after(answers), "slow") as backend:
-        url = await impatient_proxy.serve(backend)
-        answers.set()
-        assert await ask(http, url, "1") == 200
-        answers.clear()
-        asking = asyncio.create_task(ask(http, url, "2"))
-        suspect = await next_report(reports)
-        assert (suspect.uid, suspect.suspect, suspect.reason) == ("slow", True, "Slow")
-        assert suspect.message.startswith("no answer for ")
-        answers.set()
-        assert await next_report(reports) == BackendHealth("slow")
-        assert await asking == 200
-
-
 async def test_engine_that_hangs_at_its_first_request_is_reported(
     impatient_proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:
