@@ -7,10 +7,8 @@ Field = tuple[bytes, bytes]
 """Name and value."""
 
 HOP_BY_HOP = frozenset(
-    {
-        *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection"),
-        *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"),
-    }
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer transfer-encoding "
+    b"upgrade http2-settings".split()
 )
 """Fields, in lower case, that belong to one connection and are never forwarded."""
 

@@ -47,14 +47,14 @@ class RequestError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
-        error = {"message": message, "type": _error_type(status), "param": param, "code": code}
+        error = {"message": message, "type": _error_type(status, _TYPES, "server_error"), "param": param, "code": code}
         self.body = msgspec.json.encode({"error": error})
 
     def encode_body(self, route: str) -> bytes:
         """Return the body in the form of the API that has the path of this name: Anthropic's or OpenAI's."""
         if route not in paths.ANTHROPIC_ROUTES:
             return self.body
-        error = {"type": _anthropic_type(self.status), "message": str(self)}
+        error = {"type": _error_type(self.status, _ANTHROPIC_TYPES, "api_error"), "message": str(self)}
         return msgspec.json.encode({"type": "error", "error": error})
 
     def fields(self) -> bytes:
@@ -212,11 +212,6 @@ def _way_out(served: Iterable[str]) -> str:
     return f"set `model` to one that is: {names}" if names else "no model is served here now: try again later"
 
 
-def _anthropic_type(status: int) -> str:
-    other = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    return _ANTHROPIC_TYPES.get(status, other)
-
-
-def _error_type(status: int) -> str:
-    other = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    return _TYPES.get(status, other)
+def _error_type(status: int, types: Mapping[int, str], server_error: str) -> str:
+    other = server_error if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    return types.get(status, other)

@@ -1,7 +1,6 @@
 """The URL paths that clients may use. No other path of an engine can be reached: no loading, pulling or settings."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
 
 HEALTH: Final = "/health"
@@ -13,19 +12,17 @@ METRICS: Final = "/metrics"
 METRICS_OF_PROXY: Final = f"{METRICS}?engine=false"
 """The proxy's series without those of its engine."""
 
-INFERENCE: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "/v1/chat/completions": "chat",
-        "/v1/completions": "completions",
-        "/v1/embeddings": "embeddings",
-        "/v1/rerank": "rerank",
-        "/rerank": "rerank",
-        "/v1/responses": "responses",
-        "/v1/responses/input_tokens": "input_tokens",
-        "/v1/messages": "messages",
-        "/v1/messages/count_tokens": "count_tokens",
-    }
-)
+INFERENCE: Final[Mapping[str, str]] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/rerank": "rerank",
+    "/v1/responses": "responses",
+    "/v1/responses/input_tokens": "input_tokens",
+    "/v1/messages": "messages",
+    "/v1/messages/count_tokens": "count_tokens",
+}
 """Paths to which clients POST a JSON body that names the model, with their name in metrics and log.
 
 They are the paths of OpenAI's and Anthropic's APIs that an engine here has and that need no state between two requests:

@@ -33,17 +33,7 @@ from runtimes.registry import find_runtime
 if TYPE_CHECKING:
     from gateway.proxy.inference_request import InferenceRequest, SharedResources
 
-_FOR_WEB_PAGES: Final = frozenset(
-    b"access-control-" + name
-    for name in (
-        *(b"allow-origin", b"allow-credentials", b"allow-headers", b"allow-methods", b"allow-private-network"),
-        *(b"expose-headers", b"max-age"),
-    )
-)
-"""Fields by which an engine would open the proxy to web pages."""
-_NOT_TO_CLIENT: Final = (
-    HOP_BY_HOP | _FOR_WEB_PAGES | {b"content-length", b"date", b"server", b"set-cookie", b"x-request-id"}
-)
+_NOT_TO_CLIENT: Final = HOP_BY_HOP | {b"content-length", b"date", b"server", b"set-cookie", b"x-request-id"}
 _FIRST_ERROR_STATUS: Final = 300  # a redirect is no response that a client could use
 _TEMPORARY_ERRORS: Final = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
@@ -329,7 +319,10 @@ def _read_fields(headers: Headers) -> _ResponseFields:
     """Return the fields that matter; responses of one form share one `headers`."""
     content_type = b"" if headers.value(b"content-encoding") else headers.value(b"content-type") or b""
     kind = content_type.partition(b";")[0].strip().lower()
-    return _ResponseFields(headers.encode_forwarded(_NOT_TO_CLIENT), kind, headers.get("Retry-After", "1"))
+    # Fields by which an engine would open the proxy to web pages.
+    for_web_pages = {name.lower() for name, _ in headers.fields if name.lower().startswith(b"access-control-")}
+    forwarded = headers.encode_forwarded(_NOT_TO_CLIENT | for_web_pages)
+    return _ResponseFields(forwarded, kind, headers.get("Retry-After", "1"))
 
 
 @functools.lru_cache(maxsize=1024)

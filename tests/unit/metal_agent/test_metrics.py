@@ -7,7 +7,9 @@ import socket
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
+from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.metrics import render_metrics
+from gateway.proxy.service import Service
 from metal_agent import metrics_listener
 from metal_agent.holds.hold_gate import HOLD_SOURCES
 from metal_agent.metrics import AgentMetrics
@@ -16,6 +18,7 @@ from tests.controlplane.process import CHECKOUT
 from tests.support.api_objects import GIB
 from tests.support.eventually import eventually
 from tests.support.local_host import Machine, MakeAssignment, phase
+from tests.unit.gateway.proxy.running_proxy import make_service
 from tests.unit.metal_agent.traffic.test_service_rates import proxy_state
 
 DOCUMENT = CHECKOUT / "docs" / "metrics.md"
@@ -88,10 +91,11 @@ async def test_documented_metrics_are_those_that_are_served(machine: Machine) ->
     agent = AgentMetrics(
         *(machine.ledger, machine.runners, machine.watchdog, machine.gate, ServiceRates()), host="studio-1"
     )
-    proxy = ProxyMetrics(lambda: [ServiceLoad("team/chat", 1, 0)])
-    proxy.for_service("team/chat").count_request("/v1/completions", 500, "engine_error")
+    service = Service(make_service(name="team/chat"), InFlight(lambda _: None))
+    service.metrics.requests["completions", 500] += 1
+    service.metrics.errors["engine_error"] += 1
     served = {}
-    for family in text_string_to_metric_families((agent.text() + proxy.text()).decode()):
+    for family in text_string_to_metric_families((agent.text() + render_metrics({"team/chat": service})).decode()):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         if not name.endswith("_created"):
             served[name] = {label for sample in family.samples for label in sample.labels} - {"le"}

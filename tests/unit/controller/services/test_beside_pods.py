@@ -13,8 +13,10 @@ from controller.services.pods.pod_monitor import build_pod_monitor, parse_monito
 from crds.inferenceservice import InferenceService
 from crds.meta import LABEL_MANAGED_BY, LABEL_SERVICE
 from gateway.proxy.exposition import MOST_LINES
-from gateway.proxy.metrics import ProxyMetrics, ServiceLoad
+from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.metrics import render_metrics
 from gateway.proxy.paths import INFERENCE
+from gateway.proxy.service import Service
 from kube.client import Obj
 from kube.resources import (
     DEPLOYMENTS,
@@ -27,6 +29,7 @@ from kube.resources import (
 )
 from tests.support.api_objects import host, library_model, model, store
 from tests.support.service_decisions import METAL, chat_deployment, chat_service, decide_chat, list_applied
+from tests.unit.gateway.proxy.running_proxy import make_service
 
 OWN = {"matchLabels": {LABEL_SERVICE: "chat"}}
 GUARDED = PodSettings("pomona:test", network_policies=True)
@@ -234,11 +237,15 @@ def test_pod_may_send_series_of_its_engine_only(runtime: str, kept: str, dropped
 
 
 def test_every_series_of_the_proxy_is_kept() -> None:
-    proxy = ProxyMetrics(lambda: [ServiceLoad("ns/chat", 0, 0)])
+    service = Service(make_service(name="ns/chat"), InFlight(lambda _: None))
     monitor = made(POD_MONITORS, runtime="generic", image="a.example/b:1", resources={"memory": "1Gi"}, container={})
     assert monitor is not None
     regex = monitor["spec"]["podMetricsEndpoints"][0]["metricRelabelings"][0]["regex"]
-    names = {re.split(r"[ {]", line)[0] for line in proxy.text().decode().splitlines() if not line.startswith("#")}
+    names = {
+        re.split(r"[ {]", line)[0]
+        for line in render_metrics({"ns/chat": service}).decode().splitlines()
+        if not line.startswith("#")
+    }
     assert names
     assert {name for name in names if not re.fullmatch(regex, name)} == set()
 
@@ -249,11 +256,12 @@ def test_pod_may_send_no_more_series_than_proxy_and_engine_have(runtime: str) ->
     of_generic: Obj = {"container": {}} if runtime == "generic" else {}
     monitor = made(POD_MONITORS, runtime=runtime, **(stated | of_generic))
     assert monitor is not None
-    proxy = ProxyMetrics(lambda: [ServiceLoad("ns/chat", 0, 0)])
+    service = Service(make_service(name="ns/chat"), InFlight(lambda _: None))
     for route in {*INFERENCE.values(), "models", "other"}:
         for status in range(200, 220):
-            proxy.for_service("ns/chat").count_request(route, status, "engine_error")
-    lines = [line for line in proxy.text().splitlines() if not line.startswith(b"#")]
+            service.metrics.requests[route, status] += 1
+    service.metrics.errors["engine_error"] += 1
+    lines = [line for line in render_metrics({"ns/chat": service}).splitlines() if not line.startswith(b"#")]
     assert MOST_LINES + len(lines) < monitor["spec"]["sampleLimit"] <= MOST_LINES + 1000
 
 

@@ -25,7 +25,10 @@ from controller.services.traffic import (
 )
 from controller.services.traffic_meter import MOST_BYTES
 from crds.inferenceservice import InferenceServiceStatus
-from gateway.proxy.metrics import ProxyMetrics
+from gateway.proxy.load_balancer import InFlight
+from gateway.proxy.metrics import render_metrics
+from gateway.proxy.service import Service
+from tests.unit.gateway.proxy.running_proxy import make_service
 
 ONE, TWO = Endpoint("10.0.0.1", 8080), Endpoint("10.0.0.2", 8080)
 NAMES = ("requests", "seconds_sum")
@@ -37,11 +40,11 @@ def sample(at: float, requests: float, seconds: float = 0.0) -> MetricsSample:
 
 
 def test_series_are_those_of_the_proxy() -> None:
-    metrics = ProxyMetrics(list)
+    service = Service(make_service(name="team/chat"), InFlight(lambda _: None))
     for seconds in (0.5, 1.5):
-        metrics.for_service("team/chat").request_seconds.observe(seconds)
-        metrics.for_service("team/chat").generated_tokens += 15
-    series = parse_series(metrics.text(), TRAFFIC_SERIES)
+        service.metrics.request_seconds.observe(seconds)
+        service.metrics.generated_tokens += 15
+    series = parse_series(render_metrics({"team/chat": service}), TRAFFIC_SERIES)
     assert series == {REQUESTS: 2.0, SECONDS: 2.0, TOKENS: 30.0}
 
 
