@@ -67,6 +67,12 @@ class HttpListener:
         """True while no connection is accepted, because descriptors lack."""
         return bool(self._pauses)
 
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        port: int = self.sockets[0].getsockname()[1]
+        return port
+
     async def bind(self, address: str, port: int) -> None:
         """Start listening on every address that `address` names. Raises OSError."""
         infos = await asyncio.get_running_loop().getaddrinfo(

@@ -135,10 +135,10 @@ async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.soc
             await asyncio.sleep(_ACCEPT_AGAIN_SECONDS)
             continue
         try:
-            async with listeners.unchanged() as config:
+            async with listeners.configuring:
                 claimed.prepare_leaving()
                 sockets, lock = listeners.sockets(), claimed.lock.fileno()
-                if await asyncio.to_thread(send_inheritance, connection, config, sockets, lock):
+                if await asyncio.to_thread(send_inheritance, connection, listeners.config, sockets, lock):
                     claimed.leave()
                     listeners.release()
                     return connection

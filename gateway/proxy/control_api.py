@@ -54,7 +54,7 @@ class ControlApi:
             case ("PUT", "services"):
                 await self._configure(exchange)
             case ("GET", "metrics"):
-                exchange.respond(HTTPStatus.OK, metrics.FIELDS, self._listeners.render_metrics())
+                exchange.respond(HTTPStatus.OK, metrics.FIELDS, metrics.render_metrics(self._listeners.services))
             case ("GET", "backends", "health"):
                 await self._watch_health(exchange)
             case ("GET", "backends", "busy"):

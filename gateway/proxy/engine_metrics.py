@@ -7,7 +7,7 @@ A client may ask in a loop: the engine is not asked again for `REUSE_SECONDS`.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs
@@ -20,6 +20,7 @@ from gateway.http.upstream_connection import UpstreamBrokeOffError
 from gateway.http.upstream_pool import NotAcceptedError, UpstreamPool
 from gateway.proxy import metrics
 from gateway.proxy.exposition import MOST_LINES, filter_exposition
+from gateway.proxy.service import Service
 from runtimes.pod import EngineMetrics
 
 SCRAPE_SECONDS: Final = 3.0
@@ -188,10 +189,10 @@ class PodReports:
     """The state of a pod that its proxy reports; without a scraper, its engine has no metrics."""
 
     def __init__(
-        self, render: Callable[[], bytes], scraper: EngineScraper | None, engine_hangs: Callable[[], bool]
+        self, services: Mapping[str, Service], scraper: EngineScraper | None, engine_hangs: Callable[[], bool]
     ) -> None:
         self.engine_hangs = engine_hangs
-        self._render = render
+        self._services = services
         self._scraper = scraper
         self._answers = 0
 
@@ -200,14 +201,16 @@ class PodReports:
         if self._scraper and parse_qs(exchange.head.query).get("engine") != ["false"]:
             scraper = self._scraper
             return AwaitedExchange(exchange, lambda awaited: self._answer(awaited, scraper))
-        exchange.respond(HTTPStatus.OK, metrics.FIELDS, self._render())
+        exchange.respond(HTTPStatus.OK, metrics.FIELDS, metrics.render_metrics(self._services))
         return None
 
     async def _answer(self, exchange: AwaitedExchange, scraper: EngineScraper) -> None:
         self._answers += 1
         try:
             engine = await scraper.scrape() if self._answers <= MOST_ANSWERS else _TOO_MANY
-            own = self._render() + metrics.render_engine_up(scraper.service, is_up=not engine.problem)
+            own = metrics.render_metrics(self._services) + metrics.render_engine_up(
+                scraper.service, is_up=not engine.problem
+            )
             text = own + engine.text
             exchange.start(HTTPStatus.OK, metrics.FIELDS)
             async with asyncio.timeout(SEND_SECONDS):  # as fast as the client reads

@@ -9,8 +9,7 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -27,7 +26,6 @@ from gateway.proxy.handler import handle_requests
 from gateway.proxy.health_monitor import HealthMonitor
 from gateway.proxy.inference_request import SharedResources
 from gateway.proxy.load_balancer import InFlight
-from gateway.proxy.metrics import render_metrics
 from gateway.proxy.request_body import BodyBudget
 from gateway.proxy.router import ModelRouter, SingleServiceRouter
 from gateway.proxy.service import Service
@@ -48,19 +46,6 @@ class ListenAddress(NamedTuple):
     tls: Tls | None = None
 
 
-class Listener(NamedTuple):
-    """A listening address and what serves it."""
-
-    address: ListenAddress
-    http: HttpListener
-
-    @property
-    def port(self) -> int:
-        """The bound port."""
-        port: int = self.http.sockets[0].getsockname()[1]
-        return port
-
-
 class Listeners:
     """All listeners of the proxy. `tasks` owns those that are unbound and still have running requests.
 
@@ -77,22 +62,24 @@ class Listeners:
         engine_hangs: Callable[[], bool] | None = None,
         engine_scraper: EngineScraper | None = None,
     ) -> None:
+        self.services: dict[str, Service] = {}
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
         self._shared = SharedResources(self.in_flight, BodyBudget(), asyncio.Lock(), pool, self.health)
-        self._pod = PodReports(self.render_metrics, engine_scraper, engine_hangs) if engine_hangs else None
+        self._pod = PodReports(self.services, engine_scraper, engine_hangs) if engine_hangs else None
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
-        self._config = ProxyConfig()
-        self.services: dict[str, Service] = {}
+        self.config = ProxyConfig()
         self._services_by_backend: dict[str, Service] = {}
         self._model_router = ModelRouter()
-        self._bound: dict[str, Listener] = {}
+        self._bound: dict[str, HttpListener] = {}
+        """By the name of the service; each listens on the address that the configuration states."""
         self._failed: dict[str, OSError] = {}
         self._certificate: ReloadedCertificate | None = None
         self._finishing: set[asyncio.Task[None]] = set()
-        self._configuring = asyncio.Lock()
+        self.configuring = asyncio.Lock()
+        """Held while the configuration changes, or must not change."""
         self._draining = False
 
     async def configure(self, config: ProxyConfig) -> None:
@@ -100,14 +87,10 @@ class Listeners:
 
         Raises DrainingError.
         """
-        async with self._configuring:
+        async with self.configuring:
             if self._draining:
                 raise DrainingError("the proxy is stopping: its requests end, and it takes no configuration")
             await self._apply(config)
-
-    def render_metrics(self) -> bytes:
-        """Return the metrics of all services."""
-        return render_metrics(self.services)
 
     def service_states(self) -> tuple[ListenerState, ...]:
         """Return the state of every configured service, sorted by name."""
@@ -115,27 +98,20 @@ class Listeners:
 
     def router_state(self) -> ListenerState | None:
         """Return the state of the router, if one is configured."""
-        router = self._config.router
-        return self._listener_state(_ROUTER_NAME, router.address, router.port) if router else None
+        return self._listener_state(_ROUTER_NAME) if self.config.router else None
 
     async def take_over(self, config: ProxyConfig, sockets: Mapping[str, Sequence[socket.socket]]) -> None:
         """Begin with the configuration and the listening sockets of the proxy before."""
-        async with self._configuring:
+        async with self.configuring:
             self._configure_services(config)
             for name, address in _listen_addresses(config).items():
                 if name in sockets:
-                    listener = self._bound[name] = Listener(address, self._create_listener(name, address))
-                    listener.http.take_over(sockets[name])
+                    self._bound[name] = self._create_listener(name, address)
+                    self._bound[name].take_over(sockets[name])
 
     def sockets(self) -> list[tuple[str, socket.socket]]:
         """Return the listening sockets with the names of their listeners."""
-        return [(name, sock) for name, listener in self._bound.items() for sock in listener.http.sockets]
-
-    @asynccontextmanager
-    async def unchanged(self) -> AsyncIterator[ProxyConfig]:
-        """Hold off new configurations within the context; yield the one that is applied."""
-        async with self._configuring:
-            yield self._config
+        return [(name, sock) for name, listener in self._bound.items() for sock in listener.sockets]
 
     def release(self) -> None:
         """Leave listening to the proxy that has taken over; requests go on, also those that wait in queues."""
@@ -150,14 +126,14 @@ class Listeners:
 
     async def drain(self, timeout_seconds: float) -> None:
         """Stop listening, give running requests `timeout_seconds`, then break them off."""
-        async with self._configuring:
+        async with self.configuring:
             self._draining = True
             await self._apply(ProxyConfig())
         await self._end_requests(timeout_seconds)
 
     async def finish(self, timeout_seconds: float) -> None:
         """Stop listening, give running requests and those that wait in queues this time, then break them off."""
-        async with self._configuring:
+        async with self.configuring:
             self._draining = True
             for name in list(self._bound):
                 self._unbind(name)
@@ -173,10 +149,10 @@ class Listeners:
             task.cancel()
 
     async def _apply(self, config: ProxyConfig) -> None:
-        desired = _listen_addresses(config)
+        addresses, desired = _listen_addresses(self.config), _listen_addresses(config)
         # Unbound first, because a port may go from one listener to another.
-        for name, listener in list(self._bound.items()):
-            if desired.get(name) != listener.address:
+        for name in list(self._bound):
+            if desired.get(name) != addresses[name]:
                 self._unbind(name)
         self._configure_services(config)
         self._failed.clear()
@@ -186,7 +162,7 @@ class Listeners:
 
     def _configure_services(self, config: ProxyConfig) -> None:
         """Add, update and remove services as `config` says."""
-        self._config = config
+        self.config = config
         names = {service.name for service in config.services}
         for name in [name for name in self.services if name not in names]:
             self.services.pop(name).queue.refuse_waiting()
@@ -210,13 +186,13 @@ class Listeners:
 
     async def _bind(self, name: str, address: ListenAddress) -> None:
         try:
-            http = self._create_listener(name, address)
-            await http.bind(address.address, address.port)
+            listener = self._create_listener(name, address)
+            await listener.bind(address.address, address.port)
         except OSError as error:
             self._failed[name] = error
             log.error("listener_not_bound", service=name or "router", error=_explain_bind_error(address, error))
             return
-        listener = self._bound[name] = Listener(address, http)
+        self._bound[name] = listener
         log.info("listener_bound", service=name or "router", address=address.address, port=listener.port)
 
     def _create_listener(self, name: str, address: ListenAddress) -> HttpListener:
@@ -232,8 +208,8 @@ class Listeners:
     def _unbind(self, name: str, *, close_idle: bool = True) -> None:
         listener = self._bound.pop(name)
         log.info("listener_unbound", service=name or "router", port=listener.port)
-        listener.http.unbind(close_idle=close_idle)
-        task = self._tasks.create_task(_finish_requests(name, listener.http))
+        listener.unbind(close_idle=close_idle)
+        task = self._tasks.create_task(_finish_requests(name, listener))
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
 
@@ -257,16 +233,16 @@ class Listeners:
             )
             for backend in service.config.backends
         )
-        listener = self._listener_state(service.config.name, service.config.address, service.config.port)
+        listener = self._listener_state(service.config.name)
         return structs.replace(listener, backends=backends, stats=service.stats)
 
-    def _listener_state(self, name: str, address: str, port: int) -> ListenerState:
-        error = self._failed.get(name)
+    def _listener_state(self, name: str) -> ListenerState:
+        address, error = _listen_addresses(self.config)[name], self._failed.get(name)
         return ListenerState(
             name=name,
-            address=address,
-            port=self._bound[name].port if name in self._bound else port,
-            error=_explain_bind_error(ListenAddress(address, port, self._config.tls), error) if error else "",
+            address=address.address,
+            port=self._bound[name].port if name in self._bound else address.port,
+            error=_explain_bind_error(address, error) if error else "",
             backends=(),
             port_taken=error is not None and error.errno == errno.EADDRINUSE,
         )
