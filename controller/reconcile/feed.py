@@ -5,7 +5,6 @@ asked again from time to time, and followed once it answers.
 """
 
 import asyncio
-import functools
 from collections.abc import Callable
 from typing import Final
 
@@ -82,30 +81,24 @@ class Feed:
         on_restart: Callable[[], None],
     ) -> None:
         """Follow for ever; `on_complete` gets the namespace once the store has all of its objects."""
-        if self.namespace is not None:
-            await self._wait_until_readable(self.namespace)
-        complete = [asyncio.Event() for _ in (WRITTEN_BY_USERS, *self._reported)]
-        start = functools.partial(reflect, self._client, self._store)
+        client, store, namespace = self._client, self._store, self.namespace
+        if namespace is not None:
+            await self._wait_until_readable(namespace)
+        written = asyncio.Event()
+        reported = {selection: asyncio.Event() for selection in self._reported}
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(
-                follow(
-                    self._client,
-                    self._store,
-                    WRITTEN_BY_USERS,
-                    credentials,
-                    complete[0],
-                    namespace=self.namespace,
-                    on_restart=on_restart,
-                )
+            kopf = follow(
+                client, store, WRITTEN_BY_USERS, credentials, written, namespace=namespace, on_restart=on_restart
             )
-            for selection, synced in zip(self._reported, complete[1:], strict=True):
-                tasks.create_task(start(selection._replace(namespace=self.namespace), synced))
-            if self.namespace is None:
+            tasks.create_task(kopf)
+            for selection, synced in reported.items():
+                tasks.create_task(reflect(client, store, selection._replace(namespace=namespace), synced))
+            if namespace is None:
                 for resource in (ROLES, ROLE_BINDINGS):
-                    tasks.create_task(start(Selection(resource, HOSTS_NAMESPACE, OURS)))
-            for event in complete:
+                    tasks.create_task(reflect(client, store, Selection(resource, HOSTS_NAMESPACE, OURS)))
+            for event in (written, *reported.values()):
                 await event.wait()
-            on_complete(self.namespace)
+            on_complete(namespace)
             self.settled.set()
 
     async def _wait_until_readable(self, namespace: str) -> None:
