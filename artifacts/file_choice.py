@@ -85,6 +85,8 @@ def choose_indexed(
         raise source.error("SourceNotFound", problem)
     if is_mounted:
         problem = f"{INDEX} names none of the weights beside it, so engines would load none: delete it there"
+        if source.files:
+            problem = f"{INDEX} names other weights than `files` chooses, and engines load what it names: change either"
         raise source.error("SourceInvalid", problem)
     _require_all_numbers(source, weights)
     return [file for file in files if file.path != INDEX]

@@ -1,9 +1,12 @@
 """YAML as kubectl reads it, with the lines of its fields: a date is a string, and a repeated field is an error."""
 
 from collections.abc import Hashable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import yaml
+
+_MERGE: Final = "tag:yaml.org,2002:merge"
+"""Tag of the key `<<`, which includes another mapping and may be repeated."""
 
 
 class StrictLoader(yaml.SafeLoader):
@@ -27,7 +30,7 @@ class StrictLoader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(
                     problem="the name of a field has to be a string", problem_mark=key.start_mark
                 )
-            if key.value in lines:
+            if key.value in lines and key.tag != _MERGE:
                 problem = f"field {key.value!r} is repeated, first in line {lines[key.value]}: merge both"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             lines[key.value] = key.start_mark.line + 1

@@ -117,7 +117,7 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
         return hardware
     hardware = hardware._replace(vendor=fitness.vendor, product="", partition="", memory_bytes=())
     if not fitness.devices:
-        return hardware
+        return hardware._replace(is_shared=False, family="")
     return hardware._replace(
         vendors=labelled.vendors | {fitness.vendor},
         product=fitness.devices[0].product,

@@ -107,4 +107,5 @@ def owner_mark(folder: str) -> str:
 
 def digest_content(weights: Sequence[str], context_length: int) -> str:
     """Return what models of the same weights and settings have in common; `weights` identify the artifacts."""
-    return hashlib.sha256("\n".join([*weights, str(context_length)]).encode()).hexdigest()[:20]
+    parts = ("\n".join(weights), str(context_length))
+    return "-".join(hashlib.sha256(part.encode()).hexdigest()[:10] for part in parts)

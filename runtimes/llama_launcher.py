@@ -9,7 +9,7 @@ worse than not to serve. No other module imports the wheel.
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -43,21 +43,27 @@ def _split_commas(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Return a function that reads one of these values by its name."""
+def _one_member_of(enum: Any, prefix: str, names: str, **aliases: str) -> Callable[[str], Any]:
+    """Return a function that reads a member of an enumeration by its name, or by an alias.
+
+    Each member is looked up when it is asked for: a wheel that lacks one serves all that do not need it.
+    """
+    members = {name: name for name in names.split()} | aliases
 
     def read(text: str) -> Any:
-        """Return the value of a name. Raises ArgumentError."""
-        if text not in values:
-            raise ArgumentError(f"unknown value {text!r}: use one of {', '.join(values)}")
-        return values[text]
+        """Return a member. Raises ArgumentError."""
+        if text not in members:
+            raise ArgumentError(f"unknown value {text!r}: use one of {', '.join(members)}")
+        return getattr(enum, f"{prefix}{members[text].upper().replace('-', '_')}")
 
     return read
 
 
-def _list_members(enum: Any, prefix: str, names: str) -> dict[str, Any]:
-    """Return the members of an enumeration by their names in arguments."""
-    return {name: getattr(enum, f"{prefix}{name.upper().replace('-', '_')}") for name in names.split()}
+def _read_on_off(text: str) -> bool:
+    """Return whether a text is `on`. Raises ArgumentError if it is neither `on` nor `off`."""
+    if text not in {"on", "off"}:
+        raise ArgumentError(f"unknown value {text!r}: use one of on, off")
+    return text == "on"
 
 
 def _read_gpu_layers(text: str) -> int:
@@ -88,17 +94,21 @@ def _read_keys(path: str) -> list[str]:
     return keys
 
 
-_SPLIT_MODES = _list_members(xllamacpp.llama_split_mode, "LLAMA_SPLIT_MODE_", "none layer row tensor")
-_ON_OFF = _one_of({"on": True, "off": False})
-_POOLING = _list_members(xllamacpp.llama_pooling_type, "LLAMA_POOLING_TYPE_", "none mean cls last rank")
-_CACHE_TYPE = _one_of(_list_members(xllamacpp.ggml_type, "GGML_TYPE_", "f32 f16 bf16 q8_0 q4_0 q4_1 iq4_nl q5_0 q5_1"))
-_SPECULATIVE_TYPE = _one_of(
-    _list_members(xllamacpp.common_speculative_type, "COMMON_SPECULATIVE_TYPE_", "none draft-simple draft_simple")
+_SPLIT_MODE = _one_member_of(xllamacpp.llama_split_mode, "LLAMA_SPLIT_MODE_", "none layer row tensor")
+_POOLING = _one_member_of(xllamacpp.llama_pooling_type, "LLAMA_POOLING_TYPE_", "none mean cls last rank")
+_CACHE_TYPE = _one_member_of(xllamacpp.ggml_type, "GGML_TYPE_", "f32 f16 bf16 q8_0 q4_0 q4_1 iq4_nl q5_0 q5_1")
+_SPECULATIVE_TYPE = _one_member_of(
+    xllamacpp.common_speculative_type, "COMMON_SPECULATIVE_TYPE_", "none draft-simple draft_simple"
 )
-_FLASH = _list_members(xllamacpp.llama_flash_attn_type, "LLAMA_FLASH_ATTN_TYPE_", "enabled disabled auto")
-_MODES = "auto none mmap mlock mmap_mlock direct_io"
-_LOAD_MODES = _list_members(xllamacpp.llama_load_mode, "LLAMA_LOAD_MODE_", _MODES)
-_LOAD_MODE = _one_of(_LOAD_MODES | {"mmap+mlock": _LOAD_MODES["mmap_mlock"], "dio": _LOAD_MODES["direct_io"]})
+_FLASH_ATTENTION = _one_member_of(
+    xllamacpp.llama_flash_attn_type, "LLAMA_FLASH_ATTN_TYPE_", "", on="enabled", off="disabled", auto="auto"
+)
+_LOAD_MODE = _one_member_of(
+    xllamacpp.llama_load_mode,
+    "LLAMA_LOAD_MODE_",
+    "auto none mmap mlock mmap_mlock direct_io",
+    **{"mmap+mlock": "mmap_mlock", "dio": "direct_io"},
+)
 
 # Arguments that Pomona renders or an operator tunes. Names are llama-server's; a test compares them with the wheel.
 _TABLE: dict[str, _Value | _Switch] = {
@@ -124,12 +134,10 @@ _TABLE: dict[str, _Value | _Switch] = {
     "-b --batch-size": _Value("n_batch", int),
     "-ub --ubatch-size": _Value("n_ubatch", int),
     "-ngl --gpu-layers --n-gpu-layers": _Value("n_gpu_layers", _read_gpu_layers),
-    "-sm --split-mode": _Value("split_mode", _one_of(_SPLIT_MODES)),
+    "-sm --split-mode": _Value("split_mode", _SPLIT_MODE),
     "-mg --main-gpu": _Value("main_gpu", int),
-    "-fit --fit": _Value("fit_params", _ON_OFF),
-    "-fa --flash-attn": _Value(
-        "flash_attn_type", _one_of({"on": _FLASH["enabled"], "off": _FLASH["disabled"], "auto": _FLASH["auto"]})
-    ),
+    "-fit --fit": _Value("fit_params", _read_on_off),
+    "-fa --flash-attn": _Value("flash_attn_type", _FLASH_ATTENTION),
     "-ctk --cache-type-k": _Value("cache_type_k", _CACHE_TYPE),
     "-ctv --cache-type-v": _Value("cache_type_v", _CACHE_TYPE),
     "-cram --cache-ram": _Value("cache_ram_mib", int),
@@ -158,8 +166,10 @@ _TABLE: dict[str, _Value | _Switch] = {
     "--spec-type": _Value("speculative.types", lambda text: [_SPECULATIVE_TYPE(name) for name in _split_commas(text)]),
     "--spec-draft-n-max": _Value("speculative.draft.n_max", int),
     "--embedding --embeddings": _Switch("embedding", value=True),
-    "--rerank --reranking": _Switch("embedding", value=True, pooling=_POOLING["rank"]),
-    "--pooling": _Value("pooling_type", _one_of(_POOLING)),
+    "--rerank --reranking": _Switch(
+        "embedding", value=True, pooling=xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_RANK
+    ),
+    "--pooling": _Value("pooling_type", _POOLING),
     "-lm --load-mode": _Value("load_mode", _LOAD_MODE),
     "-s --seed": _Value("sampling.seed", int),
     "--temp --temperature": _Value("sampling.temp", float),

@@ -30,7 +30,7 @@ class SourceRecord(msgspec.Struct, frozen=True, rename="camel"):
 
     revision: str
     file: str
-    sha256: str
+    sha256: str | None
     size_bytes: int
 
 
@@ -90,7 +90,8 @@ class ModelInspector:
             facts = check_stored(source, held.path)
         finally:
             held.release()
-        return msgspec.structs.replace(facts, **msgspec.structs.asdict(record))
+        stated = msgspec.structs.asdict(record) | {"sha256": record.sha256 or ""}
+        return msgspec.structs.replace(facts, **stated)
 
     def _build_record_path(self, source: Source, sha256: str | None) -> Path:
         """Return the file of the record of a source."""

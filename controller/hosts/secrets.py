@@ -99,8 +99,12 @@ class HostSecrets:
         try:
             if needed.service_uid:
                 key = ObjectKey(needed.namespace, needed.name)
-                return await self._service_tokens.find_token(client, key, needed.service_uid, needed.rotation)
-            token = await _read_source(client, needed)
+                token = await self._service_tokens.find_token(client, key, needed.service_uid, needed.rotation)
+                # A Secret without the rotation that the status states may stay so: it is read once a minute.
+                if token is None or self._service_tokens.is_known(key, needed.service_uid, needed.rotation):
+                    return token
+            else:
+                token = await _read_source(client, needed)
         except Forbidden as error:
             log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
             token = last.token if last else None

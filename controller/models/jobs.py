@@ -151,8 +151,11 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         # A Job cannot be changed: another one is made with what this one lacks.
         created = _parse_time(attempt["metadata"].get("creationTimestamp"))
         placed = (attempt["metadata"].get("annotations") or {}).get(ANNOTATION_PLACED, "")
-        if outcome.reason == _UNSCHEDULABLE and self.digest_placement() != placed:
-            return msgspec.structs.replace(outcome, state="Broken", ended=created)
+        # A quota or a policy may refuse what a Job without a pod asks for.
+        lacks_pod = self.verb == "fetch" and not pods and not has_ended(attempt)
+        if (outcome.reason == _UNSCHEDULABLE or lacks_pod) and self.digest_placement() != placed:
+            reason = outcome.reason or FAILED_CREATE
+            return msgspec.structs.replace(outcome, state="Broken", reason=reason, ended=created)
         if outcome.reason not in _PULL_FAILURES:
             return outcome
         pull_secrets = attempt["spec"]["template"]["spec"].get("imagePullSecrets") or ()
@@ -234,6 +237,8 @@ def proceed(work: Work, jobs: Sequence[Obj], pods: ObservedPods, now: datetime) 
         return progress
     # Attempts are counted from 0. The pause is exact, because this decision is repeated until the pause is over.
     seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
+    if outcome.reason == _UNSCHEDULABLE:  # no attempt has failed: the service asks for something else
+        seconds = FIRST_RETRY_SECONDS
     pause = timedelta(seconds=max(seconds, outcome.retry_after_seconds))
     if now < outcome.ended + pause:
         wait = (outcome.ended + pause - now).total_seconds()

@@ -77,7 +77,11 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     consumers = observed.copies.consumers if is_for_pods else ()
     demand = count_demand(consumers, surveyed)
     claims = sort_claims(observed.copies.victims, surveyed, demand)
-    replaced = sorted(frozenset().union(*(consumer.nodes for consumer in consumers)) - claims.taken_nodes)
+    nodes = frozenset[str]().union(*(consumer.nodes for consumer in consumers))
+    if not any(claim.is_refused for claim in claims.unplaced):
+        # Until the room is known to be that of the pods to replace, only nodes with earlier weights are sure to fit.
+        nodes &= {claim.node for claim in (*claims.earlier, *claims.deleted) if claim.is_mounted and not claim.fits}
+    replaced = sorted(nodes - claims.taken_nodes)
     plan = _CopyPlan(inspected, path, demand, claims, replaced)
     # The replicas of an inspection that the status does not have yet cannot be measured.
     is_news = facts != volume.read_facts(model)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-import msgspec
-
 from artifacts.source import SourceError, parse
 from controller.models.jobs import JobOutcome, JobProgress
 from controller.models.volume import take_answer
@@ -78,7 +76,10 @@ def check_source(
     `inspect` gets the time of the last check, and inspects the source once for each such time.
     """
     earlier, last_checked = find(model.status.conditions, REFRESHED), model.status.last_checked
-    conditions = [msgspec.to_builtins(earlier)] if earlier else []
+    conditions = []
+    if earlier is not None:
+        is_true = earlier.status == "True"
+        conditions.append(_condition(model, true=is_true, reason=earlier.reason, message=earlier.message))
     if seconds := wait_seconds(model, now):
         return SourceCheck(facts, _wait(seconds), last_checked, conditions)
     rest = _wait(model.spec.refresh_interval_seconds)

@@ -84,7 +84,12 @@ def prepare_inspection(
     checked = (f"look={last_checked}",) if last_checked else ()
     return msgspec.structs.replace(
         work,
-        identity=(model.metadata.uid, spec.source, spec.sha256 or "", *spec.files, *checked, *work.identity),
+        identity=(
+            *(model.metadata.uid, spec.source, spec.sha256 or "", work.identity[0]),
+            *spec.files,
+            *checked,
+            *work.identity[1:],
+        ),
         claim=claim,
         placement=placement,
         # A claim may be made later than the Model, and no server can hang.
@@ -139,7 +144,7 @@ def prepare_fetch(
     return msgspec.structs.replace(
         work,
         # A claim of another uid is an empty volume, and a Job's placement cannot change: either makes another fetch.
-        identity=(path, facts.sha256, claim.metadata.uid, *placed, *work.identity),
+        identity=(path, facts.sha256, claim.metadata.uid, work.identity[0], *placed, *work.identity[1:]),
         claim=claim.metadata.name,
         storage_class=claim.spec.storage_class_name or "",
         placement=placement,

@@ -27,6 +27,7 @@ from kube.backoff import EXACT, backoff_seconds
 from kube.client import Client, Obj
 from kube.credentials import Credentials
 from kube.errors import ApiError, Unreachable
+from kube.kubeconfig import CredentialsError
 from kube.resources import Resource
 from kube.store import Store
 from kube.watch import Selection
@@ -252,7 +253,10 @@ class _Logins:
     async def log_in(self, **_: Any) -> kopf.AiohttpSession:
         """Return another session, at first or because the API server has refused the last one."""
         credentials = self._credentials
-        if self.sessions and not await credentials.refresh(self._authorization):
+        is_new = not self.sessions
+        with contextlib.suppress(CredentialsError):  # our own lists report it
+            is_new = is_new or await credentials.refresh(self._authorization)
+        if not is_new:
             # kopf would send the same at once, again and again: it is started again after a pause instead. An error
             # would be reported by several of its tasks, each with a traceback; the credentials have said it already.
             self._stop.set()

@@ -108,8 +108,9 @@ _JOB_POD: Final = _only("imagePullSecrets", containers=_only("name"), volumes=_C
 _JOB: Final = _only("metadata", spec=_only(template=_only(spec=_JOB_POD)), status=_only("conditions"))
 """Models keep the Job of each copy on a node as a record."""
 _DEVICES: Final = _only(results=_only("driver", "pool", "device", "adminAccess"))
-_RESOURCE_CLAIM: Final = _only("metadata", status=_only(allocation=_only(devices=_DEVICES)))
-"""Those of the whole cluster are kept."""
+_CLAIM_NAMES: Final = ("name", "namespace", "uid", "resourceVersion", "labels", "ownerReferences", "deletionTimestamp")
+_RESOURCE_CLAIM: Final = _only(metadata=_only(*_CLAIM_NAMES), status=_only(allocation=_only(devices=_DEVICES)))
+"""Those of the whole cluster are kept, so nothing of them that others make long."""
 
 
 class _SharedEntries:

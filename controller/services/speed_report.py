@@ -87,9 +87,7 @@ class SpeedSources(NamedTuple):
         note = self.notes.find(key) if self.notes is not None else None
         placement = report_placement(note, view.service.status.placement, classes, view.replicas.nodes)
         if placement is not None and note is not None:
-            placement = replace(
-                placement, basis=self._find_basis(key, view, classes, placement.device_class, model_hash)
-            )
+            placement = replace(placement, basis=self._find_basis(key, view, classes, placement.device_class))
         performance = problem = None
         if self.measured is not None:
             problem = self.measured.find_problem(key)
@@ -102,11 +100,12 @@ class SpeedSources(NamedTuple):
         return SpeedReport(classes, placement, performance, problem, replacement)
 
     def _find_basis(
-        self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str, model_hash: str
+        self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str
     ) -> SpeedBasis | None:
         speed = next((class_speed for class_speed in classes if class_speed.device_class == device_class), None)
         record = None
-        if self.measured is not None:
+        if self.measured is not None and view.served is not None:
+            model_hash = hash_model(view.served.model, view.served.runtime, view.service.spec)
             record = self.measured.table.find(model_hash, device_class, key.namespace)
         return find_basis(speed, record, view.chosen.probing_since if view.chosen is not None else "")
 

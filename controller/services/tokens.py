@@ -219,6 +219,11 @@ class KnownTokens:
         due = _find_due_time(uid, now) if waits else seen.due
         return TokenStep(rotation=rotation, again_seconds=(due - now).total_seconds())
 
+    def is_known(self, key: ObjectKey, service_uid: str, rotation: str) -> bool:
+        """Return whether the token as of a replacement is known; the arguments are those of `find_token`."""
+        seen = self._seen.get(key)
+        return seen is not None and (seen.service_uid, seen.rotation) == (service_uid, rotation)
+
     async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> str | None:
         """Return the token of a service in base64, for its replicas on a host; None if it has none.
 
@@ -231,7 +236,7 @@ class KnownTokens:
         Raises as `Client`.
         """
         seen = self._seen.get(key)
-        if seen is not None and (seen.service_uid, seen.rotation) == (service_uid, rotation):
+        if seen is not None and self.is_known(key, service_uid, rotation):
             return seen.token
         try:
             secret = await client.get(SECRETS, key.name, key.namespace)

@@ -1,11 +1,10 @@
 """The probe of AMD GPUs: the kernel's files, which any container may read, and rocm-smi where they state no memory."""
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
-
-import msgspec
 
 from crds.nodefitness import NodeDevice
 from devices.node import kernel_files
@@ -120,9 +119,11 @@ def parse_rocm_smi(text: str) -> VendorReading:
     """Read the JSON of rocm-smi, whose names of fields differ between versions in their capitals."""
     # Some versions print warnings before it.
     try:
-        sections = msgspec.json.decode(text[max(text.find("{"), 0) :], type=dict[str, dict[str, Any]])
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        sections = {}
+        answer = json.loads(text[max(text.find("{"), 0) :])
+    except (ValueError, RecursionError):
+        answer = None
+    fields = answer if isinstance(answer, dict) else {}
+    sections = {name: section for name, section in fields.items() if isinstance(section, dict)}
     cards = (section for name, section in sections.items() if name.startswith("card"))
     devices = tuple(device for card in cards if (device := _parse_card(card)))
     if not devices:

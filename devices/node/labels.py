@@ -45,7 +45,8 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
         product=clean_text(name),
         architecture=format_architecture(capability) or format_architecture(product.capability if product else ""),
         partition=clean_text(partition),
-        memory_bytes=_read_memory_bytes("nvidia", labels),
+        memory_bytes=_read_memory_bytes("nvidia", labels)
+        or (product.memory_bytes if product and not partition else None),
     )
     parts = [labels.get(f"nvidia.com/cuda.driver.{key}", "") for key in ("major", "minor", "rev")]
     driver = labels.get("nvidia.com/cuda.driver-version.full", "") or ".".join(part for part in parts if part)

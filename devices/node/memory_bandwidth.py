@@ -23,7 +23,7 @@ def measure_memory_bandwidth() -> int | None:
     try:
         with ThreadPoolExecutor(count) as threads:
             copied_bytes = sum(threads.map(_copy_until, [started + _MEASURE_SECONDS] * count))
-    except RuntimeError:  # the container may have no more threads
+    except (RuntimeError, OSError):  # the container may have no more threads, or no memory for the buffers
         return None
     return round(2 * copied_bytes / (time.perf_counter() - started)) or None
 

@@ -84,6 +84,7 @@ class EngineScraper:
 
     async def _read_series(self) -> EngineSeries:
         answer = await self._read_answer()
+        self._read_at = self._clock()
         problem = answer.problem
         filtered = await filter_exposition(bytes(answer.body), self._prefixes, is_whole=not problem)
         if not problem and not filtered.is_whole:
@@ -91,7 +92,6 @@ class EngineScraper:
         elif not problem and not filtered.text:
             problem = "its answer has no series"
         self._log_change(problem)
-        self._read_at = self._clock()
         return EngineSeries(filtered.text, problem)
 
     async def _read_answer(self) -> "_AnswerReader":

@@ -85,7 +85,7 @@ def bad_request(message: str) -> RequestError:
 
 def remote_media(medium: str) -> RequestError:
     """400: an image, a sound or a file that the engine would have to fetch."""
-    message = f"{medium} is at a URL, which engines do not fetch: send it as a data: URL (data:image/png;base64,...)"
+    message = f"{medium} is at a URL, which no engine may fetch: send it as a data: URL (data:image/png;base64,...)"
     return RequestError(HTTPStatus.BAD_REQUEST, "remote_media", message, param=medium)
 
 
@@ -166,9 +166,9 @@ def response_broken_off(service: str) -> RequestError:
     return RequestError(HTTPStatus.BAD_GATEWAY, "upstream_failed", message)
 
 
-def replica_stopped(service: str) -> RequestError:
+def replica_stopped(listener: str) -> RequestError:
     """503, or in an event: the time that a replica which stops has for its answers is over."""
-    message = f"service {service}: its replica stopped before the answer ended: ask again, or raise spec.drainSeconds"
+    message = f"{listener}: its replica stopped before the answer ended: ask again, or raise spec.drainSeconds"
     return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "replica_stopped", message, {"Retry-After": "1"})
 
 

@@ -63,7 +63,8 @@ class HealthMonitor:
             while True:
                 change = None
                 with suppress(TimeoutError):
-                    change = await asyncio.wait_for(changes.get(), pause_seconds)
+                    async with asyncio.timeout(pause_seconds):  # wait_for may swallow a cancellation
+                        change = await changes.get()
                 yield change
         finally:
             self._watchers.discard(changes)

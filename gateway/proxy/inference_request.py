@@ -217,7 +217,8 @@ class InferenceRequest:
         """Answer with an error, or end a stream with one, because the proxy stops; half a body shows by itself."""
         self.error = "stopped"
         self._cancel()
-        self.send_error(errors.replica_stopped(self._service.config.name if self._service else self._router.name))
+        name = f"service {self._service.config.name}" if self._service else self._router.name
+        self.send_error(errors.replica_stopped(name))
 
     def hang_up(self) -> None:
         """Leave the queue, or cancel the engine's work."""

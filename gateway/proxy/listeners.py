@@ -71,6 +71,8 @@ class Listeners:
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
         self._tasks = tasks
         self.config = ProxyConfig()
+        self._addresses: dict[str, ListenAddress] = {}
+        """The address of each listener of `config`, by its name."""
         self._services_by_backend: dict[str, Service] = {}
         self._model_router = ModelRouter()
         self._bound: dict[str, HttpListener] = {}
@@ -149,7 +151,7 @@ class Listeners:
             task.cancel()
 
     async def _apply(self, config: ProxyConfig) -> None:
-        addresses, desired = _listen_addresses(self.config), _listen_addresses(config)
+        addresses, desired = self._addresses, _listen_addresses(config)
         # Unbound first, because a port may go from one listener to another.
         for name in list(self._bound):
             if desired.get(name) != addresses[name]:
@@ -162,7 +164,7 @@ class Listeners:
 
     def _configure_services(self, config: ProxyConfig) -> None:
         """Add, update and remove services as `config` says."""
-        self.config = config
+        self.config, self._addresses = config, _listen_addresses(config)
         names = {service.name for service in config.services}
         for name in [name for name in self.services if name not in names]:
             self.services.pop(name).queue.refuse_waiting()
@@ -237,7 +239,7 @@ class Listeners:
         return structs.replace(listener, backends=backends, stats=service.stats)
 
     def _listener_state(self, name: str) -> ListenerState:
-        address, error = _listen_addresses(self.config)[name], self._failed.get(name)
+        address, error = self._addresses[name], self._failed.get(name)
         return ListenerState(
             name=name,
             address=address.address,

@@ -91,6 +91,8 @@ class _ShortResponse(msgspec.Struct):
     results: msgspec.Raw = _NOTHING
     output: msgspec.Raw = _NOTHING
     content: msgspec.Raw = _NOTHING
+    usage: msgspec.Raw = _NOTHING
+    timings: msgspec.Raw = _NOTHING
 
 
 _event = msgspec.json.Decoder(_Event)
@@ -371,7 +373,11 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RewrittenJson(body, NO_TOKENS, ResponseEnd.COMPLETE)
     tokens = TokenCount()
-    _add_report(tokens, body)
+    # Another field of an odd type hides no counts.
+    if bytes(response.usage) not in {b"", b"null"}:
+        _add_report(tokens, b'{"usage":%b}' % response.usage)
+    elif response.timings:
+        _add_report(tokens, b'{"timings":%b}' % response.timings)
     if response.model:
         body = _replace_model(body, bytes(response.model), msgspec.json.encode(model))
     contents = (response.choices, response.data, response.results, response.output, response.content)

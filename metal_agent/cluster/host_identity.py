@@ -33,6 +33,8 @@ _LEAST_RENEWAL_SECONDS: Final = 60.0
 _SPREAD: Final = Jitter(0.9, 1.0)
 """Hosts that an update or a power cut started at the same moment do not renew at the same moment for ever."""
 _FIRST_RETRY_SECONDS: Final = 2.0
+_UNWRITTEN_SECONDS: Final = 600.0
+"""Longest time to the next renewal while the latest token is not on disk."""
 _CHECK_SECONDS: Final = 60.0
 """Longest pause between two looks at the clock and between two tries: no pause ends while the machine sleeps."""
 
@@ -185,7 +187,7 @@ class HostIdentity:
         return True
 
     async def _store(self, granted: GrantedToken) -> None:
-        """Write the new token, and use it; on a full disk the older one stays there until the next renewal."""
+        """Write the new token, and use it; if it cannot be written, the next renewal follows soon."""
         renewed = structs.replace(self._joined, token=granted.token, expires_at=granted.expires_at)
         try:
             await asyncio.to_thread(write_joined_host, self._folder, renewed)
@@ -196,4 +198,6 @@ class HostIdentity:
             self._on_disk = renewed
         self._joined = renewed
         age_seconds = renewal_seconds(granted.lifetime_seconds)
+        if self._on_disk is not renewed:  # the older token there may expire long before this one
+            age_seconds = min(age_seconds, _UNWRITTEN_SECONDS)
         self._due_at = self._clock() + backoff_seconds(1, first=age_seconds, most=age_seconds, jitter=_SPREAD)

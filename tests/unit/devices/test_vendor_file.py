@@ -137,6 +137,12 @@ def test_parts_that_yaml_shares_are_not_stated_twice() -> None:
     assert [table[name].images["vllm"] for name in ("amd", "nvidia", "intel")] == ["a", "a", "a"]
 
 
+def test_several_parts_may_be_included() -> None:
+    text = "amd: &one\n  images: {vllm: a}\nintel: &two\n  runtimeClass: b\nnvidia:\n  <<: *one\n  <<: *two\n"
+    nvidia = parse_vendors(text, list_pod_engines())["nvidia"]
+    assert (nvidia.images["vllm"], nvidia.runtime_class) == ("a", "b")
+
+
 def test_variables_that_choose_no_devices_and_other_taints_are_accepted() -> None:
     taints = "[{key: gpu-pool, operator: Exists}, {key: example.com/node-role, value: a}]"
     variables = "{NCCL_DEBUG: INFO, _a.b-2: x}"

@@ -159,6 +159,12 @@ def test_name_depends_on_the_model_and_on_the_agent() -> None:
         assert all(name.startswith("pomona-") for name in names)
 
 
+def test_name_is_the_same_in_each_version_of_pomona() -> None:
+    """Under another name, the daemon's copy of the weights would be brought again after an update."""
+    content = daemon.digest_content(["sha256:1", "sha256:2"], 4096)
+    assert content == "a470a18dec-8b926d7559"
+
+
 def test_omlx_runs_on_hosts_only() -> None:
     asked = RuntimeDemand(format="mlx", accelerator="cpu", in_pods=True)
     problem = refuse_demand(RUNTIMES["omlx"], asked)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import xllamacpp
@@ -65,6 +66,13 @@ def ask(server: llama_server.LlamaServer, **body: object) -> Iterator[HTTPRespon
 def test_arguments_that_llama_server_refuses_are_refused(arguments: list[str], error: str) -> None:
     with pytest.raises(llama_launcher.ArgumentError, match="^" + re.escape(error)):
         llama_launcher.parse(arguments)
+
+
+def test_wheel_that_lacks_a_value_serves_all_that_do_not_ask_for_it() -> None:
+    read = llama_launcher._one_member_of(SimpleNamespace(MODE_NONE=0), "MODE_", "none direct_io")
+    assert read("none") == 0
+    with pytest.raises(AttributeError):
+        read("direct_io")
 
 
 def test_a_key_file_without_a_key_does_not_open_the_server(tmp_path: Path) -> None:

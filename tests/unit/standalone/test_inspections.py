@@ -118,3 +118,12 @@ async def test_weights_that_were_deleted_are_not_promised(server: FileServer, tm
         await machine.inspector.inspect(wanted)
     assert (caught.value.reason, caught.value.retry_after_seconds) == ("SourceUnreachable", 120)
     assert "asks for a pause of 120 s" in caught.value.message
+
+
+async def test_record_of_an_earlier_version_without_a_digest_is_read(server: FileServer, tmp_path: Path) -> None:
+    wanted = model(f"{server.url}/tiny.gguf")
+    await Machine(tmp_path, server.url).serve(wanted)
+    (record,) = (tmp_path / "inspections").glob("*.json")
+    record.write_text(record.read_text().replace('"sha256":""', '"sha256":null'))
+    server.statuses.extend([503] * 50)
+    assert "HTTP 503" in await Machine(tmp_path, server.url).serve(wanted)

@@ -309,6 +309,8 @@ async def test_secrets_of_a_host_are_read_once_and_those_of_users_again() -> Non
     replaced = list_needed_secrets(processes, lambda service: f"rotation of {service.name}")
     await secrets.read_tokens(api, "studio-1", replaced, NOW + timedelta(minutes=1))
     assert api.reads == ["team/chat-token"], "at once after the token was replaced"
+    await secrets.read_tokens(api, "studio-1", replaced, NOW + timedelta(minutes=1))
+    assert api.reads == ["team/chat-token"], "a Secret that does not tell of its replacement is read once a minute"
 
 
 async def test_token_of_a_service_is_read_until_its_secret_is_there() -> None:

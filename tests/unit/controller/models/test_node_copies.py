@@ -7,6 +7,7 @@ import pytest
 
 from controller.models.node_copies import MOST_FETCHES
 from controller.models.volume import WEIGHTS
+from crds.meta import LABEL_SERVICE
 from kube.resources import MODELS, NODES, PODS, PVCS
 from tests.support.simulated_copies import NAMESPACE, SLOT, SimulatedCopies, simulate_service
 from tests.support.simulated_model import INSPECTED
@@ -160,15 +161,42 @@ def test_service_that_is_refused_everywhere_decides_what_the_next_copy_asks_for(
     assert job["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
 
 
-def test_job_without_a_node_is_made_again_if_the_service_asks_for_something_else() -> None:
+@pytest.mark.parametrize("has_pod", [True, False])
+def test_job_without_a_node_is_made_again_if_the_service_asks_for_something_else(*, has_pod: bool) -> None:
+    """A quota or a policy may refuse the pod that the first one asks for."""
     simulated = simulate_service({"a": 0})
-    simulated.schedule()
+    if has_pod:
+        simulated.schedule()
     claims = simulated.claims()
     simulated.make_service(replicas=1, nodeSelector={"disk": "fast"})
     simulated.pass_time(minutes=1)
     (job,) = simulated.jobs("fetch")
     assert job["spec"]["template"]["spec"]["nodeSelector"] == {"disk": "fast"}
     assert simulated.claims() == claims
+
+
+def test_each_change_of_the_service_is_followed_soon() -> None:
+    simulated = simulate_service({"a": 0})
+    simulated.schedule()
+    for disk in map(str, range(8)):
+        simulated.make_service(replicas=1, nodeSelector={"disk": disk})
+        simulated.pass_time(seconds=20)
+        simulated.schedule()
+        (job,) = simulated.jobs("fetch")
+        assert job["spec"]["template"]["spec"]["nodeSelector"] == {"disk": disk}
+
+
+def test_copies_for_other_nodes_are_not_made_where_the_pods_to_replace_are() -> None:
+    simulated = SimulatedCopies({"small1": 1, "small2": 1, "big1": 1, "big2": 1})
+    for node in ("small1", "small2"):
+        labels = {LABEL_SERVICE: "chat", "slot": "1"}
+        simulated.put(
+            PODS, f"chat-{node}", metadata={"labels": labels}, spec={"nodeName": node}, status={"phase": "Running"}
+        )
+    simulated.make_model()
+    simulated.make_service(replicas=2, nodeSelector={"gpu": "big"})
+    simulated.fetch_all()
+    assert simulated.nodes_of() == ["big1", "big2"]
 
 
 def test_fetch_that_has_a_node_goes_on_whatever_the_service_asks_for() -> None:

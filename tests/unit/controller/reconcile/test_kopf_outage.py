@@ -164,8 +164,9 @@ async def test_user_id_without_a_name_is_watched_for(monkeypatch: pytest.MonkeyP
         await eventually(lambda: server.open == {MODELS.plural}, timeout=10)
 
 
+@pytest.mark.parametrize("is_readable", [True, False])
 async def test_refused_token_is_not_sent_again_and_again_and_a_new_one_is_followed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_readable: bool
 ) -> None:
     server = ReturningServer()
     async with server.running() as url:
@@ -174,6 +175,8 @@ async def test_refused_token_is_not_sent_again_and_again_and_a_new_one_is_follow
             everything = {resource.plural for resource in WATCHED}
             await eventually(lambda: server.open == everything)
 
+            if not is_readable:
+                config.write_text("{")
             server.accepted = "another"
             server.leave()
             server.come_back()

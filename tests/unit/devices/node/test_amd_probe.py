@@ -131,6 +131,12 @@ def test_garbage_of_rocm_smi_is_a_problem(text: str) -> None:
     assert "which states no GPU" in reading.problems[0]
 
 
+@pytest.mark.parametrize("other", ['"system": null', '"card9": null', '"note": "text"', '"card9": {"a": NaN}'])
+def test_odd_section_of_rocm_smi_hides_no_card(other: str) -> None:
+    text = recorded("rocm_smi_mi100_rocm602.json").strip()
+    assert len(parse_rocm_smi(f"{text[:-1]}, {other}}}").devices) == len(parse_rocm_smi(text).devices) > 0
+
+
 def test_failure_of_rocm_smi_is_a_problem(tools: ToolFolder, tmp_path: Path) -> None:
     tools.add("rocm-smi", "echo 'cannot open /dev/kfd'; exit 1")
     assert read(tmp_path).problems == ("rocm-smi exited with 1 and printed `cannot open /dev/kfd`",)

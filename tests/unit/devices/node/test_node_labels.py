@@ -65,6 +65,12 @@ def test_partition_is_in_the_product() -> None:
     assert device.memory_bytes == 9984 * MIB
 
 
+def test_memory_comes_from_the_product_if_its_label_is_no_size() -> None:
+    labels = {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.count": "1"}
+    for memory in ("0", "abc"):
+        assert read(labels | {"nvidia.com/gpu.memory": memory}).devices[0].memory_bytes == 15 * GIB
+
+
 def test_gpu_is_stated_by_amds_labeller() -> None:
     reading = read(MI300X)
     (device,) = reading.devices

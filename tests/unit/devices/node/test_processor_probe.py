@@ -1,5 +1,6 @@
 """The processor by recorded /proc/cpuinfo and by that of this machine, its memory, and the measured bandwidth."""
 
+import mmap
 import os
 import time
 from pathlib import Path
@@ -85,6 +86,14 @@ def test_bandwidth_counts_what_one_thread_read_and_wrote_in_the_time(monkeypatch
     seconds = iter((1.0, 1.03, 1.06, 1.09, 1.12))
     monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
     assert measure_memory_bandwidth() == pytest.approx(2 * 2 * (4 << 20) / 0.12, abs=1)
+
+
+def test_bandwidth_is_unknown_where_there_is_no_memory_for_the_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    assert measure_memory_bandwidth() is None
 
 
 def test_bandwidth_is_measured_in_little_time_and_memory() -> None:

@@ -13,6 +13,7 @@ from gateway.http.control_client import ControlRefusedError
 from gateway.proxy.backend_health import AnswerProgress, BackendPast
 from gateway.proxy.config import Backend, BackendHealth, ProxyConfig
 from gateway.proxy.health_monitor import HealthMonitor
+from tests.support.eventually import eventually
 from tests.unit.gateway.proxy.health_reports import ask, next_report
 from tests.unit.gateway.proxy.running_proxy import (
     AUTHORIZED,
@@ -397,3 +398,21 @@ async def test_requests_that_were_sent_to_a_backend_show_nothing_of_what_it_is_c
 async def test_health_of_an_unknown_backend_cannot_be_cleared(proxy: ProxyProcess) -> None:
     with pytest.raises(ControlRefusedError, match="no backend unknown is configured"):
         await proxy.client.clear_health("unknown")
+
+
+async def test_watcher_that_hangs_up_just_after_a_change_ends() -> None:
+    monitor = HealthMonitor()
+    monitor.configure([Backend("u", "http://127.0.0.1:1")])
+
+    async def watch() -> None:
+        async with contextlib.aclosing(monitor.watch(0.01)) as changes:
+            async for _ in changes:
+                pass
+
+    watching = asyncio.create_task(watch())
+    await eventually(lambda: bool(monitor._watchers))
+    past = monitor.backend_past("u")
+    past.fail_for_good(past.expect_answer(b"", 0), "404")
+    watching.cancel()
+    await asyncio.wait({watching}, timeout=1)
+    assert watching.cancelled()

@@ -60,6 +60,11 @@ def test_generated_text_that_looks_like_a_model_field_is_unchanged() -> None:
     assert stream.feed(delta(said)) == delta(said, "chat")
 
 
+@pytest.mark.parametrize("odd", [{"timings": "x"}, {"timings": {"prompt_n": 1.5}}, {"response": "x", "message": "hi"}])
+def test_field_of_an_odd_type_hides_no_tokens(odd: dict[str, object]) -> None:
+    assert rewrite_json(json.dumps({"usage": USAGE} | odd).encode(), "chat").tokens == TokenCount(7, 5)
+
+
 def test_text_events_are_counted_if_the_engine_reports_no_tokens() -> None:
     stream = TokenStream("chat")
     for text in ("", "a", "b"):
