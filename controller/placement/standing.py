@@ -89,7 +89,7 @@ def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
 
 
 def find_largest(unit: Unit, cells: Iterable[Cell]) -> Cell | None:
-    """Return the admitting cell with the most of the unit's scarce resource."""
+    """Return the cell with the most of the unit's scarce resource in all, of those whose rules the unit meets."""
     lane, _ = measure_need(unit)
     eligible = [cell for cell in cells if cell.pool in unit.pools and not unit.refuse(cell)]
     return max(eligible, key=lambda cell: (cell.total.get(lane.resource, 0), cell.name), default=None)
@@ -154,7 +154,7 @@ def describe_wait(unit: Unit, reason: QueueReason, facts: WaitFacts) -> str:
     if reason == "NotConsidered":
         return f"{ahead} replicas are ahead, so many that its turn is not near: add {noun}s{or_raise_priority(unit)}"
     if reason == "AdmissionFailed":
-        return f"it has its turn, which could not be written, and is tried again: {facts.error}"
+        return f"its admission could not be written and is tried again: {facts.error}"
     if reason == "NoSuchHardware":
         return _describe_missing(unit, facts, need, noun)
     if reason == "CellsClosed":
@@ -232,6 +232,7 @@ def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str
 
 
 def _describe_closed(counts: CellCounts, noun: str) -> str:
+    """Return the words for cells that could run the unit and are closed, with the reasons."""
     closed = ", ".join(f"{number} {word}" for word, number in sorted(counts.closed.items()))
     number = sum(counts.closed.values())
     return f"{_count(number, noun)} that could run it {'are' if number != 1 else 'is'} closed ({closed})"

@@ -32,7 +32,7 @@ def list_templates(service: InferenceService, vendor: Vendor | None) -> tuple[tu
 def list_spent_templates(
     snapshot: Snapshot, service: InferenceService, wanted: Sequence[tuple[Resource, Obj]]
 ) -> Sequence[Ref]:
-    """Return the templates from which no pod is made any more."""
+    """Return the claim templates of a service to delete: neither wanted nor used by a Deployment or pod."""
     key = service.metadata
     templates = snapshot.children(RESOURCE_CLAIM_TEMPLATES, key.namespace, key.uid)
     if not templates:

@@ -39,24 +39,25 @@ def choose_copies(replicas: int, copies: Mapping[str, CopyPods], coming: int = 0
     refused = [
         min(copy_pods.refused, copy_pods.replicas - there) for copy_pods, there in zip(pods, placed, strict=True)
     ]
+    # Of what runs, as much is kept as is wanted: ready pods first.
     kept = _spread(
         replicas, [0] * len(pods), [min(copy_pods.ready, there) for copy_pods, there in zip(pods, placed, strict=True)]
     )
     kept = _spread(replicas, kept, placed)
     missing = replicas - sum(kept)
-    # All that the Deployments ask for beyond this waits for the scheduler.
+    # The scheduler has decided about placed and refused pods, and not yet about the rest that Deployments ask for.
     settled = [there + tries for there, tries in zip(placed, refused, strict=True)]
     undecided = [copy_pods.replicas - decided for copy_pods, decided in zip(pods, settled, strict=True)]
     counted = _spread(replicas, kept, [there + more for there, more in zip(kept, undecided, strict=True)])
-    # A copy that is being made has no load yet; what falls to its share is not given to another.
+    # The replicas still missing go to the least loaded copies: not to one that refused, and some to copies to come.
     limits = [count if copy_pods.refused else replicas for copy_pods, count in zip(pods, counted, strict=True)]
     given = _spread(replicas, [*counted, *[0] * coming], [*limits, *[replicas] * coming])[: len(pods)]
-    # A smaller number may end a pod about which the scheduler has not decided, in place of a refused one.
-    tried = [
+    # Refused pods stay while replicas are missing. Beside undecided ones all stay: scaling down might end one of those.
+    kept_refused = [
         tries if count > there else min(tries, missing)
         for tries, count, there in zip(refused, counted, kept, strict=True)
     ]
-    chosen = {name: count + tries for name, count, tries in zip(names, given, tried, strict=True)}
+    chosen = {name: count + tries for name, count, tries in zip(names, given, kept_refused, strict=True)}
     return {name: count for name, count in chosen.items() if count}
 
 

@@ -50,10 +50,10 @@ def plan_copies(
         label: that of `build_deployment`.
     """
     deployments, pods = observed
-    there = {deployment.name: deployment for deployment in deployments}
+    deployment_of = {deployment.name: deployment for deployment in deployments}
 
     def count_pods(copy: NodeCopy) -> CopyPods:
-        deployment = there.get(name_deployment(service.metadata.name, mounted_weights(model, copy), label))
+        deployment = deployment_of.get(name_deployment(service.metadata.name, mounted_weights(model, copy), label))
         return deployment.count_pods(copy.node, pods.leaving) if deployment is not None else CopyPods()
 
     path = _wanted_path(model)
@@ -65,10 +65,10 @@ def plan_copies(
             counts[copy.path] = counts.get(copy.path, 0) + count_pods(copy).replicas
         earlier = max(counts, key=lambda candidate: (counts[candidate], candidate))
         usable = {copy.name: copy for copy in model.status.copies if copy.path == earlier}
-    coming = _count_coming(snapshot, model, path)
-    chosen = choose_copies(wanted, {name: count_pods(copy) for name, copy in usable.items()}, coming)
+    expected = _count_expected(snapshot, model, path)
+    chosen = choose_copies(wanted, {name: count_pods(copy) for name, copy in usable.items()}, expected)
     problem = None
-    if coming and sum(chosen.values()) < wanted:
+    if expected and sum(chosen.values()) < wanted:
         message = f"waiting for a copy of Model {model.metadata.name} on another node"
         problem = ServiceProblem("Downloading", message, "Downloading")
     surplus = min(pods.refused, max(0, pods.total - wanted))
@@ -80,24 +80,24 @@ def _wanted_path(model: Model) -> str:
     return weights_path(model.spec.source, status.revision, status.file, tuple(model.spec.files))
 
 
-def _count_coming(snapshot: Snapshot, model: Model, path: str) -> int:
+def _count_expected(snapshot: Snapshot, model: Model, path: str) -> int:
     """Return the number of copies of the wanted weights that are being made, and have or may get a node."""
     namespace, verified = model.metadata.namespace, {copy.name for copy in model.status.copies}
-    coming = {
+    expected = {
         claim["metadata"]["name"]
         for claim in snapshot.children(PVCS, namespace, model.metadata.uid)
         if claim["metadata"]["name"] not in verified
         and "deletionTimestamp" not in claim["metadata"]
         and (claim["metadata"].get("annotations") or {}).get(WEIGHTS) == path
     }
-    if not coming:
+    if not expected:
         return 0
-    going: set[str] = set()
-    failed: set[str] = set()
+    running_claims: set[str] = set()
+    failed_claims: set[str] = set()
     for job in snapshot.children(JOBS, namespace, model.metadata.uid):
         pods = snapshot.children(PODS, namespace, job["metadata"]["uid"])
         outcome = jobs.read_outcome(job, pods, snapshot.now)
         has_failed = outcome.state in {"Failed", "Broken"} or any(map(is_refused, pods))
-        (failed if has_failed else going).update(mounted_claims(job["spec"]["template"]["spec"]))
-    # One that failed may succeed later, but replicas do not wait for it.
-    return len(coming - (failed - going))
+        (failed_claims if has_failed else running_claims).update(mounted_claims(job["spec"]["template"]["spec"]))
+    # A copy whose Jobs have all failed may succeed later, but replicas do not wait for it.
+    return len(expected - (failed_claims - running_claims))

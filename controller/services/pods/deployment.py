@@ -135,9 +135,9 @@ def build_deployment(
         label: the accelerator, if the service may use several: then its selector has it.
     """
     owner, count = service.metadata, wanted_replicas(service) if replicas is None else replicas
-    own = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
-    own |= {LABEL_ACCELERATOR: label} if label else {}
-    selector = {LABEL_SERVICE: owner.name, **own}
+    own_labels = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
+    own_labels |= {LABEL_ACCELERATOR: label} if label else {}
+    selector = {LABEL_SERVICE: owner.name, **own_labels}
     mounted = (weights, *(companion for _companion, companion in companions))
     queue = name_local_queue(service)
     # Kueue's webhook looks at the Deployment, and its manager at the pods.
@@ -164,7 +164,7 @@ def build_deployment(
     if devices.need is not None:
         spec["template"] = add_claim(spec["template"], owner.name, devices.need)
     name = name_deployment(owner.name, weights, label)
-    resource, made = child(DEPLOYMENTS, name, INFERENCE_SERVICES, owner, own | kueue, spec=spec)
+    resource, made = child(DEPLOYMENTS, name, INFERENCE_SERVICES, owner, own_labels | kueue, spec=spec)
     return resource, set_gate(made, is_gated=is_queued(service, devices, settings))
 
 

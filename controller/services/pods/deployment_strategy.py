@@ -31,23 +31,23 @@ from kube.store import Store
 
 _LACKING: Final = re.compile(r"(\d+) Insufficient ([A-Za-z0-9._/-]*[A-Za-z0-9])")
 """The scheduler's words for a resource of which that many nodes have too little left."""
-_NODES: Final = re.compile(r"0/(\d+) nodes are available")
+_NODES: Final = re.compile(r"0/(?P<number>\d+) nodes are available")
 _IN_THE_WAY: Final = re.compile(
     "Too many pods|anti-affinity rules|topology spread constraints|ReadWriteOncePod access mode"
 )
 """The scheduler's words for a node on which other pods, such as the earlier one, are in the way."""
-_OVER_QUOTA: Final = re.compile(r"exceeded quota: [^,]*, requested: (.*), used: ")
+_OVER_QUOTA: Final = re.compile(r"exceeded quota: [^,]*, requested: (?P<requested>.*), used: ")
 """The API server's words for a quota, with the resources of which it has too little left."""
 _TEMPLATE: Final = "pod-template-hash"
 """Label by which a Deployment tells the pods of its templates apart."""
 
 
-def _roll(surge: int, unavailable: int) -> Obj:
+def _build_rolling_update(surge: int, unavailable: int) -> Obj:
     # Stated in full: a change to Recreate must remove these fields, or it is refused.
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
 
 
-SURGE: Final = _roll(1, 0)
+SURGE: Final = _build_rolling_update(1, 0)
 KUEUE_SECONDS: Final = 20.0
 """Time for which a new pod waits for Kueue before earlier ones make way: each pod waits for a moment."""
 RECREATE: Final[Obj] = {"type": "Recreate"}
@@ -64,14 +64,17 @@ class Replacement(NamedTuple):
 
 
 def begin(node: str, replicas: int) -> Obj:
-    """Return the strategy with which a change begins; `node` has the copy of weights, if there are copies."""
+    """Return the strategy with which a change of a template begins.
+
+    `node` is the one that has the copy of weights, or empty if pods may run on any: then a new pod comes first.
+    """
     if not node:
         return SURGE
-    return RECREATE if replicas == 1 else _roll(0, 1)
+    return RECREATE if replicas == 1 else _build_rolling_update(0, 1)
 
 
-def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store: Store) -> Replacement:
-    """Return how the last change of a Deployment goes on; at rest, when nothing is replaced, its strategy stays.
+def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: int, store: Store) -> Replacement:
+    """Return how the pods of a Deployment are replaced from now on, by what became of the last change.
 
     Args:
         observed: the Deployment, which is for no copy of weights.
@@ -86,7 +89,9 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
     rolling: Obj = present.get("rollingUpdate") or {}
     is_queued = has_gate(observed.obj)
     if rolling.get("maxSurge") == 0 and not is_queued:
-        return Replacement(_roll(0, _limit_unavailable(rolling.get("maxUnavailable"), observed, replicas, most)))
+        return Replacement(
+            _build_rolling_update(0, _limit_unavailable(rolling.get("maxUnavailable"), observed, replicas, most))
+        )
     # Until the Deployment's controller has seen the change, refusals are those of an earlier one.
     if not _is_seen(observed.obj):
         # Earlier pods that wait, or make way for a nominated one, may still do so.
@@ -101,12 +106,12 @@ def go_on(observed: ObservedDeployment, pods: ServicePods, replicas: int, store:
         fitting += [_asks_no_more(asked, sum_requests(earlier["spec"]), exceeded) for earlier in counted]
     if is_queued:
         unavailable = limit_unavailable(observed.pods, replicas - pods.ending, is_refused=any(fitting))
-        strategy = _keep_strategy(rolling) if unavailable is None else _roll(1, unavailable)
+        strategy = _keep_strategy(rolling) if unavailable is None else _build_rolling_update(1, unavailable)
         return Replacement(strategy, lacks_room=bool(fitting) and not any(fitting) and not pods.leaving)
     # A pod that ends makes room: until it has, no refusal is final.
     if pods.leaving or not any(fitting):
         return Replacement(SURGE, lacks_room=bool(fitting) and not pods.leaving)
-    return Replacement(_roll(0, most))
+    return Replacement(_build_rolling_update(0, most))
 
 
 def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetime) -> Replacement | None:
@@ -123,14 +128,14 @@ def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetim
     left = KUEUE_SECONDS - (now - since).total_seconds()
     if left > 0:
         return Replacement(SURGE, again_seconds=left)
-    return Replacement(_roll(0, 1 + max(0, replicas - len(placed))))
+    return Replacement(_build_rolling_update(0, 1 + max(0, replicas - len(placed))))
 
 
 def _keep_strategy(rolling: Obj) -> Obj:
     """Return the present strategy of a Deployment whose pods wait for the queue, unless somebody else wrote it."""
     unavailable = rolling.get("maxUnavailable")
     if rolling.get("maxSurge") == 1 and isinstance(unavailable, int):
-        return _roll(1, unavailable)
+        return _build_rolling_update(1, unavailable)
     return SURGE
 
 
@@ -148,14 +153,14 @@ def _limit_unavailable(present: object, observed: ObservedDeployment, replicas: 
 
 
 def _is_seen(deployment: Obj) -> bool:
-    """Return whether the status is of the present spec, or no pod is ready, which a mistake could interrupt."""
+    """Return whether a status is of the present spec; True also if no pod is ready, so that a mistake ends none."""
     status = deployment.get("status") or {}
     is_current = status.get("observedGeneration") == deployment["metadata"].get("generation")
     return is_current or not status.get("readyReplicas")
 
 
 def _pair_templates(observed: ObservedDeployment, placed: Sequence[Obj]) -> list[tuple[Obj, Sequence[Obj]]]:
-    """Return a refused pod of each template, whose pods ask for the same, with the placed pods of other templates."""
+    """Return one refused pod of each template, whose pods ask alike, with the placed pods of other templates."""
     status = observed.obj.get("status") or {}
     # A refused pod that the Deployment does not count is one of the change before, which is about to be deleted.
     if status.get("readyReplicas") and not status.get("updatedReplicas"):
@@ -210,7 +215,7 @@ def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal
     if not any("/" in resource for resource in lacking):
         return _asks_no_more(asked, held, set(lacking))
     # Nodes that lack something else may be others, but not if all lack it.
-    nodes = match[1] if match is not None else ""
+    nodes = match["number"] if match is not None else ""
     everywhere = {resource for resource, count in lacking.items() if "/" not in resource and count == nodes}
     return _asks_no_more(asked, held, everywhere)
 
@@ -224,6 +229,6 @@ def _read_exceeded_quota(deployment: Obj) -> set[str]:
     for condition in deployment.get("status", {}).get("conditions", ()):
         match = _OVER_QUOTA.search(condition.get("message", "")) if condition["type"] == "ReplicaFailure" else None
         if match is not None:
-            names = (part.partition("=")[0] for part in match[1].split(","))
+            names = (part.partition("=")[0] for part in match["requested"].split(","))
             return {name.removeprefix("requests.").removeprefix("limits.") for name in names}
     return set()

@@ -43,6 +43,7 @@ def build_need(selector: DeviceSelector, driver: DeviceDriver, number: int) -> D
 
 
 def _build_demand(attribute: DeviceAttribute, driver: DeviceDriver) -> AttributeDemand:
+    """Return what a selector demands of an attribute, with the type that the driver gives it."""
     return AttributeDemand(
         name=attribute.name,
         type=driver.attributes.get(attribute.name, "string"),
@@ -63,7 +64,7 @@ def find_selector_problem(
         )
     if service.spec.scheduling.mode == "Kueue":
         return (
-            "hardware.deviceSelector is stated, and scheduling.mode is Kueue, which is given no claims by Pomona: "
+            "hardware.deviceSelector is stated, and scheduling.mode is Kueue, for which Pomona makes no claims: "
             "remove one of them"
         )
     beside = {
@@ -79,14 +80,15 @@ def find_selector_problem(
         )
     if selector.memory is not None and not driver.states_memory:
         return (
-            f"hardware.deviceSelector.memory cannot be held for accelerator {accelerator}, whose driver {driver.name} "
-            f"states no memory: select by {_list_known(driver)}"
+            f"hardware.deviceSelector.memory cannot be enforced for accelerator {accelerator}, whose driver "
+            f"{driver.name} states no memory: select by {_list_known(driver)}"
         )
     problems = (_find_attribute_problem(attribute, driver) for attribute in selector.attributes)
     return next((problem for problem in problems if problem is not None), None)
 
 
 def _find_attribute_problem(attribute: DeviceAttribute, driver: DeviceDriver) -> str | None:
+    """Return why an attribute cannot be compared as the selector states, with the way out, or None."""
     field, type_ = f"hardware.deviceSelector.attributes {attribute.name}", driver.attributes.get(attribute.name)
     if type_ is None:
         return f"{field} is no attribute of driver {driver.name}: use one of {_list_known(driver)}"

@@ -67,21 +67,22 @@ def find_hardware_problem(service: InferenceService, accelerator: Accelerator, v
     wants_product = hardware.products or hardware.preferred_products
     if wants_product and vendor.product_label is None:
         return (
-            f"hardware.products cannot be held for accelerator {accelerator}, whose nodes have no label with the "
+            f"hardware.products cannot be enforced for accelerator {accelerator}, whose nodes have no label with the "
             "product: use nodeSelector, or add productLabel to the controller's --vendors file"
         )
     if hardware.memory is not None and vendor.memory_label is None:
         return (
-            f"hardware.memory cannot be held for accelerator {accelerator}, whose nodes have no label with the memory "
-            "of a device: use nodeSelector, or add memoryLabel to the controller's --vendors file"
+            f"hardware.memory cannot be enforced for accelerator {accelerator}, whose nodes have no label with the "
+            "memory of a device: use nodeSelector, or add memoryLabel to the controller's --vendors file"
         )
-    if hardware.memory is not None and vendor.memory_values and not _large_enough(vendor, hardware.memory):
+    if hardware.memory is not None and vendor.memory_values and not _list_large_enough(vendor, hardware.memory):
         most = size_text(max(vendor.memory_values.values()) * MIB)
         return f"hardware.memory {hardware.memory} is more than any {accelerator} device has: use at most {most}"
     return None
 
 
 def _refuse_mode(service: InferenceService, accelerator: Accelerator, vendor: Vendor) -> str | None:
+    """Return why scheduling.mode does not suit the accelerator, with the way out, or None."""
     mode = service.spec.scheduling.mode
     if not vendor.in_pods and mode == "Native":
         return f"scheduling.mode is Native, but hosts with accelerator {accelerator} always go by the queue: remove it"
@@ -91,6 +92,7 @@ def _refuse_mode(service: InferenceService, accelerator: Accelerator, vendor: Ve
 
 
 def _list_stated(hardware: ServiceHardware, gpu: int | None) -> list[str]:
+    """Return the fields about devices that a service states, such as `hardware.count is 2`."""
     fields: dict[str, object] = {
         "hardware.count": hardware.count,
         "resources.gpu": gpu,
@@ -118,7 +120,7 @@ def build_node_affinity(hardware: ServiceHardware, vendor: Vendor, unfit: Sequen
         values = sorted(value for family in unfit for value in list_family_labels(family))
         required.append({"key": vendor.family_label, "operator": "NotIn", "values": values})
     if hardware.memory is not None and vendor.memory_label:
-        required.append(_hold_memory(vendor, vendor.memory_label, hardware.memory))
+        required.append(_require_memory(vendor, vendor.memory_label, hardware.memory))
         if vendor.shared_label:
             values = list(vendor.shared_values)
             required.append({"key": vendor.shared_label, "operator": "NotIn", "values": values})
@@ -139,12 +141,13 @@ def build_node_affinity(hardware: ServiceHardware, vendor: Vendor, unfit: Sequen
     return {"nodeAffinity": affinity} if affinity else None
 
 
-def _hold_memory(vendor: Vendor, label: str, memory: int | str) -> Obj:
+def _require_memory(vendor: Vendor, label: str, memory: int | str) -> Obj:
+    """Return the requirement on the label by which nodes state a device's memory: listed values, or a number of MiB."""
     if vendor.memory_values:
-        return {"key": label, "operator": "In", "values": _large_enough(vendor, memory)}
+        return {"key": label, "operator": "In", "values": _list_large_enough(vendor, memory)}
     return {"key": label, "operator": "Gt", "values": [str(least_mib(memory) - 1)]}
 
 
-def _large_enough(vendor: Vendor, memory: int | str) -> list[str]:
+def _list_large_enough(vendor: Vendor, memory: int | str) -> list[str]:
     least = least_mib(memory)
     return [value for value, mib in vendor.memory_values.items() if mib >= least]

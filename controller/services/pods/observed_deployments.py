@@ -97,15 +97,15 @@ class ObservedDeployment(NamedTuple):
         return [pod for pod in self.pods if node_of(pod) and not _has_ended(pod)]
 
     def count_pods(self, node: str = "", leaving: frozenset[str] = frozenset()) -> CopyPods:
-        """Return its pods by how they stand; where room is about to become free, no refusal is final."""
+        """Return the numbers of its pods by their state; refusals do not count on a node that is about to have room."""
         placed = self.list_placed()
         refused = 0 if node in leaving else sum(pod["metadata"]["uid"] in self.without_room for pod in self.pods)
         return CopyPods(self.replicas, len(placed), sum(map(is_ready, placed)), refused)
 
     def list_current(self, desired: Obj | None) -> list[str]:
-        """Return the uids of ready pods that certainly have the desired template; None: that which it has."""
+        """Return as many uids of ready pods as certainly have the desired template; None: the template that it has."""
         ready = sorted(pod["metadata"]["uid"] for pod in self.pods if is_ready(pod))
-        current = _current_ready(self.obj, desired, len(ready))
+        current = _count_current_ready(self.obj, desired, len(ready))
         return ready[-current:] if current else []
 
     def list_problems(self) -> list[ServiceProblem | None]:
@@ -115,7 +115,7 @@ class ObservedDeployment(NamedTuple):
         return [diagnosis.diagnose_deployment(self.obj), *(diagnosis.diagnose_pod(pod, memory) for pod in unready)]
 
     def scale(self, wanted: int, *, may_grow: bool) -> tuple[Patch, ...]:
-        """Return the patch that scales it while its template is not decided, or not applied, now."""
+        """Return the patch that changes the number of its pods alone; none if that is right, or may not grow."""
         if self.replicas == wanted or (self.replicas < wanted and not may_grow):
             return ()
         operations = (
@@ -182,8 +182,8 @@ def is_ready(pod: Obj) -> bool:
     return has_condition(pod, "Ready")
 
 
-def _current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
-    """Return the number of ready pods that certainly have the wanted template."""
+def _count_current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
+    """Return how many of `ready` pods certainly have the template of a Deployment, which must be as desired."""
     status = observed.get("status", {})
     applied = desired is None or is_desired(desired, observed)
     if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:

@@ -59,6 +59,7 @@ def parse_monitor_labels(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _is_label_key(key: str) -> bool:
+    """Return whether a text can be the key of a label: a name, or a prefix, a slash and a name."""
     prefix, slash, name = key.rpartition("/")
     is_prefix = len(prefix) <= _MOST_OF_A_PREFIX and re.fullmatch(NAME_PATTERN, prefix) is not None
     return _is_label_name(name) and (is_prefix or not slash)

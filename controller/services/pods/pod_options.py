@@ -117,6 +117,7 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
 
 
 def _render_volume(volume: PodVolume) -> Obj:
+    """Return a user's volume with the name that it has in the pod."""
     rendered: Obj = {"name": f"{_USERS}{volume.name}"}
     if volume.empty_dir is not None:
         rendered["emptyDir"] = msgspec.to_builtins(volume.empty_dir)
@@ -132,6 +133,7 @@ def _render_mount(mount: PodVolumeMount) -> Obj:
 
 
 def _render_spread(constraint: SpreadConstraint, service: InferenceService) -> Obj:
+    """Return a topologySpreadConstraint over the pods of the service's present template."""
     return {
         "topologyKey": constraint.topology_key,
         "maxSkew": constraint.max_skew,
@@ -143,7 +145,7 @@ def _render_spread(constraint: SpreadConstraint, service: InferenceService) -> O
 
 
 def _merge_affinity(own: Obj, options: PodOptions) -> Obj:
-    """Return the affinity of the user, with the demands of the hardware added to each of its terms."""
+    """Return the user's affinity, with the node affinity of the hardware (`own`) added to each of its terms."""
     stated: Obj = msgspec.to_builtins(options.affinity) if options.affinity is not None else {}
     nodes, theirs = own.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
     merged: Obj = {}

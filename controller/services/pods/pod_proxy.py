@@ -93,6 +93,7 @@ class ProxyContainer(NamedTuple):
         return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
 
     def _build_container(self, service: ObjectMeta, serving: Serving, mounts: list[Obj], grace_seconds: int) -> Obj:
+        """Return the proxy's container; of `grace_seconds`, it has for requests what withdrawal and end leave."""
         variables = {NETWORKS_VARIABLE: self.environment.get(NETWORKS_VARIABLE)} if self.engine.store else {}
         environment = [{"name": name, "value": value} for name, value in variables.items() if value]
         return {
@@ -126,6 +127,7 @@ class ProxyContainer(NamedTuple):
         }
 
     def _render_arguments(self, service: ObjectMeta, serving: Serving, drain_seconds: int) -> list[str]:
+        """Return the command line of the proxy, which is to end requests within `drain_seconds`."""
         engine, options = self.engine, serving.options
         arguments = ["pod-proxy", "--service", f"{service.namespace}/{service.name}", "--port", str(SERVICE_PORT)]
         arguments += ["--token-file", f"{TOKEN_DIRECTORY}/{TOKEN_KEY}", "--engine-port", str(engine.port)]

@@ -25,7 +25,7 @@ from controller.services.pods.deployment import (
     mounted_weights,
     name_deployment,
 )
-from controller.services.pods.deployment_strategy import Replacement, begin, go_on, make_way_for_kueue
+from controller.services.pods.deployment_strategy import Replacement, begin, continue_rollout, make_way_for_kueue
 from controller.services.pods.device_claims import ACCEPTED_SHARE
 from controller.services.pods.devices import request_devices
 from controller.services.pods.observed_deployments import (
@@ -88,7 +88,7 @@ class _WantedDeployment(NamedTuple):
     """Time after which another label for its pods may be needed; None: no time passes for that."""
 
     def list_ready(self, *, is_applied: bool) -> list[str]:
-        """Return the uids of the ready pods that are wanted; before its turn in an update, a pod is."""
+        """Return the uids of its ready pods that count as wanted: of the present template, if an update waits."""
         if self.observed is None or (not is_applied and self.change.cause == "edit"):
             return []
         is_known = not is_applied or self.change.is_present
@@ -101,16 +101,16 @@ class _WantedDeployment(NamedTuple):
         return name
 
     def is_refused(self, pods: ServicePods) -> bool:
-        """Return whether its pods are ready, but for those that the node of its copy does not take."""
+        """Return whether the node of its copy refuses some of its pods, and all others are ready."""
         if self.observed is None or not self.node:
             return False
         copy_pods = self.observed.count_pods(self.node, pods.leaving)
         return copy_pods.refused > 0 and copy_pods.replicas == copy_pods.ready + copy_pods.refused
 
     def limit_change(self) -> int | None:
-        """Return the most pods with which its template is replaced, or None.
+        """Return the most pods that it may ask for while its template is replaced on the node of its copy, or None.
 
-        A Deployment that makes no room first would end no pod for another that the node of its copy does not take.
+        With more, a new pod that has no room there might wait while no earlier one ends.
         """
         if self.observed is None or not self.node or not (placed := self.observed.count_pods().placed):
             return None
@@ -237,6 +237,7 @@ def _list_wanted(
     build = partial(build_deployment, companions=companion_weights(served), settings=settings, label=label)
 
     def compare(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
+        """Return the Deployment for a copy, or for all replicas, with what applying it changes."""
         weights = mounted_weights(served.model, copy)
         observed = there.get(name_deployment(service.metadata.name, weights, label))
         mark = _choose_mark(snapshot, service, weights, observed)
@@ -262,7 +263,7 @@ def _list_wanted(
             replacement = Replacement(begin(weights.node, replicas))
         else:
             of_kueue = make_way_for_kueue(observed, replicas, snapshot.now)
-            replacement = of_kueue or go_on(observed, pods, replicas, snapshot.store)
+            replacement = of_kueue or continue_rollout(observed, pods, replicas, snapshot.store)
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
             change = compared()
@@ -321,7 +322,7 @@ def _keep_unwanted(
 def _leave_deployments(
     deployments: Sequence[ObservedDeployment], pods: ServicePods, wanted: int, *, are_current: bool
 ) -> Replicas:
-    """Return replicas of which none is created: those that exist stay, up to the number that is wanted."""
+    """Return the existing pods; those of current Deployments are scaled down, never up, unless none is wanted."""
     if not are_current:
         return Replicas(total=pods.total, available=pods.ready, nodes=pods.nodes)
     kept = choose_copies(wanted, {deployment.name: deployment.count_pods() for deployment in deployments})

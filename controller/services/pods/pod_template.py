@@ -177,6 +177,7 @@ def _list_mounts(replica: _Replica) -> list[tuple[MountedWeights, str, str]]:
 
 
 def _build_volumes(replica: _Replica) -> list[Obj]:
+    """Return the volumes of the pod: weights, token, temporary files, and what the engine needs beside."""
     volumes: list[Obj] = [
         *(
             {"name": name, **weights.volume()}
@@ -195,7 +196,7 @@ def _build_volumes(replica: _Replica) -> list[Obj]:
 
 
 def _store_bytes(replica: _Replica) -> int | None:
-    """Return the size of the folder for the engine's own copy of the weights, or None if theirs is unknown."""
+    """Return the size of the folder for the engine's own copy of the weights; None if their size is unknown."""
     size_bytes = replica.weights.size_bytes
     return size_bytes and size_bytes + size_bytes // 10 + _STORE_SLACK_BYTES
 
@@ -227,6 +228,7 @@ def _build_serving(replica: _Replica) -> Serving:
 
 
 def _build_container(replica: _Replica) -> Obj:
+    """Return the engine's container."""
     choice, engine = replica.choice, replica.choice.pod
     listen = Listen(LOOPBACK, engine.port)
     serving = PodServing(_build_serving(replica), listen, choice.vendor, replica.devices.number, choice.cache_bytes)
@@ -259,6 +261,7 @@ def _build_environment(replica: _Replica, serving: PodServing) -> list[Obj]:
 
 
 def _build_mounts(replica: _Replica) -> list[Obj]:
+    """Return the mounts of the engine's container, which gets no token."""
     mounts: list[Obj] = [
         *(
             {"name": name, "mountPath": path, "readOnly": True}
@@ -275,6 +278,7 @@ def _build_mounts(replica: _Replica) -> list[Obj]:
 
 
 def _build_resources(replica: _Replica) -> Obj:
+    """Return what the engine's container requests, and its limits; devices and huge pages are in both."""
     asked, devices = replica.service.spec.resources, replica.devices
     requests = {"memory": str(replica.choice.memory)}
     if replica.choice.pod.store and (size := _store_bytes(replica)):

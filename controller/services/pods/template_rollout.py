@@ -58,7 +58,7 @@ def digest_inputs(service: InferenceService, served: Served, copy: NodeCopy | No
 
 
 def _list_inputs(model: Model, copy: NodeCopy | None = None) -> tuple[Any, ...]:
-    """Return what the pods of a Model have of it; other edits of it, and a revision to come, change no pod."""
+    """Return the facts of a Model that its pods depend on; other edits, and a revision to come, replace no pod."""
     spec, image = model.spec, model.status.cached.image if model.status.cached else ""
     claim, path = (copy.name, copy.path) if copy is not None else (cached_claim(model), cache_path(model))
     return model.metadata.uid, spec.hardware, spec.stated_bytes, claim, path, image
@@ -77,9 +77,9 @@ def compare_template(
         is_stated: True if a Model states its memory, which counts for devices, and which an edit may change.
         has_places: True if a pod of it has a node, and is not replaced for the gate of the queue.
     """
-    # The mark stays until another change.
+    # The template's mark stays until another part of the template changes.
     made = _set_mark(made, read_template_mark(observed["spec"]["template"]))
-    # A change of the number of pods applies the annotations anew.
+    # Applying the Deployment for another cause must not remove this annotation.
     marked = {ANNOTATION_SERVED: "true"} if _is_marked(observed) else {}
     desired = annotate(made, inputs, marked)
     if is_desired(desired, observed):
@@ -87,6 +87,7 @@ def compare_template(
     earlier = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS)
     is_edited = earlier != inputs
     keeps_request = is_estimate and not (is_stated and is_edited)
+    # Pods keep their template if it differs only in what may wait; those with a node also for the queue's settings.
     for wanted in (made, _keep_place(made, observed)) if has_places else (made,):
         if (kept := _keep_pods(wanted, observed, keeps_request=keeps_request)) is not None:
             return TemplateChange(annotate(kept, inputs, marked))
@@ -131,6 +132,7 @@ def select_changes(
     )
 
     def is_down(change: TemplateChange, observed: Obj | None) -> bool:
+        """Return whether pods of a Deployment are being replaced or not ready, apart from a node that refuses some."""
         if observed is None:
             return True
         if observed["metadata"]["name"] in refused and (has_started or not _is_marked(observed)):
@@ -147,7 +149,7 @@ def select_changes(
         if interrupts[place] and observed is not None and (may_roll_out or change.cause == "edit")
     ]
     if may_change:
-        # One that lacks pods loses the least.
+        # A Deployment that lacks pods anyway is changed first.
         _, place = min(may_change)
         selected[place] = True
     return selected

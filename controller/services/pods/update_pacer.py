@@ -69,7 +69,7 @@ class UpdatePacer:
         self._rollouts.clear()
 
     async def run(self, leading: Leading) -> None:
-        """Roll out one service after the other."""
+        """Let waiting services roll out one after the other, for ever; rollouts under way are found first."""
         loop = asyncio.get_running_loop()
         for deployment in leading.store.list(DEPLOYMENTS):
             owner = controller_of(deployment)
@@ -86,7 +86,7 @@ class UpdatePacer:
                 await asyncio.sleep(LOOK_SECONDS)
 
     def start_next(self, store: Store, now_seconds: float) -> ObjectKey | None:
-        """End the rollouts that are over, and return the service whose rollout has begun, if any."""
+        """Forget the rollouts that are over; if none is left, begin that of the next service, and return its key."""
         for key, rollout in list(self._rollouts.items()):
             if self._is_over(store, key, rollout, now_seconds):
                 del self._rollouts[key]
@@ -99,6 +99,7 @@ class UpdatePacer:
         return key
 
     def _is_over(self, store: Store, key: ObjectKey, rollout: UpdateRollout, now_seconds: float) -> bool:
+        """Return whether a rollout is complete, took too long, has not begun in START_SECONDS, or lost its service."""
         deployments = _list_deployments(store, key)
         service = store.get(INFERENCE_SERVICES, key.name, key.namespace)
         taken_seconds = now_seconds - rollout.since

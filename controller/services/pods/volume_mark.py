@@ -62,7 +62,7 @@ def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datet
     if running := marked.ready or marked.placed:
         if mark not in {other for _created, other in running}:
             mark = max(running)[1]
-        return VolumeMark(mark, _loss_seconds(pods, now))
+        return VolumeMark(mark, _find_seconds_to_loss(pods, now))
     if len({other for other, _uid in marked.in_vain}) > 1:
         return VolumeMark(mark)  # another value did not help
     # One after the other, so that services which learn of the same pods at different times choose the same value.
@@ -74,10 +74,11 @@ def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datet
 
 
 def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _Marked:
+    """Return the values that pods have for a label, sorted by what became of the pods."""
     marked = _Marked([], [], [], [])
     for pod in pods:
         metadata, mark = pod["metadata"], pod["metadata"]["labels"][label]
-        loss = _loss_of(pod)
+        loss = _find_loss_time(pod)
         if loss is not None and loss <= now:
             marked.lost.append((mark, metadata["uid"]))
         elif _waits_in_vain(pod):
@@ -90,18 +91,18 @@ def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _Marked:
     return marked
 
 
-def _loss_of(pod: Obj) -> datetime | None:
+def _find_loss_time(pod: Obj) -> datetime | None:
     """Return the time at which a pod that is being deleted counts as lost, or None."""
     deleted = pod["metadata"].get("deletionTimestamp")
     return datetime.fromisoformat(deleted) + _LOST if deleted is not None else None
 
 
-def _loss_seconds(pods: Iterable[Obj], now: datetime) -> float | None:
+def _find_seconds_to_loss(pods: Iterable[Obj], now: datetime) -> float | None:
     """Return the seconds until the next pod counts as lost, if another pod waits for its node."""
     pods = list(pods)
     if not any(map(waits_for_node, pods)):
         return None
-    losses = (_loss_of(pod) for pod in pods)
+    losses = (_find_loss_time(pod) for pod in pods)
     return min(((loss - now).total_seconds() for loss in losses if loss is not None and loss > now), default=None)
 
 
