@@ -9,7 +9,7 @@ from console.density_models import QUANTIZATIONS, KnownModel, change_quantizatio
 from console.density_queries import list_excluded
 from console.density_snapshot import DensitySnapshot, MachineProfile, Visibility
 from console.fit_table import RANKS, FitTable, PlaceFit, assess_stated
-from controller.placement.machines import ViewedMachine, take_room
+from controller.placement.machines import ViewedMachine, compute_remaining_bytes
 from crds.size import GIB
 
 LEAST_CONTEXT: Final = 128
@@ -141,7 +141,9 @@ def _describe_change(name: str, machine: ViewedMachine, place: PlaceFit) -> Simu
         utilization_pct=round(100 * fit.utilization, 1) if fit.available_bytes else None,
         shortfall=fit.shortfall,
         before=_describe_state(machine.free_bytes),
-        after=_describe_state(take_room(machine, place.devices.device_count, fit.needed_bytes)) if fits else None,
+        after=_describe_state(compute_remaining_bytes(machine, place.devices.device_count, fit.needed_bytes))
+        if fits
+        else None,
     )
 
 

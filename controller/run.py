@@ -174,7 +174,7 @@ class Controller:
             prober, pods, tokens, pacer, monitors, meter, kueue=self._kueue, devices=self._devices, speeds=speeds
         )
         if queue is not None:
-            sources = sources._replace(find_standing=queue.board.standing, rooms=queue.rooms)
+            sources = sources._replace(find_standing=queue.board.find_standing, rooms=queue.rooms)
         reserve = functools.partial(reserve_replica, settings=pods)
         in_pods = (model_reconciler(pods, reserve), service_reconciler(sources))
         tasks: list[LeaderTask] = [prober.run, meter.run, pacer.run, self._kueue.run]

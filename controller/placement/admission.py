@@ -36,7 +36,7 @@ from controller.placement.round_pacer import LONGEST_PAUSE_SECONDS, ProcessorMet
 from controller.placement.units import Unit, UnitKey
 from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
-from controller.placement.vanished_units import VanishedUnits, free_place, is_gone
+from controller.placement.vanished_units import VanishedUnits, build_freed_place, is_gone
 from controller.placement.wake_rules import is_decisive
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, WriteSlots
@@ -71,7 +71,7 @@ class Admission:
     def __init__(self, parts: AdmissionParts) -> None:
         self._parts = parts
         self._trigger = RoundTrigger(parts.registry.list_cells)
-        self._follows = False
+        self._is_subscribed = False
         self._vanished = VanishedUnits()
 
     def wake(self) -> None:
@@ -79,11 +79,11 @@ class Admission:
         self._trigger.make_due(RoundCause.UNIT)
 
     async def run(self, leading: Leading) -> None:
-        """Plan and admit for ever."""
-        if not self._follows:
+        """Plan rounds and carry them out for ever; the first call subscribes to changes of store and cells."""
+        if not self._is_subscribed:
             leading.store.subscribe(functools.partial(self._wake_on_change, leading.store))
             self._parts.registry.subscribe(self._trigger.note_cells)
-            self._follows = True
+            self._is_subscribed = True
         async with asyncio.TaskGroup() as tasks:
             term = _LeadershipTerm(self._parts, leading, tasks, self.wake, self._vanished)
             await term.begin()
@@ -95,6 +95,7 @@ class Admission:
                 self._trigger.note_round(made.queue, spent_seconds=spent_seconds, has_decided=bool(made.actions))
 
     def _wake_on_change(self, store: Store, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Record the place of a unit that vanishes; request a round if the queue's decisions depend on the change."""
         if resource in {PODS, METAL_PROCESSES}:
             self._vanished.note_change(resource, old, new)
         if is_decisive(store, resource, old, new):
@@ -118,29 +119,31 @@ class _LeadershipTerm:
         self._writer = AdmissionWriter(leading)
         self._claims = OpenClaims()
         self._freed: tuple[FreedPlace, ...] = ()
-        self._unwritten: set[str] = set()
-        """Units of freed places that the ledger does not have yet."""
+        self._unwritten_uids: set[str] = set()
+        """uids of the units whose freed places the ledger does not have yet."""
         self._retries = WriteRetries(wake)
         self._unscheduled = UnscheduledPods()
         self._slots = WriteSlots(WRITES_AT_ONCE)
         self._unanswered: set[str] = set()
-        """Units with a write that is being made, and may hang: no other one of theirs begins meanwhile."""
+        """uids of units with a write under way, which may hang: no other write of theirs begins meanwhile."""
         self._unreported = UnreportedEnds(wake)
         self._events = QueueEventSender(leading)
-        self._losses = 0
+        self._failed_ledger_writes = 0
         """Writes of the ledger in a row that failed."""
 
     async def begin(self) -> None:
-        """Take the ledger over, and finish what the last leader began, while others are admitted."""
+        """Forget units of earlier terms, and take the ledger over; tasks finish what the last leader began."""
         self._vanished.expect(())
         self._vanished.take()
         await self._take_over()
 
-    async def _resume(self) -> None:
+    async def _take_over_again(self) -> None:
         """Pause, then take the ledger over again, after a write of it failed."""
-        self._losses += 1
-        # Of two that believe to lead, one that took over at once, and waited then, would undo each step of the other.
-        await asyncio.sleep(backoff_seconds(self._losses, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS))
+        self._failed_ledger_writes += 1
+        # Of two that believe to lead, one that took over before its pause would undo each step of the other.
+        await asyncio.sleep(
+            backoff_seconds(self._failed_ledger_writes, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
+        )
         await self._take_over()
 
     async def _take_over(self) -> None:
@@ -149,74 +152,75 @@ class _LeadershipTerm:
         while True:
             self._leading.require_leadership()
             try:
-                left = await self._ledger.take_over()
-                self._adopt(left)
-                if left.is_incomplete:
+                inherited = await self._ledger.take_over()
+                self._adopt(inherited)
+                if inherited.is_incomplete:
                     await self._await_late_writes()
             except (ApiError, Unreachable, LedgerLost) as error:
                 failures += 1
                 log.warning("ledger_not_taken_over", error=str(error))
                 if failures >= REPORTED_TRIES:
-                    await self._show_refused_turns(str(error))
+                    await self._report_ledger_error(str(error))
                 await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS))
             else:
                 return
 
-    def _adopt(self, left: LedgerContent) -> None:
-        """Keep the freed places that another leader has left, and finish its open claims."""
+    def _adopt(self, inherited: LedgerContent) -> None:
+        """Add another leader's freed places and open claims to ours; a task finishes each claim."""
         uids = {place.unit for place in self._freed}
-        self._freed = (*(place for place in left.freed if place.unit not in uids), *self._freed)
-        for uid, claim in self._claims.add(left.claims).items():
-            self._tasks.create_task(self._finish(uid, claim))
+        self._freed = (*(place for place in inherited.freed if place.unit not in uids), *self._freed)
+        for uid, claim in self._claims.add(inherited.claims).items():
+            self._tasks.create_task(self._finish_inherited_claim(uid, claim))
 
     async def _await_late_writes(self) -> None:
-        """Wait until every write whose claim the damaged ledger may have lost has arrived or failed."""
-        await self._show_refused_turns(_INCOMPLETE)
+        """Wait until no write can arrive any more whose claim the damaged ledger may have lost; then write it anew."""
+        await self._report_ledger_error(_INCOMPLETE)
         store = self._leading.store
-        # One may be no unit here, such as the rest of a gang.
+        # All waiting objects count: some are no units here, such as the rest of a gang.
         is_any_waiting = any(find_gate(pod) is not None for pod in store.list(PODS))
         if is_any_waiting or any("hostName" not in process["spec"] for process in store.list(METAL_PROCESSES)):
             log.warning("late_writes_awaited", seconds=LATE_WRITE_SECONDS)
             await asyncio.sleep(LATE_WRITE_SECONDS)
         await self._ledger.write(self._claims.list_all({}), self._freed)
 
-    async def _show_refused_turns(self, error: str) -> None:
+    async def _report_ledger_error(self, error: str) -> None:
         """Report the error to the units that would be admitted now, if the ledger were not refused or incomplete."""
-        _observed, report = await self._plan(self._list_gone())
-        turns = (action.unit.uid for action in report.round.actions if isinstance(action, Admit | Nominate))
-        failures = dict.fromkeys(turns, error)
+        _observed, report = await self._plan(self._list_inheritable())
+        uids = (action.unit.uid for action in report.round.actions if isinstance(action, Admit | Nominate))
+        failures = dict.fromkeys(uids, error)
         self._parts.on_round(report._replace(round=report.round._replace(actions=()), failures=failures))
 
-    async def _finish(self, uid: str, claim: Claim) -> None:
-        """Carry out a claim of another leader, or of a lost answer, whose write may still arrive, with the same cell.
+    async def _finish_inherited_claim(self, uid: str, claim: Claim) -> None:
+        """Write a claim whose first write may still arrive: that of another leader, or one that was not answered.
 
-        That holds for a cell that is gone, too. One of its name may come back and be given to another unit before the
-        late write arrives. A pod that no scheduler places goes back to the queue, and the process of a lost host is
-        replaced. After a failure the cell is kept as long as the other's write, or one of these, may arrive.
+        The write is repeated with the same cell until it is known to have arrived or to be stale, even if the cell is
+        gone: one of its name may come back and be given to another unit before the first write arrives. If every try
+        fails, the room stays reserved until no late write can arrive any more.
         """
         loop, failures = asyncio.get_running_loop(), 0
         given_up_at = loop.time() + LATE_WRITE_SECONDS
         outcome: AdmissionOutcome = "failed"
         while outcome == "failed" and loop.time() < given_up_at:
-            # The watch may not have shown yet what the other leader knew, or has written.
+            # The watch may not have shown yet what the other leader saw or wrote.
             await self._writer.read(claim.kind, claim.objects)
             with contextlib.suppress(NamespaceHangs):
                 async with self._slots.hold(claim.namespace):
-                    outcome = await self._settle(uid, claim, is_own=False)
+                    outcome = await self._write_claim(uid, claim, is_own=False)
             if outcome == "failed":
                 failures += 1
                 pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
                 await asyncio.sleep(pause)
         get = functools.partial(self._leading.store.get, PODS, namespace=claim.namespace)
-        if outcome == "failed" or (outcome == "stale" and claim.kind == "gang" and any(map(get, claim.names))):
-            # If one pod of a gang is gone, the write of another one may arrive all the same.
+        # A gang is stale if one of its pods is gone; the write of another one may arrive all the same.
+        is_partial_gang = outcome == "stale" and claim.kind == "gang" and any(map(get, claim.names))
+        if outcome == "failed" or is_partial_gang:
             kept_until = max(given_up_at, self._claims.find_late_write(uid))
             await asyncio.sleep(max(0.0, kept_until - loop.time()))
             await self._writer.read(claim.kind, claim.objects)
         self._release(uid, is_done=outcome != "failed")
 
-    async def _settle(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
-        """Carry a claim out, and release it once its outcome is known; another leader's claim is not released here."""
+    async def _write_claim(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
+        """Write a claim once and return the outcome; an own claim is then released, after a failure by a task."""
         try:
             await self._writer.admit(uid, claim)
         except StaleUnit as stale:
@@ -231,8 +235,8 @@ class _LeadershipTerm:
             if is_unanswered:
                 self._claims.expect_late_write(uid, asyncio.get_running_loop().time() + LATE_WRITE_SECONDS)
             if is_own:
-                # A write that was not answered may arrive late, as that of another leader.
-                follow_up = self._finish if is_unanswered else self._learn_outcome
+                # A write that was not answered may arrive late, like that of another leader.
+                follow_up = self._finish_inherited_claim if is_unanswered else self._learn_outcome
                 self._tasks.create_task(follow_up(uid, claim))
             return "failed"
         else:
@@ -253,9 +257,9 @@ class _LeadershipTerm:
         self._release(uid)
 
     async def play_round(self) -> RoundReport:
-        """Plan one round, carry it out, and return the report about it."""
+        """Plan one round, write its actions to the ledger, carry them out, and return the report about the round."""
         self._add_vanished()
-        gone = self._list_gone()
+        gone = self._list_inheritable()
         observed, report = await self._plan(gone)
         meter = ProcessorMeter()
         with meter.running():
@@ -266,7 +270,7 @@ class _LeadershipTerm:
                 asyncio.get_running_loop().call_later(seconds, self._wake)
         await self._keep_places(observed, gone)
         overdue = self._list_overdue(observed.units)
-        if made.actions or overdue or self._unwritten or self._claims.has_given_up:
+        if made.actions or overdue or self._unwritten_uids or self._claims.must_rewrite_ledger:
             if await self._write_ledger(made.actions, overdue):
                 await self._carry_out(made)
                 await self._requeue(overdue)
@@ -275,7 +279,7 @@ class _LeadershipTerm:
         return report._replace(processor_seconds=report.processor_seconds + meter.seconds)
 
     async def _plan(self, gone: Iterable[FreedPlace]) -> tuple[ObservedUnits, RoundReport]:
-        """Plan one round."""
+        """Read the units and plan one round in a thread; nothing is written to the cluster."""
         loop = asyncio.get_running_loop()
         moment, started, meter = datetime.now(UTC), loop.time(), ProcessorMeter()
         now = moment.timestamp()
@@ -295,7 +299,7 @@ class _LeadershipTerm:
 
         made = await asyncio.to_thread(run_planner)
         if not is_all_known:
-            # A cell that seems full may be free in a moment: nobody is evicted for want of it.
+            # A cell that seems full may be free in a moment: only admissions to free cells are kept.
             made = made._replace(
                 actions=tuple(action for action in made.actions if isinstance(action, Admit) and action.cells)
             )
@@ -303,16 +307,16 @@ class _LeadershipTerm:
         claimed = self._claims.list_cells()
         return observed, RoundReport(made, cells, observed.units, now, took, meter.seconds, failures, claimed)
 
-    def _list_gone(self) -> list[FreedPlace]:
-        """Return the freed places that successors may inherit."""
+    def _list_inheritable(self) -> list[FreedPlace]:
+        """Return the freed places whose unit is gone, so that successors may inherit them."""
         return [place for place in self._freed if is_gone(self._leading.store, place)]
 
     def _add_vanished(self) -> None:
-        """Keep the places of units that have vanished since the last round."""
+        """Add the places of units that have vanished since the last round to the freed places."""
         uids = {place.unit for place in self._freed}
         places = [place for place in self._vanished.take() if place.unit not in uids]
         self._freed = (*self._freed, *places)
-        self._unwritten.update(place.unit for place in places)
+        self._unwritten_uids.update(place.unit for place in places)
 
     async def _observe(self, moment: datetime, gone: Iterable[FreedPlace], meter: ProcessorMeter) -> ObservedUnits:
         """Return the units of the store, read in short steps so that the event loop stays responsive."""
@@ -330,7 +334,7 @@ class _LeadershipTerm:
         return await take_last_step(steps, STEP_SECONDS, meter)
 
     def _list_overdue(self, units: Iterable[Unit]) -> Sequence[OverduePod]:
-        """Return the units that the scheduler has refused for too long; their cells are not tried for some time."""
+        """Return the pods that the scheduler has refused for too long; close cells that refused several namespaces."""
         loop, rules = asyncio.get_running_loop(), self._parts.rules().pools
 
         def is_elastic(unit: Unit) -> bool:
@@ -346,18 +350,19 @@ class _LeadershipTerm:
         return [pod for pod in overdue if not self._retries.is_paused(pod.unit.uid, loop.time())]
 
     async def _requeue(self, overdue: Iterable[OverduePod]) -> None:
+        """Delete overdue pods, whose successors then wait in the queue."""
         for unit, message in overdue:
-            if await self._try(unit.uid, unit.key.namespace, self._writer.requeue(unit)):
+            if await self._try_write(unit.uid, unit.key.namespace, self._writer.requeue(unit)):
                 log.info("unit_requeued", unit=str(unit.key), cells=unit.cells, cause=message)
                 self._retries.pause(unit.uid, SEEN_SECONDS)
 
     def _list_plannable(self, units: Iterable[Unit], now: float) -> Iterable[Unit]:
-        """Return all units but those whose admission is under way, or is tried again later."""
+        """Yield all units but waiting ones that are not assessed, are being admitted, or pause after a failed write."""
         for unit in units:
             if unit.state != "waiting":
                 yield unit
                 continue
-            if not unit.is_assessed or self._claims.cover(unit) or self._retries.is_paused(unit.uid, now):
+            if not unit.is_assessed or self._claims.covers(unit) or self._retries.is_paused(unit.uid, now):
                 continue
             refused_by = self._retries.refused_by(unit.uid)
             avoided = self._unscheduled.list_avoided(unit.service, now)
@@ -367,30 +372,30 @@ class _LeadershipTerm:
                 yield unit
 
     async def _write_ledger(self, actions: Sequence[Action], overdue: Iterable[OverduePod]) -> bool:
-        """Write the actions to the ledger before they are carried out; return False if they must not be."""
+        """Write the actions to the ledger; if that fails, take it over again, and return False: drop the actions."""
         admissions = [action for action in actions if isinstance(action, Admit)]
         claims = build_claims(admissions, self._claims.count_objects())
         if len(claims) < len(admissions):
             self._wake()
         # The service itself makes the successor of a process, with its place.
         ended = [action.victim for action in actions if isinstance(action, EvictUnit)] + [pod.unit for pod in overdue]
-        freed = [free_place(unit) for unit in ended if unit.key.kind != "process"]
-        if not claims and not ended and not self._unwritten and not self._claims.has_given_up:
+        freed = [build_freed_place(unit) for unit in ended if unit.key.kind != "process"]
+        if not claims and not ended and not self._unwritten_uids and not self._claims.must_rewrite_ledger:
             return True
         uids = {place.unit for place in self._freed}
         freed_places = (*self._freed, *(place for place in freed if place.unit not in uids))
-        self._claims.has_given_up = False
+        self._claims.must_rewrite_ledger = False
         try:
             await self._ledger.write(self._claims.list_all(claims), freed_places)
         except (ApiError, Unreachable, LedgerLost) as error:
             log.warning("ledger_not_written", error=str(error))
-            self._claims.has_given_up = True
-            await self._resume()
+            self._claims.must_rewrite_ledger = True
+            await self._take_over_again()
             return False
         self._claims.add(claims)
         self._freed = freed_places
-        self._unwritten.clear()
-        self._losses = 0
+        self._unwritten_uids.clear()
+        self._failed_ledger_writes = 0
         return True
 
     async def _carry_out(self, made: Round) -> None:
@@ -400,30 +405,31 @@ class _LeadershipTerm:
             pending = {self._tasks.create_task(self._admit(admission)) for admission in admissions}
             done = set(pending)
             while pending and done:
-                # What hangs goes on, with its room reserved, while others are planned.
+                # Writes that hang go on, with their room reserved, while other units are planned.
                 done, pending = await asyncio.wait(pending, timeout=HANG_SECONDS)
         unpromised: set[str] = set()
 
         async def note(action: Nominate | WithdrawNomination) -> None:
             unit, nomination = action.unit, action.nomination if isinstance(action, Nominate) else None
-            if not await self._try(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
+            if not await self._try_write(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
                 unpromised.add(unit.uid)
 
         noted = (action for action in made.actions if isinstance(action, Nominate | WithdrawNomination))
         await write_at_once(WRITES_AT_ONCE, (functools.partial(note, action) for action in noted))
         for action in made.actions:
-            # Only once its cell is promised: else the room that is made may go to whoever comes first.
+            # Only once the preemptor is nominated: else the freed room may go to whoever comes first.
             if isinstance(action, EvictUnit) and action.preemptor.uid not in unpromised:
                 await self._evict(action)
 
     async def _admit(self, action: Admit) -> None:
+        """Write the admission of a unit if its cells still have room, and report the outcome."""
         unit = action.unit
         outcome: AdmissionOutcome = "stale"
         try:
             async with self._slots.hold(unit.key.namespace):
                 if self._claims.has_room(unit, action.cells, self._parts.registry.find_cell):
                     self._claims.begin_write(unit)
-                    outcome = await self._settle(unit.uid, self._claims[unit.uid])
+                    outcome = await self._write_claim(unit.uid, self._claims[unit.uid])
                 else:
                     self._release(unit.uid)
         except NamespaceHangs as hangs:
@@ -436,33 +442,31 @@ class _LeadershipTerm:
         self._parts.on_outcome(outcome)
 
     async def _evict(self, action: EvictUnit) -> None:
+        """Evict a unit, unless that was tried a moment ago, and report it."""
         victim, preemptor = action.victim, action.preemptor
         if self._retries.is_paused(victim.uid, asyncio.get_running_loop().time()):
             return
         write = self._writer.evict(victim, preemptor)
-        if await self._try(victim.uid, victim.key.namespace, write, EVICTION_RETRY_SECONDS):
+        if await self._try_write(victim.uid, victim.key.namespace, write, EVICTION_RETRY_SECONDS):
             log.info("unit_evicted", unit=str(victim.key), preemptor=str(preemptor.key))
             self._parts.on_preemption(action)
             self._tasks.create_task(self._events.send(victim.service, describe_preemption(victim, preemptor)))
             # The watch shows the end a moment later: it need not be asked for again.
             self._retries.pause(victim.uid, SEEN_SECONDS)
 
-    async def _try(
-        self,
-        unit: str,
-        namespace: str,
-        write: Coroutine[object, object, None],
-        longest_seconds: float = LAST_RETRY_SECONDS,
+    async def _try_write(
+        self, unit: str, namespace: str, write: Coroutine[object, object, None], most: float = LAST_RETRY_SECONDS
     ) -> bool:
-        """Make one write for a unit, which is decided again if it fails; return whether it was made in time."""
+        """Start a write for a unit unless one is under way; return whether it has succeeded within HANG_SECONDS."""
         if unit in self._unanswered:
             write.close()
             return False
-        task = self._tasks.create_task(self._write(unit, namespace, write, longest_seconds))
+        task = self._tasks.create_task(self._write(unit, namespace, write, most))
         done, _ = await asyncio.wait({task}, timeout=HANG_SECONDS)
         return bool(done) and task.result()
 
     async def _write(self, unit: str, namespace: str, write: Coroutine[object, object, None], most: float) -> bool:
+        """Make a write, and return whether it succeeded; a failure pauses the unit for at most `most` seconds."""
         self._unanswered.add(unit)
         try:
             async with self._slots.hold(namespace):
@@ -480,19 +484,16 @@ class _LeadershipTerm:
         return False
 
     async def _keep_places(self, observed: ObservedUnits, gone: Sequence[FreedPlace]) -> None:
-        """Stamp the queue places that waiting units inherit, and forget freed places that no unit can inherit any more.
-
-        Only places of which the round knew that their pods were gone are forgotten.
-        """
+        """Annotate units with the places that they inherit; forget places of `gone` that none can inherit any more."""
         self._retries.keep_only({*(unit.uid for unit in observed.units), *map(str, observed.places)})
         now = asyncio.get_running_loop().time()
 
         async def keep(key: UnitKey, place: str) -> None:
             name = ObjectKey(key.namespace, key.name)
-            await self._try(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
+            await self._try_write(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
 
         due = [(key, place) for key, place in observed.places.items() if not self._retries.is_paused(str(key), now)]
         await write_at_once(WRITES_AT_ONCE, (functools.partial(keep, *entry) for entry in due))
         spent = {place for place in gone if place.enqueued_at not in observed.open_places.get(place.service, ())}
         self._freed = tuple(place for place in self._freed if place not in spent)
-        self._unwritten.intersection_update(place.unit for place in self._freed)
+        self._unwritten_uids.intersection_update(place.unit for place in self._freed)

@@ -94,6 +94,7 @@ class AdmissionWriter:
                 await self._bind(name, obj, place)
 
     async def _bind(self, name: ObjectKey, process: Obj, host: str) -> None:
+        """Write the host into a process that has none. Raises as `admit`; StaleUnit if it has another one."""
         bound = process["spec"].get("hostName")
         if bound == host:
             return
@@ -103,8 +104,9 @@ class AdmissionWriter:
         log.info("process_bound", process=str(name), host=host, memory_bytes=process["spec"]["memoryBytes"])
 
     async def _ungate(self, name: ObjectKey, pod: Obj, node: str, node_labels: Labels) -> None:
+        """Pin a pod to its node and remove the queue's gate in one patch; a pod without the gate stays as it is."""
         if find_gate(pod) is not None and not pod["metadata"].get("annotations"):
-            # A JSON patch cannot add one to those that the store does not keep.
+            # A JSON patch cannot add an annotation if it does not know whether the pod has others.
             await self.keep_place("pod", name, format_place(find_own_place(pod)))
             # It may have lost its gate meanwhile.
             pod = self._find(PODS, name)
@@ -121,13 +123,13 @@ class AdmissionWriter:
             await self._annotate(_resource_of(unit.key.kind), name, NOMINATED, value)
 
     async def keep_place(self, kind: UnitKind, name: ObjectKey, enqueued_at: str) -> None:
-        """Annotate a waiting pod with the queue place of its predecessor. Raises as `admit`."""
+        """Annotate a pod or process with its queue place. Raises as `admit`."""
         await self._annotate(_resource_of(kind), name, ENQUEUED_AT, enqueued_at)
 
     async def evict(self, victim: Unit, preemptor: Unit) -> None:
-        """End a unit for another one; nothing is raised if it ends already.
+        """Evict the pods, or delete the process, of a unit for another one; objects that are gone are skipped.
 
-        Raises StaleUnit if the other one is gone, ApiError and Unreachable.
+        Raises StaleUnit if the preemptor is gone, ApiError and Unreachable.
         """
         for name in preemptor.objects:
             self._find_object(preemptor, name)
@@ -146,6 +148,7 @@ class AdmissionWriter:
                 log.info("unit_gone", object=str(name))
 
     async def _evict_pod(self, name: ObjectKey, pod: Obj) -> None:
+        """Evict a pod; delete it if only our own budget refuses, or if budgets have refused for too long."""
         uid, now = pod["metadata"]["uid"], asyncio.get_running_loop().time()
         self._require_leadership()
         try:
@@ -174,7 +177,7 @@ class AdmissionWriter:
         owner = controller_of(budget) if budget is not None else None
         if owner is None or (owner["kind"], owner["name"]) != (INFERENCE_SERVICES.kind, service):
             return False
-        # The cause names the one budget that refuses; a pod with two of them gets another answer.
+        # The cause names the one budget that refuses; a pod with two of them gets another status.
         named = any(service in message.split() for _, message in error.causes)
         return error.status == HTTPStatus.TOO_MANY_REQUESTS and named
 
@@ -203,11 +206,11 @@ class AdmissionWriter:
                 log.info("unit_gone", object=str(name))
 
     async def read(self, kind: UnitKind, names: Sequence[ObjectKey]) -> None:
-        """Read objects whose last write has an unknown outcome; it ends once all are known."""
+        """Read objects into the store after a write of unknown outcome, with retries until each is known."""
         resource = _resource_of(kind)
         for name in names:
             while True:
-                # One that is made meanwhile under the same name is not the one that was asked for.
+                # An object that is made under the same name during the read must not be removed.
                 stored = self._store.get(resource, name.name, name.namespace)
                 try:
                     current = await self._client.get(resource, name.name, name.namespace)
@@ -224,6 +227,7 @@ class AdmissionWriter:
                 break
 
     def _find(self, resource: Resource, name: ObjectKey) -> Obj:
+        """Return an object of the store. Raises StaleUnit if it is gone or being deleted."""
         stored = self._store.get(resource, name.name, name.namespace)
         if stored is None or "deletionTimestamp" in stored["metadata"]:
             raise StaleUnit(f"{resource.kind} {name} is gone")
@@ -241,6 +245,7 @@ class AdmissionWriter:
         self._store.put(resource, await self._client.patch_json(resource, name.name, name.namespace, operations))
 
     async def _annotate(self, resource: Resource, name: ObjectKey, annotation: str, value: str | None) -> None:
+        """Set an annotation, or remove it if `value` is None; nothing is written if it is so already."""
         obj = self._find(resource, name)
         if (obj["metadata"].get("annotations") or {}).get(annotation) == value:
             return

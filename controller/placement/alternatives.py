@@ -26,7 +26,9 @@ class Alternative(NamedTuple):
 
 
 def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> tuple[Alternative, ...]:
-    """Return the best other places for a unit that gets cells, the best first; of a gang none.
+    """Return, besides the cells that a unit gets, the best free cell of each device class, or why a class has none.
+
+    Free cells come first, the best of them first; there are MOST_ALTERNATIVES at most, and none for a gang.
 
     Args:
         search: the room before the unit takes the cells.
@@ -35,7 +37,7 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
     """
     if len(unit.parts) != 1:
         return ()
-    own = search.cells[cells[0]].device_class
+    own_class = search.cells[cells[0]].device_class
     free, refused = [], dict[str, Alternative]()
     for pool in unit.pools:
         for device_class in search.list_device_classes(pool):
@@ -44,7 +46,7 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
             if choice is not None:
                 score = search.score(unit, choice.cell_id)
                 free.append((search.sort_key(unit, choice), Alternative(device_class, choice.cell_id, score)))
-            elif device_class != own:
+            elif device_class != own_class:
                 refused[device_class] = Alternative(device_class, refusal=refusal or NO_ROOM)
     free.sort(key=lambda entry: entry[0])
     free_classes = {alternative.device_class for _, alternative in free}

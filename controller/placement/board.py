@@ -67,8 +67,8 @@ class _Entry(NamedTuple):
     def urgent_fields(self) -> tuple[object, ...]:
         """Fields whose change is reported immediately."""
         front = self.position if self.position is not None and self.position <= FRONT else 0
-        told = self.unit.uid, self.pool, self.position is None, self.nomination, front
-        return *told, self.victims_end_by
+        fields = self.unit.uid, self.pool, self.position is None, self.nomination, front
+        return *fields, self.victims_end_by
 
 
 class _ShownRound(NamedTuple):
@@ -164,7 +164,7 @@ class Board:
         units: Sequence[Unit],
         failures: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Set the standings after a round: at once, or with the latest one in a second since the last time.
+        """Show a round: at once, or, if another was shown less than a second ago, the latest after that second.
 
         Args:
             decided: the round.
@@ -183,7 +183,7 @@ class Board:
             self._timer = loop.call_later(wait_seconds, self._show_latest)
 
     def _show_latest(self) -> None:
-        """Set the standings after the latest round."""
+        """Compute the standings from the latest round, and report the services whose standing has changed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -196,14 +196,14 @@ class Board:
         self._evicted.clear()
         entries, lengths = self._list_entries(shown)
         self._on_depths(self.depths)
-        entries = self._find_victims(entries, units)
+        entries = self._note_victims(entries, units)
         closed = frozenset(cell.id for cell in self._cells if cell.closed)
-        self._tell_changes(entries, lengths, is_everyone_told=closed != self._closed)
+        self._report_changes(entries, lengths, has_closed_changed=closed != self._closed)
         self._entries, self._lengths, self._closed = entries, lengths, closed
         self._pacer.flush()
 
     async def run(self, _leading: object) -> None:
-        """Set the standings anew after the same round while there is no other one, as estimates age."""
+        """Forget all standings, then recompute them while no new round comes, since estimates age."""
         loop = asyncio.get_running_loop()
         self.restart()
         while True:
@@ -213,10 +213,10 @@ class Board:
                 self._latest = self._shown._replace(now=self._now + passed)
                 self._show_latest()
 
-    def standing(self, service: ObjectKey, last: ServiceStanding | None = None) -> ServiceStanding | None:
-        """Return the standing of a service, or None if none of its replicas waits.
+    def find_standing(self, service: ObjectKey, last: ServiceStanding | None = None) -> ServiceStanding | None:
+        """Return the standing of a service, or None if none of its replicas waits; drop its pending notice of a move.
 
-        Before the first round of this leader, which knows of none, it is the `last` one that was reported.
+        Before the first round of this leader, it is the `last` one that was reported.
         """
         if self._shown is None:
             if last is not None:
@@ -234,11 +234,11 @@ class Board:
         reason = entry.reason
         if reason is None:
             reason = find_lack(unit, counts)
-        kept = entry.nomination.cells if entry.nomination is not None else ()
+        promised = entry.nomination.cells if entry.nomination is not None else ()
         facts = WaitFacts(
             counts,
             largest=find_largest(unit, self._cells) if reason == "NoSuchHardware" else None,
-            cells=kept,
+            cells=promised,
             victims=victims,
             victims_end_by=entry.victims_end_by,
             ahead=sum(entry.ahead),
@@ -253,7 +253,7 @@ class Board:
             ahead={_PRIORITIES[rank]: count for rank, count in enumerate(entry.ahead) if count},
             waiting_for=describe_need(unit),
             enqueued_at=unit.enqueued_at,
-            cells=kept,
+            cells=promised,
             victims=victims,
             reason=reason,
             message=describe_wait(unit, reason, facts),
@@ -261,6 +261,7 @@ class Board:
         )
 
     def _count_refusals(self, unit: Unit, shown: _ShownRound) -> Mapping[str, int]:
+        """Return the number of cells by the reason for which they refuse a unit; a new round is taken in first."""
         if self._counter is None:
             self._counter = RefusalCounter(self._cells, shown.round)
         elif not self._is_counted:
@@ -269,11 +270,11 @@ class Board:
         return self._counter.count(unit)
 
     def _list_entries(self, shown: _ShownRound) -> tuple[dict[ObjectKey, _Entry], dict[str, int]]:
-        """Return the first waiting unit of each service, and the length of the queue of each pool."""
+        """Return the first waiting unit of each service, and the length of each pool's queue; set `depths`."""
         decided, failures = shown.round, shown.failures
         nominated = {action.unit.uid: action.nomination for action in decided.actions if isinstance(action, Nominate)}
-        # One that failed before may fail again: it is not taken out of the queue for each try.
-        gone = {action.unit.uid for action in decided.actions if isinstance(action, Admit)} - shown.failures.keys()
+        # A unit whose last write failed may fail again: it stays in the queue during each try.
+        admitted = {action.unit.uid for action in decided.actions if isinstance(action, Admit)} - shown.failures.keys()
         withdrawn = {action.unit.uid for action in decided.actions if isinstance(action, WithdrawNomination)}
         queues: dict[str, _PoolQueue] = {}
         entries: dict[ObjectKey, _Entry] = {}
@@ -281,7 +282,7 @@ class Board:
         depths: dict[tuple[str, Priority], int] = {}
         for unit in shown.list_waiting():
             uid = unit.uid
-            if uid in gone:
+            if uid in admitted:
                 continue
             needs[uid] = lane, amount = self._needs.get(uid) or measure_need(unit)
             queue = queues.get(lane.pool) or queues.setdefault(lane.pool, _PoolQueue())
@@ -314,39 +315,40 @@ class Board:
     def _estimate(
         self, unit: Unit, lane: Lane, needed: int, reason: QueueReason | None, *, can_start: bool
     ) -> StartRange | NoEstimate:
-        """Return the estimated start of a unit."""
+        """Return when a unit probably starts, or why that is not known."""
         if reason == "Draining":
             return "Draining"
         return self._estimator.estimate(unit, lane, needed, self._now) if can_start else "NoPosition"
 
-    def _find_victims(self, entries: Mapping[ObjectKey, _Entry], units: Iterable[Unit]) -> dict[ObjectKey, _Entry]:
-        """Find the services whose units end for others; return the entries with the time by which they have."""
+    def _note_victims(self, entries: Mapping[ObjectKey, _Entry], units: Iterable[Unit]) -> dict[ObjectKey, _Entry]:
+        """Note the services of units that end for nominated ones; return the entries, with when those have ended."""
         awaited = {
             service: entry.nomination.victims
             for service, entry in entries.items()
             if entry.nomination is not None and entry.nomination.victims
         }
         sought = frozenset[str]().union(*awaited.values())
-        there = {unit.uid: unit for unit in units if unit.uid in sought} if sought else {}
-        # One that has ended is among the units no more.
+        present = {unit.uid: unit for unit in units if unit.uid in sought} if sought else {}
+        # A unit that has ended is not among the units any more; its service is kept while it is sought.
         kept = {uid: service for uid, service in self._victims.items() if uid in sought}
-        self._victims = kept | {uid: unit.service for uid, unit in there.items()}
+        self._victims = kept | {uid: unit.service for uid, unit in present.items()}
         updated = dict(entries)
         for service, victims in awaited.items():
-            ends = [there[uid].ends_by for uid in victims if uid in there]
+            ends = [present[uid].ends_by for uid in victims if uid in present]
             times = [moment for moment in ends if moment is not None]
             if times and len(times) == len(ends):
                 updated[service] = entries[service]._replace(victims_end_by=max(times))
         return updated
 
-    def _tell_changes(
-        self, entries: Mapping[ObjectKey, _Entry], lengths: Mapping[str, int], *, is_everyone_told: bool
+    def _report_changes(
+        self, entries: Mapping[ObjectKey, _Entry], lengths: Mapping[str, int], *, has_closed_changed: bool
     ) -> None:
+        """Give the pacer each service whose standing differs from the last one: urgent changes, and mere moves."""
         for service, entry in entries.items():
             last = self._entries.get(service)
             if last is None or last.urgent_fields != entry.urgent_fields:
                 self._pacer.add(service)
-            elif is_everyone_told or (
+            elif has_closed_changed or (
                 (last.position, last.ahead, last.reason, last.limit, last.start, self._lengths.get(last.pool))
                 != (entry.position, entry.ahead, entry.reason, entry.limit, entry.start, lengths.get(entry.pool))
             ):

@@ -105,8 +105,8 @@ class BoundVolumes:
         self._clock = clock
         self._selection = -1, NodeSelection(())
         """The revision of the nodes, and the selection of them."""
-        self._has_all_changes = False
-        """No cell has changed since the revision of the nodes was read, for which each host is looked at."""
+        self._is_selection_current = False
+        """No cell has changed since the revision of the nodes was read: to read it looks at each host."""
         cells.subscribe(self._note_change)
         self._forget_at = _MANY_READ
         self._read: dict[tuple[Resource, ObjectKey], _Reading] = {}
@@ -146,7 +146,7 @@ class BoundVolumes:
         return True
 
     def _find_claim(self, key: ObjectKey) -> tuple[PersistentVolumeClaim | None, bool]:
-        """Return a claim of the store, or as it was read, and whether it is known; one that is not is read soon."""
+        """Return a claim of the store or cache, and whether that is known; if not, it is read soon."""
         stored = self._store.get(PVCS, key.name, key.namespace)
         if stored is not None:
             return next(iter(decode_stored(self._store, PVCS, (stored,), PersistentVolumeClaim)), None), True
@@ -154,7 +154,7 @@ class BoundVolumes:
         return answer if isinstance(answer, PersistentVolumeClaim) else None, is_known
 
     def _list_placed(self, claim: str, sharing: Sequence[Obj]) -> Sequence[Obj]:
-        """Return the pods with a claim that have a node; they are gathered once for all waiting pods."""
+        """Return those of the pods that share a claim which have a node; the answer is cached for all waiting pods."""
 
         def gather() -> Sequence[Obj]:
             return [pod for pod in sharing if find_taken_node(pod)]
@@ -162,7 +162,7 @@ class BoundVolumes:
         return self._store.derive(PODS, sharing[0], f"placed with {claim}", gather, sharing) if sharing else ()
 
     async def run(self, leading: Leading) -> None:
-        """Read for ever what `find_nodes` lacks."""
+        """Read for ever the objects that `find_nodes` lacked, and call the listeners after that."""
         failures = 0
         while True:
             await self._is_wanted.wait()
@@ -180,7 +180,7 @@ class BoundVolumes:
                 listener()
 
     async def read_once(self, client: Client) -> bool:
-        """Read what `find_nodes` has lacked until now, for one who does not `run`; return whether it lacked anything.
+        """Read what `find_nodes` has lacked until now, instead of `run`; return whether it lacked anything.
 
         Raises ApiError, Unreachable.
         """
@@ -190,7 +190,7 @@ class BoundVolumes:
         return lacked
 
     async def _read_some(self, client: Client) -> None:
-        """Read some objects at once; one that cannot be read now is read after all others."""
+        """Read some of the wanted objects at once; those that fail are wanted again, and the first error is raised."""
         wanted = list(itertools.islice(self._wanted, READS_AT_ONCE))
         for reference in wanted:
             del self._wanted[reference]
@@ -202,6 +202,7 @@ class BoundVolumes:
             raise error
 
     async def _read_object(self, client: Client, resource: Resource, key: ObjectKey) -> None:
+        """Read a claim or volume into the cache; one that does not exist, or may not be read, is kept as None."""
         obj: PersistentVolumeClaim | PersistentVolume | None = None
         is_refused = False
         try:
@@ -228,14 +229,14 @@ class BoundVolumes:
         self._forget_at = max(_MANY_READ, 2 * len(self._read))
 
     def _note_change(self) -> None:
-        self._has_all_changes = False
+        self._is_selection_current = False
 
     def _look_up(
         self, resource: Resource, key: ObjectKey
     ) -> tuple[PersistentVolumeClaim | PersistentVolume | None, bool]:
-        """Return an object as it was read, and whether it was; one that was not is read soon.
+        """Return an object of the cache, and whether it was read; if it was not, or is outdated, it is read soon.
 
-        An object that may not be read counts as unknown for ever: the scheduler knows more, and decides.
+        An object that is missing, or that we may not read, is None and counts as read.
         """
         reading = self._read.get((resource, key))
         if reading is None or reading.due <= self._clock():
@@ -257,17 +258,18 @@ class BoundVolumes:
         return self._select(volume.node_terms) if volume.node_terms is not None else None
 
     def _select(self, terms: Sequence[Obj]) -> frozenset[str]:
-        if not self._has_all_changes:
+        """Return the names of the present nodes that meet one of the terms."""
+        if not self._is_selection_current:
             revision = self._cells.node_revision
             if self._selection[0] != revision:
                 nodes = NodeSelection(cell.node for cell in self._cells.list_cells() if cell.node is not None)
                 self._selection = revision, nodes
-            self._has_all_changes = True
+            self._is_selection_current = True
         return self._selection[1].select(terms)
 
 
 def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iterable[Obj]) -> frozenset[str] | None:
-    """Return the nodes to which pods hold a pod that share its volume; None: they do not.
+    """Return the only nodes on which a pod can join the pods that share its volume; None: any node will do.
 
     A pod that we keep on one node with others has an affinity for them, by which the scheduler decides. Any other one
     that mounts a volume of a single node follows those that do not end: the volume of one that ends becomes free.
@@ -290,10 +292,10 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iter
         other for other in sharing if other["metadata"]["uid"] != pod["metadata"]["uid"] and find_taken_node(other)
     ]
     if terms:
-        beside = [other for other in others if any(_has_labels(other, labels) for labels in terms)]
+        decisive = [other for other in others if any(_has_labels(other, labels) for labels in terms)]
     else:
-        beside = [other for other in others if "deletionTimestamp" not in other["metadata"]]
-    return frozenset(map(find_taken_node, beside)) or None
+        decisive = [other for other in others if "deletionTimestamp" not in other["metadata"]]
+    return frozenset(map(find_taken_node, decisive)) or None
 
 
 def _has_labels(pod: Obj, labels: Obj) -> bool:

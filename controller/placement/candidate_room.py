@@ -95,6 +95,7 @@ class RoomCounter:
         return self._counted[key]
 
     def _count(self, unit: Unit, need: Amounts) -> CandidateRoom:
+        """Add up the replicas that fit into the cells of a unit's pools, within limits; explain why if none does."""
         room, feasible, fastest, classes = 0, 0, 0.0, set[str]()
         speeds = unit.speeds.tokens_per_second
         for pool in unit.pools:
@@ -136,6 +137,7 @@ class RoomCounter:
         return closure is not None and closure.holds_back(unit)
 
     def _explain(self, unit: Unit, feasible: int, *, could_run: bool) -> str:
+        """Return in words why no cell has room; `feasible` is the number of cells that could run the unit."""
         noun = "host" if isinstance(unit.requirement, HostRequirement) else "node"
         pools = ", ".join(unit.pools)
         if not any(self._by_pool.get(pool) for pool in unit.pools):
@@ -153,7 +155,7 @@ class RoomCounter:
 
 
 def _find_left(cell: Cell, planned: Cell | None, made: Round) -> Amounts:
-    """Return what is free on a cell now, minus what the round has given away."""
+    """Return what is free on a cell now, minus what the last round gave away of the cell as `planned`."""
     if planned is None or planned.id not in made.left:
         return cell.free
     left = made.left[cell.id]
@@ -163,7 +165,8 @@ def _find_left(cell: Cell, planned: Cell | None, made: Round) -> Amounts:
 
 
 def _count_fitting(need: Amounts, left: Amounts) -> int:
-    """Return how many times a need fits into what is left of a cell."""
+    """Return how many times a need fits into what is left of a cell, at most MOST_REPLICAS."""
+    # A resource that the cell does not count limits nothing, unless it is a device.
     counts = [
         max(0, left.get(name, 0 if "/" in name else amount * MOST_REPLICAS)) // amount
         for name, amount in need.items()
@@ -195,12 +198,12 @@ class _Followed(NamedTuple):
 
     prospects: Mapping[str, ProspectiveReplica]
     """By accelerator."""
-    told: tuple[tuple[str, bool, bool] | None, ...]
+    reported_rooms: tuple[tuple[str, bool, bool] | None, ...]
     """The room as its last choice knew it: whether there is any, and whether there could be; None: unknown."""
 
 
-def hold_at_volumes(prospect: ProspectiveReplica, find_volume_nodes: FindVolumeNodes) -> Unit:
-    """Return the unit of a prospect, which can only be where the volumes of its pod are."""
+def restrict_to_volume_nodes(prospect: ProspectiveReplica, find_volume_nodes: FindVolumeNodes) -> Unit:
+    """Return the unit of a prospect, restricted to the nodes on which the volumes of its pod can be."""
     unit, pod = prospect
     if pod is None or not isinstance(unit.requirement, NodeRequirement):
         return unit
@@ -256,13 +259,16 @@ class CandidateRooms:
         This leader has planned no round, or has not read where the volumes of the pod are: a choice by what is known
         until then would stay.
         """
-        return self._ask(prospect, RoomCounter.count)
+        return self._query_counter(prospect, RoomCounter.count)
 
     def find_best(self, prospect: ProspectiveReplica) -> BestPlace | None:
         """Return the best free place for a replica like this one; None: it is not known yet, as of `count`."""
-        return self._ask(prospect, lambda counter, unit: BestPlace(counter.find_best(unit)))
+        return self._query_counter(prospect, lambda counter, unit: BestPlace(counter.find_best(unit)))
 
-    def _ask(self, prospect: ProspectiveReplica, ask: Callable[[RoomCounter, Unit], _Answer]) -> _Answer | None:
+    def _query_counter(
+        self, prospect: ProspectiveReplica, ask: Callable[[RoomCounter, Unit], _Answer]
+    ) -> _Answer | None:
+        """Return `ask(counter, unit)`, or None as in `count`; an outdated counter serves for a while."""
         if self._report is None or (prospect.pod is not None and not self._has_read_volumes(prospect.pod)):
             return None
         loop = asyncio.get_running_loop()
@@ -270,22 +276,22 @@ class CandidateRooms:
         if self._counter is None or (self._is_outdated and began >= self._serves_until):
             self._counter = RoomCounter(self._registry.list_cells(), self._report.round, self._report.cells)
             self._is_outdated, self._serves_until = False, began
-        answer = ask(self._counter, hold_at_volumes(prospect, self._find_volume_nodes))
+        answer = ask(self._counter, restrict_to_volume_nodes(prospect, self._find_volume_nodes))
         self._serves_until += (loop.time() - began) * IDLE_SHARE
         return answer
 
     def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
-        """Report a service when the room for one of these replicas comes or goes."""
+        """Report a service from now on when the room for one of these replicas comes or goes; none: forget it."""
         if not prospects:
             self.forget(service)
             return
         since = self._free_since.get(service, {})
         self._free_since[service] = {name: since[name] for name in prospects if name in since}
-        self._followed[service] = _Followed(prospects, self._look(service, prospects))
+        self._followed[service] = _Followed(prospects, self._note_room(service, prospects))
         self._changed.set()
 
     def forget(self, service: ObjectKey) -> None:
-        """Report nothing more of a service."""
+        """Stop following a service."""
         self._followed.pop(service, None)
         self._free_since.pop(service, None)
 
@@ -294,10 +300,10 @@ class CandidateRooms:
         since = self._free_since.get(service, {}).get(accelerator)
         return asyncio.get_running_loop().time() - since if since is not None else 0.0
 
-    def _look(
+    def _note_room(
         self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]
     ) -> tuple[tuple[str, bool, bool] | None, ...]:
-        """Return the room for replicas, and note since when each accelerator has had room."""
+        """Note since when each accelerator has had room; return its name, whether it has room, and whether it could."""
         rooms, since = list[tuple[str, bool, bool] | None](), self._free_since.setdefault(service, {})
         for accelerator, prospect in prospects.items():
             room = self.count(prospect)
@@ -316,7 +322,7 @@ class CandidateRooms:
         self._free_since.clear()
 
     async def run(self, _leading: Leading) -> None:
-        """Compare the room of all followed services with the last time, at most once a second, for ever."""
+        """Report each followed service whose room has changed, with at most one look a second, for ever."""
         loop = asyncio.get_running_loop()
         self.restart()
         while True:
@@ -326,9 +332,9 @@ class CandidateRooms:
                 self._counter = None
             began = until = loop.time()
             for service, followed in list(self._followed.items()):
-                rooms = self._look(service, followed.prospects)
-                if rooms != followed.told and self._followed.get(service) is followed:
-                    self._followed[service] = followed._replace(told=rooms)
+                rooms = self._note_room(service, followed.prospects)
+                if rooms != followed.reported_rooms and self._followed.get(service) is followed:
+                    self._followed[service] = followed._replace(reported_rooms=rooms)
                     self._on_change(service)
                 if loop.time() - until >= STEP_SECONDS:
                     await asyncio.sleep(0)

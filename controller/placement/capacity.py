@@ -89,8 +89,8 @@ class HostCapacity(NamedTuple):
         return not self.namespaces or namespace in self.namespaces
 
 
-def _host_capacity(store: Store, host: MetalHost, bound: Sequence[Obj]) -> HostCapacity:
-    """Return the capacity that a host has left; a host whose free memory is not known has none.
+def _compute_capacity(store: Store, host: MetalHost, bound: Sequence[Obj]) -> HostCapacity:
+    """Return the capacity that a host has left; one that reports no free memory has none.
 
     `availableBytes` already subtracts the processes that the host lists in `status.processes`. All other processes that
     are bound to the host are subtracted here, also one that is being deleted, or has values of a newer version: until
@@ -126,14 +126,15 @@ def _host_capacity(store: Store, host: MetalHost, bound: Sequence[Obj]) -> HostC
     )
 
 
-def _stored(store: Store, host: str) -> Obj:
+def _get_host(store: Store, host: str) -> Obj:
+    """Return a host of the store. Raises KeyError if there is none of this name."""
     stored = store.get(METAL_HOSTS, host)
     if stored is None:
         raise KeyError(host)
     return stored
 
 
-def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapacity]:
+def list_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapacity]:
     """Return the capacity of hosts of the store; each is computed once until the host or a process bound to it changes.
 
     Raises KeyError for a host that is not in the store.
@@ -142,12 +143,12 @@ def stored_capacities(store: Store, hosts: Iterable[MetalHost]) -> list[HostCapa
     for host in hosts:
         name = host.metadata.name
         bound = store.by_index(METAL_PROCESSES, HOST_INDEX, name)
-        compute = functools.partial(_host_capacity, store, host, bound)
-        capacities.append(store.derive(METAL_HOSTS, _stored(store, name), "capacity", compute, bound))
+        compute = functools.partial(_compute_capacity, store, host, bound)
+        capacities.append(store.derive(METAL_HOSTS, _get_host(store, name), "capacity", compute, bound))
     return capacities
 
 
-def eligible_hosts(
+def list_eligible_hosts(
     requirement: HostRequirement, avoid: Collection[str | None], among: Iterable[HostCapacity]
 ) -> list[HostCapacity]:
     """Return the hosts that meet a requirement, are open and are not to be avoided.

@@ -30,21 +30,19 @@ class CellCosts:
         self._highest = 0.0
 
     def put(self, cell: str, cost: float | None) -> bool:
-        """Note the cost of a cell, by its `Cell.id`; return whether the ratios of all others change by it.
-
-        None: it states none.
-        """
+        """Note the cost of a cell, None if it states none; return whether the highest cost of all cells has changed."""
         last = self._costs.pop(cell, None)
         if cost is not None:
             self._costs[cell] = cost
         if last == cost:
             return False
+        # Only if the highest cost itself has gone, the others are searched for the next one.
         highest = max(self._costs.values(), default=0.0) if last == self._highest else max(self._highest, cost or 0.0)
-        is_other, self._highest = highest != self._highest, highest
-        return is_other
+        has_changed, self._highest = highest != self._highest, highest
+        return has_changed
 
     def remove(self, cell: str) -> bool:
-        """Forget a cell that is gone; return whether the ratios of all others change by it."""
+        """Forget a cell that is gone; return whether the highest cost of all cells has changed."""
         return self.put(cell, None)
 
     def find_permille(self, cell: str) -> int | None:

@@ -53,9 +53,10 @@ def find_accelerator(node: Obj, vendors: Vendors) -> str:
     return max(offered, key=lambda offer: offer[0])[1] if offered else ""
 
 
-def close_node(node: Obj) -> Closure:
-    """Return why a node takes no new pods at the moment."""
+def find_node_closure(node: Obj) -> Closure:
+    """Return why a node takes no new pods at the moment; OPEN if it does."""
     name = node["metadata"]["name"]
+    # The store keeps no other condition than Ready.
     ready: Obj = next(iter(node["status"].get("conditions") or ()), {})
     if ready.get("status") != "True":
         cause = ready.get("message") or ready.get("reason") or "its kubelet has reported nothing yet"
@@ -66,8 +67,8 @@ def close_node(node: Obj) -> Closure:
     return Closure(NODE_NOT_READY, f"node {name} has the taint {taints[0]}") if taints else OPEN
 
 
-def close_host(capacity: HostCapacity, *, is_alive: bool) -> Closure:
-    """Return why a host takes no new processes at the moment."""
+def find_host_closure(capacity: HostCapacity, *, is_alive: bool) -> Closure:
+    """Return why a host takes no new processes at the moment; OPEN if it does."""
     name = capacity.host
     if not is_alive:
         return Closure(HOST_LOST, f"host {name} does not renew its Lease: see that its agent runs and has a network")
@@ -82,21 +83,22 @@ def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts:
         vendors: the table of accelerators.
         claimable: the accelerator of its devices that may be claimed; empty if there are none.
     """
-    # A pod must not be refused for ever by a taint that closes the cell only for some time.
+    # A taint that closes the cell for some time must not count as a rule that refuses pods for ever.
     taints = [taint for taint in node["spec"]["taints"] if not taint["key"].startswith(_CONDITION_TAINT)]
     labels = node["metadata"]["labels"]
-    part = {"metadata": {"name": node["metadata"]["name"], "labels": labels}, "spec": {"taints": taints}}
-    total, closure = count_allocatable(node["status"]["allocatable"]), close_node(node)
+    reduced_node = {"metadata": {"name": node["metadata"]["name"], "labels": labels}, "spec": {"taints": taints}}
+    total, closure = count_allocatable(node["status"]["allocatable"]), find_node_closure(node)
     accelerator = find_accelerator(node, vendors) or claimable
     if not accelerator:
-        return NodeFacts("", total, closure, part)
+        return NodeFacts("", total, closure, reduced_node)
     devices = frozenset(filter(vendors[accelerator].offers, total))
     share = read_share(accelerator, vendors[accelerator], labels)
     cost = read_cost(node["metadata"].get("annotations") or {})
-    return NodeFacts(accelerator, total, closure, part, devices, share, cost)
+    return NodeFacts(accelerator, total, closure, reduced_node, devices, share, cost)
 
 
 def _list_condition_taints(node: Obj) -> list[str]:
+    """Return the keys of the taints that Kubernetes sets for the time of a condition, and that keep pods away."""
     return [
         taint["key"]
         for taint in node["spec"]["taints"]

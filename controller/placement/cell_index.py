@@ -59,7 +59,7 @@ class CellIndex:
             likely: the cells of which the need may fit on one.
         """
         self.cells = cells
-        self._bound, self._evaluate, self._changes, self._seen = bound, evaluate, changes, len(changes)
+        self._bound, self._evaluate, self._changes, self._seen_changes = bound, evaluate, changes, len(changes)
         self._choices: dict[str, CellChoice | None] = {}
         """By `Cell.id`, the choices that are evaluated already."""
         self._bounds = {name: choice.key for name in likely if (choice := bound(name, cells[name])) is not None}
@@ -67,8 +67,8 @@ class CellIndex:
         heapq.heapify(self._heap)
 
     def refresh(self) -> None:
-        """Forget the choices of the cells that have changed."""
-        for name in dict.fromkeys(self._changes[self._seen :]):
+        """Forget the choices of the cells that changed since the last call, and find a new bound for each."""
+        for name in dict.fromkeys(self._changes[self._seen_changes :]):
             cell = self.cells.get(name)
             if cell is None:
                 continue
@@ -79,7 +79,7 @@ class CellIndex:
             else:
                 self._bounds[name] = choice.key
                 heapq.heappush(self._heap, choice.key)
-        self._seen = len(self._changes)
+        self._seen_changes = len(self._changes)
 
     def find(self, name: str) -> CellChoice | None:
         """Return the choice of one cell, if the need fits there."""
@@ -90,8 +90,11 @@ class CellIndex:
         return self._choices[name]
 
     def find_best(self, skipped: Container[str], is_closed: Callable[[str], bool]) -> CellChoice | None:
-        """Return the best cell that is not skipped this time; a closed one stays closed to all who ask this index."""
-        aside: list[_Key] = []
+        """Return the best cell that is not skipped; closed ones leave the heap for good, skipped ones only this time.
+
+        The least key of the heap is a bound, or outdated, or that of a choice. In the last case, no cell is better.
+        """
+        put_back: list[_Key] = []
         best: CellChoice | None = None
         while self._heap and best is None:
             key = heapq.heappop(self._heap)
@@ -99,17 +102,17 @@ class CellIndex:
             if is_closed(name):
                 continue
             if name in skipped:
-                aside.append(key)
+                put_back.append(key)
                 continue
             was_bound = self._bounds.get(name) == key
             choice = self.find(name)
             if choice is None:
                 continue
             if choice.key == key:
-                aside.append(key)
+                put_back.append(key)
                 best = choice
             elif was_bound:
                 heapq.heappush(self._heap, choice.key)
-        for key in aside:
+        for key in put_back:
             heapq.heappush(self._heap, key)
         return best

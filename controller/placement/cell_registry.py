@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from controller.placement.capacity import Closure, stored_capacities
+from controller.placement.capacity import Closure, list_capacities
 from controller.placement.cell_costs import CellCosts, read_cost
-from controller.placement.cell_facts import NodeFacts, close_host, read_node
+from controller.placement.cell_facts import NodeFacts, find_host_closure, read_node
 from controller.placement.device_classes import DeviceClasses
 from controller.placement.device_registry import DeviceRegistry, is_whole
 from controller.placement.foreign_pods import ForeignPods
@@ -60,7 +60,7 @@ class CellRegistry:
         clock: a monotonic clock in seconds.
         is_stale: returns whether the agent of a node is silent.
         is_copy: the registry of a reader, not of the controller. Nodes without an accelerator have a cell, in no pool,
-            and the label of a pod says that it is of a benchmark: nobody but the controller knows which are its own.
+            and a pod is of a benchmark if its label says so: a reader does not know the controller's benchmark Jobs.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class CellRegistry:
         self.devices = DeviceRegistry(vendors)
         self.classes = DeviceClasses()
         self._costs = CellCosts()
-        self._utilized: dict[str, bool] = {}
-        """Nodes whose utilization counts, and whether their agents were silent when their cells were built."""
+        self._was_silent: dict[str, bool] = {}
+        """By node whose utilization counts: whether its agent was silent when its cell was built."""
         self._pools = read_pools(store, vendors)
-        self._ours: TakenRoom[ObjectKey] = TakenRoom()
+        self._taken_by_ours: TakenRoom[ObjectKey] = TakenRoom()
         self._benchmarks: Mapping[str, str] = {}
         """The node of each Job whose pod holds no room, by its key in `OWNER_INDEX`."""
         self._nodes: dict[str, NodeFacts] = {}
-        self._hosts: dict[str, bool] = {}
-        """The liveness of each host when its cell was built."""
+        self._was_alive: dict[str, bool] = {}
+        """By host: whether it was alive when its cell was built."""
         self._suspicions: dict[str, _Suspicion] = {}
         self._marked: dict[str, None] = {}
         """Ids of cells that may have changed, in this order."""
@@ -182,6 +182,7 @@ class CellRegistry:
         self._listeners.append(listener)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Take in a change of the store: update sums and facts, and mark the cells that it may change."""
         if resource == PODS:
             self._take_pod(old, new)
         elif resource == NODES:
@@ -198,34 +199,36 @@ class CellRegistry:
             self._mark_nodes(self.devices.take_claim(old, new))
 
     def _take_pod(self, old: Obj | None, new: Obj | None) -> None:
+        """Update the room and the devices that a pod of ours holds, and mark the nodes concerned."""
         if new is not None:
             self._take_room(new)
         elif old is not None:
-            self._mark_nodes(self._ours.release(object_key(old)))
+            self._mark_nodes(self._taken_by_ours.release(object_key(old)))
         if old is not None and (new is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
             self._mark_nodes(self.devices.take_pod(old, is_gone=True))
         if new is not None:
             self._mark_nodes(self.devices.take_pod(new, is_gone=False))
 
     def _take_room(self, pod: Obj) -> None:
-        """Count the room that a pod holds on its node."""
+        """Count the room that a pod holds on its node, and mark the nodes whose sums change; a benchmark holds none."""
         key, node = object_key(pod), find_taken_node(pod)
         owner = controller_of(pod) if self._benchmarks else None
         is_benchmark = owner is not None and self._benchmarks.get(namespaced(key.namespace, owner["uid"])) == node
         is_benchmark |= self._is_copy and LABEL_BENCHMARK in (pod["metadata"].get("labels") or {})
         if node and not is_benchmark:
-            self._mark_nodes(self._ours.hold(key, node, count_requests(pod["spec"])))
+            self._mark_nodes(self._taken_by_ours.hold(key, node, count_requests(pod["spec"])))
         else:
-            self._mark_nodes(self._ours.release(key))
+            self._mark_nodes(self._taken_by_ours.release(key))
 
     def _take_node(self, old: Obj | None, new: Obj | None) -> None:
+        """Take over a node's facts, unless only its heartbeat has changed."""
         node = new or old
         if node is None or (old is not None and new is not None and _is_heartbeat(old, new)):
             return
-        self._read_node(node["metadata"]["name"], new)
+        self._update_node(node["metadata"]["name"], new)
 
     def _take_host(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Take a host, or a process that is bound to one."""
+        """Mark the cell of a host that has changed, or of each host to which a changed process is or was bound."""
         versions = [version for version in (old, new) if version is not None]
         hosts = (
             version["metadata"]["name"] if resource == METAL_HOSTS else version["spec"].get("hostName")
@@ -236,18 +239,19 @@ class CellRegistry:
                 self._mark(f"host/{host}")
 
     def _take_fitness(self, old: Obj | None, new: Obj | None) -> None:
-        """Take the report of a node agent; a heartbeat alone changes nothing, unless utilization counts."""
+        """Mark the cell of a node whose report has changed; a heartbeat counts only if utilization does."""
         fitness = new or old
         if fitness is None or (old is not None and new is not None and read_facts(old) == read_facts(new)):
             return
         self._mark_nodes((fitness["metadata"]["name"],))
 
     def _take_slice(self, old: Obj | None, new: Obj | None) -> None:
-        """Take devices that may be claimed: a node may have no other ones."""
+        """Take in a change of devices that may be claimed: they alone may make a cell of a node."""
         for name in self.devices.take_slice(old, new):
-            self._read_node(name, self._store.get(NODES, name))
+            self._update_node(name, self._store.get(NODES, name))
 
-    def _read_node(self, name: str, node: Obj | None) -> None:
+    def _update_node(self, name: str, node: Obj | None) -> None:
+        """Keep the facts of a node that has a cell, or forget those of one that has none any more; mark the cell."""
         facts = read_node(node, self._vendors, self.devices.find_accelerator(name)) if node is not None else None
         if facts is not None and (facts.accelerator or self._is_copy):
             self._nodes[name] = facts
@@ -272,6 +276,7 @@ class CellRegistry:
                 self._mark(f"node/{name}")
 
     def _mark(self, cell_id: str) -> None:
+        """Have a cell built anew when cells are read next; the first mark since then calls the listeners."""
         is_first = not self._marked
         self._marked[cell_id] = None
         if is_first:
@@ -284,10 +289,10 @@ class CellRegistry:
         for cell_id in [cell_id for cell_id, suspicion in self._suspicions.items() if suspicion.until <= now]:
             del self._suspicions[cell_id]
             self._mark(cell_id)
-        for node, was_stale in self._utilized.items():
+        for node, was_stale in self._was_silent.items():
             if self._is_stale(node) != was_stale:
                 self._mark(f"node/{node}")
-        for host, was_alive in self._hosts.items():
+        for host, was_alive in self._was_alive.items():
             if self._bindable(host) != was_alive:
                 self._mark(f"host/{host}")
         before = self._revision
@@ -298,6 +303,7 @@ class CellRegistry:
             self._listed = tuple(cell for cell in self._cells.values() if cell.pool)
 
     def _build_marked(self) -> None:
+        """Build the marked cells anew; those that differ, or are gone, raise the revision."""
         marked, self._marked = self._marked, {}
         for cell_id in marked:
             kind, _, name = cell_id.partition("/")
@@ -315,6 +321,7 @@ class CellRegistry:
                 self._suspicions.pop(cell_id, None)
 
     def _build_node(self, name: str) -> Cell | None:
+        """Return the cell of a node, or None; notes its class and cost, by which all cells may have to be rebuilt."""
         facts, cell_id = self._nodes.get(name), f"node/{name}"
         if facts is None:
             self._forget_cell(cell_id)
@@ -323,13 +330,13 @@ class CellRegistry:
         self.classes.put(cell_id, facts.accelerator, hardware)
         if self._costs.put(cell_id, facts.cost):
             self._mark_all()
-        ours, others = self._ours.sum_of(name), self.foreign.sum_of(name)
+        ours, others = self._taken_by_ours.sum_of(name), self.foreign.sum_of(name)
         free = {
             resource: amount - ours.get(resource, 0) - others.get(resource, 0)
             for resource, amount in facts.total.items()
         }
         claimable, unclaimed = self.devices.count_room(name)
-        reason, message = self._close(cell_id, facts.closure)
+        reason, message = self._find_closure(cell_id, facts.closure)
         pool = self._pools.find_pool(facts.accelerator, labels_of(facts.node))
         percent = self._pools.find_overcommit_percent(pool)
         return Cell(
@@ -350,8 +357,9 @@ class CellRegistry:
         )
 
     def _forget_cell(self, cell_id: str) -> None:
+        """Forget the class, the utilization and the cost of a cell that is gone."""
         self.classes.remove(cell_id)
-        self._utilized.pop(cell_id.removeprefix("node/"), None)
+        self._was_silent.pop(cell_id.removeprefix("node/"), None)
         # Costs are shown as a share of the highest: if that went, every cell changes.
         if self._costs.remove(cell_id):
             self._mark_all()
@@ -365,34 +373,35 @@ class CellRegistry:
         hardware = describe_node(labels_of(facts.node), fitness, self._vendors)
         if hardware.vendor != facts.accelerator:
             return ServingDevices(facts.accelerator, ""), None
-        return hardware.describe_replica(1), self._find_utilization(name, facts, fitness)
+        return hardware.describe_replica(1), self._read_utilization(name, facts, fitness)
 
-    def _find_utilization(self, name: str, facts: NodeFacts, fitness: NodeFitnessStatus | None) -> int | None:
-        """Return the utilization of devices that pods share, from a heartbeat that is not stale."""
+    def _read_utilization(self, name: str, facts: NodeFacts, fitness: NodeFitnessStatus | None) -> int | None:
+        """Return the mean utilization of devices that pods share, or None; notes whether the agent is silent."""
         percents = [device.utilization_percent for device in fitness.devices] if fitness is not None else []
         stated = [percent for percent in percents if percent is not None]
         if facts.share is None or not stated:
-            self._utilized.pop(name, None)
+            self._was_silent.pop(name, None)
             return None
-        self._utilized[name] = is_stale = self._is_stale(name)
+        self._was_silent[name] = is_stale = self._is_stale(name)
         return None if is_stale else sum(stated) // len(stated)
 
     def _build_host(self, name: str) -> Cell | None:
+        """Return the cell of a host, or None; as `_build_node`, and notes whether the host is alive."""
         stored = self._store.get(METAL_HOSTS, name)
         hosts = decode_stored(self._store, METAL_HOSTS, [stored] if stored is not None else [], MetalHost)
         cell_id = f"host/{name}"
         if not hosts:
-            self._hosts.pop(name, None)
+            self._was_alive.pop(name, None)
             self._forget_cell(cell_id)
             return None
         if self._costs.put(cell_id, read_cost(hosts[0].metadata.annotations)):
             self._mark_all()
         hardware = describe_host(hosts[0].status)
         self.classes.put(cell_id, METAL, hardware)
-        capacity = stored_capacities(self._store, hosts)[0]
-        is_alive = self._hosts[name] = self._bindable(name)
-        closure = close_host(capacity, is_alive=is_alive and hosts[0].metadata.deletion_timestamp is None)
-        reason, message = self._close(cell_id, closure)
+        capacity = list_capacities(self._store, hosts)[0]
+        is_alive = self._was_alive[name] = self._bindable(name)
+        closure = find_host_closure(capacity, is_alive=is_alive and hosts[0].metadata.deletion_timestamp is None)
+        reason, message = self._find_closure(cell_id, closure)
         return Cell(
             name=name,
             kind="host",
@@ -411,7 +420,7 @@ class CellRegistry:
             cost_permille=self._costs.find_permille(cell_id),
         )
 
-    def _close(self, cell_id: str, closure: Closure) -> Closure:
+    def _find_closure(self, cell_id: str, closure: Closure) -> Closure:
         """Return why a cell is closed: its own closure, or else a suspicion."""
         suspicion = self._suspicions.get(cell_id)
         return suspicion.closure if suspicion is not None and not closure.reason else closure

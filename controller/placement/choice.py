@@ -69,13 +69,16 @@ class _Trial:
 
     def remove(self, wanted: int) -> None:
         """Remove replicas until there are as many as wanted: first those that wait, and the last accelerator first."""
-        for least in (lambda candidate: candidate.running, lambda _candidate: 0):
+        # The first pass leaves each accelerator the replicas that run there; the second one leaves none.
+        for count_kept in (lambda candidate: candidate.running, lambda _candidate: 0):
             for candidate in reversed(self.candidates):
                 planned = self.replicas[candidate.accelerator]
-                self.replicas[candidate.accelerator] -= max(0, min(planned - least(candidate), self.total - wanted))
+                self.replicas[candidate.accelerator] -= max(
+                    0, min(planned - count_kept(candidate), self.total - wanted)
+                )
 
     def move(self, origin: Candidate, number: int, targets: Sequence[Candidate]) -> None:
-        """Move up to this number of replicas to where there is room."""
+        """Move up to this number of replicas from an accelerator to the first targets with room."""
         for target in targets:
             moved = min(number, self.find_room(target)) if target is not origin else 0
             self.replicas[origin.accelerator] -= moved
@@ -102,6 +105,7 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
     for candidate in trial.candidates:
         waiting = max(0, trial.replicas[candidate.accelerator] - candidate.running)
         trial.move(candidate, min(waiting, candidate.settled), trial.candidates)
+        # No replica waits where none could ever run, if one could elsewhere: `add` finds it another place.
         if not candidate.could_run and any(other.could_run for other in trial.candidates):
             trial.replicas[candidate.accelerator] = min(trial.replicas[candidate.accelerator], candidate.running)
     trial.add(wanted)
@@ -111,32 +115,34 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
 
 
 def _is_settled(trial: _Trial) -> bool:
-    """Return whether all replicas serve where they are to be, and no others do."""
+    """Return whether each accelerator has as many ready replicas as are planned there."""
     return all(candidate.ready == trial.replicas[candidate.accelerator] for candidate in trial.candidates)
 
 
 def _move_to_better(trial: _Trial) -> None:
     """Move one replica to the first accelerator that is better than its own, if any is."""
-    for place, better in enumerate(trial.candidates):
-        later = [candidate for candidate in trial.candidates[place + 1 :] if trial.replicas[candidate.accelerator]]
+    for position, better in enumerate(trial.candidates):
+        later = [candidate for candidate in trial.candidates[position + 1 :] if trial.replicas[candidate.accelerator]]
         if better.is_better and better.room > 0 and later:
             trial.move(later[-1], 1, [better])
             return
 
 
 def list_watched(candidates: Sequence[Candidate], chosen: Mapping[str, int], *, is_ordered: bool) -> frozenset[str]:
-    """Return the accelerators of which a change of the room may change the choice.
+    """Return the accelerators whose room may change the choice when it changes.
 
     Args:
         candidates: the accelerators.
         chosen: the present choice.
         is_ordered: True if the service prefers earlier accelerators to later ones.
     """
-    open_ones = [candidate for candidate in candidates if not candidate.refusal]
-    if any(chosen.get(one.accelerator, 0) > one.running for one in open_ones):
-        return frozenset(one.accelerator for one in open_ones)
-    used = [place for place, one in enumerate(open_ones) if chosen.get(one.accelerator, 0)]
-    earlier = open_ones[: used[-1]] if used and is_ordered else []
+    usable = [candidate for candidate in candidates if not candidate.refusal]
+    is_any_waiting = any(chosen.get(candidate.accelerator, 0) > candidate.running for candidate in usable)
+    if is_any_waiting:
+        return frozenset(candidate.accelerator for candidate in usable)
+    used = [position for position, candidate in enumerate(usable) if chosen.get(candidate.accelerator, 0)]
+    # Replicas that run move only to an accelerator that is better than the last one in use.
+    earlier = usable[: used[-1]] if used and is_ordered else []
     return frozenset(candidate.accelerator for candidate in earlier)
 
 
@@ -155,6 +161,7 @@ def list_shares(candidates: Sequence[Candidate], chosen: Mapping[str, int]) -> l
 
 
 def _find_reason(candidate: Candidate, chosen: Mapping[str, int]) -> ShareReason | None:
+    """Return what the status says beside the number of an accelerator's replicas; None if the number says it all."""
     if candidate.refusal:
         return "Refused"
     if not candidate.could_run:
@@ -165,6 +172,7 @@ def _find_reason(candidate: Candidate, chosen: Mapping[str, int]) -> ShareReason
 
 
 def _explain_reason(candidate: Candidate, reason: ShareReason | None) -> str:
+    """Return the message for a reason; of an accelerator that is not needed, the speed that it would give."""
     if reason == "Refused":
         return candidate.refusal
     if reason in {"NoSuchHardware", "NoRoom"}:

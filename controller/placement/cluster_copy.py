@@ -127,7 +127,7 @@ class ClusterCopy:
             is_queued_by_default=self._is_queued,
             find_volume_nodes=self.volumes.find_nodes,
         )
-        return tuple(self.registry.devices.add_freed(self._complete(unit)) for unit in observed.units)
+        return tuple(self.registry.devices.add_freed(self._add_node_rules(unit)) for unit in observed.units)
 
     def list_speeds(self, service: ObjectKey) -> tuple[ClassSpeed, ...]:
         """Return the speeds of a service by device class; none while its status is of an earlier spec."""
@@ -150,7 +150,8 @@ class ClusterCopy:
             if not await self.volumes.read_once(client):
                 break
 
-    def _complete(self, unit: Unit) -> Unit:
+    def _add_node_rules(self, unit: Unit) -> Unit:
+        """Return a unit with its rules about nodes: the queue keeps none for a pod that has a node."""
         if unit.state == "waiting" or not isinstance(unit.requirement, NodeRequirement):
             return unit
         key = unit.objects[0]
@@ -166,7 +167,7 @@ class ClusterCopy:
 
 
 async def copy_reading(client: Client, reading: QueueReading) -> ClusterCopy:
-    """Return a copy of the cluster that was read; the client reads its volumes.
+    """Return a copy of the cluster as it was read; the volumes of its pods are read here.
 
     Raises:
         RightsMissing: the user may not read a kind without which nothing can be planned.
@@ -174,10 +175,10 @@ async def copy_reading(client: Client, reading: QueueReading) -> ClusterCopy:
         Unreachable: the API server does not answer.
     """
     copied, refusals = ClusterCopy(reading.settings, reading.view), reading.refusals
-    needless = _DECIDES_NOTHING
+    unneeded_kinds = _DECIDES_NOTHING
     if not any(map(selects_devices, copied.store.list(INFERENCE_SERVICES))):
-        needless |= {RESOURCE_SLICES, RESOURCE_CLAIMS}
-    if missing := [refused for kind, refused in refusals.items() if kind not in needless]:
+        unneeded_kinds |= {RESOURCE_SLICES, RESOURCE_CLAIMS}
+    if missing := [refused for kind, refused in refusals.items() if kind not in unneeded_kinds]:
         raise RightsMissing(missing)
     copied.unread_speeds = tuple(refused for kind, refused in refusals.items() if kind in _SPEED_FACTS)
     await copied.read_volumes(client)

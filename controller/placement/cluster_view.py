@@ -47,7 +47,7 @@ from kube.watch import Selection, load, reflect
 
 OURS: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY}"
 _LIVE: Final = "status.phase!=Succeeded,status.phase!=Failed"
-_SOME_LACK: Final = frozenset({RESOURCE_SLICES, RESOURCE_CLAIMS})
+_OPTIONAL_KINDS: Final = frozenset({RESOURCE_SLICES, RESOURCE_CLAIMS})
 """Kinds that some clusters do not have."""
 
 
@@ -70,7 +70,7 @@ class ClusterView:
         clock: seconds that never go back.
         read_time: the time of day.
         is_alive: returns whether a host, by its name, is alive; None: its condition Ready says it.
-        parts: returns, for a kind, the part of an object that is kept in place of that which the controller keeps.
+        parts: by kind, a function that returns which part of each object is stored; else it is as in the controller.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class ClusterView:
         self._listed = {kind.resource: asyncio.Event() for kind in kinds}
         self._machines: dict[str, ViewedMachine] = {}
         """By `Cell.id`."""
-        self._changed: set[str] = set()
+        self._changed_names: set[str] = set()
         """Names of nodes and hosts whose reports have changed since their machines were built."""
-        self._stale: frozenset[str] = frozenset()
+        self._built_as_stale: frozenset[str] = frozenset()
         """Nodes whose machines were built as stale."""
         declare_indexes(self.store)
         declare_partial_objects(self.store)
@@ -133,7 +133,7 @@ class ClusterView:
             await listed.wait()
 
     async def follow(self, client: Client) -> None:
-        """Follow the cluster for ever."""
+        """Keep the store equal to the cluster by watches, for ever."""
         async with asyncio.TaskGroup() as tasks:
             for kind in self.kinds:
                 tasks.create_task(reflect(client, self.store, kind, self._listed[kind.resource]))
@@ -141,7 +141,7 @@ class ClusterView:
                 tasks.create_task(self.registry.foreign.follow(client))
 
     async def read_once(self, client: Client) -> Mapping[Resource, Forbidden]:
-        """Read the cluster once, and return the refusals of what the user may not read.
+        """Read the cluster into the store once, and return the refusals by kind of what the user may not read.
 
         Raises:
             ApiError: the API server refuses for another reason.
@@ -154,7 +154,7 @@ class ClusterView:
             except Forbidden as error:
                 refusals[kind.resource] = error
             except NotFound:
-                if kind.resource not in _SOME_LACK:
+                if kind.resource not in _OPTIONAL_KINDS:
                     raise
         if PODS in self._listed and PODS not in refusals:
             await self.registry.foreign.read_once(client)
@@ -166,10 +166,13 @@ class ClusterView:
         return self.store.revision, self.registry.revision, self.freshness.list_stale()
 
     def list_machines(self) -> Mapping[str, ViewedMachine]:
-        """Return all nodes and hosts by name; a host that has the name of a node is named `host/NAME`."""
+        """Return all nodes and hosts by name; a host that has the name of a node is named `host/NAME`.
+
+        Each is built anew only if its cell or report has changed, or its agent has become silent or is back.
+        """
         stale = self.freshness.list_stale()
-        changed, self._changed = self._changed | (stale ^ self._stale), set()
-        self._stale = stale
+        changed, self._changed_names = self._changed_names | (stale ^ self._built_as_stale), set()
+        self._built_as_stale = stale
         cells, machines = self.registry.cells, dict[str, ViewedMachine]()
         for cell_id, cell in cells.items():
             machine = self._machines.get(cell_id)
@@ -190,6 +193,7 @@ class ClusterView:
         return decoded[0].status if decoded else None
 
     def _build_machine(self, cell: Cell, *, is_stale: bool) -> ViewedMachine:
+        """Return the machine of a cell with what its agent reports; `is_stale` is of nodes only."""
         if cell.node is not None:
             report = self.find_report(cell.name)
             hardware = describe_node(cell.node["metadata"]["labels"], report, self.vendors)
@@ -203,9 +207,10 @@ class ClusterView:
         return has_condition(self.store.get(METAL_HOSTS, host) or {}, "Ready")
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Note which machines have new reports, and how fresh the facts of a node are."""
         obj = new or old or {}
         if resource in {NODE_FITNESSES, METAL_HOSTS}:
-            self._changed.add(obj["metadata"]["name"])
+            self._changed_names.add(obj["metadata"]["name"])
         if resource == NODE_FITNESSES:
             status = (new or {}).get("status") or {}
             self.freshness.note(obj["metadata"]["name"], status.get("observedAt"))

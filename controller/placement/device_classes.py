@@ -35,7 +35,7 @@ class DeviceClasses:
         return bool(self._unknown.get(accelerator))
 
     def put(self, cell: str, accelerator: str, devices: ServingDevices | None) -> None:
-        """Note the devices of a cell, by its `Cell.id`; None: they are not known."""
+        """Note the devices of a cell, by its `Cell.id`, None if they are unknown; call listeners if a class changes."""
         entry = (accelerator, devices) if devices is not None and devices.device_class else None
         for cells in self._unknown.values():
             cells.discard(cell)
@@ -47,19 +47,19 @@ class DeviceClasses:
         touched = set[str]()
         if last is not None:
             del self._cells[cell]
-            touched |= self._count(*last, -1)
+            touched |= self._count_in_class(*last, -1)
         if entry is not None:
             self._cells[cell] = entry
-            touched |= self._count(*entry, 1)
+            touched |= self._count_in_class(*entry, 1)
         for name in sorted(touched):
-            self._list(name)
+            self._list_anew(name)
 
     def remove(self, cell: str) -> None:
         """Forget the devices of a cell that is gone."""
         self.put(cell, "", None)
 
-    def _count(self, accelerator: str, devices: ServingDevices, number: int) -> set[str]:
-        """Count cells of a class, and return its accelerator if that may change the description of the class."""
+    def _count_in_class(self, accelerator: str, devices: ServingDevices, number: int) -> set[str]:
+        """Add `number` cells with these devices to their class; return its accelerator if the weakest may be others."""
         key = accelerator, devices.device_class
         members = self._members.setdefault(key, {})
         count = members.get(devices, 0) + number
@@ -71,7 +71,8 @@ class DeviceClasses:
             del self._members[key]
         return {accelerator} if count <= 1 else set()
 
-    def _list(self, accelerator: str) -> None:
+    def _list_anew(self, accelerator: str) -> None:
+        """List the weakest devices of each class of an accelerator; call the listeners if the list has changed."""
         classes = tuple(
             min(members, key=_rate)
             for (name, _), members in sorted(self._members.items(), key=lambda item: item[0])

@@ -107,6 +107,7 @@ def pad_version(version: str) -> str:
 
 
 def _render_demand(demand: AttributeDemand, driver: str) -> str:
+    """Return a demand as an expression of CEL, false for a device that does not state the attribute."""
     domain, _, name = demand.name.rpartition("/")
     attributes = f"device.attributes['{domain or driver}']"
     value = f"{attributes}.{name}"
@@ -159,6 +160,7 @@ def _parse_bytes(quantity: object) -> int:
 
 
 def _meets(demand: AttributeDemand, stated: Obj | None) -> bool:
+    """Return whether the attribute that a device states meets a demand; `stated` is its value by type, or None."""
     value = (stated or {}).get(demand.type)
     if value is None:
         return False

@@ -112,7 +112,7 @@ class DeviceRegistry:
         """By node, then by name of the need; found anew after a change of slices."""
 
     def take_slice(self, old: Obj | None, new: Obj | None) -> set[str]:
-        """Take a change of a ResourceSlice."""
+        """Note a change of a ResourceSlice; return the nodes that have, or had, devices of its pool."""
         nodes: set[str] = set()
         for obj in (old, new):
             if obj is None or obj["spec"]["driver"] not in self._accelerators:
@@ -124,12 +124,12 @@ class DeviceRegistry:
                 slices[changed.metadata.name] = changed
             else:
                 slices.pop(changed.metadata.name, None)
-            nodes |= self._settle_pool(key)
+            nodes |= self._locate_devices(key)
         for node in nodes:
             self._matching.pop(node, None)
         return nodes
 
-    def _settle_pool(self, key: _PoolKey) -> set[str]:
+    def _locate_devices(self, key: _PoolKey) -> set[str]:
         """Find anew where the devices of a pool are; return the nodes that have, or had, one of them."""
         before = self._devices.pop(key, {})
         for name, devices in before.items():
@@ -138,7 +138,7 @@ class DeviceRegistry:
                 del self._nodes[device_id]
         by_node: dict[str, dict[DeviceId, Device]] = {}
         for spec, device in _list_devices(self._slices[key].values()):
-            # A device of no single node, such as one in the network, is left to the scheduler.
+            # A device that is not on a single node, such as one in the network, is left to the scheduler.
             if node := spec.node_name or device.node_name:
                 by_node.setdefault(node, {})[DeviceId(*key, device.name)] = device
         if by_node:
@@ -151,7 +151,7 @@ class DeviceRegistry:
         return {*before, *by_node}
 
     def take_claim(self, old: Obj | None, new: Obj | None) -> set[str]:
-        """Take a change of a ResourceClaim, of whomever it is."""
+        """Note a change of any ResourceClaim; return the nodes of the devices that it has or had."""
         obj = new or old
         if obj is None:
             return set()
@@ -179,7 +179,7 @@ class DeviceRegistry:
         return {node for device in claim.devices if (node := self._nodes.get(device)) is not None}
 
     def take_pod(self, pod: Obj, *, is_gone: bool) -> set[str]:
-        """Take a change of a pod of ours."""
+        """Note a change of a pod of ours; return the nodes whose counts of devices may change."""
         uid: str = pod["metadata"]["uid"]
         need = None if is_gone else find_need(pod)
         nodes = self._take_need(uid, need)
@@ -237,7 +237,10 @@ class DeviceRegistry:
         return next((self._accelerators[key.driver][0] for key in self._pools.get(node, ())), "")
 
     def count_room(self, node: str) -> tuple[Amounts, Amounts]:
-        """Return the devices of a node in all, and those that are free, by name of the need and by driver."""
+        """Return the devices of a node in all, and the free ones: their numbers by name of the need and by driver.
+
+        Devices of pods whose claims are not allocated yet are not free, whichever these will be.
+        """
         matching = self._find_matching(node)
         if not matching:
             return NOTHING, NOTHING
@@ -273,7 +276,7 @@ class DeviceRegistry:
         return False
 
     def add_freed(self, unit: Unit) -> Unit:
-        """Return a unit with all that its end frees: its devices may serve needs other than its own, too."""
+        """Return a unit with what its end frees beside its parts: its devices may also meet needs of other units."""
         pod = self._pods.get(unit.uid) if unit.state != "waiting" else None
         if pod is None:
             return unit

@@ -12,7 +12,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.placement.capacity import HostCapacity, list_eligible_hosts
 from controller.placement.node_rules import find_untolerated
 from controller.placement.queue_places import parse_time
 from controller.placement.queued_service import HostDemands, require_host
@@ -104,6 +104,7 @@ def _find_cause(
     tolerations: Collection[Toleration],
     moved: Container[str],
 ) -> Displacement | None:
+    """Return why a process should leave its host: orders first, then what the agent reports, then a move; or None."""
     if orders is not None and orders.is_drained:
         return Displacement(DRAIN, f"host {host} is drained")
     if orders is not None and (taint := find_untolerated(orders.evicting, tolerations)) is not None:
@@ -117,7 +118,10 @@ def _find_cause(
 
 
 def list_moved(processes: Iterable[MetalProcess], *, bound_only: bool = False) -> set[str]:
-    """Return the uids of the processes in whose place others were created on request, to go to a better host."""
+    """Return the uids of the processes for which a living replacement exists that was made to move to a better host.
+
+    bound_only: count only replacements that have a host.
+    """
     return {
         uid
         for process in processes
@@ -191,10 +195,10 @@ def _has_better_host(
     avoid = {own, *(other.spec.host_name for other in others if other.status.phase == "Rejected")}
 
     def rank(capacity: HostCapacity, free_bytes: int) -> tuple[int, int, int]:
-        beside = sum(other.spec.host_name == capacity.host for other in others)
-        return beside, -free_bytes, -capacity.bandwidth_bytes_per_second
+        siblings_there = sum(other.spec.host_name == capacity.host for other in others)
+        return siblings_there, -free_bytes, -capacity.bandwidth_bytes_per_second
 
     return any(
         host.free_bytes >= needed and rank(host, host.free_bytes) < rank(present, present.free_bytes + needed)
-        for host in eligible_hosts(requirement, avoid, capacities)
+        for host in list_eligible_hosts(requirement, avoid, capacities)
     )

@@ -63,19 +63,22 @@ def _pin(pod: Obj, node: str) -> Operations:
 
 
 def _restrict(pod: Obj, field: str, added: Sequence[Obj]) -> Operations:
-    """Return the operations that add requirements to each term: those of a gated pod may be extended, not replaced."""
+    """Return the operations that add node requirements to each term of a pod, or make one if it has none.
+
+    A gated pod's terms may be extended, not replaced. `field` is matchExpressions or matchFields.
+    """
     affinity = pod["spec"].get("affinity")
     node_affinity = (affinity or {}).get("nodeAffinity")
     required = (node_affinity or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
-    only: Obj = {"nodeSelectorTerms": [{field: [*added]}]}
+    only_term: Obj = {"nodeSelectorTerms": [{field: [*added]}]}
     if affinity is None:
-        value: Obj = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": only}}
+        value: Obj = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": only_term}}
         return [{"op": "add", "path": _AFFINITY, "value": value}]
     if node_affinity is None:
-        value = {"requiredDuringSchedulingIgnoredDuringExecution": only}
+        value = {"requiredDuringSchedulingIgnoredDuringExecution": only_term}
         return [{"op": "add", "path": f"{_AFFINITY}/nodeAffinity", "value": value}]
     if required is None:
-        return [{"op": "add", "path": _REQUIRED, "value": only}]
+        return [{"op": "add", "path": _REQUIRED, "value": only_term}]
     operations: list[Mapping[str, Any]] = []
     for index, term in enumerate(required["nodeSelectorTerms"]):
         path = f"{_REQUIRED}/nodeSelectorTerms/{index}/{field}"

@@ -118,7 +118,7 @@ class RefusalCounter:
     def count(self, unit: Unit) -> Mapping[str, int]:
         """Return the number of cells by the reason for which they refuse a unit."""
         kind = (unit.identity, need_key(largest_part(unit)), unit.pools, unit.avoid)
-        # What a limit keeps for others depends on the place of the unit.
+        # What a limit keeps for others depends on the unit's place in the queue.
         limits = tuple(self._round.limits.find_refusal(unit, pool) for pool in unit.pools)
         key = (*kind, unit.nomination, unit.rank, unit.is_protected, limits, len(unit.parts))
         counts = self._counts.get(key)
@@ -127,6 +127,7 @@ class RefusalCounter:
         return counts
 
     def _count(self, unit: Unit, kind: _Kind) -> Mapping[str, int]:
+        """Return the number of cells by reason; for units of one kind, all is counted once but limits and promises."""
         if kind not in self._sorted_cells:
             self._sorted_cells[kind] = self._split_cells(unit, kind)
         refused, pools = self._sorted_cells[kind]
@@ -165,6 +166,7 @@ class RefusalCounter:
         }
 
     def _judge_cells(self, unit: Unit, kind: _Kind) -> Mapping[str, _Verdict]:
+        """Return the verdict of each cell on units of a kind; kept verdicts are reused, those of the oldest kind go."""
         verdicts = self._verdicts[kind] = self._verdicts.pop(kind, {})
         if len(self._verdicts) > _MOST_KINDS:
             del self._verdicts[next(iter(self._verdicts))]

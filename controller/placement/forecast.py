@@ -94,7 +94,7 @@ def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now
     return QueueForecast(future.fates, made, tuple(future.cells.values()), is_complete=False)
 
 
-def displace(unit: Unit) -> Unit:
+def build_successor(unit: Unit) -> Unit:
     """Return the successor of an evicted unit, which waits at the old place in the queue."""
     parts = unit.parts
     if any(map(_claims, parts)):
@@ -163,6 +163,7 @@ class _Future:
         return self.units != before
 
     def _admit(self, action: Admit) -> None:
+        """Let a unit run on its cells, and end one of the units that it replaces."""
         free = [self.cells[name].free for name in action.cells]
         unit = msgspec.structs.replace(
             _choose_devices(action.unit, free),
@@ -175,28 +176,30 @@ class _Future:
             self._set_free(name, subtract_amounts(self.cells[name].free, taken))
         self.units[unit.uid] = unit
         self._note(unit, state="starts", cells=action.cells, scores=action.scores, after_seconds=self.now - self._began)
-        # The rollout ends one earlier unit for each that has come.
+        # The rollout ends one earlier unit for each that is admitted.
         earlier = (self.units[uid] for uid in sorted(unit.replaces) if uid in self.units)
         if (replaced := next(earlier, None)) is not None:
             self._replace(replaced)
 
     def _nominate(self, unit: Unit, nomination: Nomination | None) -> None:
+        """Set or remove a nomination; end those of its victims that the unit replaces, as their rollout would."""
         self.units[unit.uid] = msgspec.structs.replace(unit, nomination=nomination)
         for uid in nomination.victims & unit.replaces if nomination is not None else ():
             if uid in self.units:
                 self._replace(self.units[uid])
 
     def _replace(self, unit: Unit) -> None:
-        """End a unit whose successor is another one already."""
+        """End a unit that another one replaces, so that it needs no successor."""
         self._end(unit)
         self._note(unit, state="ends", cells=())
 
     def _evict(self, action: EvictUnit) -> None:
+        """End a unit, let its successor wait, and note both in the fates of victim and preemptor."""
         victim, preemptor = action.victim, action.preemptor
         if victim.uid not in self.units:
             return
         self._end(victim)
-        successor = displace(victim)
+        successor = build_successor(victim)
         self.units[successor.uid] = successor
         fate = self.fates[first_uid(victim.uid)]
         self._note(victim, state="waits", cells=(), scores=(), preemptor=fate.preemptor or preemptor)
@@ -204,6 +207,7 @@ class _Future:
         self._note(preemptor, evicts=(*evicting.evicts, victim))
 
     def _end(self, unit: Unit) -> None:
+        """Remove a unit, and add what it frees to its cells."""
         for name, room in unit.freed.items():
             if name in self.cells:
                 self._set_free(name, add_room(self.cells[name].free, room))
@@ -242,7 +246,7 @@ def drain_cell(cells: Iterable[Cell], units: Iterable[Unit], drained: str) -> tu
         if drained not in unit.cells or unit.state != "running":
             moved.append(unit)
             continue
-        moved.append(displace(unit))
+        moved.append(build_successor(unit))
         for name, room in unit.freed.items():
             if name in freed:
                 freed[name] = add_room(freed[name], room)

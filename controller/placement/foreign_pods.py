@@ -110,7 +110,7 @@ class ForeignPods:
         namespace: str | None = None,  # noqa: ARG002 - as the reflection calls it
         before: Snapshot | None = None,  # noqa: ARG002
     ) -> None:
-        """Take a list of what `read` returned of each pod."""
+        """Replace all pods by these, each as `read` returned it; report the nodes whose sums have changed."""
         listed: set[bytes] = set()
         changed: set[str] = set()
         for item in items:
@@ -125,7 +125,7 @@ class ForeignPods:
         return obj
 
     def put(self, _resource: Resource, obj: Obj) -> bool:
-        """Take what `read` returned of a pod that is new or has changed."""
+        """Count a new or changed pod, as `read` returned it; return whether a sum has changed."""
         uid = _shorten_uid(obj["metadata"]["uid"])
         changed = self._taken.hold(uid, obj["node"], obj["amounts"])
         self._report(changed)
@@ -140,7 +140,7 @@ class ForeignPods:
         uid: str | None = None,
         resource_version: str | None = None,  # noqa: ARG002 - as the reflection calls it
     ) -> bool:
-        """Forget a pod that has ended, is gone, or is ours now."""
+        """Forget a pod that has ended, is gone, or is ours now; return whether a sum has changed."""
         changed = self._taken.release(_shorten_uid(uid or ""))
         self._report(changed)
         return bool(changed)
@@ -151,7 +151,7 @@ class ForeignPods:
                 listener(nodes)
 
     def read(self, raw: msgspec.Raw) -> Obj:
-        """Return what is needed of a pod, as the API server sends it."""
+        """Return the identity, the node and the requests of a pod from the JSON that the API server sends."""
         pod = _DECODER.decode(raw)
         return {
             "metadata": msgspec.to_builtins(pod.metadata),
@@ -160,7 +160,7 @@ class ForeignPods:
         }
 
     def _count(self, spec: _Spec) -> Amounts:
-        """Return what a pod takes: pods of one controller are alike, and a look-up costs less than a sum."""
+        """Return what a pod takes; equal requests are summed once, since pods of one controller are alike."""
         stated = msgspec.json.encode((spec.containers, spec.init_containers, spec.resources, spec.overhead))
         amounts = self._requests.get(stated)
         if amounts is None:
@@ -171,7 +171,7 @@ class ForeignPods:
 
 
 def _shorten_uid(uid: str) -> bytes:
-    """Return a uid in half of the memory, so that nothing of a list is kept; one that is no UUID stays as it is."""
+    """Return a uid in few bytes: one that is a UUID as its number, any other one as its text."""
     try:
         return bytes.fromhex(uid.replace("-", ""))
     except ValueError:

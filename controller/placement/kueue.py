@@ -118,7 +118,7 @@ class KueueQueues:
         self._answers: dict[ObjectKey, KueueAnswer] = {}
 
     async def run(self, leading: Leading) -> None:
-        """Read for ever."""
+        """Read all LocalQueues for ever, with longer pauses while the API fails."""
         failures = 0
         while True:
             failed = await self.read_all(leading)
@@ -136,7 +136,7 @@ class KueueQueues:
                 # All queues are of one API: the others would only wait for it too.
                 self._forget_stale(leading, waiting)
                 return True
-            self._keep(leading, queue, answer)
+            self._record_answer(leading, queue, answer)
         return False
 
     def find_standing(self, namespace: str, pods: Iterable[Obj]) -> KueueStanding | None:
@@ -164,21 +164,26 @@ class KueueQueues:
             return None
 
     def _forget_stale(self, leading: Leading, queues: Iterable[ObjectKey]) -> None:
+        """Replace missing answers, and those older than STALE_SECONDS, by one without places."""
         now = asyncio.get_running_loop().time()
         for queue in queues:
             last = self._answers.get(queue)
             if last is None or now - last.read_at > STALE_SECONDS:
-                self._keep(leading, queue, KueueAnswer(problem=_NO_ANSWER, read_at=last.read_at if last else 0.0))
+                self._record_answer(
+                    leading, queue, KueueAnswer(problem=_NO_ANSWER, read_at=last.read_at if last else 0.0)
+                )
 
-    def _keep(self, leading: Leading, queue: ObjectKey, answer: KueueAnswer) -> None:
-        """Keep an answer, and enqueue the services whose place it changes."""
+    def _record_answer(self, leading: Leading, queue: ObjectKey, answer: KueueAnswer) -> None:
+        """Store the answer about a LocalQueue, and enqueue the services with a pod there whose standing it changes."""
         last = self._answers.get(queue, _NOT_READ)
         self._answers[queue] = answer
-        is_other = (last.problem, len(last.places)) != (answer.problem, len(answer.places))
+        concerns_all_pods = (last.problem, len(last.places)) != (answer.problem, len(answer.places))
         for pod in leading.store.by_index(PODS, KUEUE_INDEX, namespaced(*queue)):
             metadata = pod["metadata"]
             service = metadata.get("labels", {}).get(LABEL_SERVICE)
-            if service and (is_other or last.places.get(metadata["uid"]) != answer.places.get(metadata["uid"])):
+            if service and (
+                concerns_all_pods or last.places.get(metadata["uid"]) != answer.places.get(metadata["uid"])
+            ):
                 leading.enqueue(INFERENCE_SERVICES, ObjectKey(metadata["namespace"], service))
 
 

@@ -84,7 +84,7 @@ def _may_exist(name: ObjectKey) -> bool:
 
 
 def build_claims(admissions: Iterable[Admit], claimed: int) -> dict[str, Claim]:
-    """Return the claims of the first of these units, of as many as may be admitted at once, by `Unit.uid`.
+    """Return the claims of these units in their order, until the ledger would have MOST_CLAIMED objects, by `Unit.uid`.
 
     Args:
         admissions: what is decided.
@@ -149,13 +149,13 @@ class QueueLedger:
     def __init__(self, client: Client, leader: str) -> None:
         self._client, self._leader = client, leader
         self._written: _WrittenLedger | None = None
-        self._left: LedgerContent | None = None
+        self._inherited: LedgerContent | None = None
         """Content that is being taken over: the write may be made, and its answer lost. None before the first."""
 
     async def take_over(self) -> LedgerContent:
         """Make this leader the one writer, and return what another one, or an earlier term, has left.
 
-        Raises as `Client`, and LedgerLost; called again after that, it still returns what was left. It returns that
+        Raises as `Client`, and LedgerLost; the next call then returns what was left all the same. It is returned only
         once: from then on the caller knows better which claims are still open.
         """
         try:
@@ -165,11 +165,11 @@ class QueueLedger:
             self._written = _WrittenLedger(_version(await self._client.create(CONFIG_MAPS, _encode(content))), content)
         else:
             content = _decode(stored)
-            if self._left is None or content.leader != self._leader:
-                self._left = content
+            if self._inherited is None or content.leader != self._leader:
+                self._inherited = content
             self._written = _WrittenLedger(_version(stored), content)
             await self._replace(content)
-        left, self._left = self._left or LedgerContent(), LedgerContent()
+        left, self._inherited = self._inherited or LedgerContent(), LedgerContent()
         return msgspec.structs.replace(left, is_incomplete=content.is_incomplete)
 
     async def write(self, claims: Mapping[str, Claim], freed: tuple[FreedPlace, ...]) -> None:
@@ -182,6 +182,7 @@ class QueueLedger:
         await self._replace(LedgerContent(claims=claims, freed=freed[-_MOST_FREED:]))
 
     async def _replace(self, content: LedgerContent) -> None:
+        """Write the content if nobody else has written since. Raises as `write`; then `take_over` is needed."""
         if self._written is None:
             raise LedgerLost(_NOT_TAKEN_OVER)
         # Until the answer is there, nobody knows what is written.
@@ -199,7 +200,7 @@ class QueueLedger:
 
 
 def _shorten(content: LedgerContent) -> LedgerContent:
-    """Return a content that the API server takes: names of pods, which tenants choose, may be long."""
+    """Return the content without the oldest freed places, as many as make it too large for the API server."""
     while content.freed and len(msgspec.json.encode(content)) > _MOST_BYTES:
         content = msgspec.structs.replace(content, freed=content.freed[len(content.freed) // 2 + 1 :])
     return content
@@ -211,6 +212,7 @@ def _version(obj: Obj) -> str:
 
 
 def _encode(content: LedgerContent) -> Obj:
+    """Return the ConfigMap with this content."""
     return {
         "metadata": {
             "name": LEDGER,
@@ -222,7 +224,7 @@ def _encode(content: LedgerContent) -> Obj:
 
 
 def _decode(obj: Obj) -> LedgerContent:
-    """Return the content of the object; of a damaged one what is sound, which is incomplete."""
+    """Return the content of the object; of a damaged one the sound part, marked as incomplete."""
     text = (obj.get("data") or {}).get(_KEY, "")
     try:
         content = msgspec.json.decode(text, type=LedgerContent)

@@ -38,7 +38,7 @@ class LimitVictims:
         return list(picked.values()) or None
 
     def add_alike(self, preemptor: Unit, pool: str, first: Sequence[Unit], *, is_patient: bool) -> list[Unit]:
-        """Return units that make room in all limits, and others that are no more important: some may be on one cell."""
+        """Return `first` and further units that are no more important, since several of these may be on one cell."""
         running = [unit.rank for unit in first if not self._candidates.is_ending(unit)]
         rank = min(running, default=_LOWEST_RANK + 1)
         by_uid = {unit.uid: unit for unit in first}

@@ -120,8 +120,8 @@ def list_replicas(bases: Sequence[ServingDevices], free_bytes: Sequence[int]) ->
     )
 
 
-def take_room(machine: ViewedMachine, count: int, needed_bytes: int) -> tuple[int, ...]:
-    """Return the free memory of a machine with a further replica there.
+def compute_remaining_bytes(machine: ViewedMachine, count: int, needed_bytes: int) -> tuple[int, ...]:
+    """Return the free memory of each device that would remain with a further replica on a machine.
 
     Args:
         machine: the machine.
@@ -157,6 +157,7 @@ def _describe_room(
 
 
 def _describe_base(hardware: DeviceHardware, count: int) -> ServingDevices:
+    """Return `count` idle devices for a replica; unknown memory is the least that is stated of any device."""
     replica = hardware.describe_replica(count, hardware.partition)
     stated = [size for size in hardware.memory_bytes if size is not None]
     # The labels of a node whose devices are partitions state the memory of one partition.

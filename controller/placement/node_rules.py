@@ -34,12 +34,12 @@ class NodeRules:
     def __init__(self, pod_spec: Obj) -> None:
         self._selector = tuple((pod_spec.get("nodeSelector") or {}).items())
         tolerations = pod_spec.get("tolerations") or ()
-        self._any_value = {
+        self._tolerated_keys = {
             (toleration.get("key") or "", toleration.get("effect") or "")
             for toleration in tolerations
             if toleration.get("operator") == "Exists"
         }
-        self._one_value = {
+        self._tolerated_values = {
             (toleration.get("key"), toleration.get("value") or "", toleration.get("effect") or "")
             for toleration in tolerations
             if toleration.get("operator") != "Exists"
@@ -63,11 +63,12 @@ class NodeRules:
         return any(_meets(term, labels, fields) for term in self._terms)
 
     def _tolerate(self, taint: Obj) -> bool:
+        """Return whether a toleration matches a taint; one without a key, or effect, matches any key, or effect."""
         key, value = taint["key"], taint.get("value") or ""
         return any(
-            ("", effect) in self._any_value
-            or (key, effect) in self._any_value
-            or (key, value, effect) in self._one_value
+            ("", effect) in self._tolerated_keys
+            or (key, effect) in self._tolerated_keys
+            or (key, value, effect) in self._tolerated_values
             for effect in ("", taint.get("effect"))
         )
 
@@ -85,6 +86,7 @@ def find_untolerated(taints: Iterable[HostTaint], tolerations: Collection[Tolera
 
 
 def _tolerates_host(toleration: Toleration, taint: HostTaint) -> bool:
+    """Return whether a toleration matches a host's taint, by the rules that Kubernetes has for nodes."""
     if toleration.effect not in {"", taint.effect}:
         return False
     if toleration.operator == "Exists":
@@ -103,6 +105,7 @@ def _read_term(term: Obj) -> _Term:
 
 
 def _read_tests(expressions: Iterable[Obj]) -> tuple[tuple[str, _Test], ...]:
+    """Return each expression's key with the test of its operator and values."""
     return tuple(
         (expression["key"], _OPERATORS[expression["operator"]](expression.get("values") or ()))
         for expression in expressions
@@ -110,6 +113,7 @@ def _read_tests(expressions: Iterable[Obj]) -> tuple[tuple[str, _Test], ...]:
 
 
 def _meets(term: _Term, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
+    """Return whether labels and fields of a node pass all tests of a term; a term without any matches no node."""
     of_labels, of_fields = term
     for key, test in of_labels:
         if not test(labels.get(key)):
@@ -125,6 +129,7 @@ def _is_absent(values: frozenset[str], value: str | None) -> bool:
 
 
 def _is_greater(value: str | None, other: str | None) -> bool:
+    """Return whether a value is a greater number than another; False unless both are whole numbers."""
     try:
         return int(value or "") > int(other or "")
     except ValueError:

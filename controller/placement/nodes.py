@@ -31,6 +31,7 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
     """Keep of each node what the indexes need, and keep the indexes."""
 
     def reduce(node: Obj) -> Obj:
+        """Return the part of a node that the store keeps."""
         metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
         taints = [{name: taint[name] for name in _OF_TAINT if name in taint} for taint in spec.get("taints") or ()]
         return {
@@ -46,7 +47,7 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
         }
 
     store.reduce(NODES, reduce)
-    store.index(NODES, _DEVICE_INDEX, _list_devices(vendors))
+    store.index(NODES, _DEVICE_INDEX, _build_device_lister(vendors))
     store.index(NODES, _MEMORY_INDEX, _list_memory)
 
 
@@ -68,8 +69,10 @@ def _find_ready(status: Obj) -> list[Obj]:
     ]
 
 
-def _list_devices(vendors: Vendors) -> Callable[[Obj], list[str]]:
-    def keys(node: Obj) -> list[str]:
+def _build_device_lister(vendors: Vendors) -> Callable[[Obj], list[str]]:
+    """Return the function that lists a node's values in the index of devices."""
+
+    def list_devices(node: Obj) -> list[str]:
         allocatable: dict[str, str] = node["status"]["allocatable"]
         labels: dict[str, str] = node["metadata"]["labels"]
         return [
@@ -79,10 +82,11 @@ def _list_devices(vendors: Vendors) -> Callable[[Obj], list[str]]:
             if allocatable.get(vendor.resource or "", "0") != "0"
         ]
 
-    return keys
+    return list_devices
 
 
 def _list_memory(node: Obj) -> list[str]:
+    """Return a node's value in the index of memory: its GiB, rounded down."""
     try:
         return [str(quantity_bytes(node["status"]["allocatable"].get("memory", "0")) // GIB)]
     except ValueError:
@@ -125,12 +129,14 @@ def find_device_sizes(store: Store, accelerator: str) -> DeviceSizes:
 
 
 def _find_overcommit_percent(store: Store, accelerator: str) -> int:
+    """Return the most that any pool of an accelerator promises of a shared device's memory, at least 100."""
     specs = (pool["spec"] for pool in store.list(ACCELERATOR_POOLS))
     stated: list[int] = [spec.get("memoryOvercommitPercent", 0) for spec in specs if spec["accelerator"] == accelerator]
     return max((WHOLE_PERCENT, *stated))
 
 
 def _read_size(text: str, percent: int) -> int:
+    """Return the bytes that a pod may take of a device, by its size in the index: `MIB`, or `MIB/PODS` if shared."""
     mib, _, pods = text.partition("/")
     return DeviceShare(int(mib), int(pods), is_limited=False).count_bytes(percent) if pods else int(mib) * MIB
 

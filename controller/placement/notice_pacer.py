@@ -39,25 +39,25 @@ class NoticePacer:
         """Services to tell something urgent, in this order."""
         self._moves: dict[ObjectKey, float] = {}
         """Other services to tell something, each with its place."""
-        self._told_at: dict[ObjectKey, float] = {}
-        """When each service was told something that was told within the last second."""
+        self._notified_at: dict[ObjectKey, float] = {}
+        """When each service was notified, of those that were within the last second."""
         self._next_move_at = 0.0
         self._steady_until = 0.0
         """The time by which as many moves as were told would have been told at the steady pace."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, service: ObjectKey) -> None:
-        """Tell a service something urgent as soon as that may be; `flush` tells what may be told now."""
+        """Queue an urgent notice for a service; `flush` sends it as soon as the pace allows."""
         self._moves.pop(service, None)
         self._urgent.setdefault(service)
 
     def add_move(self, service: ObjectKey, place: float) -> None:
-        """Tell a service of a mere move when it is its turn: that with the lowest place is next."""
+        """Queue a notice about a mere move of a service, unless an urgent one is queued; the lowest place is next."""
         if service not in self._urgent:
             self._moves[service] = place
 
     def drop_move(self, service: ObjectKey) -> None:
-        """Tell a service of no move: its place is being reported anyway."""
+        """Drop the queued notice about a move of a service: its place is being reported anyway."""
         self._moves.pop(service, None)
 
     def clear(self) -> None:
@@ -69,37 +69,38 @@ class NoticePacer:
             self._timer = None
 
     def flush(self) -> None:
-        """Tell what may be told now, and set a timer for the rest; moves cost nothing while they wait."""
+        """Send the notices that the pace allows now, at most one about a move, and set a timer for the rest."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        self._told_at = {key: at for key, at in self._told_at.items() if at + SERVICE_SECONDS > now}
-        for service in [object_key for object_key in self._urgent if object_key not in self._told_at]:
+        self._notified_at = {key: at for key, at in self._notified_at.items() if at + SERVICE_SECONDS > now}
+        for service in [object_key for object_key in self._urgent if object_key not in self._notified_at]:
             del self._urgent[service]
-            self._told_at[service] = now
+            self._notified_at[service] = now
             self._notify(service)
         if now >= self._next_move_at:
-            self._tell_move(now)
-        dues = [self._told_at[object_key] + SERVICE_SECONDS for object_key in self._urgent]
+            self._report_move(now)
+        dues = [self._notified_at[object_key] + SERVICE_SECONDS for object_key in self._urgent]
         if self._moves:
             dues.append(self._find_next_move())
         if self._timer is not None:
             self._timer.cancel()
         self._timer = loop.call_at(min(dues), self.flush) if dues else None
 
-    def _tell_move(self, now: float) -> None:
-        # To look for each of a thousand services among those that were told takes as long as to write a status.
-        nearest = heapq.nsmallest(len(self._told_at) + 1, self._moves.items(), key=operator.itemgetter(1))
-        service = next((key for key, _place in nearest if key not in self._told_at), None)
+    def _report_move(self, now: float) -> None:
+        """Send the notice of the lowest place, apart from services notified within the last second."""
+        # One candidate more than were notified is enough: to sort a thousand services takes as long as a write.
+        nearest = heapq.nsmallest(len(self._notified_at) + 1, self._moves.items(), key=operator.itemgetter(1))
+        service = next((key for key, _place in nearest if key not in self._notified_at), None)
         if service is None:
             return
         del self._moves[service]
         self._steady_until = max(now, self._steady_until) + STEADY_MOVE_SECONDS
         self._next_move_at = max(now + MOVE_SECONDS, self._steady_until - BURST * STEADY_MOVE_SECONDS)
-        self._told_at[service] = now
+        self._notified_at[service] = now
         self._notify_move(service)
 
     def _find_next_move(self) -> float:
-        """Return when the next move is told; only those that were told a moment ago are looked at."""
-        if any(move not in self._told_at for move in self._moves):
+        """Return when the next notice about a move may be sent."""
+        if any(move not in self._notified_at for move in self._moves):
             return self._next_move_at
-        return max(self._next_move_at, min(self._told_at[move] for move in self._moves) + SERVICE_SECONDS)
+        return max(self._next_move_at, min(self._notified_at[move] for move in self._moves) + SERVICE_SECONDS)

@@ -135,17 +135,18 @@ def observe_units_in_steps(
     judged_at: list[float] = []
     places: dict[UnitKey, str] = {}
     open_places: dict[str, tuple[str, ...]] = {}
-    unseen = dict(freed_places)
+    unvisited = dict(freed_places)
     table, orders = read_pools(store, vendors), read_orders(store)
     for key, grouped in sorted(_group_by_service(store).items()):
         service = find_queued_service(store, key, table, is_queued_by_default=is_queued_by_default)
-        freed = _share(tuple(unseen.pop(service.uid))) if service is not None and service.uid in unseen else ()
+        freed = _share(tuple(unvisited.pop(service.uid))) if service is not None and service.uid in unvisited else ()
         volume_nodes = _find_volume_nodes(store, key, find_volume_nodes)
         objects = grouped._replace(volume_nodes=volume_nodes, orders=orders)
         service_units = _derive_service_units(store, service, objects, vendors, freed)
         units += service_units.units
         units += [_judge_ending(unit, now.timestamp()) for unit in service_units.ending]
         ends = [unit.ends_by for unit in service_units.ending if unit.ends_by is not None]
+        # The moments from which `_judge_ending` decides otherwise.
         judged_at += [moment + seconds for moment in ends for seconds in (-MOST_GRACE_SECONDS, LATE_SECONDS)]
         places.update(service_units.places)
         if service is not None and service_units.open_places:
@@ -153,7 +154,7 @@ def observe_units_in_steps(
         yield None
     waits = (moment - now.timestamp() for moment in judged_at)
     again_seconds = min((seconds for seconds in waits if seconds >= 0), default=None)
-    yield ObservedUnits(tuple(units), places, open_places | _keep_unseen(store, unseen), again_seconds)
+    yield ObservedUnits(tuple(units), places, open_places | _keep_unvisited(store, unvisited), again_seconds)
 
 
 async def take_last_step(steps: Iterable[ObservedUnits | None], seconds: float, meter: ProcessorMeter) -> ObservedUnits:
@@ -180,8 +181,8 @@ def _take_steps(steps: Iterator[ObservedUnits | None], seconds: float) -> Observ
     raise AssertionError("the last step returns the units")
 
 
-def _keep_unseen(store: Store, freed_places: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
-    """Return the freed places of services without any pod or process, which are about to have one again."""
+def _keep_unvisited(store: Store, freed_places: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+    """Return the freed places of services that have no pod or process now, as many as they want replicas."""
     if not freed_places:
         return {}
     services = decode_stored(store, INFERENCE_SERVICES, store.list(INFERENCE_SERVICES), QueuedServiceObject)
@@ -213,7 +214,7 @@ def _parse_key(named: str) -> ObjectKey:
 
 
 def _find_volume_nodes(store: Store, key: ObjectKey, find_volume_nodes: FindVolumeNodes) -> _VolumeNodes:
-    """Return the nodes of the volumes of the waiting pods of a service: what is read for them changes no object."""
+    """Return the nodes of the volumes of a service's waiting pods, by uid; equal answers are the same object."""
     waiting = store.by_index(PODS, GATE_INDEX, namespaced(key.namespace, key.name))
     if not waiting:
         return ()
@@ -235,6 +236,7 @@ def _derive_service_units(
 def _build_service_units(
     store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
 ) -> _ServiceUnits:
+    """Return the units of a service, with the places that they inherit and the earlier units that they replace."""
     nodes = dict(objects.volume_nodes)
     derived = (
         _derive_pod_replica(store, pod, service, vendors, nodes.get(pod["metadata"]["uid"])) for pod in objects.pods
@@ -242,15 +244,15 @@ def _build_service_units(
     replicas = join_gangs([pod_replica for pod_replica in derived if pod_replica is not None])
     for children in objects.processes:
         replicas += _list_process_replicas(store, children, service, vendors, objects.orders)
-    texts = _parse_freed(service, freed)
-    # An earlier service of the same name may still have pods that end: their places are its own.
+    freed_texts = _parse_freed(service, freed)
+    # Pods of an earlier service of the same name may still end: nobody here inherits their places.
     own = [
         replica_unit
         for replica_unit in replicas
         if service is not None and replica_unit.unit.enqueued_at >= service.created_at
     ]
     wanted = service.replicas if service is not None else 0
-    assigned, replaces = assign_places(own, texts, wanted), assign_predecessors(own)
+    assigned, replaces = assign_places(own, freed_texts, wanted), assign_predecessors(own)
     superseded = find_superseded(own, wanted)
     units = [
         msgspec.structs.replace(
@@ -270,17 +272,17 @@ def _build_service_units(
         if unit.uid in assigned
         for name in unit.objects
     }
-    still_open = list_open_places(own, texts, assigned, wanted)
+    still_open = list_open_places(own, freed_texts, assigned, wanted)
     ending = tuple(
         replica._replace(unit=msgspec.structs.replace(replica.unit, ends_by=replica.ends_by))
         for replica in replicas
         if replica.unit.state == "ending"
     )
-    return _ServiceUnits(tuple(units), ending, places, tuple(texts[place] for place in still_open))
+    return _ServiceUnits(tuple(units), ending, places, tuple(freed_texts[place] for place in still_open))
 
 
 def _parse_freed(service: QueuedService | None, freed: Iterable[str]) -> dict[float, str]:
-    """Return the places that were freed, each with its text in the ledger."""
+    """Return the ledger's texts of freed places by their time, which is not before the service was created."""
     created_at = service.created_at if service is not None else 0.0
     return {max(created_at, time): text for text in freed if (time := parse_seconds(text)) is not None}
 
@@ -288,6 +290,8 @@ def _parse_freed(service: QueuedService | None, freed: Iterable[str]) -> dict[fl
 def _derive_pod_replica(
     store: Store, pod: Obj, service: QueuedService | None, vendors: Vendors, volume_nodes: frozenset[str] | None
 ) -> PodReplica | None:
+    """Return a pod as a unit, computed anew only when one of these inputs has changed."""
+
     def compute() -> PodReplica | None:
         return build_pod_replica(pod, service, vendors, parse_nomination(pod), volume_nodes)
 
@@ -301,6 +305,7 @@ def _list_process_replicas(
     vendors: Vendors,
     orders: Mapping[str, HostOrders],
 ) -> list[ReplicaUnit]:
+    """Return the processes of one owner as units, with what follows from their siblings and from orders of hosts."""
     decoded = decode_stored(store, METAL_PROCESSES, objects, MetalProcess)
     stored = {object_key(obj): obj for obj in objects}
     replicas = []
@@ -319,7 +324,10 @@ def _build_process(process: MetalProcess, service: QueuedService | None, vendors
 
 
 def _judge_ending(replica: ReplicaUnit, now: float) -> Unit:
-    """Return an ending unit; one that is overdue, or may take for ever, counts as room that is not awaited."""
+    """Return an ending unit; one that is overdue, or ends too late, as one that runs and is never evicted.
+
+    So nothing waits for its room.
+    """
     if replica.ends_by is None or -LATE_SECONDS <= replica.ends_by - now <= MOST_GRACE_SECONDS:
         return replica.unit
     return msgspec.structs.replace(replica.unit, state="running", is_protected=True, ends_by=None)
@@ -355,6 +363,7 @@ def read_nomination(process: MetalProcess) -> Nomination | None:
 
 
 def _decode_nomination(text: Any, prefix: str, key: ObjectKey) -> Nomination | None:
+    """Return the nomination in an annotation; None if it is empty, or damaged, which is logged."""
     if not text:
         return None
     try:

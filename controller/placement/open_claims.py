@@ -21,7 +21,7 @@ class ReservedCells(NamedTuple):
 
     cells: list[Cell]
     is_all_known: bool
-    """False: nothing is free on some of them, until it is known whether a claim is carried out."""
+    """False: on some of them nothing counts as free, until the outcome of a claim is known."""
 
 
 class OpenClaims:
@@ -35,14 +35,14 @@ class OpenClaims:
         """Times of the loop until which writes that were not answered may arrive, by uid of the unit."""
         self._gang_pods: set[ObjectKey] = set()
         """Pods of the gangs."""
-        self.has_given_up = False
-        """A claim was given up, and the ledger may still have it: the next leader would carry it out."""
+        self.must_rewrite_ledger = False
+        """The ledger may still have a claim that was given up: the next leader would carry it out."""
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._claims
 
-    def cover(self, unit: Unit) -> bool:
-        """Return whether a unit is being admitted; what is left of a gang is, too."""
+    def covers(self, unit: Unit) -> bool:
+        """Return whether a unit has an open claim, also as the rest of a gang that is admitted in part."""
         return unit.uid in self._claims or (unit.key.kind == "gang" and not self._gang_pods.isdisjoint(unit.objects))
 
     def __getitem__(self, uid: str) -> Claim:
@@ -61,14 +61,14 @@ class OpenClaims:
         return sum(len(claim.names) for claim in self._claims.values())
 
     def add(self, claims: Mapping[str, Claim]) -> dict[str, Claim]:
-        """Add claims, and return those that are new."""
+        """Add claims of units without an open one; return those that were added."""
         new = {uid: claim for uid, claim in claims.items() if uid not in self._claims}
         self._claims |= new
         self._gang_pods.update(*(claim.objects for claim in new.values() if claim.kind == "gang"))
         return new
 
     def begin_write(self, unit: Unit) -> None:
-        """Note that the claim of a unit is being carried out."""
+        """Note that the write of a unit's claim begins: its room is reserved even if the unit vanishes."""
         self._being_written[unit.uid] = unit
 
     def expect_late_write(self, uid: str, until: float) -> None:
@@ -80,8 +80,8 @@ class OpenClaims:
         return self._late_writes.get(uid, -math.inf)
 
     def release(self, uid: str, *, is_done: bool) -> None:
-        """Release the room reserved for a unit; `is_done` is False if its admission was given up."""
-        self.has_given_up |= not is_done
+        """Forget the claim of a unit, and its reserved room; not `is_done`: it was given up without a known outcome."""
+        self.must_rewrite_ledger |= not is_done
         claim = self._claims.pop(uid, None)
         self._being_written.pop(uid, None)
         self._late_writes.pop(uid, None)
@@ -89,40 +89,41 @@ class OpenClaims:
             self._gang_pods.difference_update(claim.objects)
 
     def reserve(self, cells: Iterable[Cell], units: Iterable[Unit]) -> ReservedCells:
-        """Return the cells without the room that open claims reserve.
+        """Return the cells without the room that open claims reserve; notes units that another leader may be writing.
 
         A unit of this leader may vanish while its write hangs: what it needs stays reserved. What another leader has
         claimed may not be seen at all so far, or is no unit here since its service is suspended. It may still be given
         the cell, and what it needs is unknown: nothing is free there until its outcome is known.
         """
         taken: dict[str, list[Amounts]] = {}
-        # What is left of a gang that is admitted in part is a unit with another uid.
-        unseen = {
+        # The rest of a gang that is admitted in part is a unit with another uid: gangs are found by their pods.
+        unaccounted = {
             ("" if claim.kind == "gang" else uid, name): cell
             for uid, claim in self._claims.items()
             for name, cell in zip(claim.objects, claim.cells, strict=False)
         }
 
-        def take(unit: Unit) -> None:
+        def reserve_parts(unit: Unit) -> None:
+            """Reserve the claimed cells of a waiting unit for its parts; another unit has them already."""
             is_gang = unit.key.kind == "gang"
             for need, name in zip(unit.parts, unit.objects, strict=False):
-                cell_id = unseen.pop(("" if is_gang else unit.uid, name), "")
+                cell_id = unaccounted.pop(("" if is_gang else unit.uid, name), "")
                 if cell_id and unit.state == "waiting":
                     taken.setdefault(cell_id, []).append(need)
 
-        for unit in units if unseen else ():
+        for unit in units if unaccounted else ():
             if unit.key.kind == "gang":
-                take(unit)
+                reserve_parts(unit)
             elif unit.uid in self._claims:
-                take(unit)
+                reserve_parts(unit)
                 if unit.state == "waiting":
                     # Another leader may be writing it.
                     self._being_written.setdefault(unit.uid, unit)
         for unit in self._being_written.values():
-            take(unit)
-        unknown = {*unseen.values()}
+            reserve_parts(unit)
+        unknown = {*unaccounted.values()}
         reserved = [
-            _leave_free(cell, taken.get(cell.id, ()), is_all_claimed=cell.id in unknown)
+            _subtract_reserved(cell, taken.get(cell.id, ()), is_all_claimed=cell.id in unknown)
             if cell.id in taken or cell.id in unknown
             else cell
             for cell in cells
@@ -131,22 +132,22 @@ class OpenClaims:
 
     def has_room(self, unit: Unit, names: Sequence[str], find_cell: Callable[[str], Cell | None]) -> bool:
         """Return whether the cells of a unit still exist and have room: planning and earlier writes took time."""
-        left = self._sum_being_written(unit.uid, names)
+        given = self._sum_being_written(unit.uid, names)
         for need, name in zip(unit.parts, names, strict=False):
             cell = find_cell(name)
             if cell is None or cell.closed:
                 return False
-            free = subtract_amounts(cell.free, left.get(name, NOTHING))
+            free = subtract_amounts(cell.free, given.get(name, NOTHING))
             if not fits(need, free):
                 return False
-            left[name] = add_amounts(left.get(name, NOTHING), need)
+            given[name] = add_amounts(given.get(name, NOTHING), need)
         return True
 
-    def _sum_being_written(self, but: str, names: Sequence[str]) -> dict[str, Amounts]:
+    def _sum_being_written(self, excluded_uid: str, names: Sequence[str]) -> dict[str, Amounts]:
         """Return what other units are being given on these cells at this moment."""
         sums: dict[str, Amounts] = {}
         for uid, unit in self._being_written.items():
-            if uid == but:
+            if uid == excluded_uid:
                 continue
             for need, name in zip(unit.parts, self._claims[uid].cells, strict=False):
                 if name in names:
@@ -154,7 +155,8 @@ class OpenClaims:
         return sums
 
 
-def _leave_free(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: bool) -> Cell:
+def _subtract_reserved(cell: Cell, taken: Iterable[Amounts], *, is_all_claimed: bool) -> Cell:
+    """Return a cell without the amounts taken; with nothing free at all if an unknown unit may get it."""
     free = functools.reduce(subtract_amounts, taken, cell.free)
     if not is_all_claimed:
         return msgspec.structs.replace(cell, free=free)

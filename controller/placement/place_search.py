@@ -90,7 +90,7 @@ class PlaceSearch:
             self._classes.setdefault(cell.pool, {}).setdefault(cell.device_class, set()).add(name)
             for weights in cell.weights:
                 self._with_weights.setdefault(weights, set()).add(name)
-        self._beside: dict[ObjectKey, dict[str, int]] = {}
+        self._replicas_on: dict[ObjectKey, dict[str, int]] = {}
         """Replicas of each service by cell: they are spread."""
         self._changes: list[str] = []
         self._admitting: dict[tuple[object, ...], dict[str, Cell]] = {}
@@ -100,9 +100,9 @@ class PlaceSearch:
         """The feasible cells that are open, and those of them on which the need still fitted at the last look."""
         self._indexes: dict[tuple[object, ...], CellIndex] = {}
 
-    def count_beside(self, service: ObjectKey, cells: Iterable[str]) -> None:
-        """Count a unit of a service on cells."""
-        counts = self._beside.setdefault(service, {})
+    def count_replica(self, service: ObjectKey, cells: Iterable[str]) -> None:
+        """Count a replica of a service on its cells."""
+        counts = self._replicas_on.setdefault(service, {})
         for cell in cells:
             counts[cell] = counts.get(cell, 0) + 1
 
@@ -137,6 +137,7 @@ class PlaceSearch:
         return roomy
 
     def _list_open(self, unit: Unit, need: Amounts, pool: str) -> Mapping[str, Cell]:
+        """Return the feasible cells of a pool that are not closed, by `Cell.id`."""
         key = (unit.identity, need_key(need), pool)
         open_cells = self._open.get(key)
         if open_cells is None:
@@ -155,8 +156,8 @@ class PlaceSearch:
             if name in self.cells and not is_borrowed(unit, self.cells[name].pool):
                 self._promised.setdefault(name, {})[unit.uid] = need, tuple(victims)
 
-    def settle(self, unit: Unit, cells: Iterable[str]) -> None:
-        """Note that a unit has its cells, so that the promise to it ends."""
+    def end_promise(self, unit: Unit, cells: Iterable[str]) -> None:
+        """End the promise of cells to a unit, since it gets them now."""
         for name in cells:
             self._promised.get(name, {}).pop(unit.uid, None)
 
@@ -194,8 +195,8 @@ class PlaceSearch:
                 free = subtract_amounts(free, kept)
         return free
 
-    def takes(self, needs: Mapping[str, Amounts]) -> bool:
-        """Return whether cells have what is needed of each."""
+    def has_room_for(self, needs: Mapping[str, Amounts]) -> bool:
+        """Return whether each cell has what is needed of it."""
         return all(fits(need, self.left[cell]) for cell, need in needs.items())
 
     def take(self, needs: Mapping[str, Amounts]) -> None:
@@ -205,7 +206,7 @@ class PlaceSearch:
             self._changes.append(cell)
 
     def hold(self, unit: Unit, cells: Sequence[str], victims: Sequence[Unit]) -> bool:
-        """Reserve for a unit its victims' room and the free rest that it needs; return False if too little is free."""
+        """Reserve for a unit its victims' room, and what it needs beyond of the free; False: that is too little."""
         claims: dict[str, dict[str, Amounts]] = {victim.uid: {} for victim in victims}
         needs = add_by_cell(unit.parts, cells)
         for cell, need in needs.items():
@@ -220,7 +221,7 @@ class PlaceSearch:
                     claims[victim.uid][cell] = claim
                     needs[cell] = subtract_amounts(needs[cell], claim)
         self.take(needs)
-        self.settle(unit, cells)
+        self.end_promise(unit, cells)
         for victim in victims:
             is_replaced = victim.uid in unit.replaces
             self._changes += self._candidates.promise(victim, claims[victim.uid], is_replaced=is_replaced)
@@ -261,6 +262,7 @@ class PlaceSearch:
         return place if place is not None else self._place_once_ended(unit, pool, means, least)
 
     def _place_once_ended(self, unit: Unit, pool: str, means: Means, victims: Iterable[Unit]) -> FoundPlace | None:
+        """Return the place for a unit in a pool if these victims, and those that the place itself needs, end."""
         trial = PlaceTrial()
         self._end_in_trial(trial, victims)
         return self._place_parts(unit, pool, means, trial)
@@ -300,6 +302,7 @@ class PlaceSearch:
         return FoundPlace(tuple(cells), victims, tuple(scores[index] for index in range(len(cells))), wait_seconds)
 
     def _end_in_trial(self, trial: PlaceTrial, victims: Iterable[Unit]) -> None:
+        """Add victims to a trial, with what all their parts free."""
         for victim in victims:
             trial.victims[victim.uid] = victim
             # The other parts of a victim free room elsewhere.
@@ -330,11 +333,11 @@ class PlaceSearch:
 
     def pick_cell(self, unit: Unit, need: Amounts, pool: str, means: Means, trial: PlaceTrial) -> CellChoice | None:
         """Return the best cell of a pool for one part of a unit, compared across device classes."""
-        # Where this unit differs from others, by its trial, refusals, other replicas or weights.
+        # The cells that are not the same to all units like this one: by trial, refusals, replicas or weights.
         own_cells = {
             *trial.left,
             *unit.refused_by,
-            *self._beside.get(unit.service, ()),
+            *self._replicas_on.get(unit.service, ()),
             *self._with_weights.get(unit.weights, ()),
         }
         best, best_key = None, None
@@ -377,7 +380,7 @@ class PlaceSearch:
         return (
             choice.cost,
             name in unit.refused_by,
-            self._beside.get(unit.service, {}).get(name, 0),
+            self._replicas_on.get(unit.service, {}).get(name, 0),
             -choice.points - count_unit_points(unit, self.cells[name]),
             choice.leftover,
             choice.bandwidth,
@@ -385,16 +388,12 @@ class PlaceSearch:
         )
 
     def evaluate(
-        self,
-        unit: Unit,
-        need: Amounts,
-        name: str,
-        means: Means,
-        *,
-        free: Amounts,
-        chosen: Mapping[str, Unit],
+        self, unit: Unit, need: Amounts, name: str, means: Means, *, free: Amounts, chosen: Mapping[str, Unit]
     ) -> CellChoice | None:
-        """Return the choice of a cell for a part of a unit, or None if that does not fit there by these means."""
+        """Return a cell as a choice for a part of a unit, or None if it does not fit there by these means.
+
+        `free` is what is left of the cell, with the room of the `chosen` victims of other parts.
+        """
         cell = self.cells[name]
         if means == "free":
             if not fits(need, free) or self.is_promised(unit, need, name, free, chosen):
@@ -433,13 +432,13 @@ class PlaceSearch:
         """Return the score of a cell for one part of a unit."""
         cell = self.cells[name]
         free = trial.left.get(name, self.left[name]) if trial is not None else self.left[name]
-        siblings = self._beside.get(unit.service, {}).get(name, 0)
+        siblings = self._replicas_on.get(unit.service, {}).get(name, 0)
         return score_cell(unit, unit.parts[number], cell, free, siblings)
 
     def _list_likely(
         self, unit: Unit, need: Amounts, pool: str, cells: Mapping[str, Cell], means: Means
     ) -> Sequence[str]:
-        """Return the cells on which a need may fit by these means, and that are not closed to units like this one."""
+        """Return those of the cells on which a need may fit by these means, and that are not closed to the unit."""
         if means == "free":
             names = self.list_roomy(unit, need, pool)
         else:
@@ -449,7 +448,7 @@ class PlaceSearch:
     def _find_index(self, unit: Unit, need: Amounts, pool: str, device_class: str, means: Means) -> CellIndex:
         """Return the index for all units that are like this one to the cells of a pool and class."""
         is_home = unit.pools[0] == pool
-        # Whether another class is refused is nothing to this one.
+        # Not `unit.identity`: whether a unit refuses other classes makes no difference on this one.
         kind = unit.requirement.identity
         key = (kind, need_key(need), pool, device_class, means, unit.rank, unit.is_protected, is_home)
         index = self._indexes.get(key)
@@ -477,13 +476,13 @@ def _rate_cell(
 
 
 def _claim_devices(claim: Amounts, room: Amounts) -> dict[str, int]:
-    """Return what a claim takes of other needs' counts, as one device may count for several needs."""
+    """Return by how much a claim of devices may lower each count of devices, as one may count for several needs."""
     number = sum(amount for name, amount in claim.items() if name.endswith(CLAIMED))
     return {name: min(number, amount) for name, amount in room.items() if name.endswith(CLAIMED)} if number else {}
 
 
 def need_key(need: Amounts) -> _Need:
-    """Return the key of a need."""
+    """Return a hashable key of a need: equal for needs with the same positive amounts."""
     return tuple(sorted(item for item in need.items() if item[1] > 0))
 
 

@@ -132,23 +132,25 @@ class Planning:
         self._candidates = Candidates(holding, pools, now, rules.min_run_seconds)
         self._limits = PoolLimits(rules.pools, rules.quotas)
         self._search = self.build_search(by_id.values())
-        self._elastic = {name: pool_rules.elastic for name, pool_rules in rules.pools.items() if pool_rules.elastic > 0}
+        self._elastic_slots = {
+            name: pool_rules.elastic for name, pool_rules in rules.pools.items() if pool_rules.elastic > 0
+        }
         for unit in self._waiting:
             if unit.nomination is not None and self._could_ever_start(unit):
-                self._search.promise(unit, unit.nomination.cells, self._list_staying(unit.nomination))
+                self._search.promise(unit, unit.nomination.cells, self._list_remaining_victims(unit.nomination))
         for unit in holding:
-            self._search.count_beside(unit.service, unit.cells)
+            self._search.count_replica(unit.service, unit.cells)
             pool = pools[unit.uid]
             self._limits.add_holder(unit, pool)
-            if not unit.cells and pool in self._elastic:
-                self._elastic[pool] -= 1
+            if not unit.cells and pool in self._elastic_slots:
+                self._elastic_slots[pool] -= 1
                 self._leave_room(unit, pool)
-        self._kept: set[str] = set()
-        """Cells of which this round keeps room for nominated units: to the scheduler it is free."""
+        self._held_cells: set[str] = set()
+        """Cells where this round holds room for nominated units, which is free to the scheduler."""
         self._considered: dict[tuple[str, bool], int] = {}
         """Units by home, those apart that no limit ever lets start."""
         self._shapes: dict[tuple[object, ...], int] = {}
-        self._hopeless: dict[int, tuple[Blockage, Mapping[str, bool]]] = {}
+        self._blocked_shapes: dict[int, tuple[Blockage, Mapping[str, bool]]] = {}
         """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools whose
         limits are kept for them, True: also those that other namespaces share."""
         self._awaited: dict[tuple[object, ...], _AwaitedCells] = {}
@@ -160,7 +162,7 @@ class Planning:
         """Subtract an unpinned admitted unit from every cell of the pool where the scheduler may put it."""
         for part in unit.parts:
             for name in self._search.list_feasible(unit, part, pool):
-                if self._search.takes({name: part}):
+                if self._search.has_room_for({name: part}):
                     self._search.take({name: part})
 
     def build_search(self, cells: Iterable[Cell]) -> PlaceSearch:
@@ -191,10 +193,10 @@ class Planning:
         )
 
     def _keep_promises(self, units: Iterable[Unit]) -> set[str]:
-        """Settle the nominated units of one priority whose nomination holds; return the `uid` of each.
+        """Decide first about the nominated units of one priority; return the `uid` of those whose nomination holds.
 
-        What is promised to a unit is not for an older one, which may have come after that: it was evicted elsewhere, or
-        its node has just been added. A free place elsewhere is for the older one first.
+        What is promised to a unit is not for an older one, which may have joined the queue only after the promise. But
+        a free place elsewhere is for the older one first: a nominated unit may move there only if none is ahead.
         """
         settled = set[str]()
         is_first = True
@@ -211,11 +213,11 @@ class Planning:
 
     def _could_ever_run(self, unit: Unit, pool: str) -> bool:
         """Return whether a pool could run a unit if nothing else ran there, or may get a node that could."""
-        return pool in self._elastic or self._search.could_ever_run(unit, pool)
+        return pool in self._elastic_slots or self._search.could_ever_run(unit, pool)
 
     def _has_considered_enough(self, unit: Unit, shape: int) -> bool:
-        """Return whether the round has considered enough units; then nothing that comes later may use their pools."""
-        if not unit.replaces and shape in self._hopeless:
+        """Count a unit as considered; return True if its home has had enough, and close its pools to later units."""
+        if not unit.replaces and shape in self._blocked_shapes:
             return False
         home = unit.pools[0] if unit.pools else ""
         can_start = not all(self._limits.exceeds(unit, pool) for pool in unit.pools)
@@ -227,6 +229,7 @@ class Planning:
         return True
 
     def _decide(self, unit: Unit, shape: int) -> None:
+        """Admit a waiting unit, or nominate it for the room of others, or note why it is blocked."""
         nomination = unit.nomination
         if nomination is None and not unit.replaces and self.is_hopeless(unit, shape):
             self._block(unit, shape)
@@ -244,14 +247,14 @@ class Planning:
             self._block(unit, shape)
 
     def _find_place_of_others(self, unit: Unit) -> FoundPlace | None:
-        """Return a place that becomes free when other units end, if the unit may wait for one."""
+        """Return a place that becomes free when other units end; None for a unit that may not evict others."""
         if unit.is_last:
             return None
         return self._place_in_predecessor(unit) or self._search.find_place(unit, "evict")
 
     def is_hopeless(self, unit: Unit, shape: int) -> bool:  # noqa: ARG002 - the tests' plain form looks at the unit
         """Return whether a unit with the same view of cells and limits was blocked in this round."""
-        return shape in self._hopeless
+        return shape in self._blocked_shapes
 
     def _shape_of(self, unit: Unit) -> int:
         """Return a number for the unit's shape: units with equal requirements on cells have the same."""
@@ -270,39 +273,39 @@ class Planning:
             may_move: whether it may have a free place elsewhere meanwhile.
         """
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
-        staying = self._list_staying(nomination)
-        if not len(cells) == len(nomination.cells) == len(unit.parts) or not self._is_eligible(unit, cells, staying):
+        remaining = self._list_remaining_victims(nomination)
+        if not len(cells) == len(nomination.cells) == len(unit.parts) or not self._is_eligible(unit, cells, remaining):
             return False
         # Where there is room for both, the limits still count what the unit replaces, which may never end.
-        has_room = self._search.takes(add_by_cell(unit.parts, nomination.cells))
+        has_room = self._search.has_room_for(add_by_cell(unit.parts, nomination.cells))
         if has_room and self._is_eligible(unit, cells):
             self._admit(unit, nomination.cells)
             return True
         # Without a victim there is nothing to wait for: the room of those that ended is gone.
-        if not staying or any(self._candidates.is_replaced(victim.uid) for victim in staying):
+        if not remaining or any(self._candidates.is_replaced(victim.uid) for victim in remaining):
             return False
-        ending = [victim for victim in staying if self._candidates.is_ending(victim) or victim.uid in unit.replaces]
-        running = [victim for victim in staying if victim not in ending]
+        ending = [victim for victim in remaining if self._candidates.is_ending(victim) or victim.uid in unit.replaces]
+        running = [victim for victim in remaining if victim not in ending]
         if not all(self._candidates.may_evict(unit, victim) for victim in running):
             return False
         # A better place may have become free meanwhile: what was evicted for this one then serves others.
         if may_move and (place := self._search.find_place(unit, "free")) is not None:
             self._admit(unit, place.cells, place.scores)
             return True
-        if not self._search.hold(unit, nomination.cells, staying):
+        if not self._search.hold(unit, nomination.cells, remaining):
             return False
-        self._kept.update(nomination.cells)
-        self._limits.add(unit, cells[0].pool, staying)
+        self._held_cells.update(nomination.cells)
+        self._limits.add(unit, cells[0].pool, remaining)
         # The eviction of some may have failed, or the controller may have ended before it.
         self._actions += [EvictUnit(victim, unit) for victim in running]
         return True
 
-    def _list_staying(self, nomination: Nomination) -> Sequence[Unit]:
-        """Return the victims of a nomination that have not ended."""
+    def _list_remaining_victims(self, nomination: Nomination) -> Sequence[Unit]:
+        """Return the victims of a nomination that still hold room."""
         return [self._holders[uid] for uid in sorted(nomination.victims) if uid in self._holders]
 
     def _is_eligible(self, unit: Unit, cells: Iterable[Cell], leaving: Sequence[Unit] = ()) -> bool:
-        """Return whether a unit may use cells once others have ended."""
+        """Return whether rules and limits let a unit use cells once `leaving` have ended, however full they are."""
         return all(
             cell.pool in unit.pools
             and not cell.closed
@@ -313,15 +316,17 @@ class Planning:
         )
 
     def _admit(self, unit: Unit, cells: tuple[str, ...], scores: tuple[CellScore, ...] = ()) -> None:
+        """Decide to give a unit its cells, and count it there and in the limits of their pool."""
         others = list_alternatives(self._search, unit, cells)
         self._search.take(add_by_cell(unit.parts, cells))
-        self._search.settle(unit, cells)
-        self._search.count_beside(unit.service, cells)
+        self._search.end_promise(unit, cells)
+        self._search.count_replica(unit.service, cells)
         self._limits.add(unit, self._search.cells[cells[0]].pool)
         self._actions.append(Admit(unit, cells, scores, others=others))
 
     def _admit_unpinned(self, unit: Unit, pool: str) -> None:
-        self._elastic[pool] -= 1
+        """Decide to admit a unit without cells, so that an autoscaler adds a node to the pool."""
+        self._elastic_slots[pool] -= 1
         self._limits.add(unit, pool)
         self._actions.append(Admit(unit, (), node_labels=self._rules.pools[pool].node_labels))
 
@@ -334,7 +339,7 @@ class Planning:
         ]
         if not self._search.hold(unit, place.cells, place.victims):
             raise AssertionError(f"{unit.key} does not fit in the place of its victims on {place.cells}")
-        self._kept.update(place.cells)
+        self._held_cells.update(place.cells)
         self._limits.add(unit, self._search.cells[place.cells[0]].pool, place.victims)
         nomination = Nomination(place.cells, frozenset(victim.uid for victim in place.victims))
         if nomination != unit.nomination:
@@ -342,14 +347,18 @@ class Planning:
         self._actions += [EvictUnit(victim, unit) for victim in running]
 
     def _block(self, unit: Unit, shape: int) -> None:
-        if shape not in self._hopeless:
-            self._hopeless[shape] = self._find_blockage(unit)
-        self._blocked[unit.uid], pools = self._hopeless[shape]
+        """Note why a unit waits, and keep what it needs of limits; the first unit of a shape also closes its cells."""
+        if shape not in self._blocked_shapes:
+            self._blocked_shapes[shape] = self._close_awaited_cells(unit)
+        self._blocked[unit.uid], pools = self._blocked_shapes[shape]
         for pool, is_shared in pools.items():
             self._limits.keep(unit, pool, is_shared=is_shared)
 
-    def _find_blockage(self, unit: Unit) -> tuple[Blockage, Mapping[str, bool]]:
-        """Close the cells that a unit waits for; return why it waits, and the pools whose limits are kept for it."""
+    def _close_awaited_cells(self, unit: Unit) -> tuple[Blockage, Mapping[str, bool]]:
+        """Close the cells and limits that a unit waits for to later ones; return why it waits, and for which pools.
+
+        The pools are those whose limits are kept for it; True: also limits that other namespaces share.
+        """
         refusals = {
             pool: limit_refusal
             for pool in unit.pools
@@ -366,10 +375,10 @@ class Planning:
         )
         limit = self._find_limit(unit, feasible, refusals)
         fitting = [pool for pool, refusal in refusals.items() if feasible and refusal.could_ever_fit]
-        held = [pool for pool in fitting if self._could_ever_run(unit, pool)]
-        for pool in held:
+        held_pools = [pool for pool in fitting if self._could_ever_run(unit, pool)]
+        for pool in held_pools:
             self._limits.hold(unit, refusals[pool].key)
-        # Where the youngest unit keeps it waiting, none that is younger may come.
+        # Where it waits for minimum run times to end, no later unit may begin another one.
         place = self._search.find_place(unit, "wait") if feasible and self._candidates.has_young else None
         closure, closed = HeadOfLine(unit.rank, unit), self._search.closed
         for name in waited_for:
@@ -379,13 +388,15 @@ class Planning:
             self._again_seconds = min(place.wait_seconds, self._again_seconds or place.wait_seconds)
             # Where room is left, only the limit is waited for, and that is closed already.
             needs = add_by_cell(unit.parts, place.cells)
-            reserved = [name for name in needs if name in waited_for or not self._search.takes({name: needs[name]})]
+            reserved = [
+                name for name in needs if name in waited_for or not self._search.has_room_for({name: needs[name]})
+            ]
             closed.update(dict.fromkeys(reserved, HeadOfLine(RESERVED, unit)))
         exceeds = not self._could_ever_start(unit)
         helps = self._candidates.could_yield(unit, waited_for, left)
         blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit, exceeds, helps)
         # What passes by one limit would take its quota. Others need not wait because its own quota is used up.
-        return blockage, dict.fromkeys(pools, True) | dict.fromkeys(held, False)
+        return blockage, dict.fromkeys(pools, True) | dict.fromkeys(held_pools, False)
 
     def _list_awaited(self, unit: Unit, refusals: Mapping[str, LimitRefusal]) -> _AwaitedCells:
         """Return the cells for which a unit waits; units that differ only in priority share the answer."""
@@ -467,7 +478,7 @@ class Planning:
         if unit.is_last:
             return ""
         for pool in unit.pools:
-            is_open = self._elastic.get(pool, 0) > 0 and pool not in self._search.exhausted
+            is_open = self._elastic_slots.get(pool, 0) > 0 and pool not in self._search.exhausted
             takes = is_open and requirement.allows(self._rules.pools[pool].node_labels)
             if takes and self._limits.find_refusal(unit, pool) is None and not self._may_take_from_others(unit, pool):
                 return pool
@@ -478,6 +489,6 @@ class Planning:
         closed = [name for name in self._search.closed if self._search.is_closed_to(unit, name)]
         for part in unit.parts:
             cells = self._search.list_feasible(unit, part, pool)
-            if any(name in cells and fits(part, cells[name].free) for name in (*self._kept, *closed)):
+            if any(name in cells and fits(part, cells[name].free) for name in (*self._held_cells, *closed)):
                 return True
         return False

@@ -75,7 +75,7 @@ def build_pod_replica(
     is_ending = "deletionTimestamp" in metadata
     own = service.find_deployment(deployment) if service is not None else None
     has_ended = (pod.get("status") or {}).get("phase") in ENDED
-    # One that has ended and is about to vanish takes nothing any more, but still has its place in the queue.
+    # A pod that has ended and is being deleted holds nothing any more, but its successor inherits its place.
     if not deployment or not (own or is_ending) or (has_ended and not is_ending):
         return None
     state: UnitState = "ending" if is_ending else "waiting" if is_gated(pod) else "running"
@@ -83,8 +83,8 @@ def build_pod_replica(
     if not is_gated(pod) and not has_device(need, vendors):
         return None
     node = find_taken_node(pod)
-    # A tenant's finalizer keeps a pod that ends, and no scheduler need ever place one that its ReplicaSet makes without
-    # the gate: they take nothing, and would use up the limits of a pool, and its room for those that go unpinned.
+    # Not counted are pods that hold nothing: one without a node that ends, which a tenant's finalizer may keep, and one
+    # that was made without the gate, which no scheduler need ever place. They would use up the limits of their pool.
     is_counted = bool(node) or state == "waiting" or (not is_ending and is_noted(pod))
     own_place = find_own_place(pod)
     key = object_key(pod)
@@ -201,6 +201,7 @@ def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
 
 
 def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
+    """Return one unit for pods of a gang that are in the same state, by name."""
     units = [member.unit for member in members]
     first = units[0]  # its uid stands for the gang, as its name does where a place is freed
     cells = tuple(cell for unit in units for cell in unit.cells)

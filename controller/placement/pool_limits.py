@@ -87,7 +87,7 @@ class _KeptAmounts:
         """Sum up to each of them."""
 
     def add(self, unit: Unit, amount: int) -> None:
-        """Keep an amount for a unit that is behind all others."""
+        """Keep an amount for a unit that is behind all for which something is kept."""
         self._orders.append(unit.order)
         self._sums.append(amount + (self._sums[-1] if self._sums else 0))
 
@@ -147,15 +147,15 @@ class PoolLimits:
         """
         refusal: LimitRefusal | None = None
         for key, allowed, amount in self._list_limits(unit, pool):
-            back = sum(self.room_of(other.uid, key) for other in leaving if other.uid in unit.replaces)
-            freed = sum(self.room_of(other.uid, key) for other in leaving if other.uid not in unit.replaces)
-            used = self._used.get(key, 0) - back - freed
-            # What takes no more than those that it replaces passes nobody.
-            is_kept = amount > back and (
+            from_replaced = sum(self.room_of(other.uid, key) for other in leaving if other.uid in unit.replaces)
+            from_victims = sum(self.room_of(other.uid, key) for other in leaving if other.uid not in unit.replaces)
+            used = self._used.get(key, 0) - from_replaced - from_victims
+            # A unit that takes no more than those that it replaces overtakes no unit for which the rest is kept.
+            is_kept = amount > from_replaced and (
                 self._is_held(key, unit) or used + self._sum_kept(key, unit) + amount > allowed
             )
             if amount > allowed:
-                # Whatever ends, this one stays.
+                # No end of other units helps: this refusal outranks the others.
                 return LimitRefusal(key, allowed, used, amount)
             if refusal is None and amount > 0 and (used + amount > allowed or is_kept):
                 refusal = LimitRefusal(key, allowed, used, amount)
@@ -204,9 +204,9 @@ class PoolLimits:
         return self._pools.get(pool, _UNLIMITED).elastic > 0
 
     def keep(self, unit: Unit, pool: str, *, is_shared: bool) -> None:
-        """Keep for a unit that waits for a pool what it needs of the quota there; units are kept for in order.
+        """Keep for a waiting unit what it needs of the limits of a pool; call it for units in the order of the queue.
 
-        What passes it may be evicted for its room, but only later, and not all: without this, it might wait for ever.
+        Else it might wait for ever: units that pass it use up the limit, and may be evicted only later, or never.
 
         Args:
             unit: the unit.
@@ -218,11 +218,11 @@ class PoolLimits:
                 self._kept.setdefault(key, _KeptAmounts()).add(unit, amount)
 
     def hold(self, unit: Unit, key: LimitKey) -> None:
-        """Reserve the rest of a limit for the unit that it refused."""
+        """Let no later unit take what is left of a limit that refused this unit."""
         self._held.setdefault(key, unit.order)
 
     def _list_limits(self, unit: Unit, pool: str) -> Iterator[tuple[LimitKey, int, int]]:
-        """Yield each limit that counts a unit in a pool, with what it allows and what the unit needs."""
+        """Yield each limit that counts a unit in a pool, with the amounts that it allows and that the unit needs."""
         if not self._pools and not self._quotas:
             return
         namespace = unit.key.namespace

@@ -93,6 +93,7 @@ def measure_pools(
 
 
 def _count_use(cells: Iterable[Cell], units: Iterable[Unit]) -> _PoolUse:
+    """Return what the placed units use of each pool, and how many units wait there."""
     by_id = {cell.id: cell for cell in cells}
     use = _PoolUse(Counter(), Counter(), Counter(), Counter(), Counter())
     for unit in units:
@@ -107,6 +108,7 @@ def _count_use(cells: Iterable[Cell], units: Iterable[Unit]) -> _PoolUse:
 
 
 def _add_part(use: _PoolUse, part: Amounts, cell: Cell, home: str, namespace: str) -> None:
+    """Add to the use what one part of a unit takes of its cell; `home` is the pool at which the unit is at home."""
     amount = sum_amounts([part], measure_of(cell))
     if cell.pool == home:
         use.home[home] += amount
@@ -132,7 +134,7 @@ def _find_overlaps(table: PoolTable, cells: Iterable[Cell], find_labels: FindLab
 
 
 def _find_overuse(table: PoolTable, use: _PoolUse) -> Iterable[PoolProblem]:
-    """Yield a problem for each limit below what runs."""
+    """Yield a problem for each limit and quota of which more is used than it allows."""
     for pool in table.defined:
         rules: PoolRules = pool.rules
         measure: Measure = MEMORY if pool.accelerator == METAL else DEVICES
@@ -152,6 +154,7 @@ def _find_overuse(table: PoolTable, use: _PoolUse) -> Iterable[PoolProblem]:
 
 
 def _describe_overuse(pool: str, limit: str, measure: Measure, allowed: int, used: int) -> PoolProblem:
+    """Return the problem of a limit, whose words are such as `nominal is`."""
     message = (
         f"{limit} {limit_text(measure, allowed)}, but {amount_text(measure, used)} {'is' if used == 1 else 'are'} in "
         "use: nothing more is admitted until less is; end services, or raise it"

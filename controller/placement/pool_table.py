@@ -123,6 +123,7 @@ def build_table(pools: Iterable[AcceleratorPool], vendors: Vendors) -> PoolTable
 
 
 def _read_pool(pool: AcceleratorPool, vendors: Vendors) -> DefinedPool | RefusedPool:
+    """Return a pool as its spec defines it, or why it is refused."""
     name, spec = pool.metadata.name, pool.spec
     vendor = vendors.get(spec.accelerator)
     if vendor is None or not vendor.has_devices:

@@ -32,7 +32,7 @@ class _Yield(NamedTuple):
     """The room that the units of a cell could give in all."""
 
     has_ending: bool
-    most: Mapping[str, int]
+    sums: Mapping[str, int]
     """Sum by resource."""
     largest: Mapping[str, int]
     """Most of a resource that one of them gives."""
@@ -54,14 +54,14 @@ class Candidates:
         self._by_cell: dict[str, list[Unit]] = {}
         self._room: dict[str, dict[str, Amounts]] = {}
         """By `uid`, what a unit frees on each cell and is not promised yet."""
-        self._lowest: dict[str, int] = {}
+        self._lowest_rank: dict[str, int] = {}
         """By cell, the rank of the least important unit that may be evicted; of one that ends, `_NO_RANK`."""
         self._evicted: dict[str, Unit] = {}
         """Units that this round has evicted: they end, and what is left of their room makes room for others."""
         self._replaced: set[str] = set()
         """Units whose whole room is for their successor."""
         self._seconds_left: dict[str, float] = {}
-        self._lowest_young: dict[str, int] = {}
+        self._lowest_young_rank: dict[str, int] = {}
         """By cell, the rank of the least important unit that may be evicted once it has run for long enough."""
         self._yields: dict[str, dict[tuple[int, bool, bool], _Yield]] = {}
         for unit in holding:
@@ -70,15 +70,16 @@ class Candidates:
             units.sort(key=self.order_victims)
 
     def _add(self, unit: Unit) -> None:
-        # Where a unit is must be known of each of its parts, or its end may free nothing.
+        """Note what a unit frees on each cell, how important it is, and for how long it may not be evicted yet."""
+        # `freed` is empty unless the cell of each part is known.
         room = self._room[unit.uid] = unit.freed
         for cell in room:
             self._by_cell.setdefault(cell, []).append(unit)
             if unit.state == "ending":
-                self._lowest[cell] = _NO_RANK
+                self._lowest_rank[cell] = _NO_RANK
             elif not unit.is_protected:
-                self._lowest[cell] = max(unit.rank, self._lowest.get(cell, 0))
-        # One without a time is not bound yet, and has loaded nothing. It may never be: a gate may hold it up for ever.
+                self._lowest_rank[cell] = max(unit.rank, self._lowest_rank.get(cell, 0))
+        # Without a time, a unit is not bound yet and has loaded nothing: it has no minimum run time.
         if unit.state != "running" or unit.evictable_since is None:
             return
         age_seconds = self._now - unit.evictable_since
@@ -87,7 +88,7 @@ class Candidates:
             self._seconds_left[unit.uid] = self._min_run_seconds - age_seconds
             if not unit.is_protected:
                 for cell in room:
-                    self._lowest_young[cell] = max(unit.rank, self._lowest_young.get(cell, 0))
+                    self._lowest_young_rank[cell] = max(unit.rank, self._lowest_young_rank.get(cell, 0))
 
     def is_ending(self, unit: Unit) -> bool:
         """Return whether a unit ends anyway."""
@@ -113,7 +114,7 @@ class Candidates:
     @property
     def has_young(self) -> bool:
         """Return whether there is a unit that may be evicted later."""
-        return bool(self._lowest_young)
+        return bool(self._lowest_young_rank)
 
     def room_of(self, uid: str, cell: str) -> Amounts:
         """Return what the end of a unit frees on a cell and is promised to no other one."""
@@ -124,7 +125,10 @@ class Candidates:
         return {} if uid in self._replaced else self._room[uid]
 
     def promise(self, victim: Unit, claimed: Mapping[str, Amounts], *, is_replaced: bool = False) -> Iterable[str]:
-        """Promise part of a victim's room to a waiting unit, and return the cells whose free room changes by it."""
+        """Promise part of a victim's room to a waiting unit; a running victim counts as evicted from then on.
+
+        Return the cells whose free room may change. is_replaced: the rest of the room is for the successor as well.
+        """
         room = self._room[victim.uid]
         for cell, amounts in claimed.items():
             room[cell] = {name: amount - amounts.get(name, 0) for name, amount in room[cell].items()}
@@ -133,7 +137,7 @@ class Candidates:
         elif victim.state == "running" and victim.uid not in self._evicted:
             self._evicted[victim.uid] = victim
             for cell in room:
-                self._lowest[cell] = _NO_RANK
+                self._lowest_rank[cell] = _NO_RANK
                 self._by_cell[cell].sort(key=lambda unit: not self.is_ending(unit))
         for cell in room:
             self._yields.pop(cell, None)
@@ -154,23 +158,24 @@ class Candidates:
         for name, amount in need.items():
             lacking = amount - free.get(name, amount)
             if lacking > 0:
-                if lacking > yielded.most.get(name, 0):
+                if lacking > yielded.sums.get(name, 0):
                     return None
                 count = max(count, -(-lacking // yielded.largest[name]))
-        return 0.0, 0, -self._lowest[cell.id], 0 if yielded.has_ending else count, 0
+        return 0.0, 0, -self._lowest_rank[cell.id], 0 if yielded.has_ending else count, 0
 
     def could_yield(self, unit: Unit, cells: Mapping[str, Cell], left: Mapping[str, Amounts]) -> bool:
-        """Return whether others might make room on one of the cells for a part of a unit of a higher priority."""
+        """Return whether units on one of the cells might make room for this unit if it had the highest priority."""
         highest = msgspec.structs.replace(unit, priority=_HIGHEST)
         return bool(unit.rank) and any(
             self.find_bound(highest, part, cells[name], left[name], is_patient=True) is not None
-            for name in self._lowest
+            for name in self._lowest_rank
             if name in cells
             for part in unit.parts
         )
 
     def _sum_yield(self, preemptor: Unit, cell: str, *, is_patient: bool) -> _Yield:
-        most: dict[str, int] = {}
+        """Return what all possible victims on a cell free together, and the most that one of them frees."""
+        sums: dict[str, int] = {}
         largest: dict[str, int] = {}
         has_ending = False
         for unit in self._by_cell.get(cell, ()):
@@ -178,9 +183,9 @@ class Candidates:
                 continue
             has_ending = has_ending or self.is_ending(unit)
             for name, amount in self.room_of(unit.uid, cell).items():
-                most[name] = most.get(name, 0) + amount
+                sums[name] = sums.get(name, 0) + amount
                 largest[name] = max(amount, largest.get(name, 0))
-        return _Yield(has_ending, most, largest)
+        return _Yield(has_ending, sums, largest)
 
     def seconds_left(self, victim: Unit) -> float:
         """Return the time for which a unit may not be evicted yet."""
@@ -216,15 +221,15 @@ class Candidates:
 
     def has_victims(self, rank: int, cell: str) -> bool:
         """Return whether a cell may have a victim for this rank, from counts alone."""
-        return self._lowest.get(cell, -1) > rank
+        return self._lowest_rank.get(cell, -1) > rank
 
     def has_young_victims(self, rank: int, cell: str) -> bool:
         """Return whether a cell may have a victim for this rank once its least run time is over."""
-        return self._lowest_young.get(cell, -1) > rank
+        return self._lowest_young_rank.get(cell, -1) > rank
 
     def list_cells(self, *, young: bool) -> Collection[str]:
         """Return the cells with possible victims, or with those that may be evicted only later (`young`)."""
-        return self._lowest_young if young else self._lowest
+        return self._lowest_young_rank if young else self._lowest_rank
 
     def list_victims(self, preemptor: Unit, cell: Cell, *, is_patient: bool) -> Sequence[Unit]:
         """Return the possible victims on a cell, in the order in which they should be evicted."""
@@ -298,10 +303,10 @@ def find_victims(
     # A larger one that was picked later may make earlier ones needless.
     if len(picked) > 1:
         for pick in sorted(picked, key=lambda entry: candidates.spare_order(preemptor, cell.pool, entry[0])):
-            back = {name: amount + pick[1].get(name, 0) for name, amount in lacking.items()}
-            if all(amount <= 0 for amount in back.values()):
+            lacking_without = {name: amount + pick[1].get(name, 0) for name, amount in lacking.items()}
+            if all(amount <= 0 for amount in lacking_without.values()):
                 picked.remove(pick)
-                lacking = back
+                lacking = lacking_without
     evicted = [victim for victim, _ in picked if not candidates.is_ending(victim)]
     is_owner = not is_borrowed(preemptor, cell.pool)
     cost = (

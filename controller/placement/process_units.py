@@ -91,7 +91,7 @@ def is_over(process: MetalProcess | HostedProcess) -> bool:
 
 
 def _find_template(process: MetalProcess) -> str:
-    """Return a digest of what a change of the service must replace: a better estimate of the memory replaces nothing.
+    """Return a digest of the fields whose change replaces a process; a better estimate of its memory is none of them.
 
     The same weights come from all mirrors.
     """

@@ -96,7 +96,7 @@ def limit_place(stated: object, own: float, service_created_at: float) -> float:
 
 
 def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wanted: int) -> dict[str, float]:
-    """Return the places that waiting units inherit now, by `Unit.uid`; most MetalProcesses are made with theirs.
+    """Return the places that waiting units inherit now, by `Unit.uid`; most MetalProcesses have theirs from the start.
 
     Args:
         replicas: all units of one service.
@@ -116,48 +116,53 @@ def assign_places(replicas: Sequence[ReplicaUnit], freed: Iterable[float], wante
 def _inherit(
     replicas: Iterable[ReplicaUnit], leaving: Collection[float], staying: Collection[float], taken: Collection[float]
 ) -> dict[str, float]:
-    """Return the places that replicas inherit, first from leaving replicas, then from staying ones."""
+    """Return the earlier places that waiting replicas inherit, by uid: those of leaving units, then of staying ones.
+
+    The oldest heir gets the earliest place. `taken` are places that others have already.
+    """
     inherited = dict[str, float]()
-    # Somebody may make pods by thousands: the first place is at hand without a look at all others.
-    first, second = (sorted(set(places) - set(taken)) for places in (leaving, set(staying) - set(leaving)))
+    # Sorted lists are heaps: even among thousands of places, the earliest is found without a search.
+    from_leaving, from_staying = (sorted(set(places) - set(taken)) for places in (leaving, set(staying) - set(leaving)))
     heirs = [replica for replica in replicas if replica.unit.state == "waiting" and not replica.has_inherited]
     for heir in sorted(heirs, key=lambda unit: (unit.own_place, unit.unit.uid)):
-        left = next((places for places in (first, second) if places and places[0] < heir.own_place), None)
-        if left is not None:
-            inherited[heir.unit.uid] = heapq.heappop(left)
-            if heir.unit.enqueued_at in leaving and heir.unit.enqueued_at not in first:
-                # The place that it leaves is that of another unit, too, whose successor comes next.
-                heapq.heappush(first, heir.unit.enqueued_at)
+        source = next(
+            (places for places in (from_leaving, from_staying) if places and places[0] < heir.own_place), None
+        )
+        if source is not None:
+            inherited[heir.unit.uid] = heapq.heappop(source)
+            if heir.unit.enqueued_at in leaving and heir.unit.enqueued_at not in from_leaving:
+                # The place that the heir gives up is also that of a leaving unit: the next heir may have it.
+                heapq.heappush(from_leaving, heir.unit.enqueued_at)
     return inherited
 
 
 def _inherit_elsewhere(
     current: Sequence[ReplicaUnit], inherited: Mapping[str, float], surplus: int
 ) -> dict[str, float]:
-    """Return the places that the newest units inherit from those of other rollouts, as many as are more than wanted.
+    """Return the places that the `surplus` newest waiting units inherit from units of other rollouts, by uid.
 
-    They replace units that are about to end: of another accelerator, or of earlier weights. Which these are is not
-    known yet. It is said of the latest ones that wait, so that none gets a better place than the one that ends.
+    They replace units that are about to end: of another accelerator, or of earlier weights. Which ones will end is not
+    known yet. The latest that wait are assumed to, so that no heir gets a better place than that of the unit that ends.
     """
-    counter = Counter(unit.unit.enqueued_at for unit in current)
-    counter.update(inherited.values())
-    # A place that two have was inherited already.
-    donors = [unit for unit in current if counter[unit.unit.enqueued_at] == 1 and unit.unit.uid not in inherited]
+    holders = Counter(unit.unit.enqueued_at for unit in current)
+    holders.update(inherited.values())
+    # A place that two units have was inherited already.
+    donors = [unit for unit in current if holders[unit.unit.enqueued_at] == 1 and unit.unit.uid not in inherited]
     donors.sort(key=lambda unit: (unit.unit.state == "waiting", unit.unit.enqueued_at))
-    left: dict[str, list[ReplicaUnit]] = {}
+    donors_of: dict[str, list[ReplicaUnit]] = {}
     for unit in donors:
-        left.setdefault(unit.rollout, []).append(unit)
+        donors_of.setdefault(unit.rollout, []).append(unit)
     heirs = [unit for unit in donors if unit.unit.state == "waiting" and not unit.has_inherited]
     handed = dict[str, float]()
     for heir in sorted(heirs, key=lambda unit: (-unit.own_place, unit.unit.uid))[: max(0, surplus)]:
-        for rollout in left.values():
-            # Heirs come from the newest to the oldest: one that is newer than this one gives its place to none.
-            while rollout and rollout[-1].unit.enqueued_at >= heir.own_place:
-                rollout.pop()
-        last = [units[-1] for rollout, units in left.items() if units and rollout != heir.rollout]
+        for remaining in donors_of.values():
+            # Heirs come from the newest to the oldest: a donor with a later place than this heir is of no use any more.
+            while remaining and remaining[-1].unit.enqueued_at >= heir.own_place:
+                remaining.pop()
+        last = [units[-1] for rollout, units in donors_of.items() if units and rollout != heir.rollout]
         donor = max(last, key=lambda unit: (unit.unit.state == "waiting", unit.unit.enqueued_at), default=None)
         if donor is not None:
-            left[donor.rollout].pop()
+            donors_of[donor.rollout].pop()
             handed[heir.unit.uid] = donor.unit.enqueued_at
     return handed
 
@@ -165,18 +170,18 @@ def _inherit_elsewhere(
 def list_open_places(
     replicas: Sequence[ReplicaUnit], freed: Iterable[float], assigned: Mapping[str, float], wanted: int
 ) -> list[float]:
-    """Return the places of evicted units that must still be kept: those that no living unit has.
+    """Return the freed places that must still be kept in the ledger: those that no living unit has yet.
 
-    A place that was assigned is kept until it is stamped. When the service has all its replicas, nothing inherits the
-    other ones: a replica that is added later must not go before those that wait by then.
+    A place that was assigned is kept until the unit is annotated with it. Of the others, as many are kept as replicas
+    lack: a replica that is added later must not go before units that wait by then.
     """
     current, earlier, _ending = split_replicas(replicas)
-    # One that inherits another place leaves its own to the next.
-    left = set(freed) - _places_of(unit for unit in (*current, *earlier) if unit.unit.uid not in assigned)
-    promised = left.intersection(assigned.values())
-    # Whoever deletes pods again and again, sooner than they inherit, would fill the ledger.
+    # A unit that inherits another place leaves its own to the next heir.
+    unheld = set(freed) - _places_of(unit for unit in (*current, *earlier) if unit.unit.uid not in assigned)
+    promised = unheld.intersection(assigned.values())
+    # Without a limit, somebody who keeps deleting pods before they inherit would fill the ledger.
     lacking = max(0, wanted - len(current))
-    return sorted(promised.union(sorted(left - promised)[:lacking]))
+    return sorted(promised.union(sorted(unheld - promised)[:lacking]))
 
 
 def _places_of(replicas: Iterable[ReplicaUnit]) -> set[float]:
@@ -189,32 +194,33 @@ def assign_predecessors(replicas: Sequence[ReplicaUnit]) -> dict[str, frozenset[
     Each running unit is replaced by one waiting unit at most: by that which is nominated for its place, if any is.
     """
     current, earlier, _ending = split_replicas(replicas)
-    heirs_of, left_of = dict[str, list[Unit]](), dict[str, list[str]]()
+    heirs_of, earlier_of = dict[str, list[Unit]](), dict[str, list[str]]()
     for replica_unit in current:
         if replica_unit.unit.state == "waiting":
             heirs_of.setdefault(replica_unit.rollout, []).append(replica_unit.unit)
     for replica_unit in earlier:
         if replica_unit.unit.state == "running":
-            left_of.setdefault(replica_unit.rollout, []).append(replica_unit.unit.uid)
+            earlier_of.setdefault(replica_unit.rollout, []).append(replica_unit.unit.uid)
     predecessors: dict[str, set[str]] = {}
-    for rollout, uids in left_of.items():
+    for rollout, uids in earlier_of.items():
         heirs = sorted(heirs_of.get(rollout, ()), key=lambda unit: unit.order)
-        left = sorted(uids)
+        unassigned = sorted(uids)
         for heir in heirs:
-            own = [] if heir.nomination is None else [uid for uid in left if uid in heir.nomination.victims]
+            own = [] if heir.nomination is None else [uid for uid in unassigned if uid in heir.nomination.victims]
             predecessors.setdefault(heir.uid, set()).update(own)
             if own:
-                left = [uid for uid in left if uid not in own]
+                unassigned = [uid for uid in unassigned if uid not in own]
+        # The rest is dealt out to the heirs in turn.
         for index, heir in enumerate(heirs):
-            predecessors[heir.uid].update(left[index :: len(heirs)])
+            predecessors[heir.uid].update(unassigned[index :: len(heirs)])
     return {uid: frozenset(replaced) for uid, replaced in predecessors.items() if replaced}
 
 
 def find_superseded(replicas: Sequence[ReplicaUnit], wanted: int) -> frozenset[str]:
     """Return the uids of waiting units of an earlier template that are not wanted any more.
 
-    In their stead one of a later template waits, or as many replicas as are wanted have a place. The latter is not said
-    of a template that time alone calls an earlier one: of two that were made in one second, that may be the later.
+    In their stead a unit of a later template waits, or as many replicas as are wanted have a place. The latter counts
+    only if a template is marked as an earlier one: of two that were made in one second, times may be misleading.
     """
     current, earlier, _ending = split_replicas(replicas)
     waiting = [unit for unit in earlier if unit.unit.state == "waiting"]
@@ -244,13 +250,13 @@ def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
     everything = list(replicas)
     split = SplitReplicas([], [], [unit for unit in everything if unit.unit.state == "ending"])
     living = [unit for unit in everything if unit.unit.state != "ending"]
-    first: dict[tuple[str, str], float] = {}
+    first_place: dict[tuple[str, str], float] = {}
     for unit in everything:
-        made = unit.rollout, unit.template
-        first[made] = min(unit.own_place, first.get(made, unit.own_place))
+        template = unit.rollout, unit.template
+        first_place[template] = min(unit.own_place, first_place.get(template, unit.own_place))
     present: dict[str, tuple[float, str]] = {}
     for unit in living:
-        began = first[unit.rollout, unit.template], unit.template
+        began = first_place[unit.rollout, unit.template], unit.template
         present[unit.rollout] = max(began, present.get(unit.rollout, began))
     for unit in living:
         is_present = present[unit.rollout][1] == unit.template if unit.is_present is None else unit.is_present

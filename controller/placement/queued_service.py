@@ -148,7 +148,7 @@ class QueuedService(NamedTuple):
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return the pools that a replica on this accelerator may use, its home first."""
         own = [name for name in self.pools if self.table.find_accelerator(name) in {accelerator, ""}]
-        # One that does not exist is no home: each home has limits, and a number of units that a round considers.
+        # A pool that does not exist comes last, since it cannot be the home, by which limits count.
         own.sort(key=lambda name: not self.table.find_accelerator(name))
         return tuple(own) or self.pools or self.table.list_pools(accelerator)
 
@@ -168,6 +168,7 @@ def find_queued_service(
 def _read_service(
     obj: Obj, deployments: Sequence[Obj], table: PoolTable, *, is_queued_by_default: bool
 ) -> QueuedService:
+    """Return the facts of a service that the queue reads; equal facts are the same object."""
     service = msgspec.convert(obj, QueuedServiceObject)
     metadata, spec, status = service.metadata, service.spec, service.status
     is_assessed = status.observed_generation == metadata.generation
@@ -237,6 +238,7 @@ def read_speeds(
 
 
 def _find_unlisted_refusal(demands: _StatedPlacement | PlacementDemands) -> str:
+    """Return why a device class that is not listed in `status.speeds` is refused; empty if it is not."""
     if demands.min_tokens_per_second is not None:
         return SPEED_UNKNOWN
     return "" if demands.min_fit == "marginal" else TOO_TIGHT

@@ -50,8 +50,8 @@ limited: a limit keeps the unit out. short: too little is free. open: it could r
 the unit next."""
 _OF_ONE: Final = {"are": "is", "do": "does", "fit": "fits", "have": "has", "lack": "lacks"}
 """Verbs about one cell by those about several."""
-Words = tuple[str, str]
-"""Why a cell does not run a unit, and what would help; the latter is empty if nothing is needed."""
+ReasonAndRemedy = tuple[str, str]
+"""Why a cell does not run a unit, and what would help, in words; the latter is empty if nothing is needed."""
 
 
 class RefusedPlace(NamedTuple):
@@ -85,7 +85,7 @@ class Refusal(NamedTuple):
     """Effort to end it, in comparison with others of the same meaning."""
     many: str
     """The words about several cells, such as `lack its engine`."""
-    explain: Callable[[RefusedPlace], Words]
+    explain: Callable[[RefusedPlace], ReasonAndRemedy]
 
     @property
     def one(self) -> str:
@@ -113,7 +113,7 @@ def or_raise_priority(unit: Unit) -> str:
     return ", or raise spec.priority" if unit.rank else ""
 
 
-_LIMIT_FIELDS: Final[Mapping[LimitReason, Words]] = {
+_LIMIT_FIELDS: Final[Mapping[LimitReason, ReasonAndRemedy]] = {
     "Quota": ("the quota", "end services of the namespace"),
     "Nominal": ("nominal", "end services at home in the pool"),
     "Lending": ("lendingLimit", "end services that borrow from the pool"),
@@ -121,7 +121,7 @@ _LIMIT_FIELDS: Final[Mapping[LimitReason, Words]] = {
 }
 
 
-def describe_limit(refusal: LimitRefusal, unit: Unit) -> Words:
+def describe_limit(refusal: LimitRefusal, unit: Unit) -> ReasonAndRemedy:
     """Return what a limit allows, and what would help a unit that it refuses."""
     field, ending = _LIMIT_FIELDS[refusal.reason]
     namespace, _, pool = refusal.key.owner.rpartition("/")
@@ -139,20 +139,21 @@ def describe_limit(refusal: LimitRefusal, unit: Unit) -> Words:
     return f"{message}, of which {used}", f"raise {field}, or {ending}"
 
 
-def _explain_limit(place: RefusedPlace) -> Words:
+def _explain_limit(place: RefusedPlace) -> ReasonAndRemedy:
     return describe_limit(cast("LimitRefusal", place.limit), place.unit)
 
 
-def _explain_fit(place: RefusedPlace) -> Words:
+def _explain_fit(place: RefusedPlace) -> ReasonAndRemedy:
     return f"the {place.cell.kind} has room", "wait for the next round"
 
 
-def _explain_nomination(place: RefusedPlace) -> Words:
+def _explain_nomination(place: RefusedPlace) -> ReasonAndRemedy:
     number = len(place.unit.nomination.victims) if place.unit.nomination is not None else 0
     return f"held for it until {number} replica{' has' if number == 1 else 's have'} ended", ""
 
 
-def _explain_head(place: RefusedPlace) -> Words:
+def _explain_head(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that a unit ahead waits for the cell."""
     closure = place.made.closed[place.cell.id]
     head = closure.head
     waiting = f"{head.key} of priority {head.priority} is ahead and waits for this {place.cell.kind}"
@@ -161,22 +162,23 @@ def _explain_head(place: RefusedPlace) -> Words:
     return waiting, f"wait{or_raise_priority(place.unit)}"
 
 
-def _explain_kind(place: RefusedPlace) -> Words:
+def _explain_kind(place: RefusedPlace) -> ReasonAndRemedy:
     needed = "nodes" if isinstance(place.unit.requirement, NodeRequirement) else "hosts"
     return f"a {place.unit.key.kind} runs on {needed}", f"let the service use a pool of {place.cell.kind}s"
 
 
-def _explain_pool(place: RefusedPlace) -> Words:
+def _explain_pool(place: RefusedPlace) -> ReasonAndRemedy:
     pool, pools = place.cell.pool, ", ".join(place.unit.pools)
     return f"pool {pool} is not among {pools}", f"let the service use pool {pool}"
 
 
-def _explain_small(place: RefusedPlace) -> Words:
+def _explain_small(place: RefusedPlace) -> ReasonAndRemedy:
     remedy = f"lower the need of {place.resource}, or add a larger {place.cell.kind}"
     return _compare_amounts(place, place.cell.total.get(place.resource, 0), "in all", remedy)
 
 
-def _explain_shortage(place: RefusedPlace) -> Words:
+def _explain_shortage(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that too little of a resource is left on the cell."""
     unit, cell, name, made = place.unit, place.cell, place.resource, place.made
     if name == CLAIM_SLOT:
         return "the scheduler is about to choose the devices of an earlier claim there", "wait"
@@ -186,7 +188,7 @@ def _explain_shortage(place: RefusedPlace) -> Words:
     return _compare_amounts(place, left, "left", f"end replicas that hold {lacking} of {name} there{raising}")
 
 
-def _compare_amounts(place: RefusedPlace, has: int, where: str, remedy: str) -> Words:
+def _compare_amounts(place: RefusedPlace, has: int, where: str, remedy: str) -> ReasonAndRemedy:
     """Return what is needed of a resource and what is there, with the remedy and that of an elastic pool."""
     name = place.resource
     needed = _amount_text(name, largest_part(place.unit).get(name, 0))
@@ -201,12 +203,13 @@ def _amount_text(name: str, amount: int) -> str:
     return size_text(amount) if name == MEMORY or "memory" in name else f"{amount}"
 
 
-def _explain_shared(place: RefusedPlace) -> Words:
+def _explain_shared(place: RefusedPlace) -> ReasonAndRemedy:
     demand = place.on_node.slices or SliceDemand(0)
     return f"{demand.number} slices of its shared devices may be of the same device", f"{_WHOLE}, or ask for one"
 
 
-def _explain_slices(place: RefusedPlace) -> Words:
+def _explain_slices(place: RefusedPlace) -> ReasonAndRemedy:
+    """Explain that a slice of a shared device has too little memory, or may have."""
     bytes_each = (place.on_node.slices or SliceDemand(0)).bytes_each
     if bytes_each is None:
         return "a slice of a shared device is no whole one, and how much the replica takes of it is unknown", _WHOLE
@@ -218,34 +221,34 @@ def _explain_slices(place: RefusedPlace) -> Words:
 _WHOLE: Final = "use a node whose devices are not shared"
 
 
-def _explain_node_rules(place: RefusedPlace) -> Words:
+def _explain_node_rules(place: RefusedPlace) -> ReasonAndRemedy:
     rules = "nodeSelector, affinity or tolerations of the service"
     return f"{rules} do not admit the node", f"change them, or labels and taints of {place.cell.name}"
 
 
-def _explain_volume(place: RefusedPlace) -> Words:
+def _explain_volume(place: RefusedPlace) -> ReasonAndRemedy:
     names = ", ".join(sorted(place.on_node.volume_nodes or ())) or "no node"
     return f"a volume of the pod is bound to {names}", "use a volume that is reachable from more nodes"
 
 
-def _explain_runtime(place: RefusedPlace) -> Words:
+def _explain_runtime(place: RefusedPlace) -> ReasonAndRemedy:
     runtime = place.on_host.runtime
     return f"{runtime} is not installed there", f"install {runtime} on {place.cell.name}"
 
 
-def _explain_namespace(place: RefusedPlace) -> Words:
+def _explain_namespace(place: RefusedPlace) -> ReasonAndRemedy:
     names = ", ".join(sorted(place.cell.namespaces))
     remedy = f"add {place.unit.key.namespace} to spec.namespaces of MetalHost {place.cell.name}"
     return f"the host is given to {names}", remedy
 
 
-def _explain_label(place: RefusedPlace) -> Words:
+def _explain_label(place: RefusedPlace) -> ReasonAndRemedy:
     missing = [f"{key}={value}" for key, value in sorted(place.on_host.selector - place.cell.labels)]
     remedy = f"kubectl label metalhost {place.cell.name} {shlex.join(missing)}"
     return f"the host lacks {', '.join(missing)} of nodeSelector", remedy
 
 
-def _explain_taint(place: RefusedPlace) -> Words:
+def _explain_taint(place: RefusedPlace) -> ReasonAndRemedy:
     taint = find_untolerated(place.cell.taints, place.on_host.tolerations)
     key, text = (taint.key, taint.text) if taint is not None else ("", "")
     remedy = f"add it to spec.tolerations, or pomona host taint {place.cell.name} {key}-"
@@ -256,31 +259,31 @@ def _name_class(place: RefusedPlace) -> str:
     return f"device class {place.cell.device_class or 'unknown'} of the {place.cell.kind}"
 
 
-def _explain_slow(place: RefusedPlace) -> Words:
+def _explain_slow(place: RefusedPlace) -> ReasonAndRemedy:
     speed = format_rate(place.unit.speeds.tokens_per_second.get(place.cell.device_class, 0.0))
     remedy = "lower spec.placement.minTokensPerSecond, or use a smaller quantization"
     return f"the replica has {speed} tokens/s on {_name_class(place)}", remedy
 
 
-def _explain_unknown_speed(place: RefusedPlace) -> Words:
+def _explain_unknown_speed(place: RefusedPlace) -> ReasonAndRemedy:
     remedy = "remove spec.placement.minTokensPerSecond, or measure the speed: pomona bench"
     return f"the speed of the replica on {_name_class(place)} is unknown", remedy
 
 
-def _explain_tight(place: RefusedPlace) -> Words:
+def _explain_tight(place: RefusedPlace) -> ReasonAndRemedy:
     return f"the replica fits on {_name_class(place)} less well than minFit", "lower spec.placement.minFit"
 
 
-def _explain_not_faster(place: RefusedPlace) -> Words:
+def _explain_not_faster(place: RefusedPlace) -> ReasonAndRemedy:
     least = f"{format_rate(place.unit.speeds.least)} tokens/s"
     return f"it replaces a slow replica, and {_name_class(place)} is not known to reach {least}", ""
 
 
-def _explain_avoided(place: RefusedPlace) -> Words:
+def _explain_avoided(place: RefusedPlace) -> ReasonAndRemedy:
     return f"the {place.cell.kind} has rejected or displaced the replica before", "wait, or solve the cause there"
 
 
-def _explain_closed(place: RefusedPlace) -> Words:
+def _explain_closed(place: RefusedPlace) -> ReasonAndRemedy:
     kind = place.cell.kind
     return place.cell.closed_message or f"the {kind} takes no new replica", f"open the {kind}"
 

@@ -54,16 +54,19 @@ def explain_unit(
     victims = [
         action.victim for action in made.actions if isinstance(action, EvictUnit) and action.preemptor.uid == unit.uid
     ]
-    kept = {cell.id: made.left[cell.id] for cell in cells}
+    left = {cell.id: made.left[cell.id] for cell in cells}
     explanations = explain(unit, cells, made, rules)
     explanations.sort(
-        key=lambda explanation: (*_measure_distance(explanation, unit, kept[explanation.cell]), explanation.cell)
+        key=lambda explanation: (*_measure_distance(explanation, unit, left[explanation.cell]), explanation.cell)
     )
     return WaitExplanation((), tuple(victims), tuple(explanations))
 
 
 def _measure_distance(explanation: CellExplanation, unit: Unit, left: Amounts) -> tuple[int, float, int]:
-    """Return how far a cell is from running a unit: the kind of obstacle, the room that lacks, and the effort."""
+    """Return a sort key of how far a cell is from running a unit: kind of obstacle, share of need that lacks, effort.
+
+    `left` is what the round left free on the cell.
+    """
     reason, need = explanation.refusal.reason, largest_part(unit)
     lacking = max(
         (1 - max(0, left.get(name, amount)) / amount for name, amount in need.items() if amount > 0), default=0.0

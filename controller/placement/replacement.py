@@ -114,9 +114,9 @@ def is_active(replacement: SpeedReplacement | None) -> bool:
 
 
 def count_surge(replacement: SpeedReplacement | None, replicas: Sequence[PresentReplica], wanted: int) -> int:
-    """Return the pods beyond those that are wanted: one, until the new replica is ready, or the old one has gone.
+    """Return the number of pods beyond those that are wanted: 1 until the new replica is ready or the old one has gone.
 
-    The old one is marked by then, so that it is the one which ends.
+    It stays 1 until the old pod is marked, so that this is the one which ends.
     """
     if replacement is None or not is_active(replacement):
         return 0
@@ -256,7 +256,7 @@ def continue_replacement(replacement: SpeedReplacement, facts: ServiceFacts, now
     has_place = sum(bool(other.place) for other in others) >= facts.wanted
     limit, what = PLACE_SECONDS, "the better place was taken"
     if len(ready) >= facts.wanted:
-        # A tenant who takes the mark of the pod away again and again keeps it.
+        # A tenant can keep the old pod by removing its mark again and again.
         limit = START_SECONDS + PLACE_SECONDS
         what = f"the replica did not end within {limit:.0f} s although a new one is ready"
     elif not leaving.is_ready:
@@ -278,6 +278,7 @@ def record_recovery(replacement: SpeedReplacement, healthy: Sequence[str]) -> Sp
 def _end(
     replacement: SpeedReplacement, outcome: Literal["Moved", "GivenUp"], message: str, now: datetime, to_place: str = ""
 ) -> SpeedReplacement:
+    """Return a replacement that has ended now; its message begins with the speed, if known, and the place it left."""
     place = replacement.from_place
     figures = f"{replacement.observed} of {replacement.expected} tokens/s on {place}" if replacement.observed else place
     return msgspec.structs.replace(

@@ -67,12 +67,12 @@ class RoundPacer:
     def __init__(self) -> None:
         self._began_at = self._ended_at = -math.inf
         self._rested_at = dict.fromkeys(RoundCause, -math.inf)
-        """When the rest is made up for that rounds of a cause, or of a higher one, owe without a decision."""
+        """By cause: when the rest is over that rounds of it, or of a higher one, owe for deciding nothing."""
 
     def note_round(
         self, cause: RoundCause, began_at: float, ended_at: float, *, spent_seconds: float, has_decided: bool
     ) -> None:
-        """Note a round that has ended, and its processor time."""
+        """Note a round that has ended; one without a decision adds to the rest that is due before the next one."""
         self._began_at, self._ended_at = began_at, ended_at
         if has_decided:
             return
@@ -82,7 +82,7 @@ class RoundPacer:
                 self._rested_at[round_cause] = ended_at + min(rest, MOST_OWED_SECONDS)
 
     def find_begin(self, cause: RoundCause) -> float:
-        """Return when the next round may begin, if this is its cause."""
+        """Return when the next round may begin, if this is its cause; part of the rest may be owed by then."""
         rested_at = min(self._rested_at[cause] - CREDIT_SECONDS[cause], self._ended_at + LONGEST_PAUSE_SECONDS)
         return max(rested_at, self._began_at + ROUND_SECONDS)
 
@@ -100,7 +100,7 @@ class RoundTrigger:
         self._due: RoundCause | None = None
         """The cause of the next round; None: none is due."""
         self._watch, self._pacer = RoomWatch(), RoundPacer()
-        self._begun = RoundCause.END
+        self._current_cause = RoundCause.END
         """The cause of the round that has begun."""
         self._began_at = -math.inf
 
@@ -110,7 +110,7 @@ class RoundTrigger:
         self.make_due(RoundCause.UNIT)
 
     def make_due(self, cause: RoundCause) -> None:
-        """Plan a round for this cause, or for a higher one that is due already."""
+        """Request a round for this cause; one that is due for a higher cause stays."""
         self._raise_cause(cause)
         self._changed.set()
 
@@ -122,7 +122,7 @@ class RoundTrigger:
         self._changed.set()
 
     async def wait(self) -> None:
-        """Wait for a change that is planned, and until it may be; then the round begins."""
+        """Wait until a round is due and may begin; note that it begins now, and why."""
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(TimeoutError):
@@ -133,15 +133,17 @@ class RoundTrigger:
                 self._raise_cause(RoundCause.ROOM)
             begin_at, now = self._find_begin(), loop.time()
             if self._due is not None and begin_at is not None and begin_at <= now:
-                self._begun, self._began_at, self._due = self._due, now, None
+                self._current_cause, self._began_at, self._due = self._due, now, None
                 return
             await asyncio.sleep(ROUND_SECONDS if begin_at is None else min(ROUND_SECONDS, begin_at - now))
 
     def note_round(self, waiting: Iterable[Unit], *, spent_seconds: float, has_decided: bool) -> None:
-        """Note the end of a round, its processor time, and the units that still wait."""
+        """Note the end of the current round, its processor time, and the units that waited in it."""
         self._watch.expect(waiting)
         now = asyncio.get_running_loop().time()
-        self._pacer.note_round(self._begun, self._began_at, now, spent_seconds=spent_seconds, has_decided=has_decided)
+        self._pacer.note_round(
+            self._current_cause, self._began_at, now, spent_seconds=spent_seconds, has_decided=has_decided
+        )
 
     def _find_begin(self) -> float | None:
         """Return when the next round may begin; None: none is due."""

@@ -109,13 +109,15 @@ class _Errors:
         return len(self._sorted)
 
     def add(self, error: float) -> None:
+        """Add an error; the oldest goes when there are more than MOST_ERRORS."""
         self._latest.append(error)
         bisect.insort(self._sorted, error)
         if len(self._latest) > MOST_ERRORS:
             self._sorted.pop(bisect.bisect_left(self._sorted, self._latest.popleft()))
 
     def find_quantile(self, share: float) -> float:
-        """Return a quantile of the errors, conservative for a further observation."""
+        """Return the error below which a further error is with probability `share`, interpolated between known ones."""
+        # A further error falls into each of the count + 1 gaps between the known ones alike.
         place = min(max(share * (self.count + 1) - 1, 0.0), self.count - 1.0)
         below = int(place)
         above = min(below + 1, self.count - 1)
@@ -167,10 +169,14 @@ class LaneHistory:
         self._errors.setdefault(rank, _Errors()).add(error)
 
     def forecast_wait(self, rank: int, needed: float) -> Forecast | NoEstimate:
-        """Return the expected wait of a unit of a rank, until `needed` has become free, its own need included."""
+        """Return the expected wait of a unit of a rank, until `needed` has become free, its own need included.
+
+        That is `needed` divided by what becomes free per second, minus what more important units take of it.
+        """
         releases = self._releases
         if releases.count < LEAST_RELEASES or self._run_seconds <= 0 or needed <= 0:
             return "TooFewSeen"
+        # Releases are measured per amount and second that it ran, and scaled to the amount that runs now.
         scale = self.running / self._run_seconds
         freed, freed_squares = releases.amount * scale, releases.squares * scale
         higher = [flow for arrival, flow in self._arrivals.items() if arrival < rank]
@@ -179,6 +185,7 @@ class LaneHistory:
         rate = freed - taken
         if rate <= LEAST_DRIFT * freed:
             return "Overtaken"
+        # That of the sum of random releases and arrivals, and that of the rate, known from few releases only.
         variance = (freed_squares + taken_squares) / (rate * needed) + (freed / rate) ** 2 / releases.count
         return Forecast(max(needed / rate, 1.0), math.sqrt(variance))
 

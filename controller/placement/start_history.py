@@ -79,7 +79,7 @@ class StartEstimator:
         self._seen_at: float | None = None
 
     def observe(self, units: Iterable[Unit], evicted: Collection[str], pools: Mapping[str, str], now: float) -> None:
-        """Note what has changed since the last observation.
+        """Note what has come, started and ended since the last observation; report each start.
 
         Args:
             units: all units.
@@ -113,14 +113,14 @@ class StartEstimator:
         for uid in self._waiting.keys() - waiting:
             del self._waiting[uid]
         for lane in running.keys() | self._lanes.keys():
-            self._history(lane, now).running = running.get(lane, 0.0)
+            self._get_history(lane, now).running = running.get(lane, 0.0)
         # Whoever names another pool, or selects other devices, again and again would make one lane after the other.
         self._lanes = {lane: history for lane, history in self._lanes.items() if not history.is_blank}
         self._displaced &= seen
         self._seen_at = now
 
     def estimate(self, unit: Unit, lane: Lane, needed: float, now: float) -> StartRange | NoEstimate:
-        """Return when a waiting unit probably starts.
+        """Return when a waiting unit probably starts; the last range stays while a new one would tell nothing new.
 
         Args:
             unit: the unit.
@@ -128,7 +128,7 @@ class StartEstimator:
             needed: what all units ahead of it in the lane need, and it itself.
             now: the wall clock, in seconds since 1970.
         """
-        history = self._history(lane, now)
+        history = self._get_history(lane, now)
         forecast = history.forecast_wait(unit.rank, needed)
         waiting = self._waiting.get(unit.uid)
         if waiting is None:
@@ -150,18 +150,21 @@ class StartEstimator:
                 waiting.first_range, waiting.first_range_at = span, now
         return waiting.last_range or span
 
-    def _history(self, lane: Lane, now: float) -> LaneHistory:
+    def _get_history(self, lane: Lane, now: float) -> LaneHistory:
+        """Return the history of a lane, which begins now if it has none."""
         history = self._lanes.get(lane)
         if history is None:
             history = self._lanes[lane] = LaneHistory(now)
         return history
 
     def _count_arrival(self, unit: Unit, now: float) -> None:
+        """Count a unit that is new in the queue; one with an old place is the successor of another one."""
         if self._seen_at is not None and unit.enqueued_at >= self._seen_at - FRESH_SECONDS:
             lane, amount = measure_need(unit)
-            self._history(lane, now).add_arrival(unit.rank, amount)
+            self._get_history(lane, now).add_arrival(unit.rank, amount)
 
     def _count_start(self, unit: Unit, now: float) -> None:
+        """Report a unit that was admitted, and learn from its forecasts; not during the first observation."""
         waited = self._waiting.pop(unit.uid, None)
         if waited is None:
             self._count_arrival(unit, now)
@@ -169,11 +172,12 @@ class StartEstimator:
             return
         lane, _ = measure_need(unit)
         for made_at, forecast in waited.forecasts if waited else ():
-            self._history(lane, now).add_outcome(unit.rank, forecast, now - made_at)
+            self._get_history(lane, now).add_outcome(unit.rank, forecast, now - made_at)
         first_range, at = (waited.first_range, waited.first_range_at) if waited else (None, now)
         self._on_start(UnitStart(unit, max(0.0, now - unit.enqueued_at), first_range, at, now))
 
     def _count_ends(self, ended: Iterable[str]) -> None:
+        """Count what units released by their end; those that ended for another one released nothing."""
         for uid in list(ended):
             run = self._runs.pop(uid)
             if uid not in self._displaced and run.lane in self._lanes:
@@ -181,6 +185,7 @@ class StartEstimator:
 
 
 def _describe_run(unit: Unit, pools: Mapping[str, str]) -> _Run:
+    """Return the lane in which a placed unit runs, by the pool of its first cell, and the amount that it holds."""
     lane, amount = measure_need(unit)
     pool = pools.get(unit.cells[0], lane.pool) if unit.cells else lane.pool
     return _Run(lane._replace(pool=pool), amount)

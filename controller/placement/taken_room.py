@@ -27,7 +27,7 @@ class TakenRoom(Generic[K]):
         return key in self._held
 
     def hold(self, key: K, node: str, amounts: Amounts) -> tuple[str, ...]:
-        """Note what a pod takes of a node; return the nodes whose sums have changed."""
+        """Note what a pod takes of a node, instead of what it took before; return the nodes whose sums change."""
         before = self._held.get(key)
         if before is not None and before[0] == node and before[1] == amounts:
             return ()

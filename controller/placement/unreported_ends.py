@@ -32,21 +32,24 @@ class UnreportedEnds:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._placed: dict[str, Unit] = {}
+        self._last_placed: dict[str, Unit] = {}
         self._ends: dict[str, _UnreportedEnd] = {}
 
     def add_to(self, units: tuple[Unit, ...], store: Store) -> tuple[Unit, ...]:
-        """Return the units together with ended processes that hosts still report, as ending units."""
+        """Return the units together with ended processes that hosts still report, as ending units.
+
+        Processes that have gone since the last call are noted as ended, and forgotten once reported, or after a time.
+        """
         loop = asyncio.get_running_loop()
-        there = {unit.uid: unit for unit in units if unit.key.kind == "process" and unit.cells}
-        for uid in self._placed.keys() - there.keys():
-            unit = msgspec.structs.replace(self._placed[uid], state="ending")
+        placed = {unit.uid: unit for unit in units if unit.key.kind == "process" and unit.cells}
+        for uid in self._last_placed.keys() - placed.keys():
+            unit = msgspec.structs.replace(self._last_placed[uid], state="ending")
             if _is_reported(store, unit):
                 self._ends[uid] = _UnreportedEnd(unit, loop.time() + UNREPORTED_SECONDS)
                 loop.call_later(UNREPORTED_SECONDS, self._wake)
-        self._placed = there
+        self._last_placed = placed
         for uid, end in list(self._ends.items()):
-            if end.until <= loop.time() or uid in there or not _is_reported(store, end.unit):
+            if end.until <= loop.time() or uid in placed or not _is_reported(store, end.unit):
                 del self._ends[uid]
         return (*units, *(end.unit for end in self._ends.values()))
 

@@ -62,7 +62,7 @@ class UnscheduledPods:
     def list_overdue(
         self, store: Store, units: Iterable[Unit], now: float, is_elastic: Callable[[Unit], bool]
     ) -> OverduePods:
-        """Return the units that the scheduler has refused for too long.
+        """Note which units the scheduler refuses now; return those that it has refused for too long.
 
         Args:
             store: the watch cache.
@@ -77,7 +77,7 @@ class UnscheduledPods:
         for pod in refused:
             if not pod.unit.cells and not is_elastic(pod.unit):
                 continue
-            # What no scheduler looks at keeps room on each node of its pool, or the choice of devices, in vain.
+            # A pod that no scheduler looks at holds room on each node of its pool, or claimed devices, in vain.
             limit = PINNED_SECONDS if pod.unit.cells or pod.message == _UNTRIED else UNPINNED_SECONDS
             left = self._since[pod.unit.uid] + limit - now
             if left <= 0:
@@ -91,6 +91,7 @@ class UnscheduledPods:
 
         A pod that no node takes says nothing of nodes, or one tenant could close them all to others.
         """
+        # Forget the oldest refusals, which do not count any more.
         while self._refusals:
             cell, service = first = next(iter(self._refusals))
             if now - self._refusals[first] < BLAME_SECONDS:
@@ -116,7 +117,7 @@ class UnscheduledPods:
 
 
 def _discard(groups: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
-    """Take a value from the set of a key, and an empty set from all."""
+    """Remove a value from the set of a key, and the key if its set is empty then."""
     groups[key].discard(value)
     if not groups[key]:
         del groups[key]
@@ -125,7 +126,8 @@ def _discard(groups: dict[_Key, set[_Value]], key: _Key, value: _Value) -> None:
 def find_refusal(store: Store, unit: Unit) -> str | None:
     """Return why no scheduler places the pods of an admitted unit; None: it places them, or has not tried yet.
 
-    Others wait for a unit without a node, or without the devices that it claims: nobody may run its scheduler.
+    A unit without a cell, or that claims devices and is not bound, counts as refused even before a scheduler has tried:
+    it holds up others, and its scheduler may not exist.
     """
     is_placed = unit.key.kind == "pod" and unit.evictable_since is not None
     if unit.state != "running" or unit.key.kind == "process" or is_placed:

@@ -1,7 +1,7 @@
 """Places of pods and processes that vanish: by force, with their node, or sooner than a round of the queue sees it.
 
-A unit that ends hands its place on while it ends. One that is gone at once, or has failed and stays as a record, does
-not; its place is written down, as that of an evicted pod is. So does a process whose successor is a pod.
+A pod that ends hands its place to its successor while it is being deleted. One whose object vanishes at once, or that
+failed and stays as a record, cannot. Nor can a process whose successor is a pod. Their places are written down here.
 """
 
 from collections.abc import Iterable
@@ -25,39 +25,42 @@ class VanishedUnits:
     def __init__(self) -> None:
         self._units: dict[str, Unit] = {}
         self._freed: list[FreedPlace] = []
-        self._left: set[str] | None = None
-        """Units unknown here that have vanished while a round reads the units; None: none does."""
+        self._vanished_in_round: set[str] | None = None
+        """uids of units unknown here that have vanished while a round reads the units; None: no round does."""
 
     def begin_round(self) -> None:
-        """Record units that vanish from now until `expect`: the round may have read them already."""
-        self._left = set()
+        """Record units that vanish from now until `expect`: the round may have read them before."""
+        self._vanished_in_round = set()
 
     def expect(self, units: Iterable[Unit]) -> None:
-        """Take the units of a round."""
+        """Remember the units that a round has read; record the places of those that vanished meanwhile."""
         self._units = {unit.uid: unit for unit in units if unit.service_uid}
-        for uid in self._units.keys() & (self._left or ()):
-            self._freed.append(free_place(self._units.pop(uid)))
-        self._left = None
+        for uid in self._units.keys() & (self._vanished_in_round or ()):
+            self._freed.append(build_freed_place(self._units.pop(uid)))
+        self._vanished_in_round = None
 
     def note_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Write down the place of a unit that is gone; `old` and `new` are a pod or process before and after."""
-        if old is None or (new is not None and not _has_left(resource, new)):
+        """Record the queue place of a pod or process that was deleted or has ended; `new` is None if it was deleted.
+
+        While a round reads the units, the uid of a unit that is unknown here is kept for `expect`.
+        """
+        if old is None or (new is not None and not _is_out_of_queue(resource, new)):
             return
         uid = old["metadata"]["uid"]
         unit = self._units.pop(uid, None)
         if unit is not None:
-            self._freed.append(free_place(unit))
-        elif self._left is not None:
-            self._left.add(uid)
+            self._freed.append(build_freed_place(unit))
+        elif self._vanished_in_round is not None:
+            self._vanished_in_round.add(uid)
 
     def take(self) -> list[FreedPlace]:
-        """Return the places that were written down since the last call."""
+        """Return the places that were recorded since the last call, and forget them."""
         freed, self._freed = self._freed, []
         return freed
 
 
-def free_place(unit: Unit) -> FreedPlace:
-    """Return the record by which the successor of a unit finds its place, when the unit itself is gone."""
+def build_freed_place(unit: Unit) -> FreedPlace:
+    """Return the record by which the successor of a unit finds its place once the unit itself is gone."""
     namespace, name = unit.objects[0]
     return FreedPlace(
         service=unit.service_uid,
@@ -69,17 +72,17 @@ def free_place(unit: Unit) -> FreedPlace:
 
 
 def is_gone(store: Store, place: FreedPlace) -> bool:
-    """Return whether the unit of a freed place is gone: until then its successor finds the place in the pod itself.
+    """Return whether the unit of a freed place is gone: until then its successor reads the place from the pod itself.
 
-    The place of a process is written down only once that is over.
+    A process is always gone here: its place is recorded only once it is over, and no pod has its uid.
     """
     pod = store.get(PODS, place.name, place.namespace)
-    return pod is None or pod["metadata"]["uid"] != place.unit or _has_left(PODS, pod)
+    return pod is None or pod["metadata"]["uid"] != place.unit or _is_out_of_queue(PODS, pod)
 
 
-def _has_left(resource: Resource, obj: Obj) -> bool:
-    """Return whether a pod or process is in the queue no more, although its object is still there."""
+def _is_out_of_queue(resource: Resource, obj: Obj) -> bool:
+    """Return whether a pod or process has ended, and so is no unit of the queue, although its object is still there."""
     if resource == METAL_PROCESSES:
         return is_over(msgspec.convert(obj, HostedProcess))
-    # It has failed, and its ReplicaSet has made another one.
+    # A pod that has ended is replaced by its ReplicaSet; one that is being deleted still hands its place on.
     return "deletionTimestamp" not in obj["metadata"] and (obj.get("status") or {}).get("phase") in ENDED

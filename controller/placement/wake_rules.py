@@ -26,16 +26,16 @@ class RoomWatch:
 
     def __init__(self) -> None:
         self._cells: Sequence[Cell] = ()
-        self._least: Mapping[str, Amounts] = {}
+        self._least_needs: Mapping[str, Amounts] = {}
 
     def expect(self, waiting: Iterable[Unit]) -> None:
-        """Take the units that wait from now on."""
-        self._least = find_least(waiting)
+        """Note what the units need at the least that wait from now on."""
+        self._least_needs = find_least(waiting)
 
     def take_cells(self, cells: Sequence[Cell]) -> bool:
-        """Return whether a cell has changed so that a waiting unit may fit, or may have lost what it was promised."""
+        """Replace the cells; return whether a waiting unit may fit now, or may have lost what it was promised."""
         before, self._cells = self._cells, cells
-        if not self._least:
+        if not self._least_needs:
             return False
         # This is called several times a second, and nearly always a few of the same cells have changed.
         changed = [(old, new) for old, new in zip(before, cells, strict=False) if old is not new]
@@ -49,9 +49,10 @@ class RoomWatch:
         return any(self._matters(old, new) for old, new in changed)
 
     def _matters(self, old: Cell | None, new: Cell) -> bool:
+        """Return whether a cell is new, has changed in more than amounts and ratings, or has got room for a unit."""
         if old is None or _drop_ratings(old, new) != new:
             return True
-        least = self._least.get(new.pool)
+        least = self._least_needs.get(new.pool)
         has_gained = any(amount > old.free.get(name, 0) for name, amount in new.free.items())
         return least is not None and has_gained and fits(least, new.free)
 
@@ -75,6 +76,7 @@ def find_least(waiting: Iterable[Unit]) -> Mapping[str, Amounts]:
         for pool in unit.pools:
             for part in unit.parts:
                 amounts = least.setdefault(pool, dict(part))
+                # What one part does not need at all is no obstacle to it.
                 for name in [name for name in amounts if name not in part]:
                     del amounts[name]
                 for name in amounts:
@@ -114,11 +116,11 @@ def decisive_facts(resource: Resource, obj: Obj) -> object:
     """Return the fields of an object that the queue reads; no other change starts a round."""
     metadata, status = obj["metadata"], obj.get("status") or {}
     if resource == INFERENCE_SERVICES:
-        # That of an earlier spec is not read, and units wait for that of the present one.
+        # The rest of a status counts only once it is of the present spec; units wait for that.
         generation = metadata.get("generation")
         if status.get("observedGeneration") != generation:
             return generation, status.get("accelerator")
-        # Another speed decides where a unit goes that fits, and makes no room; a class that is accepted does.
+        # A class that is newly accepted makes room; another speed of one does not.
         refused = [(speed["deviceClass"], speed.get("refusal")) for speed in status.get("speeds") or ()]
         accepted = sorted(name for name, refusal in refused if refusal is None)
         return generation, status.get("accelerator"), status.get("deviceMemoryBytes"), accepted, len(refused)

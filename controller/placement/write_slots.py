@@ -34,20 +34,20 @@ class WriteSlots:
 
     @contextlib.asynccontextmanager
     async def hold(self, namespace: str) -> AsyncIterator[None]:
-        """Hold a slot during a write, until it hangs. Raises NamespaceHangs."""
+        """Hold a slot during a write, which loses it after HANG_SECONDS. Raises NamespaceHangs if another one hangs."""
         await self._slots.acquire()
         if self._hanging[namespace]:
             self._slots.release()
             raise NamespaceHangs(f"other writes in namespace {namespace} are not answered, as by a webhook that hangs")
         is_hanging = False
 
-        def give_up() -> None:
+        def release_early() -> None:
             nonlocal is_hanging
             is_hanging = True
             self._hanging[namespace] += 1
             self._slots.release()
 
-        timer = asyncio.get_running_loop().call_later(HANG_SECONDS, give_up)
+        timer = asyncio.get_running_loop().call_later(HANG_SECONDS, release_early)
         try:
             yield
         finally:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from controller.models.job_pods import advise_on_refusal
-from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.placement.capacity import HostCapacity, list_eligible_hosts
 from controller.placement.node_rules import find_untolerated
 from controller.placement.units import HostRequirement
 from controller.reconcile.triggers import is_gated
@@ -307,7 +307,7 @@ def _diagnose_unbound(
         displaced.process.spec.host_name for displaced in siblings.displaced if displaced.why.cause == MEMORY_PRESSURE
     }
     closed = _list_closed_hosts(admitting, short)
-    left = eligible_hosts(requirement, {*refused, *left_by}, reachable)
+    left = list_eligible_hosts(requirement, {*refused, *left_by}, reachable)
     if not left and closed:
         reason, state, remedy = closed[0]
         message = f"{state}; no other host can run it: {remedy}"

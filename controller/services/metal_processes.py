@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from controller.models.served import Served
-from controller.placement.capacity import HostCapacity, stored_capacities
+from controller.placement.capacity import HostCapacity, list_capacities
 from controller.placement.displacement import choose_moves, find_displacements, is_requested, list_moved, read_orders
 from controller.placement.queued_service import HostDemands, require_host
 from controller.placement.units import HostRequirement
@@ -162,7 +162,7 @@ def list_hosts(store: Store) -> tuple[dict[str, MetalHost], list[HostCapacity]]:
 
     def compute() -> tuple[dict[str, MetalHost], list[HostCapacity]]:
         hosts = read_hosts(store, [host["metadata"]["name"] for host in store.list(METAL_HOSTS)])
-        return hosts, stored_capacities(store, [host for name, host in hosts.items() if not is_host_lost(name, hosts)])
+        return hosts, list_capacities(store, [host for name, host in hosts.items() if not is_host_lost(name, hosts)])
 
     return store.summarize((METAL_HOSTS, METAL_PROCESSES), "hosts and capacities", compute)
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final, NamedTuple
 
 from controller.models.served import format_of, list_companions
-from controller.placement.candidate_room import CandidateRoom, ProspectiveReplica, RoomCounter, hold_at_volumes
+from controller.placement.candidate_room import CandidateRoom, ProspectiveReplica, RoomCounter, restrict_to_volume_nodes
 from controller.placement.cluster_copy import ClusterCopy
 from controller.placement.forecast import forecast
 from controller.placement.pod_units import find_template
@@ -73,7 +73,9 @@ class _CopiedRooms:
             end = forecast(copy.list_cells(), copy.list_units(now), copy.rules, now.timestamp())
             self._counter = RoomCounter(end.cells, end.round, end.cells)
         # A volume that has not been read yet counts as one that is anywhere.
-        return self._counter.count(hold_at_volumes(prospect, lambda pod: self._copy.volumes.find_nodes(pod) or None))
+        return self._counter.count(
+            restrict_to_volume_nodes(prospect, lambda pod: self._copy.volumes.find_nodes(pod) or None)
+        )
 
     def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
         """Do nothing: a plan is made once."""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.placement.capacity import HostCapacity, list_eligible_hosts
 from controller.placement.displacement import NO_DISPLACEMENTS, REBALANCE, Displacement, list_moved
 from controller.placement.node_rules import find_untolerated
 from controller.placement.observed_units import read_nomination
@@ -341,7 +341,7 @@ def _find_blocking_processes(
         return []
     left = (displaced.process for displaced in standing.displaced)
     avoid = {process.spec.host_name for process in (*standing.rejected, *left)}
-    eligible = eligible_hosts(require_host(waiting, demands), avoid, capacities)
+    eligible = list_eligible_hosts(require_host(waiting, demands), avoid, capacities)
     if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible):
         return []
     for capacity in eligible:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from datetime import timedelta
 
 from controller.models.served import Served
-from controller.placement.capacity import stored_capacities
+from controller.placement.capacity import list_capacities
 from controller.placement.displacement import find_displacements, read_orders
 from controller.services.metal_processes import desired_spec
 from controller.services.rollout import (
@@ -65,7 +65,7 @@ def steps(
         standing,
         exposed=exposed,
         taken={struct.metadata.name for struct in structs},
-        capacities=stored_capacities(kept, alive),
+        capacities=list_capacities(kept, alive),
         now=NOW + timedelta(seconds=later),
     )
 

@@ -32,7 +32,7 @@ from console.density_simulation import ModelNotFound, SimulationRefused, simulat
 from console.density_snapshot import CONTEXT_LENGTH, DensitySnapshot
 from console.fit_table import RANKS, FitTable
 from console.llmfit_answers import list_llmfit_models
-from controller.placement.machines import list_replicas, take_room
+from controller.placement.machines import compute_remaining_bytes, list_replicas
 from crds.meta import CONTROLLER_NAMESPACE
 from devices.vendors import VENDORS, Vendor
 from fitness.performance import MeasuredPerformance
@@ -389,7 +389,7 @@ def test_pages_together_are_ranked_and_lose_nothing(
 def test_a_further_replica_never_adds_room(free: list[int], count: int, needed: int) -> None:
     machine = world().machines["g1"]._replace(free_bytes=tuple(sorted(free, reverse=True)))
     for hardware in (machine.hardware, machine.hardware._replace(is_shared=True)):
-        after = take_room(machine._replace(hardware=hardware), count, needed)
+        after = compute_remaining_bytes(machine._replace(hardware=hardware), count, needed)
         assert sum(after) <= sum(free)
         assert list(after) == sorted(after, reverse=True)
     assert all(replica.free_bytes is not None for replica in list_replicas(machine.bases, machine.free_bytes))

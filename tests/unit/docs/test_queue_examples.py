@@ -83,7 +83,7 @@ class ChatWait:
         pool = BusyPool()
         for minute in range(MINUTES + 2 * AHEAD):
             pool.pass_minute("chat" if minute == MINUTES else f"new-{minute}")
-            standing = pool.board.standing(CHAT)
+            standing = pool.board.find_standing(CHAT)
             if standing is not None:
                 self.statuses.append(build_queue_status(standing))
             pool.now += 60
@@ -126,7 +126,7 @@ def describe(cells: Sequence[Cell], units: Sequence[Unit]) -> str:
     async def read() -> ServiceStanding | None:
         board = Board(lambda _service: None)
         board.update(plan(cells, units, RULES, COMES_AT), cells, COMES_AT, units=units)
-        return board.standing(LARGE.service)
+        return board.find_standing(LARGE.service)
 
     standing = virtual_time.run(read())
     assert standing is not None

@@ -52,7 +52,7 @@ def standings(cells: Sequence[Cell], units: Sequence[Unit], rules: PlanRules = N
         told = Told()
         told.update(cells, units, rules=rules)
         names = {unit.service for unit in units}
-        return {key.name: standing for key in names if (standing := told.board.standing(key)) is not None}
+        return {key.name: standing for key in names if (standing := told.board.find_standing(key)) is not None}
 
     return virtual_time.run(main())
 
@@ -297,7 +297,7 @@ def test_change_of_the_reason_alone_is_told() -> None:
         for free, reason in ((1, "HeadOfLine"), (0, "InsufficientDevices")):
             told.update([gpu_cell("n1", free=free)], units)
             await asyncio.sleep(60.0)
-            standing = told.board.standing(ObjectKey("team", "chat"))
+            standing = told.board.find_standing(ObjectKey("team", "chat"))
             assert standing is not None
             assert (standing.place, standing.reason) == ("2/2", reason)
             assert told.take()[-1] == "chat"
@@ -359,7 +359,7 @@ def test_service_is_told_only_of_what_changes() -> None:
         told.update(full(), units[1:])
         await asyncio.sleep(5)
         assert sorted(told.take()) == ["chat", "next"]
-        assert told.board.standing(ObjectKey("team", "chat")) is None
+        assert told.board.find_standing(ObjectKey("team", "chat")) is None
 
     virtual_time.run(main())
 
@@ -376,14 +376,14 @@ def test_service_whose_admission_fails_stays_in_the_queue_and_is_told_why() -> N
             made = plan(cells, [*planned, running], PlanRules(), NOW)
             told.board.update(made, cells, NOW, units=[later, running, failing], failures=failures)
             await asyncio.sleep(5)
-            standing = told.board.standing(ObjectKey("team", "chat"))
+            standing = told.board.find_standing(ObjectKey("team", "chat"))
             assert standing is not None
             assert (standing.place, standing.reason) == ("1/2", "AdmissionFailed")
             assert standing.message.endswith("is tried again: a webhook denied it")
-            assert told.board.standing(ObjectKey("team", "other")) is None
+            assert told.board.find_standing(ObjectKey("team", "other")) is None
         assert [name for name in told.take() if name == "chat"] == ["chat"], "it is told once"
         told.board.update(plan(full(), [failing, later], PlanRules(), NOW), full(), NOW, units=[failing, later])
-        standing = told.board.standing(ObjectKey("team", "chat"))
+        standing = told.board.find_standing(ObjectKey("team", "chat"))
         assert standing is not None
         assert standing.reason == "InsufficientDevices"
 
@@ -399,7 +399,7 @@ def test_closed_nodes_are_told_as_reasons_depend_on_them() -> None:
         told.update(full(2, closed="Cordoned"), units)
         await asyncio.sleep(2)
         assert told.take() == ["chat"]
-        standing = told.board.standing(ObjectKey("team", "chat"))
+        standing = told.board.find_standing(ObjectKey("team", "chat"))
         assert standing is not None
         assert standing.reason == "CellsClosed"
 
@@ -437,7 +437,7 @@ def test_storm_of_rounds_tells_each_service_at_most_once_a_second_and_few_of_all
         await asyncio.sleep(120)
         del units[-1]
         told.update(full(), units)
-        assert told.board.standing(ObjectKey("team", "s310")) is not None
+        assert told.board.find_standing(ObjectKey("team", "s310")) is not None
         await asyncio.sleep(10)
         assert 50 <= len(told.notices) <= 50 + 1 + 10
         assert "s310" not in told.take(), "it has reported its place by itself"
@@ -451,7 +451,7 @@ def test_after_a_storm_every_service_has_been_told_its_last_place() -> None:
         board: Board | None = None
 
         def note(service: ObjectKey) -> None:
-            standing = board.standing(service) if board is not None else None
+            standing = board.find_standing(service) if board is not None else None
             seen[service.name] = standing.place if standing is not None else ""
 
         board = Board(note)

@@ -15,7 +15,7 @@ def test_new_leader_begins_with_an_empty_board() -> None:
         told = Told()
         told.update(full(), [waiting_unit("chat")])
         told.board.restart()
-        assert told.board.standing(ObjectKey("team", "chat")) is None
+        assert told.board.find_standing(ObjectKey("team", "chat")) is None
         told.update(full(), [waiting_unit("chat")])
         await asyncio.sleep(2)
         assert told.take() == ["chat", "chat"]
@@ -32,10 +32,10 @@ def test_new_leader_keeps_to_the_last_places_until_its_first_round() -> None:
     async def main() -> None:
         told = Told()
         for name in ("chat", "gone"):
-            assert told.board.standing(ObjectKey("team", name), last[name]) is last[name]
+            assert told.board.find_standing(ObjectKey("team", name), last[name]) is last[name]
         told.update(full(), [waiting_unit("chat")])
         assert sorted(told.take()) == ["chat", "gone"]
-        assert told.board.standing(ObjectKey("team", "gone"), last["gone"]) is None
+        assert told.board.find_standing(ObjectKey("team", "gone"), last["gone"]) is None
 
     virtual_time.run(main())
 
@@ -59,7 +59,7 @@ def test_rounds_of_one_second_are_shown_together() -> None:
         units = [waiting_unit("first", enqueued_at=1.0), waiting_unit("chat")]
 
         def place() -> str:
-            standing = told.board.standing(key)
+            standing = told.board.find_standing(key)
             return standing.place if standing is not None else ""
 
         told.update(full(), units)

@@ -16,7 +16,7 @@ from controller.placement.candidate_room import (
     CandidateRooms,
     ProspectiveReplica,
     RoomCounter,
-    hold_at_volumes,
+    restrict_to_volume_nodes,
 )
 from controller.placement.planner import PlanRules, plan
 from controller.placement.pool_limits import PoolQuota, PoolRules
@@ -104,10 +104,10 @@ def test_cells_that_are_too_small_or_closed_are_told_apart() -> None:
 
 def test_pod_has_room_only_where_its_volume_is() -> None:
     prospect = ProspectiveReplica(POD, {"metadata": {}, "spec": {}})
-    held = hold_at_volumes(prospect, lambda _pod: frozenset({"b"}))
+    held = restrict_to_volume_nodes(prospect, lambda _pod: frozenset({"b"}))
     assert isinstance(held.requirement, NodeRequirement)
     assert count(held, [gpu_cell("a"), gpu_cell("b", 8, 2)]).replicas == 1
-    assert hold_at_volumes(ProspectiveReplica(POD), lambda _pod: frozenset({"b"})) is POD
+    assert restrict_to_volume_nodes(ProspectiveReplica(POD), lambda _pod: frozenset({"b"})) is POD
 
 
 class Watched:

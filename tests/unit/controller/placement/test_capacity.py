@@ -2,7 +2,7 @@
 
 import pytest
 
-from controller.placement.capacity import MOST_HOST_BYTES, HostCapacity, stored_capacities
+from controller.placement.capacity import MOST_HOST_BYTES, HostCapacity, list_capacities
 from kube.client import Obj
 from kube.resources import METAL_HOSTS, METAL_PROCESSES
 from tests.support.api_objects import GIB, as_host, condition, host, process, store
@@ -10,7 +10,7 @@ from tests.support.api_objects import GIB, as_host, condition, host, process, st
 
 def capacity_of(observed: Obj, *processes: Obj) -> HostCapacity:
     cluster = store((METAL_HOSTS, observed), *((METAL_PROCESSES, process) for process in processes))
-    (capacity,) = stored_capacities(cluster, [as_host(observed)])
+    (capacity,) = list_capacities(cluster, [as_host(observed)])
     return capacity
 
 

@@ -6,7 +6,7 @@ import pytest
 from controller.placement.forecast import (
     QueueForecast,
     UnitFate,
-    displace,
+    build_successor,
     drain_cell,
     explain_wait,
     forecast,
@@ -134,7 +134,7 @@ def test_unit_without_hardware_has_no_place() -> None:
 
 def test_successor_keeps_place_and_need() -> None:
     unit = runs("r", 2, "a", at=7.0, evictable_since=9.0)
-    successor = displace(unit)
+    successor = build_successor(unit)
     assert (successor.enqueued_at, successor.parts, successor.state) == (7.0, unit.parts, "waiting")
     assert successor.cells == ()
     assert successor.uid != unit.uid

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.placement.capacity import HostCapacity, eligible_hosts
+from controller.placement.capacity import HostCapacity, list_eligible_hosts
 from controller.placement.displacement import find_displacements, read_orders
 from controller.placement.explanation import explain
 from controller.placement.node_rules import admits, find_untolerated
@@ -67,7 +67,7 @@ def test_host_with_other_labels_or_taints_is_refused(demands: Obj, refusal: str)
     assert requirement.refuse(host_cell("a", labels=labels, taints=(RESEARCH,))) == refusal
     capacity = HostCapacity("a", LLAMA, 4 * GIB, labels=labels, taints=(RESEARCH,))
     assert requirement.refuse_host(capacity) == refusal
-    assert bool(eligible_hosts(requirement, (), [capacity])) == (not refusal)
+    assert bool(list_eligible_hosts(requirement, (), [capacity])) == (not refusal)
 
 
 def test_requirements_that_differ_in_a_rule_share_no_search() -> None:

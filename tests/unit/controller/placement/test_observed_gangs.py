@@ -8,7 +8,7 @@ from controller.placement.observed_units import (
 )
 from controller.placement.pod_units import MOST_IN_GANG
 from controller.placement.queue_places import find_own_place, format_place
-from controller.placement.vanished_units import free_place, is_gone
+from controller.placement.vanished_units import build_freed_place, is_gone
 from crds.meta import ENQUEUED_AT, LABEL_GANG, LABEL_GANG_SIZE
 from devices.vendors import VENDORS
 from kube.resources import PODS
@@ -50,7 +50,7 @@ def test_place_of_a_gang_is_freed_once_the_pod_is_gone_that_stands_for_it() -> N
     pods = [queue_pod(name, labels=labels, gated=False, node="n1") for name in ("one", "two")]
     pods[0]["metadata"]["uid"] = "uid-z"  # the names of pods and their uids have no common order
     store = queue(*pods)
-    place = free_place(observe(store)["big"])
+    place = build_freed_place(observe(store)["big"])
     assert not is_gone(store, place)
     for pod in pods:
         store.remove(PODS, "team", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
