@@ -23,7 +23,7 @@ from controller.placement.cluster_copy import (
     open_queue_view,
 )
 from controller.placement.explanation import explain
-from controller.placement.forecast import drain_cell, forecast
+from controller.placement.forecast import forecast, simulate_drain
 from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.units import Cell
 from controller.services.planned_models import ModelHeaders
@@ -172,7 +172,7 @@ async def plan_drain(cluster: Cluster, name: str, stated: StatedSettings) -> tup
     drained = find_cell(name, cells)
     units = copied.list_units(now)
     before = forecast(cells, units, copied.rules, now.timestamp())
-    after = forecast(*drain_cell(cells, units, drained), copied.rules, now.timestamp())
+    after = forecast(*simulate_drain(cells, units, drained), copied.rules, now.timestamp())
     concerned = [unit.uid for unit in units if drained in unit.cells and unit.state == "running"]
     return drained, QueuePlan(list_changes(before, after, concerned, copied.list_speeds), after)
 

@@ -226,7 +226,9 @@ def first_uid(uid: str) -> str:
     return uid.partition(_AGAIN)[0]
 
 
-def drain_cell(cells: Iterable[Cell], units: Iterable[Unit], drained: str) -> tuple[tuple[Cell, ...], tuple[Unit, ...]]:
+def simulate_drain(
+    cells: Iterable[Cell], units: Iterable[Unit], drained: str
+) -> tuple[tuple[Cell, ...], tuple[Unit, ...]]:
     """Return cells and units as if a cell took nothing new, and all its units had to go elsewhere.
 
     Args:

@@ -110,14 +110,14 @@ def build_pod_replica(
         is_assessed=service is None or service.is_assessed,
     )
     if service is not None and service.left_cell and state == "waiting":
-        unit = send_to_better_place(unit, service.left_cell, service.least_speed)
+        unit = restrict_to_better_place(unit, service.left_cell, service.least_speed)
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
     is_present = own.template == read_template_mark(pod) if own is not None and own.template else None
     replica = ReplicaUnit(unit, deployment, template, own_place, is_present, ends_by=ends_by)
     return PodReplica(replica, *_read_gang(pod)) if is_counted or is_ending else PodReplica(replica)
 
 
-def send_to_better_place(unit: Unit, left_cell: str, least_speed: float) -> Unit:
+def restrict_to_better_place(unit: Unit, left_cell: str, least_speed: float) -> Unit:
     """Return the unit that replaces a slow replica: it evicts no other unit and accepts only a better cell.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 import structlog
 
 from controller.placement.candidate_room import CandidateRooms, ProspectiveReplica
-from controller.placement.pod_units import send_to_better_place
+from controller.placement.pod_units import restrict_to_better_place
 from controller.placement.pool_table import read_pools
 from controller.placement.replacement import (
     DegradedReplica,
@@ -220,7 +220,7 @@ class SpeedReplacer:
         if checked.prospect is None:
             return ReplacementHold("NotReady", checked.problem.message if checked.problem else "its Model is not known")
         unit, pod = checked.prospect
-        place = self._rooms.find_best(ProspectiveReplica(send_to_better_place(unit, degraded.place, least), pod))
+        place = self._rooms.find_best(ProspectiveReplica(restrict_to_better_place(unit, degraded.place, least), pod))
         if place is None or place.cell is None:
             better = f"reach {format_rate(least)} tokens/s" if least else "fit it"
             message = (

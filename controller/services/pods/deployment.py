@@ -11,7 +11,7 @@ from controller.models.served import Companion, Served, cache_path, cached_claim
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
 from controller.reconcile.plan import child
 from controller.services.pods.claim_templates import add_claim
-from controller.services.pods.deployment_strategy import begin
+from controller.services.pods.deployment_strategy import choose_first_strategy
 from controller.services.pods.devices import request_devices
 from controller.services.pods.one_node import has_one_node, label_claims
 from controller.services.pods.pod_options import find_option_problem
@@ -155,7 +155,7 @@ def build_deployment(
     spec: Obj = {
         "replicas": count,
         "selector": {"matchLabels": selector},
-        "strategy": begin(weights.node, count) if strategy is None else strategy,
+        "strategy": choose_first_strategy(weights.node, count) if strategy is None else strategy,
         "template": {
             "metadata": {"labels": labels, "annotations": annotations},
             "spec": build_pod(service, choice, weights, companions, settings=settings),

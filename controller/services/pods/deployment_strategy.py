@@ -63,7 +63,7 @@ class Replacement(NamedTuple):
     """Time after which the decision may be another one."""
 
 
-def begin(node: str, replicas: int) -> Obj:
+def choose_first_strategy(node: str, replicas: int) -> Obj:
     """Return the strategy with which a change of a template begins.
 
     `node` is the one that has the copy of weights, or empty if pods may run on any: then a new pod comes first.

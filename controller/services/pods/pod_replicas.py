@@ -25,7 +25,12 @@ from controller.services.pods.deployment import (
     mounted_weights,
     name_deployment,
 )
-from controller.services.pods.deployment_strategy import Replacement, begin, continue_rollout, make_way_for_kueue
+from controller.services.pods.deployment_strategy import (
+    Replacement,
+    choose_first_strategy,
+    continue_rollout,
+    make_way_for_kueue,
+)
 from controller.services.pods.device_claims import ACCEPTED_SHARE
 from controller.services.pods.devices import request_devices
 from controller.services.pods.observed_deployments import (
@@ -260,7 +265,7 @@ def _list_wanted(
         if weights.node:
             return _WantedDeployment(change, replicas, observed, weights.node)
         if change.cause:
-            replacement = Replacement(begin(weights.node, replicas))
+            replacement = Replacement(choose_first_strategy(weights.node, replicas))
         else:
             of_kueue = make_way_for_kueue(observed, replicas, snapshot.now)
             replacement = of_kueue or continue_rollout(observed, pods, replicas, snapshot.store)

@@ -154,7 +154,7 @@ def build_pod(
         choice.runtime,
         choice.pod,
         settings.environment,
-        _loading_seconds(replica),
+        _find_loading_seconds(replica),
         RUNTIMES[choice.runtime].pulse,
         settings.image_pull_secrets,
     )
@@ -187,21 +187,21 @@ def _build_volumes(replica: _Replica) -> list[Obj]:
         {"name": "token", "secret": {"secretName": token_name(replica.service.metadata.name), "defaultMode": 0o440}},
         {"name": "tmp", "emptyDir": {}},
     ]
-    if shared := _shared_memory(replica):
+    if shared := _find_shared_memory(replica):
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shared}})
     if replica.choice.pod.store:
-        limit = {"sizeLimit": str(size)} if (size := _store_bytes(replica)) else {}
+        limit = {"sizeLimit": str(size)} if (size := _find_store_bytes(replica)) else {}
         volumes.append({"name": "store", "emptyDir": limit})
     return volumes
 
 
-def _store_bytes(replica: _Replica) -> int | None:
+def _find_store_bytes(replica: _Replica) -> int | None:
     """Return the size of the folder for the engine's own copy of the weights; None if their size is unknown."""
     size_bytes = replica.weights.size_bytes
     return size_bytes and size_bytes + size_bytes // 10 + _STORE_SLACK_BYTES
 
 
-def _shared_memory(replica: _Replica) -> str | None:
+def _find_shared_memory(replica: _Replica) -> str | None:
     """Return the limit of /dev/shm, or None if the container's own 64 MiB are enough."""
     if not replica.choice.pod.shared_memory:
         return None
@@ -270,7 +270,7 @@ def _build_mounts(replica: _Replica) -> list[Obj]:
         ),
         {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the container's own, on an empty volume
     ]
-    if _shared_memory(replica):
+    if _find_shared_memory(replica):
         mounts.append({"name": "shm", "mountPath": _SHM})
     if store := replica.choice.pod.store:
         mounts.append({"name": "store", "mountPath": store})
@@ -281,7 +281,7 @@ def _build_resources(replica: _Replica) -> Obj:
     """Return what the engine's container requests, and its limits; devices and huge pages are in both."""
     asked, devices = replica.service.spec.resources, replica.devices
     requests = {"memory": str(replica.choice.memory)}
-    if replica.choice.pod.store and (size := _store_bytes(replica)):
+    if replica.choice.pod.store and (size := _find_store_bytes(replica)):
         requests["ephemeral-storage"] = str(size)
     if asked.cpu is not None:
         requests["cpu"] = str(asked.cpu)
@@ -297,7 +297,7 @@ def _build_resources(replica: _Replica) -> Obj:
     return {"requests": requests | limited, **({"limits": limits} if limits else {}), **claims}
 
 
-def _loading_seconds(replica: _Replica) -> int:
+def _find_loading_seconds(replica: _Replica) -> int:
     """Return the time that loading may take by the size of the weights: an hour at least."""
     size_bytes = sum(weights.size_bytes or 0 for weights, _name, _path in _list_mounts(replica))
     return max(_LOADING_SECONDS, size_bytes // _LOADING_BYTES_PER_SECOND)

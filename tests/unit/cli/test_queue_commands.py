@@ -18,7 +18,7 @@ from cli.queue.plan_output import build_changes, describe_cause, list_changes, r
 from cli.queue.planning import find_cell, list_refusals, plan_addition
 from cli.queue.wait_explanation import ExplainedService, build_facts, render_explanation
 from controller.placement.cluster_copy import ClusterCopy
-from controller.placement.forecast import QueueForecast, drain_cell, forecast
+from controller.placement.forecast import QueueForecast, forecast, simulate_drain
 from controller.placement.planner import PlanRules, plan
 from controller.placement.remedies import WaitExplanation, explain_unit
 from controller.placement.units import Cell, Unit
@@ -234,7 +234,7 @@ def test_process_of_a_drained_host_stays_if_it_fits_nowhere_else_and_a_pod_waits
     before = foresee(cells, units)
     free = [subtract_units(cell, units) for cell in cells]
     for drained, uid, outcome in (("host/h", "p", "stays"), ("node/a", "r", "waits")):
-        after = forecast(*drain_cell(free, units, drained), PlanRules(), 10_000.0)
+        after = forecast(*simulate_drain(free, units, drained), PlanRules(), 10_000.0)
         (row,) = build_changes(list_changes(before, after, [uid]))
         assert (row["outcome"], row["from"], row["to"], row["reason"]) == (outcome, [drained], [], "CellsClosed")
 

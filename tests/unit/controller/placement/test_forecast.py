@@ -7,10 +7,10 @@ from controller.placement.forecast import (
     QueueForecast,
     UnitFate,
     build_successor,
-    drain_cell,
     explain_wait,
     forecast,
     list_differences,
+    simulate_drain,
 )
 from controller.placement.planner import PlanRules
 from controller.placement.units import CLAIM_SLOT, MEMORY, Cell, Nomination, Unit
@@ -109,7 +109,7 @@ def test_drained_units_go_where_they_fit_and_others_are_closed_out() -> None:
     units = [process("one", 8, cells=("host/h",)), process("two", 40, cells=("host/h",)), process("w", 20, at=5.0)]
     cells = [subtract_units(cell, units) for cell in (host("h", 64), host("i", 30))]
     before = forecast(cells, units, RULES, NOW)
-    after = forecast(*drain_cell(cells, units, "host/h"), RULES, NOW)
+    after = forecast(*simulate_drain(cells, units, "host/h"), RULES, NOW)
     assert show(before.fates["w"]) == ("starts", ("host/i",))
     assert show(after.fates["one"]) == ("starts", ("host/i",))
     assert show(after.fates["two"])[0] == "waits"

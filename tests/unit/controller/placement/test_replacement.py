@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controller.placement.actions import Action, Admit, EvictUnit
 from controller.placement.planner import PlanRules, plan
-from controller.placement.pod_units import send_to_better_place
+from controller.placement.pod_units import restrict_to_better_place
 from controller.placement.pool_limits import PoolQuota, PoolRules
 from controller.placement.replacement import (
     LEAST_PAUSE,
@@ -337,7 +337,7 @@ def test_replica_for_a_better_place_takes_nothing_that_another_would_get(
         for number, (need, priority, at, protected) in enumerate(waiting)
     ]
     # Its place in the queue is that of a replica that has gone, and so is before all others.
-    surge = send_to_better_place(waiting_unit("surge", priority=own, enqueued_at=-1.0), "node/n9", 0.0)
+    surge = restrict_to_better_place(waiting_unit("surge", priority=own, enqueued_at=-1.0), "node/n9", 0.0)
     without = plan(nodes, [*running, *others], rules, 10_000.0)
     beside = plan(nodes, [*running, *others, surge], rules, 10_000.0)
     ours = [action for action in beside.actions if unit_of(action).uid == surge.uid]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.reconcile.stamp import stamp
-from controller.services.pods.deployment_strategy import SURGE, begin
+from controller.services.pods.deployment_strategy import SURGE, choose_first_strategy
 from crds.size import GIB
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, MODELS, NODES, PODS, Resource
@@ -86,8 +86,8 @@ def test_a_change_begins_with_one_pod_more(hardware: Obj, replicas: int) -> None
 
 
 def test_pods_beside_a_copy_make_way_from_the_start() -> None:
-    assert begin("disk-1", 1) == {"type": "Recreate"}
-    assert begin("disk-1", 2) == IN_PLACE
+    assert choose_first_strategy("disk-1", 1) == {"type": "Recreate"}
+    assert choose_first_strategy("disk-1", 2) == IN_PLACE
 
 
 def test_earlier_pod_makes_way_if_there_is_no_room_for_both() -> None:
