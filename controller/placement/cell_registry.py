@@ -276,7 +276,7 @@ class CellRegistry:
                 self._mark(f"node/{name}")
 
     def _mark(self, cell_id: str) -> None:
-        """Have a cell built anew when cells are read next; the first mark since then calls the listeners."""
+        """Mark a cell to be built anew when cells are read next; the first mark since then calls the listeners."""
         is_first = not self._marked
         self._marked[cell_id] = None
         if is_first:

@@ -163,7 +163,7 @@ class _Future:
         return self.units != before
 
     def _admit(self, action: Admit) -> None:
-        """Let a unit run on its cells, and end one of the units that it replaces."""
+        """Note that a unit runs on its cells, and end one of the units that it replaces."""
         free = [self.cells[name].free for name in action.cells]
         unit = msgspec.structs.replace(
             _choose_devices(action.unit, free),

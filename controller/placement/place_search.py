@@ -206,7 +206,7 @@ class PlaceSearch:
             self._changes.append(cell)
 
     def hold(self, unit: Unit, cells: Sequence[str], victims: Sequence[Unit]) -> bool:
-        """Reserve for a unit its victims' room, and what it needs beyond of the free; False: that is too little."""
+        """Reserve for a unit its victims' room and the free room that it needs beyond; return False if that lacks."""
         claims: dict[str, dict[str, Amounts]] = {victim.uid: {} for victim in victims}
         needs = add_by_cell(unit.parts, cells)
         for cell, need in needs.items():

@@ -216,7 +216,10 @@ class Planning:
         return pool in self._elastic_slots or self._search.could_ever_run(unit, pool)
 
     def _has_considered_enough(self, unit: Unit, shape: int) -> bool:
-        """Count a unit as considered; return True if its home has had enough, and close its pools to later units."""
+        """Count a unit as considered, unless one of its shape was blocked; return True if that is one too many.
+
+        Then its pools are closed to all later units of the round.
+        """
         if not unit.replaces and shape in self._blocked_shapes:
             return False
         home = unit.pools[0] if unit.pools else ""

@@ -218,7 +218,7 @@ class PoolLimits:
                 self._kept.setdefault(key, _KeptAmounts()).add(unit, amount)
 
     def hold(self, unit: Unit, key: LimitKey) -> None:
-        """Let no later unit take what is left of a limit that refused this unit."""
+        """Reserve what is left of a limit, which refused this unit, against all later units."""
         self._held.setdefault(key, unit.order)
 
     def _list_limits(self, unit: Unit, pool: str) -> Iterator[tuple[LimitKey, int, int]]:

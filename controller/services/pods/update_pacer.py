@@ -69,7 +69,7 @@ class UpdatePacer:
         self._rollouts.clear()
 
     async def run(self, leading: Leading) -> None:
-        """Let waiting services roll out one after the other, for ever; rollouts under way are found first."""
+        """Start the rollouts of waiting services one after the other, for ever; those under way are found first."""
         loop = asyncio.get_running_loop()
         for deployment in leading.store.list(DEPLOYMENTS):
             owner = controller_of(deployment)
