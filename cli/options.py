@@ -74,7 +74,10 @@ def prefix_type(problem: str) -> Parsed[str]:
 
 
 def gather_options(argument: str, kind: Callable[..., object], *options: Decorator) -> Decorator:
-    """Return a decorator that adds options to a command, which gets them all as one argument.
+    """Return a decorator that adds options to a command, which gets them as one argument, a `kind`.
+
+    Every option that is named like a parameter of `kind` goes there, wherever it was added. Of nested structs, the
+    inner one stands above the outer one. A misspelt name is no error of types: each call of the command fails.
 
     Args:
         argument: name of the argument.

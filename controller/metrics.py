@@ -55,30 +55,44 @@ class ControllerMetrics:
         counter = functools.partial(Counter, registry=registry)
         gauge = functools.partial(Gauge, registry=registry)
         histogram = functools.partial(Histogram, registry=registry, buckets=SECONDS)
-        text = "Reconciles by kind and result: success, requeue_after (due again after a time), error (retried)."
-        self._reconciles = counter("controller_runtime_reconcile", text, ("controller", "result"))
-        text = "Failed reconciles by kind."
-        self._reconcile_errors = counter("controller_runtime_reconcile_errors", text, ("controller",))
-        text = "Duration of a reconcile by kind."
-        self._reconcile_seconds = histogram("controller_runtime_reconcile_time_seconds", text, ("controller",))
+        self._reconciles = counter(
+            "controller_runtime_reconcile",
+            "Reconciles by kind and result: success, requeue_after (due again after a time), error (retried).",
+            ("controller", "result"),
+        )
+        self._reconcile_errors = counter(
+            "controller_runtime_reconcile_errors", "Failed reconciles by kind.", ("controller",)
+        )
+        self._reconcile_seconds = histogram(
+            "controller_runtime_reconcile_time_seconds", "Duration of a reconcile by kind.", ("controller",)
+        )
         self._depth = gauge("workqueue_depth", "Keys that wait for a worker.", ("name",))
         self._oldest = gauge("pomona_workqueue_oldest_seconds", "Time for which the oldest key has waited.", ("name",))
-        text = "Requests to the API server by verb, resource and HTTP status; <error>: no answer."
-        self._calls = counter("rest_client_requests", text, ("verb", "resource", "code"))
-        text = "Time until the API server answered, by verb and resource; watches are not included."
-        self._call_seconds = histogram("rest_client_request_duration_seconds", text, ("verb", "resource"))
-        self._leader = gauge("leader_election_master_status", "1 while this replica leads, else 0.", ("name",))
-        text = (
-            "Admissions of the queue by outcome: admitted, stale (the cell was lost or full before the write), failed."
+        self._calls = counter(
+            "rest_client_requests",
+            "Requests to the API server by verb, resource and HTTP status; <error>: no answer.",
+            ("verb", "resource", "code"),
         )
-        self._bindings = counter("pomona_queue_admissions", text, ("outcome",))
+        self._call_seconds = histogram(
+            "rest_client_request_duration_seconds",
+            "Time until the API server answered, by verb and resource; watches are not included.",
+            ("verb", "resource"),
+        )
+        self._leader = gauge("leader_election_master_status", "1 while this replica leads, else 0.", ("name",))
+        self._bindings = counter(
+            "pomona_queue_admissions",
+            "Admissions of the queue by outcome: admitted, stale (the cell was lost or full before the write), failed.",
+            ("outcome",),
+        )
         # An increase is seen from 0 only if the series exists before.
         for outcome in get_args(AdmissionOutcome):
             self._bindings.labels(outcome)
-        text = "Probes of services by the reason of the result."
-        self._probes = counter("pomona_readiness_probes", text, ("outcome",))
-        text = "Watches that were started again, by resource."
-        self._watch_restarts = counter("pomona_watch_restarts", text, ("resource",))
+        self._probes = counter(
+            "pomona_readiness_probes", "Probes of services by the reason of the result.", ("outcome",)
+        )
+        self._watch_restarts = counter(
+            "pomona_watch_restarts", "Watches that were started again, by resource.", ("resource",)
+        )
         self._watch_restarts.labels("kopf")
         self._watched: set[str] = set()
         gauge("pomona_build_info", "1, with the version as a label.", ("version",)).labels(version("pomona")).set(1)
@@ -141,24 +155,40 @@ class QueueMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         counter = functools.partial(Counter, registry=registry)
         histogram = functools.partial(Histogram, registry=registry)
-        text = "Replicas that wait in the queue."
-        self._depth = Gauge("pomona_queue_depth", text, ("pool", "priority"), registry=registry)
-        text = "Time in the queue of the replicas that were admitted."
-        self._wait_seconds = histogram("pomona_queue_wait_seconds", text, ("pool", "priority"), buckets=WAIT_SECONDS)
-        text = "Replicas that ended for another one, by reason."
-        self._preemptions = counter("pomona_preemptions", text, ("reason",))
+        self._depth = Gauge(
+            "pomona_queue_depth", "Replicas that wait in the queue.", ("pool", "priority"), registry=registry
+        )
+        self._wait_seconds = histogram(
+            "pomona_queue_wait_seconds",
+            "Time in the queue of the replicas that were admitted.",
+            ("pool", "priority"),
+            buckets=WAIT_SECONDS,
+        )
+        self._preemptions = counter(
+            "pomona_preemptions", "Replicas that ended for another one, by reason.", ("reason",)
+        )
         self._preemptions.labels(PREEMPTED_FOR_PRIORITY)
-        text = "Replacements of slow replicas that have ended, by outcome: Moved, GivenUp."
-        self._replacements = counter("pomona_speed_replacements", text, ("outcome",))
+        self._replacements = counter(
+            "pomona_speed_replacements",
+            "Replacements of slow replicas that have ended, by outcome: Moved, GivenUp.",
+            ("outcome",),
+        )
         for outcome in ("Moved", "GivenUp"):
             self._replacements.labels(outcome)
         self._plan_seconds = histogram(
             "pomona_queue_plan_seconds", "Duration of a round of the queue.", buckets=SECONDS
         )
-        text = "Starts by the first estimate that was given: in_range, early, late, or none."
-        self._starts = counter("pomona_queue_starts", text, ("pool", "estimate"))
-        text = "Wait since the first estimate of a start, as a multiple of the middle of its range."
-        self._error_ratio = histogram("pomona_queue_estimate_error_ratio", text, ("pool",), buckets=ERROR_RATIOS)
+        self._starts = counter(
+            "pomona_queue_starts",
+            "Starts by the first estimate that was given: in_range, early, late, or none.",
+            ("pool", "estimate"),
+        )
+        self._error_ratio = histogram(
+            "pomona_queue_estimate_error_ratio",
+            "Wait since the first estimate of a start, as a multiple of the middle of its range.",
+            ("pool",),
+            buckets=ERROR_RATIOS,
+        )
         self._depths: dict[tuple[str, Priority], int] = {}
         self._pools: set[str] = set()
         """Those that have a label of their own."""

@@ -99,16 +99,47 @@ class ModelMetrics:
         def gauge(name: str, text: str, *labels: str) -> Gauge:
             return Gauge(name, text, labels, registry=registry)
 
-        text = "Tokens that pods generate per second, the mean of a minute."
-        self._tokens = OwnedSeries(gauge(f"{prefix}_tokens_per_second", text, *TokenSource._fields), sum)
-        text = "Time from the start of an engine until it answered, the longest of those that run."
-        self._loads = OwnedSeries(gauge(f"{prefix}_model_load_seconds", text, "namespace", "model", "node"), max)
-        text = "1 while the condition Ready of a service is True, else 0; none of one that is suspended."
-        self._ready = OwnedSeries(gauge("pomona_service_ready", text, "namespace", "service", "priority"), max)
-        text = "1 while the condition SpeedDegraded or FitDegraded of a service is True; none else."
-        self._degraded = OwnedSeries(gauge("pomona_service_degraded", text, "namespace", "service", "condition"), max)
-        text = "Time of the last report of a node agent."
-        self._observed = OwnedSeries(gauge("pomona_node_observed_timestamp_seconds", text, "node"), max)
+        self._tokens = OwnedSeries(
+            gauge(
+                f"{prefix}_tokens_per_second",
+                "Tokens that pods generate per second, the mean of a minute.",
+                *TokenSource._fields,
+            ),
+            sum,
+        )
+        self._loads = OwnedSeries(
+            gauge(
+                f"{prefix}_model_load_seconds",
+                "Time from the start of an engine until it answered, the longest of those that run.",
+                "namespace",
+                "model",
+                "node",
+            ),
+            max,
+        )
+        self._ready = OwnedSeries(
+            gauge(
+                "pomona_service_ready",
+                "1 while the condition Ready of a service is True, else 0; none of one that is suspended.",
+                "namespace",
+                "service",
+                "priority",
+            ),
+            max,
+        )
+        self._degraded = OwnedSeries(
+            gauge(
+                "pomona_service_degraded",
+                "1 while the condition SpeedDegraded or FitDegraded of a service is True; none else.",
+                "namespace",
+                "service",
+                "condition",
+            ),
+            max,
+        )
+        self._observed = OwnedSeries(
+            gauge("pomona_node_observed_timestamp_seconds", "Time of the last report of a node agent.", "node"), max
+        )
         self._freshness = FactFreshness(read_now, lambda: datetime.fromtimestamp(read_now(), UTC))
         self._store: Store | None = None
 

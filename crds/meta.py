@@ -192,12 +192,12 @@ def rule(cel: str, message: str) -> dict[str, str]:
 
 
 def checked_by(*rules: dict[str, str]) -> dict[str, Any]:
-    """Return the schema of a field that the API server checks by CEL rules."""
+    """Return keywords for the schema of a field: CEL rules, which are added to those of its type."""
     return {"x-kubernetes-validations": list(rules)}
 
 
 def of_same_namespace(kind: str) -> dict[str, Any]:
-    """Return the schema of a field that names an object of this kind in its own namespace."""
+    """Return keywords for the schema of a field that names an object of this kind in its own namespace."""
     message = f"names a {kind} of the same namespace: use its name alone"
     return checked_by(rule("!self.contains('/')", message))
 
@@ -207,7 +207,7 @@ AS_SET: Final = {"x-kubernetes-list-type": "set"}
 
 
 def keyed_by(*keys: str) -> dict[str, Any]:
-    """Return the schema of a list that server-side apply merges by key, so that entries may have different writers."""
+    """Return keywords for the schema of a list: server-side apply merges the entries of several writers by key."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 

@@ -335,7 +335,8 @@ class Agent:
     def _hold_handled(self, step: HoldAction, note: str) -> None:
         """Enqueue the reports and the Event of a step by memory pressure or by a pause of the owner."""
         self._hold_events.add(step, note)
-        self._enqueue(_REPORT, _EVENTS, *(("process", uid) for uid in ((step.uid,) if step.uid else self._runners)))
+        uids = [step.uid] if step.uid else list(self._runners)
+        self._enqueue(_REPORT, _EVENTS, *(("process", uid) for uid in uids))
 
     async def _publish(self, service: ObjectKey) -> float | None:
         """Write the slice of a service; return the seconds until the next try if the controller has not granted it."""

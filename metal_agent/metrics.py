@@ -96,23 +96,35 @@ class AgentMetrics(Collector):
             ("memory_others_bytes", "Memory of the budget that other programs use.", ledger.others_bytes),
         ):
             yield _gauge(f"pomona_agent_{name}", text, [((), value)])
-        text = "Tokens that engines of this host generate per second, the mean of a minute."
         labels = ("namespace", "model", "backend", "node")
-        yield _gauge(f"{self._prefix}_tokens_per_second", text, self._sum_tokens().items(), *labels)
-        text = "Memory that an engine takes from its host."
-        yield _gauge("pomona_agent_process_memory_bytes", text, self._memory.items(), *_ENGINE_LABELS)
+        yield _gauge(
+            f"{self._prefix}_tokens_per_second",
+            "Tokens that engines of this host generate per second, the mean of a minute.",
+            self._sum_tokens().items(),
+            *labels,
+        )
+        yield _gauge(
+            "pomona_agent_process_memory_bytes",
+            "Memory that an engine takes from its host.",
+            self._memory.items(),
+            *_ENGINE_LABELS,
+        )
         yield from self._collect_counters()
 
     def _collect_counters(self) -> Iterator[Metric]:
         """Return the families of the counters."""
-        text = "Processor time of an engine since its start."
-        processor = CounterMetricFamily("pomona_agent_process_cpu_seconds", text, labels=_ENGINE_LABELS)
+        processor = CounterMetricFamily(
+            "pomona_agent_process_cpu_seconds", "Processor time of an engine since its start.", labels=_ENGINE_LABELS
+        )
         for labels, seconds in self._processor.items():
             if seconds is not None:
                 processor.add_metric(labels, seconds)
         yield processor
-        text = f"Steps taken against memory pressure: {', '.join(PRESSURE_STEPS)}."
-        steps = CounterMetricFamily("pomona_agent_pressure_steps", text, labels=["step"])
+        steps = CounterMetricFamily(
+            "pomona_agent_pressure_steps",
+            f"Steps taken against memory pressure: {', '.join(PRESSURE_STEPS)}.",
+            labels=["step"],
+        )
         for kind in PRESSURE_STEPS:
             steps.add_metric([kind], self._watchdog.taken[kind])
         yield steps

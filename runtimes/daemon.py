@@ -106,6 +106,6 @@ def owner_mark(folder: str) -> str:
 
 
 def digest_content(weights: Sequence[str], context_length: int) -> str:
-    """Return what models of the same weights and settings have in common; `weights` identify the artifacts."""
+    """Return the digest of weights and context length with which the name of a model in a daemon ends."""
     parts = ("\n".join(weights), str(context_length))
     return "-".join(hashlib.sha256(part.encode()).hexdigest()[:10] for part in parts)

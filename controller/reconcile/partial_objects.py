@@ -58,7 +58,7 @@ _LONGEST_SHARED: Final = 64
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 Fields = Mapping[str, "Fields | None"]
-"""Names of the fields that are kept, with those that are kept of each; None: all."""
+"""Fields to keep, by name: None keeps a field whole, a mapping keeps these fields of it, or of each item of a list."""
 
 
 def _only(*names: str, **nested: Fields) -> Fields:
@@ -82,19 +82,22 @@ _POD: Final = _only(
         *_POD_NAMES,
         volumes=_CLAIM_VOLUMES,
         resources=_only("requests"),
-        **dict.fromkeys(("initContainers", "containers"), _REQUESTS),
+        initContainers=_REQUESTS,
+        containers=_REQUESTS,
     ),
     status=_only(
-        *("phase", "podIPs"),
+        "phase",
+        "podIPs",
         conditions=_CONDITION,
-        **dict.fromkeys(("initContainerStatuses", "containerStatuses"), _CONTAINER_STATUS),
+        initContainerStatuses=_CONTAINER_STATUS,
+        containerStatuses=_CONTAINER_STATUS,
     ),
 )
 _CONTAINER: Final = _only("name", "resources", "restartPolicy", "args")
 """Fields that decide whether a later template restarts a pod."""
 _TEMPLATE_NAMES: Final = ("priorityClassName", "schedulingGates", "resourceClaims", GRACE_FIELD)
 _TEMPLATE_SPEC: Final = _only(
-    *_TEMPLATE_NAMES, volumes=_CLAIM_VOLUMES, **dict.fromkeys(("initContainers", "containers"), _CONTAINER)
+    *_TEMPLATE_NAMES, volumes=_CLAIM_VOLUMES, initContainers=_CONTAINER, containers=_CONTAINER
 )
 _TEMPLATE: Final = _only(metadata=_only("labels", annotations=_only(POD_TEMPLATE)), spec=_TEMPLATE_SPEC)
 _DEPLOYMENT: Final = _only(
@@ -102,7 +105,7 @@ _DEPLOYMENT: Final = _only(
     spec=_only("replicas", "strategy", template=_TEMPLATE),
     status=_only("observedGeneration", "replicas", "updatedReplicas", "readyReplicas", conditions=_CONDITION),
 )
-"""Fields for which the stamp of a Deployment stands are left out."""
+"""Fields to keep of a Deployment; its stamp covers all others."""
 _DEPLOYMENT_ANNOTATIONS: Final = _only(ANNOTATION_STAMP, ANNOTATION_INPUTS, ANNOTATION_UPDATE, ANNOTATION_SERVED)
 _JOB_POD: Final = _only("imagePullSecrets", containers=_only("name"), volumes=_CLAIM_VOLUMES)
 _JOB: Final = _only("metadata", spec=_only(template=_only(spec=_JOB_POD)), status=_only("conditions"))

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from controller import http_endpoints
 from controller.http_endpoints import (
+    BEAT_SECONDS,
     STUCK_SECONDS,
     BindAddress,
     ControllerHealth,
@@ -58,6 +59,10 @@ def test_host_that_is_no_address_holds_up_no_controller(host: str) -> None:
     with capture_logs() as logs, serve("--metrics-bind-address", parse_bind_address(f"{host}:0"), {}) as address:
         assert address is None
     assert [line["event"] for line in logs] == ["port_not_served"]
+
+
+def test_beat_is_much_faster_than_the_limit() -> None:
+    assert BEAT_SECONDS * 5 < STUCK_SECONDS
 
 
 def test_replica_is_ready_when_its_caches_are_full() -> None:

@@ -301,3 +301,8 @@ def test_standby_enqueues_nothing(controller: Controller) -> None:
 @pytest.mark.parametrize("gates", [None, [], [{"name": "other.example/gate"}]], ids=str)
 def test_pod_without_our_gate_does_not_wait_in_the_queue(gates: list[Obj] | None) -> None:
     assert not is_gated(pod() | {"spec": {"schedulingGates": gates}})
+
+
+def test_pod_with_our_gate_waits_in_the_queue() -> None:
+    gates = [{"name": "other.example/gate"}, {"name": QUEUE_GATE}]
+    assert is_gated(pod() | {"spec": {"schedulingGates": gates}})

@@ -130,6 +130,18 @@ async def test_service_is_enqueued_when_its_traffic_is_known(pod: Pod) -> None:
 
 
 @pytest.mark.usefixtures("often")
+async def test_service_that_is_made_anew_has_not_the_traffic_of_its_predecessor(pod: Pod) -> None:
+    meter, enqueued = TrafficMeter(), list[ObjectKey]()
+    async with running(meter.run(leading(pod.secrets, enqueued))):
+        meter.follow(KEY, target(pod.endpoint))
+        await eventually(lambda: enqueued)
+        assert meter.find_traffic(KEY, "uid-chat") is not None
+        assert meter.find_traffic(KEY, "uid-later") is None
+        meter.follow(KEY, TrafficTarget("uid-later", (pod.endpoint,)))
+        assert meter.find_traffic(KEY, "uid-later") is None
+
+
+@pytest.mark.usefixtures("often")
 async def test_replaced_token_is_read_again(pod: Pod) -> None:
     meter = TrafficMeter()
     async with running(meter.run(leading(pod.secrets, []))):

@@ -393,6 +393,12 @@ async def test_service_without_backend_answers_503_with_retry_after(
         assert error_code(await response.json()) == "service_unavailable"
 
 
+async def test_dead_backend_is_skipped(proxy: ProxyProcess, http: aiohttp.ClientSession, refused_port: int) -> None:
+    dead = Backend(uid="dead", url=f"http://127.0.0.1:{refused_port}")
+    async with fake_engine(echo, "alive") as alive, post_chat(http, await proxy.serve(dead, alive)) as response:
+        assert (response.status, json.loads((await response.json())["body"])) == (200, CHAT)
+
+
 async def test_backend_that_does_not_accept_is_skipped_after_two_seconds(
     proxy: ProxyProcess, http: aiohttp.ClientSession
 ) -> None:
