@@ -40,8 +40,8 @@ class EventLog:
         self._write = write
         self._encode_lines = msgspec.json.Encoder().encode_lines
         self._records: list[EventRecord] = []
-        self._second = 0
-        self._date = ""
+        self._cached_second = 0
+        self._cached_date = ""
 
     def info(self, event: str, **values: Value) -> None:
         """Log an event of ordinary operation."""
@@ -66,20 +66,22 @@ class EventLog:
         self._records.append(record)
 
     def _timestamp(self) -> str:
-        """Return the current time in the form of all log lines."""
+        """Return the current time in the form of all log lines; the text of the second is kept for the next lines."""
         now = time.time()
         second = int(now)
-        if second != self._second:
-            self._second = second
-            self._date = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
-        return f"{self._date}.{int((now - second) * 1e6):06}Z"
+        if second != self._cached_second:
+            self._cached_second = second
+            self._cached_date = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        return f"{self._cached_date}.{int((now - second) * 1e6):06}Z"
 
     def _log(self, level: str, event: str, values: dict[str, Value]) -> None:
+        """Write one line at once, after the records that still wait."""
         self._write_records()
         line = values | {"event": event, "level": level, "timestamp": self._timestamp()}
         self._write(self._encode_lines([line]))
 
     def _write_records(self) -> None:
+        """Write the waiting records in one call, all with the current time."""
         if records := self._records:
             self._records = []
             timestamp = self._timestamp()

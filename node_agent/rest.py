@@ -151,7 +151,7 @@ def _check_key(key_file: Path, question: AskedQuestion) -> WholeAnswer | None:
     scheme, _, token = question.headers.get("Authorization").partition(" ")
     given = token.strip().encode("utf-8", "surrogateescape")
     if hmac.compare_digest(given, key) and scheme.lower() == "bearer":
-        question.keep_place()
+        question.keep_connection()
         return None
     return _fail(401, "a key is missing or wrong")._replace(fields=((b"WWW-Authenticate", b"Bearer"),))
 

@@ -118,7 +118,7 @@ def build_server(knows_path: Callable[[str], bool], judge: Callable[[ReviewedWri
     def check(question: AskedQuestion) -> WholeAnswer | None:
         if not knows_path(question.path):
             return explain(404, "not found")
-        question.keep_place()
+        question.keep_connection()
         return None
 
     def answer(question: AskedQuestion) -> WholeAnswer:

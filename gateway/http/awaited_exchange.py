@@ -31,8 +31,8 @@ class AwaitedExchange(RequestReceiver):
         self._unread = bytearray()
         """The pieces of the body that came and were not read yet."""
         self._body_error: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-        self._writer: asyncio.Future[None] | None = None
+        self._body_waiter: asyncio.Future[None] | None = None
+        self._drain_waiter: asyncio.Future[None] | None = None
         self._task = asyncio.get_running_loop().create_task(self._run(answer))
 
     @property
@@ -54,8 +54,8 @@ class AwaitedExchange(RequestReceiver):
                 raise self._body_error
             if self._exchange.body_complete:
                 return b""
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
+            self._body_waiter = asyncio.get_running_loop().create_future()
+            await self._body_waiter
         piece = bytes(self._unread)
         self._unread.clear()
         self._exchange.connection.resume_body()
@@ -76,8 +76,8 @@ class AwaitedExchange(RequestReceiver):
     async def drain(self) -> None:
         """Wait until the client has read most of what was written."""
         if self._exchange.is_blocked:
-            self._writer = asyncio.get_running_loop().create_future()
-            await self._writer
+            self._drain_waiter = asyncio.get_running_loop().create_future()
+            await self._drain_waiter
 
     def finish(self) -> None:
         """End the response."""
@@ -93,22 +93,23 @@ class AwaitedExchange(RequestReceiver):
         self._unread += piece
         if len(self._unread) > _UNREAD_BODY_BYTES:
             self._exchange.connection.pause_body()
-        _wake(self._reader)
+        _wake(self._body_waiter)
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
         """Make the next `read` raise `error`."""
         self._body_error = error
-        _wake(self._reader)
+        _wake(self._body_waiter)
 
     def resume_writing(self) -> None:
         """End the wait of `drain`."""
-        _wake(self._writer)
+        _wake(self._drain_waiter)
 
     def hang_up(self) -> None:
         """Cancel the task."""
         self._task.cancel()
 
     async def _run(self, answer: Callable[["AwaitedExchange"], Awaitable[None]]) -> None:
+        """Await the answer; answer 500 after a defect, and break off a response that was not ended."""
         try:
             await answer(self)
         except Exception:  # noqa: BLE001 - one request must not end the connections of all others

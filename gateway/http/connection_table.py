@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from gateway.http.server_connection import ServerConnection
 
 
-class _Waiting:
-    """Connections that began to wait, the longest waiting first, and those of them with a part of a head.
+class _ConnectionGroup:
+    """The connections of one address, or all: those that began to wait, the longest waiting first, and their heads.
 
     One that has a request since is found out when it is looked at: that costs nothing for each request.
     """
@@ -25,8 +25,8 @@ class _Waiting:
     def __init__(self) -> None:
         self.accepted = 0
         """The number of connections, also of those that do not wait."""
-        self.connections: dict[ServerConnection, None] = {}
-        self.heads: dict[ServerConnection, None] = {}
+        self.waiting: dict[ServerConnection, None] = {}
+        self.unfinished_heads: dict[ServerConnection, None] = {}
         self.head_bytes = 0
 
 
@@ -37,10 +37,10 @@ class ConnectionTable:
         self.caps = caps
         self._sweep_seconds = sweep_seconds
         self._connections: set[ServerConnection] = set()
-        self._all = _Waiting()
-        self._peers: dict[str, _Waiting] = {}
-        self._sweep: asyncio.TimerHandle | None = None
-        self._refused = 0
+        self._all = _ConnectionGroup()
+        self._by_peer: dict[str, _ConnectionGroup] = {}
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._refused_since_sweep = 0
 
     @property
     def accepted(self) -> int:
@@ -52,28 +52,31 @@ class ConnectionTable:
 
         An accepted connection has to be added at once.
         """
-        is_admitted = self._make_room(peer, self.caps.with_room // (TLS_COST if is_tls else 1))
-        self._refused += not is_admitted
+        is_admitted = self._make_room(peer, self.caps.soft_total // (TLS_COST if is_tls else 1))
+        self._refused_since_sweep += not is_admitted
         return is_admitted
 
-    def _make_room(self, peer: str, with_room: int) -> bool:
-        """Return True if a connection from `peer` may be added, after closing a waiting one if needed."""
-        waiting = self._peers.get(peer)
-        if waiting is not None and waiting.accepted >= self.caps.per_peer:
-            return self._close_longest_waiting(waiting)
-        if self.accepted < with_room:
+    def _make_room(self, peer: str, soft_total: int) -> bool:
+        """Return True if a connection from `peer` may be added, after closing a waiting one if needed.
+
+        Up to `soft_total` connections none is closed for it, unless its own address has too many.
+        """
+        from_peer = self._by_peer.get(peer)
+        if from_peer is not None and from_peer.accepted >= self.caps.per_peer:
+            return self._close_longest_waiting(from_peer)
+        if self.accepted < soft_total:
             return self.accepted < self.caps.total or self._close_longest_waiting(self._all)
         return self._close_longest_waiting(self._all) or self.accepted < self.caps.total
 
     def add(self, connection: "ServerConnection") -> None:
         """Count an admitted connection, and watch its times."""
         self._connections.add(connection)
-        peer = self._peers.setdefault(connection.peer, _Waiting())
-        for place in (self._all, peer):
-            place.accepted += 1
+        peer = self._by_peer.setdefault(connection.peer, _ConnectionGroup())
+        for group in (self._all, peer):
+            group.accepted += 1
         self.mark_waiting(connection)
-        if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(self._sweep_seconds, self._expire_late)
+        if self._sweep_timer is None:
+            self._sweep_timer = asyncio.get_running_loop().call_later(self._sweep_seconds, self._expire_late)
 
     def remove(self, connection: "ServerConnection") -> None:
         """Forget a connection that was closed."""
@@ -82,50 +85,56 @@ class ConnectionTable:
         self.release_head(connection)
         self._forget_waiting(connection)
         self._connections.discard(connection)
-        peer = self._peers[connection.peer]
-        for place in (self._all, peer):
-            place.accepted -= 1
+        peer = self._by_peer[connection.peer]
+        for group in (self._all, peer):
+            group.accepted -= 1
         if not peer.accepted:
-            del self._peers[connection.peer]
+            del self._by_peer[connection.peer]
 
     def mark_waiting(self, connection: "ServerConnection") -> None:
         """Note that a connection begins to wait: for a request, or for its end."""
         if connection in self._connections:
             self._forget_waiting(connection)  # it is the last to wait
-            self._all.connections[connection] = self._peers[connection.peer].connections[connection] = None
+            self._all.waiting[connection] = self._by_peer[connection.peer].waiting[connection] = None
 
     def hold_head(self, connection: "ServerConnection", size_bytes: int) -> None:
-        """Count the bytes of a head that has not come whole; beyond a limit, close those that wait longest."""
+        """Count the bytes of a head that has not come whole, in place of those that were counted for it before.
+
+        Beyond the limits, those whose heads began first are closed.
+        """
         if connection not in self._connections:
             return
-        peer = self._peers[connection.peer]
-        for place in (self._all, peer):
-            place.heads[connection] = None
-            place.head_bytes += size_bytes - connection.head_bytes
+        peer = self._by_peer[connection.peer]
+        for group in (self._all, peer):
+            group.unfinished_heads[connection] = None
+            group.head_bytes += size_bytes - connection.head_bytes
         connection.head_bytes = size_bytes
         while peer.head_bytes > UNFINISHED_HEAD_BYTES // 2:
-            self._close(next(iter(peer.heads)))
+            self._close(next(iter(peer.unfinished_heads)))
         while self._all.head_bytes > UNFINISHED_HEAD_BYTES:
-            self._close(next(iter(self._all.heads)))
+            self._close(next(iter(self._all.unfinished_heads)))
 
     def release_head(self, connection: "ServerConnection") -> None:
         """Note that a head has come whole, or is given up."""
-        if connection in self._all.heads:
-            for place in (self._all, self._peers[connection.peer]):
-                del place.heads[connection]
-                place.head_bytes -= connection.head_bytes
+        if connection in self._all.unfinished_heads:
+            for group in (self._all, self._by_peer[connection.peer]):
+                del group.unfinished_heads[connection]
+                group.head_bytes -= connection.head_bytes
         connection.head_bytes = 0
 
     def _forget_waiting(self, connection: "ServerConnection") -> None:
-        if connection in self._all.connections:
-            del self._all.connections[connection]
-            del self._peers[connection.peer].connections[connection]
+        if connection in self._all.waiting:
+            del self._all.waiting[connection]
+            del self._by_peer[connection.peer].waiting[connection]
 
-    def _close_longest_waiting(self, place: _Waiting) -> bool:
-        """Close the connection of `place` that waits longest; return False if none waits."""
+    def _close_longest_waiting(self, group: _ConnectionGroup) -> bool:
+        """Close the connection of `group` that waits longest; return False if none waits.
+
+        Those before it that have a request by now are forgotten as waiting.
+        """
         busy: list[ServerConnection] = []
         waiting = None
-        for connection in place.connections:
+        for connection in group.waiting:
             if connection.gives_way:
                 waiting = connection
                 break
@@ -143,7 +152,8 @@ class ConnectionTable:
         connection.give_way()
 
     def _expire_late(self) -> None:
-        self._sweep = None
+        """End what took too long in any connection, log how many were refused, and plan the next sweep."""
+        self._sweep_timer = None
         loop = asyncio.get_running_loop()
         now = loop.time()
         late = [
@@ -153,8 +163,10 @@ class ConnectionTable:
         ]
         for connection in late:
             connection.expire()
-        if self._refused:
-            log.warning("connections_refused", count=self._refused, total=self.caps.total, peer=self.caps.per_peer)
-            self._refused = 0
+        if self._refused_since_sweep:
+            log.warning(
+                "connections_refused", count=self._refused_since_sweep, total=self.caps.total, peer=self.caps.per_peer
+            )
+            self._refused_since_sweep = 0
         if self._connections:
-            self._sweep = loop.call_later(self._sweep_seconds, self._expire_late)
+            self._sweep_timer = loop.call_later(self._sweep_seconds, self._expire_late)

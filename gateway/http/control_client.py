@@ -82,6 +82,7 @@ class ControlClient:
         return content
 
     async def _read_content(self, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body of a response. Raises ControlRefusedError if it is too long."""
         content = bytearray()
         async for chunk in response.content.iter_any():
             content += chunk
@@ -105,6 +106,7 @@ class _CheckedConnector(aiohttp.UnixConnector):
         traces: list["Trace"],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the method of aiohttp has it
     ) -> "ResponseHandler":
+        """Connect to the socket; close the connection again if the check refuses the other end."""
         protocol = await super()._create_connection(req, traces, timeout)
         try:
             if protocol.transport:
@@ -116,7 +118,7 @@ class _CheckedConnector(aiohttp.UnixConnector):
 
 
 def refusal_message(content: bytes) -> str:
-    """Return the message in the body of a refusal."""
+    """Return the message in the body of a refusal, or the body as text if it has no such form."""
     try:
         return msgspec.json.decode(content, type=ControlRefusal).error
     except (msgspec.DecodeError, RecursionError):

@@ -124,13 +124,13 @@ class Exchange:
         self.connection.break_off(reset=self.started and not self._chunked)
 
     def _frame(self, data: bytes) -> bytes:
-        """Return a piece of the response as it is sent."""
+        """Return a piece of the response as it is sent: as a chunk if it is chunked, empty in answer to HEAD."""
         if not data or self.head.method == "HEAD":
             return b""
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data
 
     def _begin(self, status: int, fields: bytes) -> bytes:
-        """Return the first lines of a response."""
+        """Note that the response has begun, decide whether the connection is kept, and return the first lines."""
         self.started = True
         # What is left of a body that was not read would be taken for the next request.
         self.keep_alive = self.keep_alive and self.body_complete

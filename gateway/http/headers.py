@@ -12,7 +12,7 @@ HOP_BY_HOP = frozenset(
 )
 """Fields, in lower case, that belong to one connection and are never forwarded."""
 
-_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE | re.ASCII)
+_LOCAL_HOST = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.IGNORECASE | re.ASCII)
 
 
 class Headers:
@@ -62,4 +62,4 @@ def is_from_local_program(headers: Headers) -> bool:
     rebinding) still sends that host name.
     """
     origin = headers.get("Origin").removeprefix("http://")
-    return bool(_LOCAL.fullmatch(headers.get("Host"))) and (not origin or bool(_LOCAL.fullmatch(origin)))
+    return bool(_LOCAL_HOST.fullmatch(headers.get("Host"))) and (not origin or bool(_LOCAL_HOST.fullmatch(origin)))

@@ -21,7 +21,7 @@ TLS_COST: Final = 16
 
 _LARGEST_RESERVE: Final = 1024
 _MOST_CONNECTIONS: Final = 1 << 15
-_MOST_WITH_ROOM: Final = 1 << 12
+_SOFT_TOTAL: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ConnectionCaps:
 
     total: int
     per_peer: int
-    with_room: int = 1 << 15
+    soft_total: int = 1 << 15
     """Beyond so many, a new connection takes the place of one without a request, if there is one: those cost memory."""
     buffered_bytes: int = 64 << 10
     """Bytes that may wait at each: of requests that a client pipelines, and of answers that it does not read."""
@@ -65,4 +65,4 @@ def connection_caps(descriptor_limit: int) -> ConnectionCaps:
     """
     reserve = min(_LARGEST_RESERVE, descriptor_limit // 8)
     total = max(2, min(_MOST_CONNECTIONS, (descriptor_limit - reserve) // 2))
-    return ConnectionCaps(total, total // 2, _MOST_WITH_ROOM)
+    return ConnectionCaps(total, total // 2, _SOFT_TOTAL)

@@ -24,7 +24,7 @@ _ACCEPTS_AT_ONCE: Final = 8
 _PAUSE_SECONDS: Final = 0.2
 _LOCAL_PEER: Final = "local"
 """The peer at the other end of a unix socket."""
-_LACKS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_OUT_OF_RESOURCES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class HttpListener:
@@ -80,7 +80,7 @@ class HttpListener:
         )
         sockets: list[socket.socket] = []
         try:
-            for family, kind, protocol, _, place in dict.fromkeys(infos):
+            for family, kind, protocol, _, socket_address in dict.fromkeys(infos):
                 try:
                     bound = socket.socket(family, kind, protocol)
                 except OSError as error:
@@ -95,7 +95,7 @@ class HttpListener:
                 if self._buffer_bytes is not None:  # accepted sockets inherit them
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._buffer_bytes)
                     bound.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._buffer_bytes)
-                bound.bind(place)
+                bound.bind(socket_address)
                 bound.listen(_BACKLOG)
         except OSError:
             for bound in sockets:
@@ -150,13 +150,14 @@ class HttpListener:
         log.warning("accept_paused", error=str(error), connections=self._table.accepted)
 
     def _accept(self, bound: socket.socket) -> None:
+        """Accept some of the connections that wait; pause the listener if descriptors or memory lack."""
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
                 accepted, address = bound.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno not in _LACKS:
+                if error.errno not in _OUT_OF_RESOURCES:
                     raise
                 self._pause(bound, error)
                 return
@@ -186,7 +187,7 @@ class HttpListener:
             )
         except OSError:
             return  # the client failed in its handshake, which is for the client to know
-        if not self.sockets:
+        if not self.sockets:  # `unbind` was called during the handshake
             connection.drain_requests(close_idle=self._closes_idle)
 
     def _forget(self, connection: ServerConnection) -> None:
@@ -196,7 +197,10 @@ class HttpListener:
     def _end_handshake(
         self, accepted: socket.socket, connection: ServerConnection, handshake: asyncio.Task[None]
     ) -> None:
-        """Forget a socket that became no connection; its task may have been cancelled before its first step."""
+        """Note that the task of a handshake has ended, and forget a socket that became no connection.
+
+        The task may have been cancelled before its first step, so the socket is closed here.
+        """
         self._handshakes.discard(handshake)
         connection.handshake = None
         if not connection.was_made:

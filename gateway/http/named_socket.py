@@ -28,13 +28,13 @@ class NamedSocket:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.socket = socket.socket(socket.AF_UNIX)
-        new = path.with_suffix(UNNAMED_SUFFIX)
-        self._bound: Path | None = new
+        unnamed_path = path.with_suffix(UNNAMED_SUFFIX)
+        self._owned_path: Path | None = unnamed_path
         mask = os.umask(_SOCKET_MASK)
         try:
-            new.unlink(missing_ok=True)
-            self.socket.bind(str(new))
-            self._inode = new.stat().st_ino
+            unnamed_path.unlink(missing_ok=True)
+            self.socket.bind(str(unnamed_path))
+            self._inode = unnamed_path.stat().st_ino
             self.socket.listen(_BACKLOG)
         except OSError as error:
             self.socket.close()
@@ -48,17 +48,17 @@ class NamedSocket:
             self.path.with_suffix(UNNAMED_SUFFIX).rename(self.path)
         except OSError as error:
             raise self._explain(error) from error
-        self._bound = self.path
+        self._owned_path = self.path
 
     def abandon_name(self) -> None:
         """Leave the name to a socket that will take it."""
-        self._bound = None
+        self._owned_path = None
 
     def close(self) -> None:
         """Remove the name, unless it was left or another socket has it, and stop listening."""
         with suppress(FileNotFoundError):
-            if self._bound and self._bound.stat().st_ino == self._inode:
-                self._bound.unlink()
+            if self._owned_path and self._owned_path.stat().st_ino == self._inode:
+                self._owned_path.unlink()
         self.socket.close()
 
     def _explain(self, error: OSError) -> SocketError:

@@ -15,7 +15,7 @@ import httptools
 from gateway.http.headers import Field, Headers
 from gateway.http.limits import HEAD_BYTES, HEADER_COUNT
 
-_REQUEST_LINE = re.compile(rb"([A-Z-]{1,20}) [\x21-\x7e]+ HTTP/1\.([01])\r\n")
+_REQUEST_LINE = re.compile(rb"(?P<method>[A-Z-]{1,20}) [\x21-\x7e]+ HTTP/1\.(?P<minor_version>[01])\r\n")
 _HOST = re.compile(rb"[\w.~!$&'()*+;=%:\[\]-]*", re.ASCII)
 _ABSOLUTE_FORM = re.compile(rb"https?://[^/?]*", re.IGNORECASE)
 _FRAMING_BYTES_PER_CHUNK: Final = 32
@@ -50,17 +50,17 @@ class RequestHead:
 
 
 def read_cached_head(head: bytes) -> tuple[RequestHead, int] | None:
-    """Return a head from the cache, and its Content-Length; None if it has none, or is too long for the cache.
+    """Return a head, from the cache or parsed into it, and its Content-Length; None: it has none, or is too long.
 
     The clients of one library send one head again and again, but for the digits of the Content-Length. Raises
     InvalidRequestError.
     """
-    at = head.find(b"\r\nContent-Length: ")
-    if at < 0:
-        at = head.find(b"\r\ncontent-length: ")
-    if at < 0 or len(head) > _LONGEST_CACHED_BYTES:
+    field_start = head.find(b"\r\nContent-Length: ")
+    if field_start < 0:
+        field_start = head.find(b"\r\ncontent-length: ")
+    if field_start < 0 or len(head) > _LONGEST_CACHED_BYTES:
         return None
-    start = at + _LENGTH_NAME_BYTES
+    start = field_start + _LENGTH_NAME_BYTES
     end = head.find(b"\r", start)
     digits = head[start:end]
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
@@ -82,13 +82,13 @@ class RequestParser:
     excess = False
     """Data came in one piece with the end of the chunked body; it is not parsed."""
     _head_ended = False
-    _framing_bytes = HEAD_BYTES
+    _framing_bytes_left = HEAD_BYTES
     _url = b""
     _parser: httptools.HttpRequestParser | None = None
 
     def __init__(self) -> None:
         self._fields: list[Field] = []
-        self._pieces: list[bytes] = []
+        self._body_pieces: list[bytes] = []
 
     def parse_head(self, head: bytes) -> tuple[RequestHead, int | None]:
         """Parse a head, which ends with an empty line; return it with the size of its body, None if that is chunked.
@@ -109,7 +109,7 @@ class RequestParser:
             raise InvalidRequestError(f"llhttp: {error}") from None
         self._head_ended = True
         headers = Headers(self._fields)
-        is_http_1_0 = line[2] == b"0"
+        is_http_1_0 = line["minor_version"] == b"0"
         _check_fields(headers, is_http_1_0=is_http_1_0)
         length: int | None = None
         if headers.value(b"transfer-encoding") is None:
@@ -117,12 +117,15 @@ class RequestParser:
         else:
             # It refers to this object, which must not wait for the garbage collector: so only while it is needed.
             self._parser = parser
-        method = line[1].decode()
+        method = line["method"].decode()
         path, query = _parse_target(method, self._url)
         return RequestHead(method, path, query, headers, is_http_1_0=is_http_1_0), length
 
     def parse_chunks(self, data: bytes) -> bytes:
-        """Return the content of the chunks in `data`; `complete` is set at their end. Raises InvalidRequestError."""
+        """Return the content of the chunks in `data`; `complete` is set at the end of the body.
+
+        What comes behind the end is dropped, and `excess` is set. Raises InvalidRequestError.
+        """
         if self._parser is None:
             raise InvalidRequestError("its chunked body has ended")
         try:
@@ -131,10 +134,10 @@ class RequestParser:
             if not self.complete:
                 raise InvalidRequestError(f"llhttp: {error}") from None
             self.excess = True
-        content = b"".join(self._pieces)
-        self._pieces.clear()
-        self._framing_bytes -= len(data) - len(content)
-        if self._framing_bytes < 0:
+        content = b"".join(self._body_pieces)
+        self._body_pieces.clear()
+        self._framing_bytes_left -= len(data) - len(content)
+        if self._framing_bytes_left < 0:
             raise InvalidRequestError("the framing or the trailers of its chunked body are too long")
         if self.complete:
             self._parser = None
@@ -158,12 +161,12 @@ class RequestParser:
 
     def on_chunk_header(self) -> None:
         """Grant one more chunk its framing."""
-        self._framing_bytes += _FRAMING_BYTES_PER_CHUNK
+        self._framing_bytes_left += _FRAMING_BYTES_PER_CHUNK
 
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""
         if not self.complete:
-            self._pieces.append(piece)
+            self._body_pieces.append(piece)
 
     def on_message_complete(self) -> None:
         """Note the end of the body; of one that is not chunked, nothing was given to the parser."""
@@ -172,13 +175,15 @@ class RequestParser:
 
 
 def _check_fields(headers: Headers, *, is_http_1_0: bool) -> None:
+    """Refuse too many fields, other transfer codings than `chunked`, and a missing or repeated Host."""
     if len(headers.fields) > HEADER_COUNT:
         raise InvalidRequestError(f"it has more than {HEADER_COUNT} header fields")
     codings = headers.values(b"transfer-encoding")
     if codings and (is_http_1_0 or [coding.strip().lower() for coding in codings] != [b"chunked"]):
         raise InvalidRequestError("its Transfer-Encoding is not `chunked` alone, in HTTP/1.1")
     hosts = headers.values(b"host")
-    if len(hosts) > 1 or not (is_http_1_0 if not hosts else _HOST.fullmatch(hosts[0])):
+    has_valid_host = _HOST.fullmatch(hosts[0]) if hosts else is_http_1_0  # HTTP/1.0 may lack it
+    if len(hosts) > 1 or not has_valid_host:
         raise InvalidRequestError("it does not have exactly one valid Host")
 
 

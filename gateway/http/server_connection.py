@@ -80,18 +80,19 @@ class ServerConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._body_left_bytes = 0
         self._reading_paused = False
-        self._unsent_bytes = 0
-        self._ended = False
-        self._draining = False
-        self._advancing = False
+        self._last_unsent_bytes = 0
+        self._is_ending = False
+        """No more requests are taken: the connection closes, or waits until the client has read the last response."""
+        self._is_draining = False
+        self._is_advancing = False
         self._is_tls = False
-        self._streams = False
+        self._sends_at_once = False
         """True while a response is sent piece by piece, each at once."""
 
     # The transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the first request."""
+        """Keep the transport, limit its buffers, and begin to wait for the first request."""
         self._transport = cast("asyncio.Transport", transport)
         self.was_made = True
         self._is_tls = transport.get_extra_info("sslcontext") is not None
@@ -105,7 +106,7 @@ class ServerConnection(asyncio.Protocol):
         """End the request whose client hung up."""
         del exc
         self._transport = None
-        self._ended = True
+        self._is_ending = True
         self._table.remove(self)
         self._hang_up()
         self._on_end(self)
@@ -117,12 +118,13 @@ class ServerConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take data, for the body that is read or the next request."""
-        if self._ended:
+        if self._is_ending:
             return  # it lingers, until the client has read the last response
         was_idle, self.is_idle = self.is_idle, False
         self._buffer = self._buffer + data if self._buffer else data
         self._advance()
-        if was_idle and not self.is_idle and self._exchange is None and not self._ended:
+        has_begun_head = was_idle and not self.is_idle and self._exchange is None and not self._is_ending
+        if has_begun_head:
             self.deadline = self._loop.time() + self._times.head_seconds
 
     def pause_writing(self) -> None:
@@ -136,7 +138,7 @@ class ServerConnection(asyncio.Protocol):
         self._set_deadline()
         if self._exchange is None:
             self._resume_reading()
-            if not self._advancing:
+            if not self._is_advancing:
                 self._advance()
         elif self._exchange.receiver:
             self._guard(self._exchange.receiver.resume_writing)
@@ -148,7 +150,7 @@ class ServerConnection(asyncio.Protocol):
         if self._transport is None:
             return
         if not self._is_tls:
-            self._streams = True
+            self._sends_at_once = True
             self._transport.set_write_buffer_limits(SEND_AT_ONCE_BYTES)
         self._transport.write(data)
 
@@ -158,7 +160,7 @@ class ServerConnection(asyncio.Protocol):
             self._transport.write(data)
 
     def end_exchange(self) -> None:
-        """Go on with the next request, or close the connection."""
+        """Forget the request, whose response is sent; go on with the next one, or close the connection."""
         exchange, self._exchange = self._exchange, None
         self._parser = None
         if exchange is None:
@@ -166,10 +168,10 @@ class ServerConnection(asyncio.Protocol):
         exchange.receiver = None  # it refers to the exchange, which must not wait for the garbage collector
         if self._transport is None:
             return
-        if self._streams:
-            self._streams = False
+        if self._sends_at_once:
+            self._sends_at_once = False
             self._transport.set_write_buffer_limits(SEND_TOGETHER_BYTES)
-        if self._ended or not exchange.body_complete:
+        if self._is_ending or not exchange.body_complete:
             self._linger()
         elif not exchange.keep_alive:
             self._close()
@@ -181,7 +183,7 @@ class ServerConnection(asyncio.Protocol):
                 return
             self._table.mark_waiting(self)
             self._set_deadline()
-            if not self._advancing:
+            if not self._is_advancing:
                 self._advance()
 
     def pause_body(self) -> None:
@@ -224,8 +226,8 @@ class ServerConnection(asyncio.Protocol):
             self._expire_request(transport)
             return
         self.deadline = math.inf
-        if self._ended or self.is_blocked:
-            if 0 < transport.get_write_buffer_size() < self._unsent_bytes:
+        if self._is_ending or self.is_blocked:
+            if 0 < transport.get_write_buffer_size() < self._last_unsent_bytes:
                 self._expect_reading(self._times.write_seconds)  # it reads, but slowly
             else:
                 transport.abort()
@@ -240,9 +242,9 @@ class ServerConnection(asyncio.Protocol):
         """End a request that took too long in all, however lively its client is."""
         self.request_deadline = math.inf
         exchange = self._exchange
-        if exchange and not exchange.body_complete and not self._ended:
+        if exchange and not exchange.body_complete and not self._is_ending:
             self.request_deadline = self._loop.time() + self._times.linger_seconds
-            self._ended = True  # no more is read of it, and its next deadline ends it
+            self._is_ending = True  # no more is read of it, and its next deadline ends it
             self._fail_body(exchange, BodyTimeoutError())
         elif exchange or transport.get_write_buffer_size():
             self._hang_up()
@@ -258,7 +260,7 @@ class ServerConnection(asyncio.Protocol):
 
     def drain_requests(self, *, close_idle: bool = True) -> None:
         """Close the connection after the request in progress; if there is none, at once or after the next."""
-        self._draining = True
+        self._is_draining = True
         if self._exchange:
             self._exchange.keep_alive = False
         elif close_idle:
@@ -282,18 +284,18 @@ class ServerConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Take from the buffer what is needed now: more of a body, or the next requests."""
-        self._advancing = True
+        self._is_advancing = True
         try:
             for _ in range(_STEPS_AT_ONCE):
                 if not (self._take_body(self._exchange) if self._exchange else self._take_head()):
                     break
-            else:
+            else:  # other clients first
                 self._loop.call_soon(self._go_on)
         except Exception:  # noqa: BLE001 - a defect must not end the connections of all others
             self._fail_request()
-        self._advancing = False
+        self._is_advancing = False
         exchange = self._exchange
-        if self._ended:
+        if self._is_ending:
             return
         if exchange is None:
             # The rest of a head is waited for, or that the client reads the last response, or other clients' turn.
@@ -309,12 +311,15 @@ class ServerConnection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         """Take more from the buffer, if nothing else has done that meanwhile."""
-        if self._transport and not self._advancing:
+        if self._transport and not self._is_advancing:
             self._advance()
 
     def _take_head(self) -> bool:
-        """Begin the next request; return False if its head is not complete, or nothing is left to be taken."""
-        if self._ended or self.is_blocked or self._transport is None or self._transport.is_closing():
+        """Parse the next head in the buffer, and begin the work on its request, with the body as far as that has come.
+
+        Return False if the head is not complete, was refused, or leaves nothing in the buffer.
+        """
+        if self._is_ending or self.is_blocked or self._transport is None or self._transport.is_closing():
             return False
         buffer = self._buffer
         if buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
@@ -339,7 +344,7 @@ class ServerConnection(asyncio.Protocol):
             self._refuse(400, str(error))
             return False
         exchange = self._exchange = Exchange(head, content_length, self)
-        exchange.keep_alive = exchange.keep_alive and not self._draining
+        exchange.keep_alive = exchange.keep_alive and not self._is_draining
         self.deadline = math.inf
         if self.head_bytes:
             self._table.release_head(self)
@@ -375,7 +380,7 @@ class ServerConnection(asyncio.Protocol):
                 piece = self._parser.parse_chunks(buffer)
             except InvalidRequestError as error:
                 self._log_refusal(str(error))
-                self._ended = True
+                self._is_ending = True
                 self._fail_body(exchange, error)
                 return False
             if self._parser.complete:
@@ -387,6 +392,7 @@ class ServerConnection(asyncio.Protocol):
         return bool(self._buffer)
 
     def _fail_body(self, exchange: Exchange, error: InvalidRequestError | BodyTimeoutError) -> None:
+        """Tell the receiver that the rest of the body will not come; the connection takes no other request."""
         exchange.keep_alive = False
         if exchange.receiver:
             self._guard(functools.partial(exchange.receiver.fail_body, error))
@@ -402,7 +408,7 @@ class ServerConnection(asyncio.Protocol):
         """Answer a request on which the server failed, and log the defect."""
         log.exception("request_failed")
         if exchange := self._exchange:
-            self._hang_up()
+            self._hang_up()  # it forgets the exchange, which the answer still needs
             self._exchange = exchange
             if exchange.started:
                 exchange.break_off()
@@ -424,7 +430,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Close the connection, but let a client that still sends read the response first: else it is reset."""
-        self._ended = True
+        self._is_ending = True
         self._buffer = b""
         self._table.mark_waiting(self)
         self._resume_reading()
@@ -436,7 +442,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _close(self) -> None:
         """Close the connection when what was written is sent."""
-        self._ended = True
+        self._is_ending = True
         self._buffer = b""
         self._table.mark_waiting(self)
         if self._transport:
@@ -452,11 +458,12 @@ class ServerConnection(asyncio.Protocol):
                 self.deadline = self._loop.time() + self._times.idle_seconds
 
     def _expect_reading(self, seconds: float) -> None:
-        """Give the client so many seconds to read some of what is buffered for it."""
-        self._unsent_bytes = self._transport.get_write_buffer_size() if self._transport else 0
+        """Give the client so many seconds to read some of what is buffered for it; remember how much that is."""
+        self._last_unsent_bytes = self._transport.get_write_buffer_size() if self._transport else 0
         self.deadline = self._loop.time() + seconds
 
     def _hang_up(self) -> None:
+        """Forget the request in progress, and tell its receiver that nothing more can be sent to the client."""
         exchange, self._exchange = self._exchange, None
         if exchange and exchange.receiver:
             receiver, exchange.receiver = exchange.receiver, None
@@ -467,7 +474,7 @@ class ServerConnection(asyncio.Protocol):
 
     def _set_deadline(self) -> None:
         """Set the deadline of what the connection waits for; what the client has to read first has its own."""
-        if self.is_blocked or self._ended:
+        if self.is_blocked or self._is_ending:
             return
         seconds = math.inf
         if self._exchange is None:

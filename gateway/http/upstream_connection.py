@@ -82,9 +82,9 @@ class UpstreamConnection(asyncio.Protocol):
         """The body that the receiver has not got yet."""
         self._head_bytes = 0
         self._in_head = True
-        self._has_length = self._until_close = self._answered = self._keeps = False
-        self.is_answered = False
-        """The response is here whole: its end is told right after its last piece."""
+        self._has_length = self._ends_with_close = self._has_received = self._is_reusable = False
+        self.is_response_complete = False
+        """The whole response has been parsed; `end_response` is called right after its last piece."""
         self._sent_at = time.monotonic()
 
     @property
@@ -134,9 +134,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End or break off the response."""
+        """End a response that lasts until the connection closes; break off any other, and leave the pool."""
         self._transport = None
-        if self._until_close and exc is None:
+        if self._ends_with_close and exc is None:
             self._end_response()
         self._fail(str(exc) if isinstance(exc, OSError) else "it closed the connection")
         self._parser = None
@@ -149,12 +149,15 @@ class UpstreamConnection(asyncio.Protocol):
         return False
 
     def data_received(self, data: bytes) -> None:
-        """Parse a piece of the response."""
+        """Parse what has come of the response, give it to the receiver, and end or fail the response if that is due.
+
+        The connection is closed when nothing was asked, or when it cannot be used again.
+        """
         receiver = self._receiver
         if receiver is None or self._parser is None:
             self._close()  # nothing was asked
             return
-        self._answered = True
+        self._has_received = True
         if self._in_head:
             self._head_bytes += len(data)
         try:
@@ -168,18 +171,18 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(f"its response is not HTTP ({error})")
         except Exception:  # noqa: BLE001 - one response must not end the connections of all others
             self._fail_relay()
-        if self.is_answered:
+        if self.is_response_complete:
             self._end_response()
         elif self._in_head and self._head_bytes > HEAD_BYTES:
             self._fail("the head of its response is too long")
-        if self._receiver is None and not self._keeps:
+        if self._receiver is None and not self._is_reusable:
             self._close()
 
     # Called by httptools
 
     def on_message_begin(self) -> None:
         """Note data behind the end of the response, which nobody asked for."""
-        self._keeps = False
+        self._is_reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header field; trailers are dropped."""
@@ -192,7 +195,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Take the head, unless it is an interim response."""
         status = self._parser.get_status_code() if self._parser else 0
-        if status < _FIRST_FINAL_STATUS or self.is_answered:
+        if status < _FIRST_FINAL_STATUS or self.is_response_complete:
             return
         self._in_head = False
         fields, self._fields = self._fields, []
@@ -200,9 +203,9 @@ class UpstreamConnection(asyncio.Protocol):
         if len(fields) > HEADER_COUNT or size_bytes > HEAD_BYTES:
             self._fail("the head of its response is too long")
             return
-        is_short = self._head_bytes <= _LONGEST_CACHED_BYTES
-        headers = _cached_headers(tuple(fields)) if is_short else Headers(fields)
-        self._until_close = (
+        is_cacheable = self._head_bytes <= _LONGEST_CACHED_BYTES
+        headers = _cached_headers(tuple(fields)) if is_cacheable else Headers(fields)
+        self._ends_with_close = (
             not self._has_length and headers.value(b"transfer-encoding") is None and status not in _NO_CONTENT
         )
         if self._receiver:
@@ -210,7 +213,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""
-        if not self.is_answered:
+        if not self.is_response_complete:
             self._pieces.append(piece)
 
     def on_message_complete(self) -> None:
@@ -219,11 +222,11 @@ class UpstreamConnection(asyncio.Protocol):
             self._fields = []  # of an interim response
             self._has_length = False
             return
-        self.is_answered = True
+        self.is_response_complete = True
         if self._receiver and self._parser and self._transport:
             # An upstream that answered before it had the whole request may not read the rest.
             is_sent = not self._transport.get_write_buffer_size()
-            self._keeps = is_sent and self._parser.should_keep_alive()
+            self._is_reusable = is_sent and self._parser.should_keep_alive()
 
     def _give_response(self, receiver: ResponseReceiver) -> None:
         """Give the receiver what one read has brought, in one call: each write of the receiver wakes a client."""
@@ -240,7 +243,7 @@ class UpstreamConnection(asyncio.Protocol):
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return
-        if self._keeps:
+        if self._is_reusable:
             self._was_used = True
             self.resume_reading()
             self._pool.keep(self)
@@ -253,9 +256,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._fail("its response could not be relayed")
 
     def _fail(self, reason: str) -> None:
+        """Tell the receiver, if a response is expected, that its rest will not come, and expect none any more."""
         receiver, self._receiver = self._receiver, None
         if receiver:
-            was_stale = self._was_used and not self._answered and time.monotonic() - self._sent_at <= _STALE_SECONDS
+            was_stale = self._was_used and not self._has_received and time.monotonic() - self._sent_at <= _STALE_SECONDS
             receiver.fail_response(UpstreamBrokeOffError(reason, was_stale=was_stale))
 
     def _close(self) -> None:

@@ -29,10 +29,13 @@ class UpstreamPool:
         self._idle_seconds = idle_seconds
         self._idle: dict[str, list[UpstreamConnection]] = {}
         self._all: set[UpstreamConnection] = set()
-        self._sweep: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
 
     def take_idle(self, url: str) -> UpstreamConnection | None:
-        """Return a kept connection, which is the caller's until its response has ended; None if there is none."""
+        """Take a kept connection out of the pool, until its response has ended; None if none is left.
+
+        Kept connections that the upstream has closed meanwhile are dropped.
+        """
         idle = self._idle.get(url)
         while idle:
             connection = idle.pop()
@@ -61,8 +64,8 @@ class UpstreamPool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._sweep:
-            self._sweep.cancel()
+        if self._sweep_timer:
+            self._sweep_timer.cancel()
         for connection in list(self._all):
             connection.abort()
 
@@ -74,8 +77,8 @@ class UpstreamPool:
             return
         connection.idle_since = time.monotonic()
         idle.append(connection)
-        if self._sweep is None:
-            self._sweep = asyncio.get_running_loop().call_later(self._idle_seconds / 2, self._close_idle)
+        if self._sweep_timer is None:
+            self._sweep_timer = asyncio.get_running_loop().call_later(self._idle_seconds / 2, self._close_idle)
 
     def forget(self, connection: UpstreamConnection) -> None:
         """Forget a connection that is closed, or is being closed."""
@@ -86,7 +89,7 @@ class UpstreamPool:
 
     def _close_idle(self) -> None:
         """Close what was idle for too long; the oldest are at the front, because the youngest are used first."""
-        self._sweep = None
+        self._sweep_timer = None
         oldest = time.monotonic() - self._idle_seconds
         for url, idle in list(self._idle.items()):
             while idle and idle[0].idle_since <= oldest:
@@ -94,4 +97,4 @@ class UpstreamPool:
             if not idle:
                 del self._idle[url]
         if self._idle:
-            self._sweep = asyncio.get_running_loop().call_later(self._idle_seconds / 2, self._close_idle)
+            self._sweep_timer = asyncio.get_running_loop().call_later(self._idle_seconds / 2, self._close_idle)

@@ -2,7 +2,8 @@
 
 Whoever reaches its port may ask, so it takes few connections and little memory, whatever is sent to it. A request
 without a body and with a plain answer is answered within the pass of the event loop in which it has come; one whose
-answer is awaited, or whose body is still coming, gives way to other connections, unless the answer calls `keep_place`.
+answer is awaited, or whose body is still coming, gives way to other connections, unless the answer calls
+`keep_connection`.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ class AskedQuestion(NamedTuple):
     exchange: Exchange
     body: bytes | bytearray = b""
     name: str = ""
-    """The rest of the path, of a route whose path is a beginning."""
+    """The rest of the path, of a route whose path is a prefix."""
 
     @property
     def method(self) -> str:
@@ -86,8 +87,8 @@ class AskedQuestion(NamedTuple):
         )
         return dict(reversed(pairs))
 
-    def keep_place(self) -> None:
-        """Keep the place of the request, which gives way to no other connection: its client is known."""
+    def keep_connection(self) -> None:
+        """Keep the connection from giving way to another one during this request: its client is known."""
         self.exchange.gives_way = False
 
 
@@ -120,7 +121,7 @@ class AnswerServer:
     """The routes of a server.
 
     Args:
-        routes: the routes by path; a path that ends with a slash is a beginning.
+        routes: the routes by path; one that ends with a slash is a prefix of the paths it serves.
         fail: renders a failure: a status, and what is the matter.
         check: returns the answer to a request that may not be asked, before anything else is looked at.
     """
@@ -132,7 +133,7 @@ class AnswerServer:
         check: Callable[[AskedQuestion], WholeAnswer | None] = lambda _: None,
     ) -> None:
         self._routes = routes
-        self._beginnings = [path for path in routes if path.endswith("/")]
+        self._prefixes = [path for path in routes if path.endswith("/")]
         self._fail = fail
         self._check = check
         self.held_bytes = 0
@@ -143,6 +144,10 @@ class AnswerServer:
         return RequestHandling(functools.partial(self._begin, is_private), self._render_error)
 
     def _begin(self, is_private: bool, exchange: Exchange) -> RequestReceiver | None:
+        """Answer a request, or begin to: find its route; refuse other paths and methods and, if private, web pages.
+
+        Return the receiver of the body or of the awaited answer; None if the response was sent.
+        """
         exchange.gives_way = True
         question = AskedQuestion(exchange)
         head = exchange.head
@@ -161,13 +166,15 @@ class AnswerServer:
         return None
 
     def _find_route(self, path: str) -> tuple[Route, str] | None:
+        """Return the route of a path, and the rest of the path behind a prefix; None if nothing is served there."""
         if route := self._routes.get(path):
             return None if path.endswith("/") else (route, "")
-        beginnings = [beginning for beginning in self._beginnings if path.startswith(beginning)]
-        longest = max(beginnings, key=len, default=None)
+        prefixes = [prefix for prefix in self._prefixes if path.startswith(prefix)]
+        longest = max(prefixes, key=len, default=None)
         return None if longest is None else (self._routes[longest], path[len(longest) :])
 
     def _begin_route(self, question: AskedQuestion, route: Route) -> RequestReceiver | None:
+        """Answer a request to this route, or return the receiver of its body, if the limits have room for it."""
         exchange, limits = question.exchange, route.body
         length = exchange.content_length or 0
         if limits is None:
@@ -182,7 +189,7 @@ class AnswerServer:
         return _WholeBody(self, question, route, limits)
 
     def answer(self, question: AskedQuestion, route: Route) -> AwaitedExchange | None:
-        """Answer a request that has come whole, or begin to."""
+        """Answer a request that has come whole; return the exchange of an answer that is awaited, else None."""
         if inspect.iscoroutinefunction(route.answer):
 
             async def respond(exchange: AwaitedExchange) -> None:
@@ -228,7 +235,7 @@ class _WholeBody(RequestReceiver):
             self._refuse(503, "too many large requests at once")  # it may come later
         elif is_last:
             body = self._pieces
-            self.hang_up()
+            self.hang_up()  # the body is no longer being received, so it leaves the budget
             self._answer(body)
 
     def fail_body(self, error: InvalidRequestError | BodyTimeoutError) -> None:
@@ -236,7 +243,7 @@ class _WholeBody(RequestReceiver):
         self._refuse(400, f"the body did not come: {error}")
 
     def hang_up(self) -> None:
-        """Free the body."""
+        """Take the body out of the budget, and free it."""
         self._server.held_bytes -= len(self._pieces)
         self._pieces = bytearray()
 
@@ -263,16 +270,16 @@ class PacedRendering:
         self._render = render
         self._clock = clock
         self._counted_at = clock()
-        self._left = float(_FRESH_AT_ONCE)
+        self._renderings_left = float(_FRESH_AT_ONCE)
         self._text: bytes | None = None
 
     def read(self) -> bytes:
         """Return the text of now, or of up to a second ago."""
         now = self._clock()
-        self._left = min(_FRESH_AT_ONCE, self._left + (now - self._counted_at) / _FRESH_SECONDS)
+        self._renderings_left = min(_FRESH_AT_ONCE, self._renderings_left + (now - self._counted_at) / _FRESH_SECONDS)
         self._counted_at = now
-        if self._text is None or self._left >= 1:
-            self._left -= 1
+        if self._text is None or self._renderings_left >= 1:
+            self._renderings_left -= 1
             self._text = self._render()
         return self._text
 

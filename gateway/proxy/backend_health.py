@@ -23,7 +23,7 @@ FIRST_ANSWER_SECONDS: Final = 120.0
 
 A sound one may take longer with a long prompt. So the agent that asks it must not take it for hung as long as it works.
 """
-_TIMES_THE_PAST: Final = 5.0
+_SUSPICIOUS_FACTOR: Final = 5.0
 _REMEMBERED_ANSWERS: Final = 20
 _DIGEST_BYTES: Final = 4096
 
@@ -63,7 +63,8 @@ class BackendPast:
         self._failed_requests: set[int] = set()
         self._last_outcomes: deque[str] = deque(maxlen=_DISTINCT_FAILURES)
         self._longest_pauses: deque[float] = deque(maxlen=_REMEMBERED_ANSWERS)
-        self._waits: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED_ANSWERS)
+        self._past_waits: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED_ANSWERS)
+        """Seconds to the begin of an answer, with the bytes of its request."""
 
     def expect_answer(self, body: bytes | bytearray, now: float) -> AnswerProgress:
         """Observe the answer to a request with this body, which is sent now."""
@@ -75,10 +76,10 @@ class BackendPast:
         """Note that an answer has begun."""
         progress.has_begun = True
         progress.last_data = now
-        self._waits.append((now - progress.began, progress.size_bytes))
+        self._past_waits.append((now - progress.began, progress.size_bytes))
 
     def note_data(self, progress: AnswerProgress, now: float) -> None:
-        """Note data of a stream."""
+        """Note data of a stream; it ends a suspicion that the backend is silent or slow."""
         pause = now - progress.last_data
         progress.last_data = now
         if pause > progress.longest_pause and not progress.waits_for_client:
@@ -87,7 +88,7 @@ class BackendPast:
         if self.health.suspect and self.health.reason != "Failing":
             self._clear()
 
-    def succeed(self, progress: AnswerProgress) -> None:
+    def note_success(self, progress: AnswerProgress) -> None:
         """Note a complete answer: whatever was suspected, the backend works."""
         if progress not in self.under_way:
             return
@@ -99,7 +100,7 @@ class BackendPast:
             self._last_outcomes.clear()
         self._clear()
 
-    def fail(self, progress: AnswerProgress, outcome: str, now: float) -> None:
+    def note_failure(self, progress: AnswerProgress, outcome: str, now: float) -> None:
         """Note a request that the backend failed; `outcome` names the failure without any content of the answer.
 
         It is no reason for a suspicion while the backend streams an answer to someone else: then it works.
@@ -118,13 +119,13 @@ class BackendPast:
             outcomes = ", ".join(self._last_outcomes)
             self._suspect("Failing", f"the last {self._failures} requests failed: {outcomes}")
 
-    def fail_for_good(self, progress: AnswerProgress, outcome: str) -> None:
+    def note_fatal_failure(self, progress: AnswerProgress, outcome: str) -> None:
         """Note an answer which shows that the backend cannot serve any request."""
         if progress in self.under_way:
             self.under_way.discard(progress)
             self._suspect("Failing", f"its last answer, {outcome}, shows that it cannot serve any request")
 
-    def abandon(self, progress: AnswerProgress) -> None:
+    def stop_observing(self, progress: AnswerProgress) -> None:
         """Stop observing an answer that shows nothing of the backend, such as one whose client hung up."""
         self.under_way.discard(progress)
 
@@ -137,30 +138,33 @@ class BackendPast:
                 self._check_wait(progress, now)
 
     def _check_silence(self, progress: AnswerProgress, now: float) -> None:
+        """Suspect the backend if a stream is silent for much longer than the longest pause so far."""
         seconds = now - progress.last_data
         if seconds < SHORTEST_SILENCE_SECONDS or progress.waits_for_client:
             return
         longest = max((*self._longest_pauses, progress.longest_pause))
-        if seconds > _TIMES_THE_PAST * longest:
+        if seconds > _SUSPICIOUS_FACTOR * longest:
             self._suspect(
                 "Silent", f"no data for {seconds:.0f} s within a stream; the longest pause before was {longest:.1f} s"
             )
 
     def _check_wait(self, progress: AnswerProgress, now: float) -> None:
+        """Suspect the backend if an answer begins much later than earlier ones, in proportion to their requests."""
         seconds = now - progress.began
-        if not self._waits:
+        if not self._past_waits:
             if seconds > FIRST_ANSWER_SECONDS:
                 self._suspect("Slow", f"no answer for {seconds:.0f} s, and none before")
             return
         if seconds < SHORTEST_WAIT_SECONDS:
             return
         # A request that is larger than a past one may take longer in proportion.
-        longest = max(wait * max(1.0, progress.size_bytes / max(1, size)) for wait, size in self._waits)
-        if seconds > _TIMES_THE_PAST * longest:
+        longest = max(wait * max(1.0, progress.size_bytes / max(1, size)) for wait, size in self._past_waits)
+        if seconds > _SUSPICIOUS_FACTOR * longest:
             self._suspect("Slow", f"no answer for {seconds:.0f} s; expected within {longest:.1f} s by earlier answers")
 
     def _suspect(self, reason: str, message: str) -> None:
-        # That it fails replaces that it is slow or silent: data of a stream would end those suspicions.
+        """Make the backend suspect, and report it; a suspicion that it has already stays, unless it begins to fail."""
+        # Failing replaces Slow and Silent, which data of a stream would end.
         if not self.health.suspect or (reason == "Failing" and self.health.reason != "Failing"):
             self.health = BackendHealth(self.health.uid, suspect=True, reason=reason, message=message)
             self._report(self)

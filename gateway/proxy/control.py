@@ -121,7 +121,7 @@ async def _take_over(
 
 
 async def _hand_over(claimed: ControlSocket, listeners: Listeners) -> socket.socket:
-    """Wait until a newer proxy has accepted, and leave listening to it; return the connection to it.
+    """Wait until a newer proxy has accepted the listening sockets, and stop listening here; return its connection.
 
     All that may fail is done before it can accept: two proxies on the same sockets would have two configurations.
     """

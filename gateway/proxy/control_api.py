@@ -42,12 +42,14 @@ class ControlApi:
         return AwaitedExchange(exchange, self._answer)
 
     async def _answer(self, exchange: AwaitedExchange) -> None:
+        """Answer one call, or refuse it with the status of a ControlError."""
         try:
             await self._dispatch(exchange)
         except ControlError as error:
             _respond(exchange, ControlRefusal(str(error)), error.status)
 
     async def _dispatch(self, exchange: AwaitedExchange) -> None:
+        """Carry out the call that method and path name. Raises ControlError."""
         match (exchange.head.method, *exchange.head.path.split("/")[1:]):
             case ("GET", "state"):
                 _respond(exchange, self._proxy_state())
@@ -67,6 +69,7 @@ class ControlApi:
                 raise ControlError(HTTPStatus.NOT_FOUND, f"{exchange.head.method} {exchange.head.path} is no call")
 
     async def _configure(self, exchange: AwaitedExchange) -> None:
+        """Apply the configuration in the body, and answer with the new state. Raises ControlError."""
         body = bytearray()
         while piece := await exchange.read():
             body += piece
@@ -94,6 +97,7 @@ class ControlApi:
         _respond(exchange, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
 
     async def _watch_health(self, exchange: AwaitedExchange) -> None:
+        """Send the health of each suspect backend, then each change, as lines of JSON; empty lines in pauses."""
         exchange.start(HTTPStatus.OK, b"Content-Type: application/x-ndjson\r\n")
         async with contextlib.aclosing(self._listeners.health.watch(_HEARTBEAT_SECONDS)) as changes:
             async for health in changes:

@@ -160,14 +160,15 @@ def _inherit(path: Path) -> Inheritance:
     except (OSError, msgspec.DecodeError) as error:
         connection.close()
         raise SocketError(f"no proxy hands over on {path}: {error}; start one without --take-over") from error
-    lock, *rest = descriptors
+    lock, *listening = descriptors
     sockets: defaultdict[str, list[socket.socket]] = defaultdict(list)
-    for name, descriptor in zip(message.listeners, rest, strict=True):
+    for name, descriptor in zip(message.listeners, listening, strict=True):
         sockets[name].append(socket.socket(fileno=descriptor))
     return Inheritance(connection, message.config, dict(sockets), lock)
 
 
 def _receive(connection: socket.socket, size_bytes: int) -> bytes:
+    """Return the next `size_bytes` of a connection. Raises ConnectionError if it ends before."""
     data = bytearray()
     while len(data) < size_bytes:
         piece = connection.recv(size_bytes - len(data))
@@ -178,6 +179,7 @@ def _receive(connection: socket.socket, size_bytes: int) -> bytes:
 
 
 def _lock(path: Path) -> int:
+    """Lock the file beside the socket, and return its descriptor. Raises SocketError if another proxy has the lock."""
     lock = os.open(path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -83,6 +83,7 @@ class EngineScraper:
         return await asyncio.shield(self._reading)
 
     async def _read_series(self) -> EngineSeries:
+        """Return the valid lines of the engine's answer, and the problem with it if any, which is logged once."""
         answer = await self._read_answer()
         self._read_at = self._clock()
         problem = answer.problem
@@ -95,6 +96,7 @@ class EngineScraper:
         return EngineSeries(filtered.text, problem)
 
     async def _read_answer(self) -> "_AnswerReader":
+        """Ask the engine; return its answer so far as it is of use, with the problem if there was one."""
         answer = _AnswerReader()
         try:
             async with asyncio.timeout(SCRAPE_SECONDS):
@@ -194,7 +196,7 @@ class PodReports:
         self.engine_hangs = engine_hangs
         self._services = services
         self._scraper = scraper
-        self._answers = 0
+        self._running_answers = 0
 
     def begin_metrics(self, exchange: Exchange) -> AwaitedExchange | None:
         """Answer GET /metrics, or begin to; with the query `engine=false` by the proxy's series only."""
@@ -205,9 +207,10 @@ class PodReports:
         return None
 
     async def _answer(self, exchange: AwaitedExchange, scraper: EngineScraper) -> None:
-        self._answers += 1
+        """Send the series of the proxy and of the engine; a client that does not read them in time is cut off."""
+        self._running_answers += 1
         try:
-            engine = await scraper.scrape() if self._answers <= MOST_ANSWERS else _TOO_MANY
+            engine = await scraper.scrape() if self._running_answers <= MOST_ANSWERS else _TOO_MANY
             own = metrics.render_metrics(self._services) + metrics.render_engine_up(
                 scraper.service, is_up=not engine.problem
             )
@@ -221,4 +224,4 @@ class PodReports:
         except TimeoutError:
             log.info("metrics_not_read", service=scraper.service, seconds=SEND_SECONDS)
         finally:
-            self._answers -= 1
+            self._running_answers -= 1

@@ -114,13 +114,13 @@ def method_not_allowed(method: str, path: str, allowed: str) -> RequestError:
 
 def missing_model(served: Iterable[str]) -> RequestError:
     """400: a request to the router without a model."""
-    message = f"the request names no model: {_way_out(served)}"
+    message = f"the request names no model: {_advise_model(served)}"
     return RequestError(HTTPStatus.BAD_REQUEST, "missing_model", message, param="model")
 
 
 def model_not_found(model: str, served: Iterable[str]) -> RequestError:
     """404: a model that is not served."""
-    message = f"the model {model[:_LONGEST_TEXT]!r} is not served here: {_way_out(served)}"
+    message = f"the model {model[:_LONGEST_TEXT]!r} is not served here: {_advise_model(served)}"
     return RequestError(HTTPStatus.NOT_FOUND, "model_not_found", message, param="model")
 
 
@@ -207,7 +207,7 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
     return RequestError(client_status, code or "engine_error", message, param=param)
 
 
-def _way_out(served: Iterable[str]) -> str:
+def _advise_model(served: Iterable[str]) -> str:
     names = ", ".join(sorted(served))
     return f"set `model` to one that is: {names}" if names else "no model is served here now: try again later"
 

@@ -28,7 +28,7 @@ _SAMPLE: Final = re.compile(rb"(%b)(?:\{(%b)\})?[ \t]++(%b)" % (_NAME, _LABELS, 
 _LABEL: Final = re.compile(rb"(%b)=%b" % (_LABEL_NAME, _LABEL_VALUE))
 _HELP: Final = re.compile(rb"# HELP (%b)(?: (?:[^\\\n\x00]++|\\[\\n])*+)?" % _NAME)
 _TYPE: Final = re.compile(rb"# TYPE (%b) (?:counter|gauge|histogram|summary|untyped)" % _NAME)
-_PARTS: Final = frozenset({b"_bucket", b"_count", b"_sum"})
+_SERIES_SUFFIXES: Final = frozenset({b"_bucket", b"_count", b"_sum"})
 """Ends of the names of the series of a histogram or a summary."""
 
 
@@ -74,10 +74,10 @@ class _KeptLines:
         self.text = bytearray()
         self._prefixes = prefixes
         self._family = b""
-        self._family_at = 0
+        self._family_start = 0
         """The begin of the last family in the text."""
-        self._helped: set[bytes] = set()
-        self._typed: set[bytes] = set()
+        self._names_with_help: set[bytes] = set()
+        self._names_with_type: set[bytes] = set()
         """Names with a TYPE or a sample, which must not have a TYPE behind it."""
 
     def add_line(self, line: bytes) -> None:
@@ -91,17 +91,18 @@ class _KeptLines:
         if sample is None:
             return
         name, labels, value = sample.groups()
-        if not self._is_from_engine(name) or not _is_readable(value) or (labels and not _are_distinct(labels)):
+        if not self._is_from_engine(name) or not _is_in_range(value) or (labels and not _are_valid_labels(labels)):
             return
-        self._typed.add(name)
+        self._names_with_type.add(name)
         self._append(name, line)
 
     def drop_last_family(self) -> None:
         """Remove the lines of the last family."""
-        del self.text[self._family_at :]
+        del self.text[self._family_start :]
 
     def _add_comment(self, line: bytes) -> None:
-        for pattern, names in ((_HELP, self._helped), (_TYPE, self._typed)):
+        """Keep a HELP or TYPE line of the engine's own names, the first one for each name."""
+        for pattern, names in ((_HELP, self._names_with_help), (_TYPE, self._names_with_type)):
             comment = pattern.fullmatch(line)
             if comment and comment[1] not in names and self._is_from_engine(comment[1]):
                 names.add(comment[1])
@@ -111,9 +112,10 @@ class _KeptLines:
         return name.startswith(self._prefixes) and not _is_reserved(name)
 
     def _append(self, name: bytes, line: bytes) -> None:
+        """Keep a line; it begins a new family unless its name is that of the last one, or one of its series."""
         family = self._family
-        if name != family and not (name.startswith(family) and name[len(family) :] in _PARTS):
-            self._family, self._family_at = name, len(self.text)
+        if name != family and not (name.startswith(family) and name[len(family) :] in _SERIES_SUFFIXES):
+            self._family, self._family_start = name, len(self.text)
         self.text += line
         self.text += b"\n"
 
@@ -123,12 +125,13 @@ def _is_reserved(name: bytes) -> bool:
     return name.startswith((b"pomona_", b"scrape_")) or name == b"up"
 
 
-def _is_readable(value: bytes) -> bool:
-    """Return whether a number is none that is out of range, which is no infinity for Prometheus."""
+def _is_in_range(value: bytes) -> bool:
+    """Decide whether Prometheus reads the number: one out of range, such as 1e999, is an error there."""
     return value.endswith(b"Inf") or not math.isinf(float(value))
 
 
-def _are_distinct(labels: bytes) -> bool:
+def _are_valid_labels(labels: bytes) -> bool:
+    """Decide whether no label is there twice, and none is the name of the series."""
     names = _LABEL.findall(labels)
     return len(set(names)) == len(names) and b"__name__" not in names
 

@@ -15,7 +15,7 @@ from gateway.proxy.router import Router, list_served
 
 
 def handle_requests(router: Router, shared: SharedResources, pod: PodReports | None = None) -> RequestHandling:
-    """Return the work on the requests to the listener that has `router`; `pod` is given for the listener of a pod."""
+    """Return the handling of the requests to the listener of `router`; `pod` is given for the listener of a pod."""
 
     def begin(exchange: Exchange) -> InferenceRequest | AwaitedExchange | None:
         head = exchange.head
@@ -65,6 +65,7 @@ def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) ->
 
 
 def _report_service(exchange: Exchange, *, serves: bool) -> None:
+    """Answer 200 if the service works, else 503."""
     if serves:
         exchange.respond(200, JSON_FIELDS, b'{"status":"ok"}')
     else:
@@ -73,9 +74,10 @@ def _report_service(exchange: Exchange, *, serves: bool) -> None:
 
 
 def _list_models(exchange: Exchange, router: Router, only: str) -> None:
-    """Return all models that are served now or, if `only` is not empty, the one of that name. Raises RequestError.
+    """Answer with all models that are served now or, if `only` is not empty, with the one of that name.
 
-    A model whose engine loads, or has failed, is not listed: clients offer to their users what they find here.
+    A model whose engine loads, or has failed, is not listed: clients offer to their users what they find here. Raises
+    RequestError.
     """
     services = router.services()
     served = list_served(services)

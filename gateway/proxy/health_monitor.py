@@ -20,7 +20,7 @@ class HealthMonitor:
         self._pasts: dict[str, BackendPast] = {}
         self._backends: dict[str, Backend] = {}
         self._watchers: set[asyncio.Queue[BackendHealth]] = set()
-        self._check: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
 
     def configure(self, backends: Collection[Backend]) -> None:
         """Forget the past of each backend that is new, gone, changed, or takes requests again after it was drained."""
@@ -42,10 +42,10 @@ class HealthMonitor:
             self._report(self._pasts[uid])
         return True
 
-    def backend_past(self, uid: str) -> BackendPast:
-        """Return the past of a backend that gets a request now."""
-        if self._check is None:
-            self._check = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_pauses)
+    def observe_backend(self, uid: str) -> BackendPast:
+        """Return the past of a backend that gets a request now; from now on its pauses are checked."""
+        if self._check_timer is None:
+            self._check_timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_pauses)
         # A backend that has left the configuration is observed, too, but nobody reads the result.
         return self._pasts.get(uid) or BackendPast(uid, self._report)
 
@@ -76,9 +76,10 @@ class HealthMonitor:
                 watch.put_nowait(past.health)
 
     def _check_pauses(self) -> None:
-        self._check = None
+        """Check the pauses of all backends that answer, and again in a second while there are such."""
+        self._check_timer = None
         busy = [past for past in self._pasts.values() if past.under_way]
         for past in busy:
             past.check_pauses(time.monotonic())
         if busy:
-            self._check = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_pauses)
+            self._check_timer = asyncio.get_running_loop().call_later(CHECK_SECONDS, self._check_pauses)

@@ -77,16 +77,16 @@ class InferenceRequest:
         self._router = router
         self._shared = shared
         self._content: bytes | bytearray = b""
-        self._held_bytes = 0
+        self._reserved_bytes = 0
         self.body: RequestBody = NO_BODY
         """Empty before it is read, and when it is needed no more."""
         self._task: asyncio.Task[None] | None = None
         self._service: Service | None = None
-        self._since = self.arrived
-        """The time since which it waits in the queue, or holds a slot."""
+        self._phase_began = self.arrived
+        """The time at which it began to wait in the queue or, later, got its slot."""
         self._upstream: UpstreamRequest | None = None
         """Holds the slot of a backend."""
-        self._tried: list[str] = []
+        self._tried_uids: list[str] = []
         exchange.send_continue()
 
     @property
@@ -102,7 +102,10 @@ class InferenceRequest:
     # The body
 
     def take_body(self, piece: bytes, *, is_last: bool) -> None:
-        """Keep a piece of the body, in memory that is reserved for it; with the last one, find the service."""
+        """Keep a piece of the body, in memory that is reserved for it.
+
+        With the last piece the body is read, and the request goes to its service. A failure is sent as the response.
+        """
         try:
             if len(self._content) + len(piece) > BODY_LIMIT_BYTES:
                 raise errors.request_too_large(BODY_LIMIT_BYTES)
@@ -129,6 +132,7 @@ class InferenceRequest:
         self.send_error(errors.request_timeout() if late else errors.invalid_http(400, str(error)))
 
     async def _scan(self) -> None:
+        """Read a large body, and find its service; answer the client whatever fails."""
         try:
             self._enqueue(await scan_large_body(self._content, self._shared.scan_turns))
         except RequestError as error:
@@ -139,49 +143,53 @@ class InferenceRequest:
     def _reserve(self, more_bytes: int) -> None:
         """Reserve memory for the body. Raises RequestError."""
         self._shared.body_budget.reserve(more_bytes)
-        self._held_bytes += more_bytes
+        self._reserved_bytes += more_bytes
 
     def free_body(self) -> None:
         """Free the request body: no other backend gets it now, and the response may last for hours."""
-        if self._held_bytes:
+        if self._reserved_bytes:
             self.body = NO_BODY
             self._content = b""
-            self._shared.body_budget.held_bytes -= self._held_bytes
-            self._held_bytes = 0
+            self._shared.body_budget.held_bytes -= self._reserved_bytes
+            self._reserved_bytes = 0
 
     # The queue
 
     def _enqueue(self, body: RequestBody) -> None:
-        """Wait for a free slot of the service that the body names. Raises RequestError."""
+        """Find the service that the body names; send the request to it if a slot is free, else wait in its queue.
+
+        Raises RequestError.
+        """
         self.body = body
         service = self._service = self._router.find_service(body.model)
         service.begin_request(self)
         check_engines(body.schema_demand, service.config)
-        self._since = time.monotonic()
+        self._phase_began = time.monotonic()
         if backend := service.queue.take_free_slot():
             self.take_slot(backend)
         elif not service.has_backend:
-            raise self._no_backend(service)
+            raise self._note_no_backend(service)
         elif service.queue.is_full:
             self.error = "queue_full"
             raise errors.queue_full(service.config.name, service.queue.estimate_retry_seconds())
         else:
-            service.queue.wait(self)
+            service.queue.enqueue(self)
 
     def refuse_slot(self) -> None:
         """End, because the service has lost its last backend."""
         if self._service:
-            self.send_error(self._no_backend(self._service))
+            self.send_error(self._note_no_backend(self._service))
 
     def take_slot(self, backend: Backend) -> None:
         """Send the request to a backend that has a free slot."""
         now = time.monotonic()
-        self.queued_seconds, self._since = now - self._since, now
+        self.queued_seconds, self._phase_began = now - self._phase_began, now
         if service := self._service:
             self._send_to(backend, service)
             service.metrics.queue_seconds.observe(self.queued_seconds)
 
-    def _no_backend(self, service: Service) -> RequestError:
+    def _note_no_backend(self, service: Service) -> RequestError:
+        """Note for the metrics that no backend takes requests, and return the error for the client."""
         self.error = "no_server"
         return errors.service_unavailable(f"service {service.config.name}")
 
@@ -197,14 +205,14 @@ class InferenceRequest:
         if service is None:
             return
         log.warning("backend_not_accepting", service=service.config.name, backend=backend.uid, error=str(error))
-        self._tried.append(backend.uid)
+        self._tried_uids.append(backend.uid)
         self._upstream = None
         self._shared.in_flight.end(backend.uid)
-        if other := service.take_other_backend(self._tried):
+        if other := service.take_other_backend(self._tried_uids):
             self._send_to(other, service)
         else:
-            service.queue.finish_request(time.monotonic() - self._since)
-            self.send_error(self._no_backend(service))
+            service.queue.finish_request(time.monotonic() - self._phase_began)
+            self.send_error(self._note_no_backend(service))
 
     # The end
 
@@ -221,12 +229,13 @@ class InferenceRequest:
         self.send_error(errors.replica_stopped(name))
 
     def hang_up(self) -> None:
-        """Leave the queue, or cancel the engine's work."""
+        """Leave the queue or cancel the engine's work, because the client is gone, and record the request."""
         self.status = CLIENT_GONE
         self._cancel()
         self.end()
 
     def _cancel(self) -> None:
+        """Cancel the scan of the body, and the backend's work or the wait in the queue."""
         if self._task:
             self._task.cancel()
         if self._upstream:
@@ -235,7 +244,10 @@ class InferenceRequest:
             self._service.queue.leave(self)
 
     def send_error(self, error: RequestError) -> None:
-        """Send an error as the response or, if that has begun, in place of its rest, if its form has a way."""
+        """Send an error as the response or, if that has begun, as the last event of a stream, and record the request.
+
+        A response that cannot end with an error is broken off.
+        """
         exchange = self.exchange
         if exchange.started:
             rendered = self._upstream.render_error(error) if self._upstream else b""
@@ -274,7 +286,7 @@ class InferenceRequest:
         if upstream:
             upstream.forget_answer()
             self._shared.in_flight.end(upstream.backend.uid)
-            service.queue.finish_request(time.monotonic() - self._since)
+            service.queue.finish_request(time.monotonic() - self._phase_began)
         service.record_request(self)
         self._upstream = None  # it refers to this object, which must not wait for the garbage collector
 

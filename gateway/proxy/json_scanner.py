@@ -76,7 +76,7 @@ class JsonScanner:
         """Expect nothing but white space up to the end of the text."""
         yield from self.skip_blanks()
         if self.at < len(self.text):
-            raise InvalidJsonError(f"it goes on behind its end, at byte {self.at}")
+            raise InvalidJsonError(f"there is more text after its end, at byte {self.at}")
 
     def read_object(self, read_member: Callable[[str, int], Pauses]) -> Pauses:
         """Read an object; `read_member` gets each key and the place where it starts, and reads the value behind it."""
@@ -103,9 +103,9 @@ class JsonScanner:
 
     def read_objects(self, read_object: Callable[[], Pauses]) -> Pauses:
         """Read an array, and arrays in it, and call `read_object` at each object in them; skip all other values."""
-        levels = 0
+        open_arrays = 0
         while True:
-            yield from self._skip_flat()
+            yield from self._skip_to_bracket()
             byte = self.peek()
             if byte == _BRACE_OPENS:
                 yield from read_object()
@@ -116,11 +116,11 @@ class JsonScanner:
                 continue
             if byte == _BRACE_CLOSES:
                 raise _wrong_bracket(self.at)
-            levels += 1 if byte == _BRACKET_OPENS else -1
-            if levels > LEVELS_LIMIT:
+            open_arrays += 1 if byte == _BRACKET_OPENS else -1
+            if open_arrays > LEVELS_LIMIT:
                 raise _too_deep()
             self.at += 1
-            if not levels:
+            if not open_arrays:
                 return
 
     def skip_value(self) -> Pauses:
@@ -147,7 +147,7 @@ class JsonScanner:
             yield
 
     def decode_string(self, start: int) -> str | None:
-        """Return the string that starts at `start` and ends here; None if it is long."""
+        """Return the string between `start` and the position; None if it is too long for a key that matters."""
         if self.at - start > _LONGEST_KEY_BYTES:
             return None
         try:
@@ -175,7 +175,7 @@ class JsonScanner:
             return True
         return False
 
-    def _skip_flat(self) -> Pauses:
+    def _skip_to_bracket(self) -> Pauses:
         """Skip to the next bracket, or to a string that is too long for one piece."""
         while True:
             start = self.at
@@ -207,9 +207,10 @@ class JsonScanner:
                     return
             else:
                 raise _wrong_bracket(self.at)
-            yield from self._skip_flat()
+            yield from self._skip_to_bracket()
 
     def _skip_scalar(self) -> Pauses:
+        """Skip a number, true, false or null; its letters are not checked further."""
         start = self.at
         while (end := _match_end(_SCALAR, self.text, self.at, self.at + _PIECE_BYTES)) > self.at:
             pause = self._count_work(end - self.at)
@@ -225,6 +226,7 @@ class JsonScanner:
         self.at += 1
 
     def _count_value(self) -> None:
+        """Count a string, an object or an array. Raises InvalidJsonError if they are too many."""
         self._values += 1
         self._work_bytes += _VALUE_COST_BYTES
         if self._values > VALUES_LIMIT:

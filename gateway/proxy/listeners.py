@@ -77,7 +77,7 @@ class Listeners:
         self._model_router = ModelRouter()
         self._bound: dict[str, HttpListener] = {}
         """By the name of the service; each listens on the address that the configuration states."""
-        self._failed: dict[str, OSError] = {}
+        self._bind_errors: dict[str, OSError] = {}
         self._certificate: ReloadedCertificate | None = None
         self._finishing: set[asyncio.Task[None]] = set()
         self.configuring = asyncio.Lock()
@@ -127,7 +127,7 @@ class Listeners:
             await asyncio.wait(self._finishing, timeout=timeout_seconds)
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Stop listening, give running requests `timeout_seconds`, then break them off."""
+        """Stop listening, refuse requests in queues, give running ones `timeout_seconds`, then break them off."""
         async with self.configuring:
             self._draining = True
             await self._apply(ProxyConfig())
@@ -142,6 +142,7 @@ class Listeners:
         await self._end_requests(timeout_seconds)
 
     async def _end_requests(self, timeout_seconds: float) -> None:
+        """Wait for the requests of listeners that are unbound, and break off those that are late."""
         if not self._finishing:
             return
         _, late = await asyncio.wait(self._finishing, timeout=timeout_seconds)
@@ -151,13 +152,14 @@ class Listeners:
             task.cancel()
 
     async def _apply(self, config: ProxyConfig) -> None:
+        """Unbind, configure and bind what differs between the current configuration and `config`."""
         addresses, desired = self._addresses, _listen_addresses(config)
         # Unbound first, because a port may go from one listener to another.
         for name in list(self._bound):
             if desired.get(name) != addresses[name]:
                 self._unbind(name)
         self._configure_services(config)
-        self._failed.clear()
+        self._bind_errors.clear()
         for name, address in desired.items():
             if name not in self._bound:
                 await self._bind(name, address)
@@ -187,11 +189,12 @@ class Listeners:
             service.queue.admit_waiting()
 
     async def _bind(self, name: str, address: ListenAddress) -> None:
+        """Begin to listen; a failure is logged, and kept for the state of the listener."""
         try:
             listener = self._create_listener(name, address)
             await listener.bind(address.address, address.port)
         except OSError as error:
-            self._failed[name] = error
+            self._bind_errors[name] = error
             log.error("listener_not_bound", service=name or "router", error=_explain_bind_error(address, error))
             return
         self._bound[name] = listener
@@ -204,10 +207,11 @@ class Listeners:
             handle_requests(router, self._shared, self._pod),
             self._table,
             self._times,
-            self._tls_context(address.tls),
+            self._load_tls_context(address.tls),
         )
 
     def _unbind(self, name: str, *, close_idle: bool = True) -> None:
+        """Stop listening at once; a task waits until the last request of the listener has ended."""
         listener = self._bound.pop(name)
         log.info("listener_unbound", service=name or "router", port=listener.port)
         listener.unbind(close_idle=close_idle)
@@ -215,8 +219,8 @@ class Listeners:
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
 
-    def _tls_context(self, tls: Tls | None) -> ssl.SSLContext | None:
-        """Return the TLS context of all listeners. Raises OSError."""
+    def _load_tls_context(self, tls: Tls | None) -> ssl.SSLContext | None:
+        """Return the TLS context of all listeners; read the certificate if it is another one. Raises OSError."""
         if tls is None:
             return None
         if self._certificate is None or self._certificate.tls != tls:
@@ -224,6 +228,7 @@ class Listeners:
         return self._certificate.context
 
     def _service_state(self, service: Service) -> ListenerState:
+        """Return the state of a service: its listener, its backends with their requests, and its counts."""
         counts = self.in_flight.counts()
         backends = tuple(
             BackendState(
@@ -239,7 +244,8 @@ class Listeners:
         return structs.replace(listener, backends=backends, stats=service.stats)
 
     def _listener_state(self, name: str) -> ListenerState:
-        address, error = self._addresses[name], self._failed.get(name)
+        """Return the state of the listener of a service or the router, without backends and counts."""
+        address, error = self._addresses[name], self._bind_errors.get(name)
         return ListenerState(
             name=name,
             address=address.address,

@@ -19,11 +19,11 @@ class InFlight:
     def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end = on_end
         self._counts: dict[str, int] = {}
-        self._idle: dict[str, asyncio.Event] = {}
-        self._begun: asyncio.Event | None = None
-        """Set with the next request to any backend; None: none waits for that."""
-        self._ended: dict[str, float] = {}
-        self._elsewhere: Counter[str] = Counter()
+        self._idle_events: dict[str, asyncio.Event] = {}
+        self._next_begin: asyncio.Event | None = None
+        """Set with the next request to any backend; None: nothing waits for that."""
+        self._last_ended_at: dict[str, float] = {}
+        self._counts_elsewhere: Counter[str] = Counter()
 
     def counts(self) -> Mapping[str, int]:
         """Return the number of requests in flight by backend, without backends that have none."""
@@ -34,49 +34,52 @@ class InFlight:
         if uid not in self._counts:
             self._counts[uid] = 0
         self._counts[uid] += 1
-        if self._begun is not None:
-            self._begun.set()
-            self._begun = None
+        if self._next_begin is not None:
+            self._next_begin.set()
+            self._next_begin = None
 
     def end(self, uid: str) -> None:
         """Count one request to `uid` less."""
         self._counts[uid] -= 1
         if self._counts[uid] == 0:
             del self._counts[uid]
-            self._ended[uid] = time.monotonic()
-            if uid in self._idle:
-                self._idle.pop(uid).set()
+            self._last_ended_at[uid] = time.monotonic()
+            if uid in self._idle_events:
+                self._idle_events.pop(uid).set()
         self._on_end(uid)
 
     def count_elsewhere(self, counts: Mapping[str, int]) -> None:
-        """Count the requests in flight that another proxy has sent to the same backends."""
-        for uid in {*self._elsewhere, *counts}:
-            for _ in range(counts.get(uid, 0) - self._elsewhere[uid]):
+        """Count the requests that another proxy has in flight to the same backends as if they were of this one.
+
+        `counts` replaces those of the call before: the difference begins or ends as many requests.
+        """
+        for uid in {*self._counts_elsewhere, *counts}:
+            for _ in range(counts.get(uid, 0) - self._counts_elsewhere[uid]):
                 self.begin(uid)
-            for _ in range(self._elsewhere[uid] - counts.get(uid, 0)):
+            for _ in range(self._counts_elsewhere[uid] - counts.get(uid, 0)):
                 self.end(uid)
-        self._elsewhere = Counter(counts)
+        self._counts_elsewhere = Counter(counts)
 
     def idle_seconds(self, uid: str) -> float | None:
         """Return the seconds since the last request to `uid` ended: 0 while one is in flight, None if none ever was."""
         if uid in self._counts:
             return 0.0
-        return time.monotonic() - self._ended[uid] if uid in self._ended else None
+        return time.monotonic() - self._last_ended_at[uid] if uid in self._last_ended_at else None
 
     def forget_others(self, uids: Collection[str]) -> None:
         """Forget when the last request of each backend ended, except for the backends in `uids`."""
-        self._ended = {uid: ended for uid, ended in self._ended.items() if uid in uids}
+        self._last_ended_at = {uid: ended for uid, ended in self._last_ended_at.items() if uid in uids}
 
     async def wait_idle(self, uid: str) -> None:
         """Wait until `uid` has no request in flight; return at once if it never had one."""
         if uid in self._counts:
-            await self._idle.setdefault(uid, asyncio.Event()).wait()
+            await self._idle_events.setdefault(uid, asyncio.Event()).wait()
 
     async def wait_busy(self) -> None:
         """Wait until any backend gets a request; return at once if one is in flight."""
         if not self._counts:
-            self._begun = self._begun or asyncio.Event()
-            await self._begun.wait()
+            self._next_begin = self._next_begin or asyncio.Event()
+            await self._next_begin.wait()
 
 
 def pick_backend(

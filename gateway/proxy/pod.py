@@ -105,7 +105,7 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
         metrics = options.engine_metrics
         scraper = EngineScraper(pool, options.service, options.engine_url, metrics) if metrics else None
         listeners = Listeners(pool, tasks, engine_hangs=lambda: engine.hangs, engine_scraper=scraper)
-        await listeners.configure(_config(options, tokens, is_serving=False))
+        await listeners.configure(_build_config(options, tokens, is_serving=False))
         (state,) = listeners.service_states()
         problem = state.error
         log.info("pod_proxy_started", service=options.service, port=state.port, engine_port=options.engine_port)
@@ -160,7 +160,7 @@ async def _follow(
             tokens.reload()
             if preparing.done():
                 preparing.result()
-            config = _config(options, tokens, is_serving=preparing.done() and engine.is_healthy)
+            config = _build_config(options, tokens, is_serving=preparing.done() and engine.is_healthy)
             if config != applied:
                 applied = config
                 await listeners.configure(config)
@@ -181,7 +181,8 @@ def _count_progress(service: str, listeners: Listeners) -> int:
     return answers + state.stats.tokens_in + state.stats.tokens_out
 
 
-def _config(options: PodProxyOptions, tokens: "MountedToken", *, is_serving: bool) -> ProxyConfig:
+def _build_config(options: PodProxyOptions, tokens: "MountedToken", *, is_serving: bool) -> ProxyConfig:
+    """Return the configuration of the pod's one service; its backend drains unless `is_serving`."""
     backend = Backend(
         _BACKEND,
         options.engine_url,
@@ -220,9 +221,9 @@ class EngineCheck:
         self._hang_seconds = hang_seconds
         self._loading_seconds = loading_seconds
         self._has_pulse = has_pulse
-        self._alive_at: float | None = None
+        self._last_sign_of_life: float | None = None
         """The last sign of life; None: it has not been healthy since its start."""
-        self._loads_since: float | None = None
+        self._loading_began: float | None = None
         """The begin of its time to load; None: it is healthy, or was not asked yet."""
         self._progress = 0
 
@@ -233,8 +234,8 @@ class EngineCheck:
 
     def note_pulse(self, now: float) -> None:
         """Note an answer to the question for the engine's pulse, at a time of the monotonic clock."""
-        if self._alive_at is not None:
-            self._alive_at = now
+        if self._last_sign_of_life is not None:
+            self._last_sign_of_life = now
 
     def record_health(self, answer: bool | None, now: float, progress: int, *, in_flight: bool) -> None:
         """Count an answer of `ask_health`, at a time of the monotonic clock.
@@ -252,25 +253,28 @@ class EngineCheck:
         if answer is not None or not in_flight:
             self._failures = 0 if answer else self._failures + 1
         if answer is False:
-            self._alive_at = None
-        elif self._alive_at is None:
-            self._alive_at = now if answer else None
+            self._last_sign_of_life = None
+        elif self._last_sign_of_life is None:
+            self._last_sign_of_life = now if answer else None
         elif (answer and not self._has_pulse) or progress != self._progress:
-            self._alive_at = now
-        if self._alive_at is not None:
-            self._loads_since = None
-            self.hangs = now - self._alive_at >= self._hang_seconds
+            self._last_sign_of_life = now
+        if self._last_sign_of_life is not None:
+            self._loading_began = None
+            self.hangs = now - self._last_sign_of_life >= self._hang_seconds
         else:
             self.hangs = self._loads_too_long(now, has_progress=progress != self._progress)
         self._progress = progress
 
     def _loads_too_long(self, now: float, *, has_progress: bool) -> bool:
-        """Decide whether an engine that is not healthy since its start hangs; one that answers requests does not."""
-        if self._loads_since is None or has_progress:
-            self._loads_since = now
-        excess_seconds = now - self._loads_since - self._loading_seconds
+        """Decide whether an engine that is not healthy since its start hangs; one that answers requests does not.
+
+        Its time to load begins with the first call, with each progress, and when the kubelet must have restarted it.
+        """
+        if self._loading_began is None or has_progress:
+            self._loading_began = now
+        excess_seconds = now - self._loading_began - self._loading_seconds
         if excess_seconds >= REPORT_SECONDS:
-            self._loads_since = now
+            self._loading_began = now
         return 0 <= excess_seconds < REPORT_SECONDS
 
 
@@ -315,6 +319,7 @@ class MountedToken:
             log.info("token_replaced")
 
     def _read(self) -> str:
+        """Return the token in the file. Raises PodProxyError if it cannot be read, or is no token."""
         try:
             with self._path.open("rb") as file:
                 text = file.read(_LONGEST_FILE_BYTES).decode("ascii", "replace").strip()

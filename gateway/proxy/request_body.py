@@ -51,7 +51,7 @@ class RequestBody:
         content: the text of the object.
         model: the name that the client gave; None: it gave none.
         other_fields: all fields without the model and without those that load weights: decoded, or their places.
-        complete: no field loads weights, so the content may go to an engine as it is.
+        loads_weights: a field makes an engine load other weights, so the content must not go to an engine as it is.
         schema_demand: the demand on an engine that its schemas make.
     """
 
@@ -61,7 +61,7 @@ class RequestBody:
         model: str | None,
         other_fields: dict[str, msgspec.Raw] | Pieces,
         *,
-        complete: bool,
+        loads_weights: bool,
         schema_demand: SchemaDemand = NO_SCHEMAS,
     ) -> None:
         self.content = content
@@ -70,11 +70,11 @@ class RequestBody:
         self.streams = isinstance(other_fields, dict) and other_fields.get(_STREAM) == _TRUE
         """The client wants a stream; of a body that was scanned, this is not known."""
         self._other_fields = other_fields
-        self._complete = complete
+        self._loads_weights = loads_weights
 
-    def replace_model(self, model: str | None) -> Pieces:
+    def render_for_engine(self, model: str | None) -> Pieces:
         """Return the body for an engine, in pieces, with `model` as its only model; None: the client's name stays."""
-        if model is None and self._complete:
+        if model is None and not self._loads_weights:
             return [self.content]
         name = self.model if model is None else model
         fields = self._other_fields
@@ -89,7 +89,7 @@ class RequestBody:
         return pieces
 
 
-NO_BODY: Final = RequestBody(b"", None, {}, complete=True)
+NO_BODY: Final = RequestBody(b"", None, {}, loads_weights=False)
 """A body that is not read yet, or is needed no more."""
 
 
@@ -129,7 +129,10 @@ async def scan_large_body(content: bytes | bytearray, turns: asyncio.Lock) -> Re
 
 
 def read_short_body(content: bytes | bytearray) -> RequestBody | None:
-    """Return the body; None if it is large or may have media. Raises RequestError if it is not a JSON object."""
+    """Return the body, without fields that load weights; None if it is large or may have media.
+
+    Raises RequestError if it is not a JSON object, or has schemas that no engine can follow.
+    """
     if len(content) > SHORT_BODY_BYTES or may_have_media(content):
         return None
     try:
@@ -142,16 +145,16 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
         raise _not_an_object(str(error)) from error
     if count > FIELDS_LIMIT:
         raise _too_many_fields()
-    complete = True
+    loads_weights = False
     schemas = SchemaReader()
     for key in [key for key in fields if key.casefold() in _READ_FIELDS]:
         name = key.casefold()
         if name in SCHEMA_FIELDS:
             schemas.read_field(name, bytes(fields[key]))
-            continue
-        del fields[key]
-        complete = complete and name == _MODEL
-    return RequestBody(content, model, fields, complete=complete, schema_demand=schemas.demand)
+        else:  # another spelling of `model`, or a field that loads weights
+            del fields[key]
+            loads_weights = loads_weights or name != _MODEL
+    return RequestBody(content, model, fields, loads_weights=loads_weights, schema_demand=schemas.demand)
 
 
 def count_copied_bytes(content: bytes | bytearray) -> int:
@@ -166,14 +169,14 @@ def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
     try:
         yield from check_encoding(content)
         yield from scanner.skip_blanks()
-        yield from scanner.read_object(fields.read)
+        yield from scanner.read_object(fields.read_field)
         yield from scanner.end()
     except InvalidJsonError as error:
         raise _not_an_object(str(error)) from error
     view = memoryview(content)
     others: Pieces = [view[start:end] for start, end in fields.others]
     demand = fields.schemas.demand
-    return RequestBody(content, fields.model, others, complete=fields.complete, schema_demand=demand)
+    return RequestBody(content, fields.model, others, loads_weights=fields.loads_weights, schema_demand=demand)
 
 
 class _FieldReader:
@@ -181,17 +184,20 @@ class _FieldReader:
 
     def __init__(self, scanner: JsonScanner) -> None:
         self.model: str | None = None
-        self.complete = True
+        self.loads_weights = False
         self.schemas = SchemaReader()
         self.others: list[tuple[int, int]] = []
         """The places of all fields but the model and those that load weights; neighbours are one."""
         self._scanner = scanner
         self._media = MediaReader(scanner)
         self._count = 0
-        self._joins = False
+        self._last_was_kept = False
 
-    def read(self, key: str, start: int) -> Pauses:
-        """Read the value of the field `key`, which starts at `start`."""
+    def read_field(self, key: str, start: int) -> Pauses:
+        """Read the value of the field `key`, which starts at `start`: keep the model or the place of any other field.
+
+        Fields that load weights are left out. Raises RequestError.
+        """
         self._count += 1
         if self._count > FIELDS_LIMIT:
             raise _too_many_fields()
@@ -200,23 +206,23 @@ class _FieldReader:
         lowered = key.casefold()
         if lowered == _MODEL or lowered in _FIELDS_THAT_LOAD_WEIGHTS:
             yield from scanner.skip_value()
-            self._joins = False
+            self._last_was_kept = False
             if lowered != _MODEL:
-                self.complete = False
+                self.loads_weights = True
             elif key == _MODEL:
                 self.model = _read_model(scanner, value_start)
             return
         yield from self._media.read_field(lowered)
         if lowered in SCHEMA_FIELDS:
             self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.at]))
-        if self._joins:
+        if self._last_was_kept:
             start, _ = self.others.pop()
         self.others.append((start, scanner.at))
-        self._joins = True
+        self._last_was_kept = True
 
 
 def _read_model(scanner: JsonScanner, start: int) -> str | None:
-    """Return the model, whose value starts at `start` and ends here."""
+    """Return the model, whose value lies between `start` and the scanner's position. Raises RequestError."""
     if scanner.at - start > _LONGEST_MODEL_BYTES:
         raise errors.bad_request(f"the name of the model is longer than {_LONGEST_MODEL_BYTES} bytes")
     try:

@@ -24,7 +24,7 @@ _MARKS: Final = (b'_url"', b'source"', b'image"', b'audio"', b'video"', b'file"'
 _ESCAPED_LETTER = re.compile(rb"\\u00[5-7]")
 
 _START_BYTES: Final = 256
-_ESCAPE = re.compile(rb"\\(?:u00([0-7][0-9a-fA-F])|(.))", re.DOTALL)
+_ESCAPE = re.compile(rb"\\(?:u00(?P<code>[0-7][0-9a-fA-F])|(?P<letter>.))", re.DOTALL)
 _OTHER_URL = re.compile(rb"[\x00-\x20]*(?!data:)[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 
 
@@ -69,7 +69,7 @@ class MediaReader:
         yield from self._scanner.read_object(self._read_member)
 
     def _read_member(self, key: str, start: int) -> Pauses:
-        """Read a member of a message or of a part."""
+        """Read a member of a message or of a part: inner parts and media are looked into, all else is skipped."""
         del start
         name = key.lower()
         if name in _INNER_PARTS:
@@ -82,7 +82,10 @@ class MediaReader:
             yield from self._read_media(name, name)
 
     def _read_media(self, medium: str, name: str) -> Pauses:
-        """Read the value `name` of a medium."""
+        """Read the value of the member `name` of a medium, or of the medium itself; refuse a URL that is not `data:`.
+
+        Only the `data` of a `source` may be a text that begins with a URL.
+        """
         scanner = self._scanner
         start = scanner.at + 1
         if scanner.peek() != ord('"'):
@@ -91,12 +94,12 @@ class MediaReader:
         yield from scanner.skip_string()
         begin = _ESCAPE.sub(_unescape, bytes(scanner.text[start : min(start + _START_BYTES, scanner.at - 1)]))
         if name.endswith(("url", "uri")):
-            remote = not begin.lower().startswith(b"data:")
+            is_remote = not begin.lower().startswith(b"data:")
         else:
-            remote = medium != _SOURCE and _OTHER_URL.match(begin) is not None
-        if remote:
+            is_remote = medium != _SOURCE and _OTHER_URL.match(begin) is not None
+        if is_remote:
             raise errors.remote_media(medium)
 
 
 def _unescape(match: re.Match[bytes]) -> bytes:
-    return bytes((int(match[1], 16),)) if match[1] else match[2]
+    return bytes((int(match["code"], 16),)) if match["code"] else match["letter"]

@@ -41,7 +41,7 @@ class RequestQueue:
         return len(self._waiting)
 
     def take_free_slot(self) -> Backend | None:
-        """Return a free slot for a request that has not waited; None if there is none, or if others wait for it."""
+        """Take a free slot for a request that has not waited; None if none is free, or others wait for it."""
         slot = None if self._waiting else self._take_slot()
         self.in_flight += slot is not None
         return slot
@@ -51,8 +51,8 @@ class RequestQueue:
         """True if no more requests may wait."""
         return len(self._waiting) >= self.limit
 
-    def wait(self, request: "InferenceRequest") -> None:
-        """Give the request a slot later."""
+    def enqueue(self, request: "InferenceRequest") -> None:
+        """Append a request, which gets the next free slot after those that wait already."""
         self._waiting.append(request)
 
     def estimate_retry_seconds(self) -> int:

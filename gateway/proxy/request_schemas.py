@@ -36,7 +36,7 @@ _MOST_PROPERTIES: Final = 500
 """llama.cpp takes 0.4 s for so many that are optional, and 2.7 s for twice as many, and serves nobody meanwhile."""
 _LARGEST_BOUND: Final = (1 << 31) - 1
 """llama.cpp reads bounds as 32 bits: a larger one would come out as any other."""
-_LARGEST_OPEN_NUMBER: Final = 10**15
+_LARGEST_ENDLESS_BOUND: Final = 10**15
 """llama.cpp counts the digits of an integer without end, and backwards from 16 digits on."""
 _WORK_OF_A_REPETITION: Final = 32
 """Elements for each repetition, beside those of what is repeated: llama.cpp took 250 bytes."""
@@ -97,12 +97,12 @@ class SchemaReader:
             raise errors.invalid_schema(name, "it has too many levels") from error
 
     def _read_value(self, field: str, value: Any) -> None:
-        """Read all objects of a field, and all patterns and grammars."""
+        """Check all objects of a field, and all patterns and grammars, at any depth. Raises RequestError."""
         finished: set[int] = set()
-        left: list[tuple[str, Any, Any]] = [(field, value, None)]
+        pending: list[tuple[str, Any, Any]] = [(field, value, None)]
         count = 0
-        while left:
-            key, node, root = left.pop()
+        while pending:
+            key, node, root = pending.pop()
             count += 1
             if count > MOST_OBJECTS:
                 raise errors.invalid_schema(field, f"it has more than {MOST_OBJECTS} objects and arrays")
@@ -111,7 +111,7 @@ class SchemaReader:
                     self.demand = self.demand._replace(has_pattern=True)
                 self._read_text(field, node)
             elif isinstance(node, list):
-                left += ((key, item, root) for item in node if isinstance(item, dict | list))
+                pending += ((key, item, root) for item in node if isinstance(item, dict | list))
             elif isinstance(node, dict):
                 if root is None and key in _ROOTS and not (key == "json_schema" and "schema" in node):
                     root = node
@@ -120,9 +120,10 @@ class SchemaReader:
                 for name, item in node.items():
                     inner = name.casefold()
                     if isinstance(item, dict | list) or (isinstance(item, str) and inner in _TEXTS):
-                        left.append((inner, item, root))
+                        pending.append((inner, item, root))
 
     def _read_bounds(self, field: str, schema: dict[str, Any]) -> None:
+        """Refuse bounds that contradict each other, are too large or lack an end; count their repetitions."""
         for names in _BOUNDS:
             least, most = (schema.get(name) for name in names)
             bounds = [bound for bound in (least, most) if isinstance(bound, _NUMBERS)]
@@ -131,14 +132,14 @@ class SchemaReader:
             if min(bounds) < 0 or max(bounds) > _LARGEST_BOUND or bounds != sorted(bounds):
                 problem = f"{names[0]} is above {names[1]}, or one of them is below 0 or above {_LARGEST_BOUND}"
                 raise errors.invalid_schema(field, problem)
-            self._count(field, int(max(bounds)), _WORK_OF_A_REPETITION)
+            self._count_repetitions(field, int(max(bounds)), _WORK_OF_A_REPETITION)
         lower, upper = (
             [schema[name] for name in names if isinstance(schema.get(name), _NUMBERS)] for names in (_LOWER, _UPPER)
         )
-        is_open = (not upper and any(bound >= _LARGEST_OPEN_NUMBER for bound in lower)) or (
-            not lower and any(bound <= -_LARGEST_OPEN_NUMBER for bound in upper)
+        is_endless = (not upper and any(bound >= _LARGEST_ENDLESS_BOUND for bound in lower)) or (
+            not lower and any(bound <= -_LARGEST_ENDLESS_BOUND for bound in upper)
         )
-        if is_open:
+        if is_endless:
             raise errors.invalid_schema(field, "a number of 16 digits or more has no end: give it minimum and maximum")
 
     def _read_text(self, field: str, text: str) -> None:
@@ -147,13 +148,13 @@ class SchemaReader:
         Repetitions within a repetition multiply: of `((a{2}){3}){4}`, and of `a{2}{3}{4}`. Each group has the largest
         product within it.
         """
-        products, ended, product = [1], 0, 1
+        products, previous_end, product = [1], 0, 1
         for number, match in enumerate(_REPETITION.finditer(text)):
             sign = match[0]
             if number > MOST_OBJECTS:
                 raise errors.invalid_schema(field, f"it has more than {MOST_OBJECTS} brackets and repetitions")
             if sign[0] in "*+?":
-                raise errors.invalid_schema(field, "it repeats what is repeated")
+                raise errors.invalid_schema(field, "it has many signs of repetition in a row")
             if sign == "(":
                 products.append(1)
             elif sign == ")":
@@ -161,12 +162,14 @@ class SchemaReader:
                 products = products or [1]
             elif sign[0] == "{":
                 repetitions = self._read_repetition(field, sign[1:-1])
-                follows = not text[ended : match.start()].strip()
-                product = repetitions * (product if follows else 1)
-                self._count(field, repetitions, _WORK_OF_A_REPETITION + _measure_symbol(text, match.start()))
+                repeats_previous = not text[previous_end : match.start()].strip()
+                product = repetitions * (product if repeats_previous else 1)
+                self._count_repetitions(
+                    field, repetitions, _WORK_OF_A_REPETITION + _measure_symbol(text, match.start())
+                )
             if sign[0] in "){":
                 products[-1] = max(products[-1], product)
-                ended = match.end()
+                previous_end = match.end()
             if product > _LARGEST_PRODUCT:
                 raise errors.invalid_schema(field, f"repetitions of it multiply to more than {_LARGEST_PRODUCT}")
 
@@ -175,10 +178,13 @@ class SchemaReader:
         least, comma, most = (_COMMENT.sub("", part) for part in counts.partition(","))
         bounds = [_read_count(part) for part in (least, most)]
         if comma and bounds[1] is not None and (bounds[0] or 0) > bounds[1]:
-            raise errors.invalid_schema(field, f"a repetition of it has no end: {{{counts[:80]}}}")
+            raise errors.invalid_schema(
+                field, f"it has a repetition whose maximum is below its minimum: {{{counts[:80]}}}"
+            )
         return max(bound or 0 for bound in bounds)
 
-    def _count(self, field: str, repetitions: int, size: int) -> None:
+    def _count_repetitions(self, field: str, repetitions: int, size: int) -> None:
+        """Add the work of so many repetitions, of `size` each; keep the largest number for the choice of engines."""
         if repetitions > self.demand.most_repetitions and field not in _TOOLS:
             self.demand = self.demand._replace(most_repetitions=repetitions)
         if repetitions <= _WITHOUT_COST:
@@ -202,12 +208,13 @@ def check_engines(demand: SchemaDemand, service: ServiceListener) -> None:
 
 
 def _check_choices(field: str, schema: dict[str, Any], root: Any, finished: set[int]) -> None:
+    """Refuse a schema with an empty choice, a type named twice, too many properties, or a reference only to itself."""
     types = schema.get("type")
     if field not in _TOOLS and any(schema.get(name) == [] for name in _CHOICES):
         raise errors.invalid_schema(field, f"it leaves no choice: one of {', '.join(_CHOICES)} is empty")
     names = [name for name in types if isinstance(name, str)] if isinstance(types, list) else []
     if len(set(names)) < len(names):
-        raise errors.invalid_schema(field, "a type of it is named twice")
+        raise errors.invalid_schema(field, "it names a type twice")
     if len(schema) > _MOST_PROPERTIES:
         raise errors.invalid_schema(field, f"an object of it has more than {_MOST_PROPERTIES} properties")
     if "$ref" in schema and _leads_to_itself(schema, root, set(), finished):

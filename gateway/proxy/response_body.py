@@ -107,7 +107,7 @@ class ResponseBody:
     """True if the body is an error: what `finish` returns is it, and no response to the client."""
     end = ResponseEnd.COMPLETE
     """The end of the body, once it is finished."""
-    untold_error = b""
+    unreadable_error = b""
     """An error in the body that the client cannot read there, once it is finished; empty if there is none."""
     starts_at_once = True
     """True if the client gets the head before any of the body has come."""
@@ -155,9 +155,9 @@ class TokenStream(ResponseBody):
         self._last_bytes = b""
         """The last events that were counted; with them an engine says that it has failed, or that all has come."""
         self._model = model
-        self._right_field, self._engine_field = _model_fields(model, engine_model)
+        self._client_field, self._engine_field = _model_fields(model, engine_model)
         """The field as the engine sends it, or most likely will; empty if that is not known."""
-        self._held = bytearray()
+        self._held_back = bytearray()
         """The incomplete line; the beginning of a long one has been passed on."""
         self._reported = TokenCount()
         self._text_events = 0
@@ -167,40 +167,43 @@ class TokenStream(ResponseBody):
     @property
     def text_events(self) -> int:
         """Events with text so far; an engine sends about one for each token."""
-        self._count()
+        self._count_tokens()
         return self._text_events
 
     @property
     def tokens(self) -> TokenCount:
         """The engine's report so far; without one, the generated tokens are the events with text."""
-        self._count()
+        self._count_tokens()
         generated = self._text_events if self._reported.generated is None else self._reported.generated
         return TokenCount(self._reported.prompt, generated)
 
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk from the engine and return what goes to the client now: the complete lines."""
         end = chunk.rfind(b"\n") + 1
-        if not end and len(self._held) + len(chunk) <= LONGEST_LINE_BYTES:
-            self._held += chunk
+        if not end and len(self._held_back) + len(chunk) <= LONGEST_LINE_BYTES:
+            self._held_back += chunk
             return b""
-        if self._held:
-            end += len(self._held)
+        if self._held_back:
+            end += len(self._held_back)
             chunk = self._take_held() + chunk
         if len(chunk) - end > LONGEST_LINE_BYTES:
             end = _find_complete_end(chunk)
         if end < len(chunk):
-            self._held += chunk[end:]
+            self._held_back += chunk[end:]
             chunk = chunk[:end]
         return self._rewrite(chunk)
 
     def finish(self) -> bytes:
-        """Return the incomplete line with which the stream has ended, and the end mark if it lacks only that."""
-        self._count()
+        """Return the incomplete line with which the stream has ended, and the end mark if it lacks only that.
+
+        Set `end` and `unreadable_error`. Of a stream that was cut off the incomplete line is dropped.
+        """
+        self._count_tokens()
         passed_on = self._last_bytes
-        last = self._rewrite(self._take_held()) if self._held else b""
-        self._count()
+        last = self._rewrite(self._take_held()) if self._held_back else b""
+        self._count_tokens()
         end = self._read_end(self._last_bytes)
-        self.end, self.untold_error = end.end, end.untold_error
+        self.end, self.unreadable_error = end.end, end.unreadable_error
         if end.end is ResponseEnd.CUT_OFF:
             self._last_bytes = passed_on  # half a line is no event
             return b""
@@ -211,7 +214,7 @@ class TokenStream(ResponseBody):
     def break_off(self, error: RequestError) -> bytes:
         """Return the event that tells the client of an error, after which nothing comes."""
         self._take_held()
-        self._count()
+        self._count_tokens()
         return _separate_event(self._last_bytes) + self._render_error(error)
 
     def _read_end(self, end: bytes) -> StreamEnd:
@@ -221,11 +224,12 @@ class TokenStream(ResponseBody):
         return render_error_event(error, self._route)
 
     def _take_held(self) -> bytes:
-        held = bytes(self._held)
-        self._held.clear()
+        held = bytes(self._held_back)
+        self._held_back.clear()
         return held
 
-    def _count(self) -> None:
+    def _count_tokens(self) -> None:
+        """Count the text, and read the reports, in the lines that were passed on since the last count."""
         uncounted = self._uncounted
         while uncounted:
             lines = uncounted.pop(0)
@@ -237,14 +241,18 @@ class TokenStream(ResponseBody):
                         _add_report(self._reported, line[5:])
 
     def _rewrite(self, lines: bytes) -> bytes:
+        """Return lines with the client's name for the model, and keep them to be counted later.
+
+        The form in which the engine writes the field is remembered, so that later lines need no search.
+        """
         self._uncounted.append(lines)
         if self._engine_field:
-            lines = lines.replace(self._engine_field, self._right_field)
-        if lines.count(b'"model"') == lines.count(self._right_field):
+            lines = lines.replace(self._engine_field, self._client_field)
+        if lines.count(b'"model"') == lines.count(self._client_field):
             return lines
         name = msgspec.json.encode(self._model)
         if match := _MODEL.search(lines):
-            self._engine_field, self._right_field = match[0], match[1] + name
+            self._engine_field, self._client_field = match[0], match[1] + name
         return _rename_model(lines, name)
 
 
@@ -258,8 +266,8 @@ def _separate_event(passed_on: bytes) -> bytes:
 @functools.lru_cache(maxsize=256)
 def _model_fields(model: str, engine_model: str | None) -> tuple[bytes, bytes]:
     """Return the field `model` as most engines write it: with the client's name, and with the engine's."""
-    right_field = b'"model":' + msgspec.json.encode(model)
-    return right_field, b'"model":' + msgspec.json.encode(engine_model) if engine_model else b""
+    client_field = b'"model":' + msgspec.json.encode(model)
+    return client_field, b'"model":' + msgspec.json.encode(engine_model) if engine_model else b""
 
 
 class LongJsonResponse:
@@ -267,25 +275,25 @@ class LongJsonResponse:
 
     def __init__(self, model: str) -> None:
         self._name = msgspec.json.encode(model)
-        self._held = b""
-        self._last_seen = b""
+        self._held_back = b""
+        self._last_bytes_seen = b""
         self.tokens = TokenCount()
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece from the engine and return what goes to the client now."""
-        seen = self._last_seen + piece
+        seen = self._last_bytes_seen + piece
         if b'"usage"' in seen:
             for usage in _USAGE.finditer(seen):
                 _add_report(self.tokens, b'{"usage":%b}' % usage[1])
-        self._last_seen = seen[-_LONGEST_USAGE_BYTES:]
-        piece = self._held + piece
+        self._last_bytes_seen = seen[-_LONGEST_USAGE_BYTES:]
+        piece = self._held_back + piece
         end = _find_complete_end(piece)
-        self._held = piece[end:]
+        self._held_back = piece[end:]
         return _rename_model(piece[:end], self._name)
 
     def finish(self) -> bytes:
         """Return what is held back at the end of the response."""
-        return _rename_model(self._held, self._name)
+        return _rename_model(self._held_back, self._name)
 
 
 def _find_complete_end(piece: bytes) -> int:
@@ -310,27 +318,27 @@ class JsonResponse(ResponseBody):
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._held = bytearray()
+        self._held_back = bytearray()
         self._rest: LongJsonResponse | None = None
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece from the engine and return what goes to the client now."""
         if self._rest:
             return self._rest.feed(piece)
-        if not self._held and piece.isspace():
+        if not self._held_back and piece.isspace():
             return piece
-        self._held += piece
-        if len(self._held) <= SHORT_JSON_BYTES:
+        self._held_back += piece
+        if len(self._held_back) <= SHORT_JSON_BYTES:
             return b""
         self._rest = LongJsonResponse(self._model)
         self._tokens = self._rest.tokens
-        return self._rest.feed(bytes(self._held))
+        return self._rest.feed(bytes(self._held_back))
 
     def finish(self) -> bytes:
-        """Return what is held back at the end of the response."""
+        """Return what is held back at the end of the response; of a short one, set its tokens and its end."""
         if self._rest:
             return self._rest.finish()
-        rewritten = rewrite_json(bytes(self._held), self._model)
+        rewritten = rewrite_json(bytes(self._held_back), self._model)
         self._tokens, self.end = rewritten.tokens, rewritten.end
         # Some engines send an error with status 200 when they fail late.
         self.failed = self.end is not ResponseEnd.COMPLETE

@@ -74,7 +74,7 @@ class StreamEnd(NamedTuple):
     end: ResponseEnd
     missing_mark: bytes = b""
     """The end mark, if only that is missing."""
-    untold_error: bytes = b""
+    unreadable_error: bytes = b""
     """The engine's error, if it is not in the form that clients of this API read."""
 
 
@@ -116,23 +116,24 @@ def read_stream_end(end: bytes, route: str) -> StreamEnd:
     Quotation marks and ends of lines are escaped in generated text, so no text looks like an event.
     """
     if b"error" in end:
-        event = b""
+        event_name = b""
         # The first line of a long end is a rest, which may begin in a text of the client.
         for line in end.splitlines()[len(end) >= STREAM_END_BYTES :]:
             name, _, value = line.partition(b":")
             value = value.strip()
             if name == b"event":
-                event = value
+                event_name = value
             elif name == b"error":
-                return StreamEnd(judge_error(value), untold_error=value)
-            elif name == b"data" and (error := _find_error(value, is_error=event == b"error")):
-                is_told = event == b"error" if route == "messages" else error != value
-                return StreamEnd(judge_error(error), untold_error=b"" if is_told else error)
+                return StreamEnd(judge_error(value), unreadable_error=value)
+            elif name == b"data" and (error := _find_error(value, is_error=event_name == b"error")):
+                # Anthropic's clients look for an event of this name, and OpenAI's for an `error` within the data.
+                is_readable = event_name == b"error" if route == "messages" else error != value
+                return StreamEnd(judge_error(error), unreadable_error=b"" if is_readable else error)
     mark = _END_MARKS.get(route)
     if mark is None or mark.pattern.search(end, len(end) - _MARK_BYTES) or mark.pattern.search(end):
         return StreamEnd(ResponseEnd.COMPLETE)
     reasons = mark.reasons.findall(end)
-    if reasons and reasons[-1] == b'"':
+    if reasons and reasons[-1] == b'"':  # the model has said why it stopped
         return StreamEnd(ResponseEnd.COMPLETE, missing_mark=mark.event)
     return StreamEnd(ResponseEnd.CUT_OFF)
 

@@ -55,7 +55,7 @@ class ResponsesStream(TokenStream):
         self._id = ""
         self._next_number = 0
         self._lacks_numbers = False
-        self._places: dict[str, int] = {}
+        self._item_places: dict[str, int] = {}
         """The place in the output of each item that was added, by its id."""
         self._name = b""
         """The name of the event whose data comes next."""
@@ -68,6 +68,7 @@ class ResponsesStream(TokenStream):
         return b"".join(map(self._complete_line, super()._rewrite(lines).splitlines(keepends=True)))
 
     def _complete_line(self, line: bytes) -> bytes:
+        """Return a line, the data of an event with the fields that it lacks; keep the name of an event for its data."""
         name, _, data = line.partition(b":")
         if name == b"event":
             self._name = data.strip()
@@ -83,7 +84,7 @@ class ResponsesStream(TokenStream):
         return self._complete_event(event, line) if event.type.startswith("response.") else line
 
     def _complete_event(self, event: _Event, line: bytes) -> bytes:
-        """Return the line of an event with the fields that it lacks."""
+        """Return the line of an event with the fields that it lacks; keep what later events and the end need of it."""
         missing = b""
         if event.sequence_number is UNSET:
             missing = b'"sequence_number":%d,' % self._next_number
@@ -102,14 +103,17 @@ class ResponsesStream(TokenStream):
         return begin + brace + missing + rest if missing else line
 
     def _place_event(self, event: _Event) -> bytes:
-        """Return the missing fields that say to which part of which item an event belongs."""
+        """Return the missing fields that say to which part of which item an event belongs.
+
+        The place of an item that is new is remembered.
+        """
         key = (event.item.id or event.item.call_id if event.item else event.item_id) or ""
-        place = self._places.get(key)
+        place = self._item_places.get(key)
         if place is None:
             # An event of an item that was not added belongs to the last one.
-            place = len(self._places) if event.item else max(0, len(self._places) - 1)
+            place = len(self._item_places) if event.item else max(0, len(self._item_places) - 1)
             if event.item and place < _MOST_ITEMS:
-                self._places[key] = place
+                self._item_places[key] = place
         missing = b'"output_index":%d,' % place if event.output_index is UNSET else b""
         if event.content_index is UNSET and event.type.startswith(_EVENTS_OF_A_PART):
             missing += b'"content_index":0,'  # an engine that numbers no parts gives each item one
@@ -118,6 +122,7 @@ class ResponsesStream(TokenStream):
         return missing
 
     def _read_end(self, end: bytes) -> StreamEnd:
+        """Return how the stream has ended: by its last event, by an error, or cut off."""
         if self._last_type == "response.failed":
             return StreamEnd(judge_error(self._error))
         if self._last_type:
@@ -128,9 +133,9 @@ class ResponsesStream(TokenStream):
     def _render_error(self, error: RequestError) -> bytes:
         """Return an event at which libraries raise, then the one that ends a response that failed."""
         code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
-        told = {"code": code, "message": str(error)}
-        response = {"id": self._id, "object": "response", "status": "failed", "output": [], "error": told}
-        return _render_event("error", self._next_number, {"error": {"type": code, **told, "param": None}}) + (
+        details = {"code": code, "message": str(error)}
+        response = {"id": self._id, "object": "response", "status": "failed", "output": [], "error": details}
+        return _render_event("error", self._next_number, {"error": {"type": code, **details, "param": None}}) + (
             _render_event("response.failed", self._next_number + 1, {"response": response})
         )
 

@@ -41,7 +41,7 @@ class Service:
         self._in_flight = in_flight
         self.metrics = ServiceMetrics()
         self._running: set[InferenceRequest] = set()
-        self._lone: InferenceRequest | None = None
+        self._lone_request: InferenceRequest | None = None
         """The request that has had the service to itself since it came."""
 
     def update(self, config: ServiceListener) -> None:
@@ -79,6 +79,7 @@ class Service:
         )
 
     def _take_slot(self) -> Backend | None:
+        """Take a free slot of the least busy backend; None if there is none."""
         backend = pick_backend(self.config.backends, self._in_flight.counts(), only_free=True)
         if backend:
             self._in_flight.begin(backend.uid)
@@ -86,15 +87,15 @@ class Service:
 
     def begin_request(self, request: "InferenceRequest") -> None:
         """Count a request as running."""
-        self._lone = None if self._running else request
+        self._lone_request = None if self._running else request
         self._running.add(request)
 
     def record_request(self, request: "InferenceRequest") -> None:
         """Count and log a request that has ended."""
         self._running.discard(request)
-        is_lone = self._lone is request
+        is_lone = self._lone_request is request
         if is_lone:
-            self._lone = None
+            self._lone_request = None
         seconds = time.monotonic() - request.arrived
         tokens = request.tokens
         prompt, generated = tokens.prompt or 0, tokens.generated or 0

@@ -18,17 +18,18 @@ class ReloadedCertificate:
 
     def __init__(self, tls: Tls) -> None:
         self.tls = tls
-        self._tried = self._read_stamp()
+        self._last_stamp = self._read_stamp()
         self._current = load_certificate(tls)
         self.context = load_certificate(tls)
         self.context.sni_callback = self._select_context
 
     def _select_context(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Give the connection of a handshake the current certificate, read again if its files have changed."""
         del name, context
         try:
             stamp = self._read_stamp()
-            if stamp != self._tried:
-                self._tried = stamp
+            if stamp != self._last_stamp:
+                self._last_stamp = stamp
                 self._current = load_certificate(self.tls)
                 log.info("certificate_reloaded", certificate=self.tls.certificate)
         except OSError as error:

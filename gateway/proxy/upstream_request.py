@@ -51,16 +51,16 @@ class UpstreamRequest:
         self._exchange = request.exchange
         self._service = service
         self._pool = shared.pool
-        self._past = shared.health.backend_past(backend.uid)
-        self._progress = self._past.expect_answer(request.body.content, time.monotonic())
+        self._backend_past = shared.health.observe_backend(backend.uid)
+        self._progress = self._backend_past.expect_answer(request.body.content, time.monotonic())
         self._task: asyncio.Task[None] | None = None
         self._connection: UpstreamConnection | None = None
         """From the moment when the request is sent to the end of the response."""
         self._cancelled = False
-        self._repeated = False
+        self._was_repeated = False
         self._response: ResponseBody = _NO_RESPONSE
         self._fields = b""
-        self._held = b""
+        self._last_piece = b""
         """The last piece, which is sent with the end."""
         self._text_events = 0
         self._first_token_at = self._last_token_at = 0.0
@@ -100,7 +100,7 @@ class UpstreamRequest:
 
     def forget_answer(self) -> None:
         """Note that the answer, if it has not ended, shows nothing of the backend."""
-        self._past.abandon(self._progress)
+        self._backend_past.stop_observing(self._progress)
 
     def render_error(self, error: RequestError) -> bytes:
         """Return what tells the client of an error within a response that was begun; empty if there is no way."""
@@ -110,12 +110,13 @@ class UpstreamRequest:
         """Read the response again, because the client has read."""
         if self._connection:
             self._connection.resume_reading()
-            self._past.note_data(self._progress, time.monotonic())
+            self._backend_past.note_data(self._progress, time.monotonic())
 
     def _connect(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._send_over_new())
 
     async def _send_over_new(self) -> None:
+        """Send the request over a new connection; if there is none, try another backend or fail."""
         try:
             try:
                 connection = await self._pool.connect(self.backend.url)
@@ -127,7 +128,8 @@ class UpstreamRequest:
             self._request.fail()
 
     def _note_not_accepted(self, error: NotAcceptedError) -> None:
-        if self._repeated:
+        """Try another backend, because this one accepts no connection; break off a request that was sent before."""
+        if self._was_repeated:
             # The request was sent once: another backend must not get it as if it had not been.
             self._break_off(str(error))
         else:
@@ -135,8 +137,9 @@ class UpstreamRequest:
             self._request.try_other_backend(self.backend, error)
 
     def _send_over(self, connection: UpstreamConnection) -> None:
+        """Send head and body over `connection`, with the engine's own name for the model and its key."""
         request = self._request
-        body = request.body.replace_model(self.backend.model)
+        body = request.body.render_for_engine(self.backend.model)
         length = len(body[0]) if len(body) == 1 else sum(map(len, body))
         # A sum of bytes takes less than half of the time of formatting when the processor's caches are cold.
         head = (
@@ -170,7 +173,7 @@ class UpstreamRequest:
         self._pass_on(piece)
         self._request.free_body()
         if status < _FIRST_ERROR_STATUS and route not in paths.COUNTS:
-            self._past.note_begin(self._progress, time.monotonic())
+            self._backend_past.note_begin(self._progress, time.monotonic())
         self._note_piece()
 
     def take_response(self, piece: bytes) -> None:
@@ -179,12 +182,15 @@ class UpstreamRequest:
         self._note_piece()
 
     def _pass_on(self, piece: bytes) -> None:
-        """Send what the client gets of a piece; stop the backend while the client does not read."""
+        """Send what the client gets of a piece; stop the backend while the client does not read.
+
+        What comes with the end of the response is held back, and sent with it.
+        """
         data = self._response.feed(piece) if piece else b""
         exchange = self._exchange
         if exchange.started:
-            if self._connection and self._connection.is_answered:
-                self._held = data
+            if self._connection and self._connection.is_response_complete:
+                self._last_piece = data
             else:
                 exchange.write(data)
         elif data or self._response.starts_at_once:
@@ -193,6 +199,7 @@ class UpstreamRequest:
             self._connection.pause_reading()
 
     def _note_piece(self) -> None:
+        """Measure a stream; end the response if enough of an error has come."""
         if self._response.is_stream:
             self._measure_stream()
         elif self._response.failed and self._connection:  # an error that is long enough
@@ -210,16 +217,17 @@ class UpstreamRequest:
     def fail_response(self, error: UpstreamBrokeOffError) -> None:
         """Break off the client's response as the backend broke off, or repeat the request."""
         self._connection = None
-        if error.was_stale and not self._repeated and not self._cancelled:
+        if error.was_stale and not self._was_repeated and not self._cancelled:
             # Generated text is the only effect of a request, so it may be sent again over another connection.
-            self._repeated = True
+            self._was_repeated = True
             self._connect()
         else:
             self._break_off(str(error))
 
     def _end_response(self) -> None:
+        """Send the end of the response, or the error that it turned out to be, and record the outcome."""
         request, exchange, response = self._request, self._exchange, self._response
-        last = self._held + response.finish()
+        last = self._last_piece + response.finish()
         if response.failed and not exchange.started:
             request.send_error(self._translate_error(response, last))
             return
@@ -228,9 +236,9 @@ class UpstreamRequest:
             self._break_off("its stream ended before the last event")
             return
         self._note_end(response)
-        if response.untold_error:
+        if response.unreadable_error:
             name, engine = self._service.config.name, self.backend.engine
-            error = errors.translate_engine_error(_error_status(response), response.untold_error, name, engine)
+            error = errors.translate_engine_error(_error_status(response), response.unreadable_error, name, engine)
             last += response.break_off(error)
         request.end()
         if exchange.started:
@@ -239,7 +247,7 @@ class UpstreamRequest:
             exchange.respond(request.status, self._fields, last)
 
     def _note_end(self, response: ResponseBody) -> None:
-        """Note a response whose begin was sent.
+        """Note what a response whose begin was sent shows of the backend: it works, or it failed.
 
         An error for which the request is to blame shows nothing of the backend, and neither does a count of tokens.
         """
@@ -247,10 +255,10 @@ class UpstreamRequest:
             self._request.error = "engine_error"
             self._note_failure(response.end.value)
         elif response.end is ResponseEnd.COMPLETE and self._request.route not in paths.COUNTS:
-            self._past.succeed(self._progress)
+            self._backend_past.note_success(self._progress)
 
     def _note_failure(self, outcome: str) -> None:
-        self._past.fail(self._progress, outcome, time.monotonic())
+        self._backend_past.note_failure(self._progress, outcome, time.monotonic())
 
     def _translate_error(self, response: ResponseBody, body: bytes) -> RequestError:
         """Return the backend's error in OpenAI's form, and note what it shows of the backend."""
@@ -260,7 +268,7 @@ class UpstreamRequest:
             status, outcome = _error_status(response), ResponseEnd.FAILED.value
         lesson = judge_error(find_runtime(engine).errors, status, read_error(body).text).lesson
         if lesson == "sick":
-            self._past.fail_for_good(self._progress, outcome)
+            self._backend_past.note_fatal_failure(self._progress, outcome)
         elif lesson == "failure":
             self._note_failure(outcome)
         error = errors.translate_engine_error(status, body, self._service.config.name, engine)
@@ -274,7 +282,7 @@ class UpstreamRequest:
         """Note that the backend is not silent, and the time that the tokens of a stream take."""
         now = time.monotonic()
         total = self._response.text_events
-        self._past.note_data(self._progress, now)
+        self._backend_past.note_data(self._progress, now)
         self._progress.waits_for_client = self._exchange.is_blocked
         self._was_blocked |= self._exchange.is_blocked
         new = total - self._text_events
@@ -290,6 +298,7 @@ class UpstreamRequest:
         self._last_token_at = now
 
     def _break_off(self, reason: str) -> None:
+        """Send the client an error because the engine broke off, and note the failure of the backend."""
         streaming = self._exchange.started
         name = self._service.config.name
         log.warning("engine_broke_off", service=name, backend=self.backend.uid, streaming=streaming, error=reason)

@@ -88,19 +88,19 @@ class CountedWalks(dict[Any, None]):
 
 async def test_idle_connection_behind_busy_ones_is_found_in_one_walk() -> None:
     table = ConnectionTable(ConnectionCaps(total=100, per_peer=100), sweep_seconds=60)
-    table._all.connections = CountedWalks()
+    table._all.waiting = CountedWalks()
     connections = [connect(table, f"10.0.0.{number}") for number in range(100)]
     for connection in connections[:-1]:
         connection.gives_way = False
     assert table.admit("10.0.1.1")
-    assert (connections[-1].closed, table._all.connections.walks) == (True, 1)
-    assert not table._all.connections, "those with a request are forgotten"
+    assert (connections[-1].closed, table._all.waiting.walks) == (True, 1)
+    assert not table._all.waiting, "those with a request are forgotten"
 
 
 async def test_number_of_connections_is_known_without_a_look_at_the_peers() -> None:
     table = ConnectionTable(ConnectionCaps(total=3, per_peer=3), sweep_seconds=60)
     connections = [connect(table, f"10.0.0.{number}") for number in range(3)]
-    table._peers = None  # type: ignore[assignment] # whoever looks at it fails
+    table._by_peer = None  # type: ignore[assignment] # whoever looks at it fails
     assert table.accepted == 3
     assert len({id(connection) for connection in connections}) == 3
 
@@ -113,4 +113,4 @@ async def test_addresses_without_connections_are_forgotten() -> None:
     for connection in (second, third):
         table.remove(connection)
         table.mark_waiting(connection)
-    assert (table.accepted, table._peers, table._all.connections) == (0, {}, {})
+    assert (table.accepted, table._by_peer, table._all.waiting) == (0, {}, {})

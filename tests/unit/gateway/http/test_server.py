@@ -307,7 +307,7 @@ def test_caps_keep_descriptors_back_for_engines_and_control() -> None:
         caps = connection_caps(limit)
         assert 2 * caps.total <= limit - min(1024, limit // 8)
         assert caps.per_peer == caps.total // 2
-    assert connection_caps(10240) == (ConnectionCaps(4608, 2304, with_room=4096))
+    assert connection_caps(10240) == (ConnectionCaps(4608, 2304, soft_total=4096))
 
 
 async def test_listener_survives_a_lack_of_descriptors() -> None:

@@ -38,7 +38,7 @@ async def answer_never(_: AskedQuestion) -> WholeAnswer:
 
 
 async def answer_known_client(question: AskedQuestion) -> WholeAnswer:
-    question.keep_place()
+    question.keep_connection()
     return await answer_never(question)
 
 
@@ -303,7 +303,7 @@ async def test_heads_that_do_not_end_take_little_memory_together() -> None:
 
 
 async def test_new_connections_take_the_place_of_idle_ones_before_the_caps_are_reached() -> None:
-    async with serve(caps=ConnectionCaps(100, 100, with_room=5)) as server, contextlib.AsyncExitStack() as stack:
+    async with serve(caps=ConnectionCaps(100, 100, soft_total=5)) as server, contextlib.AsyncExitStack() as stack:
         for _ in range(3):
             client = await stack.enter_async_context(connect(server))
             await client.send(ASK % b"/known")

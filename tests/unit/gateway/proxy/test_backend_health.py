@@ -40,7 +40,7 @@ class Traffic:
 
     def fail(self, *digests: int, outcome: str = "500", now: float = 0) -> None:
         for digest in digests:
-            self.past.fail(self.send(now, digest), outcome, now)
+            self.past.note_failure(self.send(now, digest), outcome, now)
 
     def stream(self, *times: float, size_bytes: int = 100) -> AnswerProgress:
         """Send a request at the first time, answer it at the second, and send data at the others."""
@@ -65,14 +65,14 @@ def test_backend_that_fails_three_requests_in_a_row_is_suspect_until_it_succeeds
     assert traffic.past.health == BackendHealth(
         "u", suspect=True, reason="Failing", message="the last 3 requests failed: 500, 500, it accepts no connection"
     )
-    traffic.past.succeed(traffic.send(0))
+    traffic.past.note_success(traffic.send(0))
     assert traffic.past.health == BackendHealth("u")
 
 
 def test_success_between_failures_starts_the_count_anew() -> None:
     traffic = Traffic()
     traffic.fail(*[1] * 7)
-    traffic.past.succeed(traffic.send(0))
+    traffic.past.note_success(traffic.send(0))
     traffic.fail(2, 3)
     assert traffic.reason() == ""
     traffic.fail(*[3] * 5)
@@ -96,7 +96,7 @@ def test_backend_that_streams_to_others_is_not_suspect_for_the_requests_of_one()
         traffic.fail(second, now=second)
         traffic.past.note_data(stream, second + 0.5)
     assert traffic.reason(100) == ""
-    traffic.past.abandon(stream)
+    traffic.past.stop_observing(stream)
     traffic.fail(1, now=101)
     assert traffic.reason(101) == "Failing", "it works for nobody any more"
 
@@ -108,13 +108,13 @@ def test_stream_that_has_stood_still_since_the_first_failure_shows_no_work() -> 
     assert traffic.reason(4) == "Failing"
     traffic.past.note_data(stream, 5)
     assert traffic.reason(5) == "Failing", "data may be old; a whole answer is none"
-    traffic.past.succeed(stream)
+    traffic.past.note_success(stream)
     assert traffic.reason(5) == ""
 
 
 def test_backend_that_says_it_can_serve_no_request_is_suspect_at_once() -> None:
     traffic = Traffic()
-    traffic.past.fail_for_good(traffic.send(0), "404")
+    traffic.past.note_fatal_failure(traffic.send(0), "404")
     assert traffic.past.health == BackendHealth(
         "u", suspect=True, reason="Failing", message="its last answer, 404, shows that it cannot serve any request"
     )
@@ -125,7 +125,7 @@ def test_client_that_hangs_up_shows_nothing() -> None:
     traffic = Traffic()
     traffic.fail(1, 2)
     for digest in range(10):
-        traffic.past.abandon(traffic.send(0, digest))
+        traffic.past.stop_observing(traffic.send(0, digest))
     assert traffic.reason(1e6) == ""
     traffic.fail(3)
     assert traffic.reason() == "Failing"
@@ -144,7 +144,7 @@ def test_silence_within_a_stream_is_held_against_the_pauses_before() -> None:
 
 def test_pauses_of_earlier_streams_count() -> None:
     traffic = Traffic()
-    traffic.past.succeed(traffic.stream(0, 1, 9))
+    traffic.past.note_success(traffic.stream(0, 1, 9))
     traffic.stream(10, 11, 12)
     assert traffic.reason(51) == ""
     assert traffic.reason(53) == "Silent"
@@ -173,18 +173,18 @@ def test_first_answer_of_a_backend_may_take_long_but_not_for_ever() -> None:
 
 def test_wait_for_an_answer_is_held_against_the_waits_before() -> None:
     traffic = Traffic()
-    traffic.past.succeed(traffic.stream(0, 14, 15))
+    traffic.past.note_success(traffic.stream(0, 14, 15))
     late = traffic.send(20)
     assert traffic.reason(20 + 69) == ""
     assert traffic.reason(20 + 71) == "Slow"
     assert traffic.past.health.message == "no answer for 71 s; expected within 14.0 s by earlier answers"
-    traffic.past.succeed(late)
+    traffic.past.note_success(late)
     assert traffic.reason(1000) == ""
 
 
 def test_larger_request_may_wait_longer_in_proportion() -> None:
     traffic = Traffic()
-    traffic.past.succeed(traffic.stream(0, 2, 3, size_bytes=1000))
+    traffic.past.note_success(traffic.stream(0, 2, 3, size_bytes=1000))
     traffic.send(0, size_bytes=1_000_000)
     assert traffic.reason(9_999) == ""
     assert traffic.reason(10_001) == "Slow"
@@ -380,15 +380,15 @@ async def test_agent_clears_a_suspicion_and_a_changed_backend_begins_anew(
 async def test_requests_that_were_sent_to_a_backend_show_nothing_of_what_it_is_changed_into() -> None:
     monitor = HealthMonitor()
     monitor.configure([Backend("u", "http://127.0.0.1:1")])
-    past = monitor.backend_past("u")
+    past = monitor.observe_backend("u")
     before = [past.expect_answer(b"%d" % number, 0) for number in range(3)]
     monitor.configure([Backend("u", "http://127.0.0.1:2")])
     for answer in before:
-        past.fail(answer, "500", 0)
+        past.note_failure(answer, "500", 0)
     assert not monitor.suspects()
-    past = monitor.backend_past("u")
+    past = monitor.observe_backend("u")
     for number in range(3):
-        past.fail(past.expect_answer(b"%d" % number, 0), "500", 0)
+        past.note_failure(past.expect_answer(b"%d" % number, 0), "500", 0)
     assert [health.uid for health in monitor.suspects()] == ["u"]
 
 
@@ -411,8 +411,8 @@ async def test_watcher_that_hangs_up_just_after_a_change_ends() -> None:
 
     watching = asyncio.create_task(watch())
     await eventually(lambda: bool(monitor._watchers))
-    past = monitor.backend_past("u")
-    past.fail_for_good(past.expect_answer(b"", 0), "404")
+    past = monitor.observe_backend("u")
+    past.note_fatal_failure(past.expect_answer(b"", 0), "404")
     watching.cancel()
     await asyncio.wait({watching}, timeout=1)
     assert watching.cancelled()

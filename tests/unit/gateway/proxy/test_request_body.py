@@ -49,7 +49,7 @@ WAYS = pytest.mark.parametrize("read", [read_short, read_scanned])
 
 
 def rewrite(body: RequestBody, model: str | None) -> bytes:
-    return b"".join(body.replace_model(model))
+    return b"".join(body.render_for_engine(model))
 
 
 # JSON
@@ -157,7 +157,7 @@ def test_large_body_is_not_copied() -> None:
     content = bytearray(b'{"a":1,' + LONG * 100 + b'"model":"x","b":2}')
     before = bytes(content)
     tracemalloc.start()
-    pieces = read_scanned(content).replace_model("engine")
+    pieces = read_scanned(content).render_for_engine("engine")
     _, most_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert b"".join(pieces) == b'{"model":"engine",' + before[1:].replace(b'"model":"x",', b"")

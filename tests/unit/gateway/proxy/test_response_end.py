@@ -76,7 +76,7 @@ def test_error_that_is_only_a_text_is_a_failure() -> None:
 def test_error_event_that_clients_of_the_api_cannot_read_is_found(route: str, event: bytes, is_told: bool) -> None:
     stream = open_stream(route)
     assert stream.feed(event % COMPUTE) + stream.finish() == event % COMPUTE
-    assert stream.untold_error == (b"" if is_told else COMPUTE)
+    assert stream.unreadable_error == (b"" if is_told else COMPUTE)
     assert stream.break_off(errors.translate_engine_error(500, COMPUTE, "ns/chat")).count(b"Compute error.") >= 1
 
 

@@ -151,7 +151,7 @@ def test_places_of_an_endless_stream_take_little_memory() -> None:
     stream = ResponsesStream("chat")
     for number in range(3000):
         stream.feed(event("response.output_item.added", item=message_item(id=f"msg_{number}")))
-    assert len(stream._places) == 1000
+    assert len(stream._item_places) == 1000
 
 
 @given(
