@@ -67,8 +67,8 @@ def open_regular(path: Path, *, follow_links: bool = True) -> BinaryIO:
     Root reads the files of other users, who may put anything in their place: the open of a pipe waits for a writer, and
     a device has no end. Without `follow_links`, a symbolic link is an error, too.
     """
-    more = os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | more))  # noqa: SIM115 - the caller closes it
+    extra = os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | extra))  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is no regular file", str(path))

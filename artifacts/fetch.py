@@ -149,20 +149,23 @@ async def verify_local(
     """Return a file:// source where it is, after a check of its digest. Raises ArtifactError."""
     path = local_files.locate(source, file_root)
     with storage_faults(path):
-        revision, size = local_files.revision(path), path.stat().st_size
+        revision, size = local_files.read_revision(path), path.stat().st_size
         if sha256 and (digest := await _hash_path(path, on_progress)) != sha256:
-            raise build_mismatch(source, sha256, "the file", _if_weights(path, digest))
+            raise build_mismatch(source, sha256, "the file", _digest_of_weights(path, digest))
     return FetchedArtifact(path, size, sha256 or "", revision)
 
 
 async def _find_present(
     path: Path, source: Source, expected: ExpectedFile, on_progress: ReportProgress
 ) -> DownloadRecord | None:
-    """Return the record of the file that is already present, if it is the expected one."""
+    """Return the record of the file that is already present, if it is the expected one.
+
+    A file without a record that has the expected digest gets one.
+    """
     record, sha256, revision = read_download_record(path), expected.sha256, expected.revision
     if record:
-        same = record.source == source.text and revision in (None, record.revision)
-        return record if (record.sha256 == sha256 if sha256 else same) else None
+        is_same_source = record.source == source.text and revision in (None, record.revision)
+        return record if (record.sha256 == sha256 if sha256 else is_same_source) else None
     # Without a record, only an expected digest can show that the file is the wanted one.
     if sha256 and await _hash_path(path, on_progress) == sha256:
         return write_download_record(path, path, source.text, revision or "", sha256)
@@ -188,7 +191,7 @@ def build_mismatch(
     )
 
 
-def _if_weights(path: Path, digest: str) -> str:
+def _digest_of_weights(path: Path, digest: str) -> str:
     """Return the digest of a GGUF file, else "": it would prove what a short file of another system contains."""
     with path.open("rb") as file:
         return digest if file.read(len(MAGIC)) == MAGIC else ""
@@ -205,6 +208,7 @@ class _Download:
     make_room: MakeRoom | None
 
     async def run(self, path: Path, patience: Patience) -> DownloadRecord:
+        """Download the file to `path`; after a failure, go on where it stopped as often as patience allows."""
         backoff = Backoff(patience)
         with contextlib.closing(PartialDownload(path, self.source.text)) as partial:
             await partial.resume(lambda done: self.on_progress(done, None))
@@ -212,10 +216,10 @@ class _Download:
                 try:
                     return await self._attempt(partial, patience)
                 except ArtifactError as error:
-                    pause = backoff.pause_seconds(error, partial.size_bytes)
+                    pause = backoff.count_failure(error, partial.size_bytes)
                 except RangeRefused:
                     changed = self._build_changed("file is now shorter than what was already fetched")
-                    pause = backoff.pause_seconds(changed, partial.size_bytes)
+                    pause = backoff.count_failure(changed, partial.size_bytes)
                     partial.discard()
                 await asyncio.sleep(pause)
 
@@ -224,7 +228,7 @@ class _Download:
         if not partial.validator and partial.size_bytes:
             partial.discard()
         async with self.opened.read(partial.size_bytes, validator=partial.validator) as response:
-            digest = self._find_digest(response)
+            digest = self._check_response(response)
             if response.first == 0:
                 await partial.restart(response.validator)
             elif response.validator and response.validator != partial.validator:
@@ -236,7 +240,7 @@ class _Download:
             require_space(partial.path, response.size_bytes - partial.size_bytes)
             floor = SpeedFloor(patience, self.source.display)
             async for block in response.blocks:
-                floor.add(len(block))
+                floor.count_bytes(len(block))
                 await partial.append(block)
                 self.on_progress(partial.size_bytes, response.size_bytes)
         if partial.size_bytes != response.size_bytes:
@@ -244,14 +248,14 @@ class _Download:
             have = f"{size_text(partial.size_bytes)} of {size_text(response.size_bytes)}"
             raise self.source.error("SourceUnreachable", f"the server ended the response at {have}", retryable=True)
         if digest and partial.sha256 != digest:
-            inherited, actual = partial.inherited, _if_weights(partial.partial_path, partial.sha256)
+            inherited, actual = partial.inherited, _digest_of_weights(partial.partial_path, partial.sha256)
             partial.discard()
             # Bytes of an earlier process may be damaged by a power failure: one download from the start heals that.
             raise build_mismatch(self.source, digest, "the fetched file", actual, retryable=inherited)
         return await partial.finish(response.revision)
 
-    def _find_digest(self, response: SourceResponse) -> str | None:
-        """Return the digest to verify, if any. Raises ArtifactError when the response already contradicts it."""
+    def _check_response(self, response: SourceResponse) -> str | None:
+        """Check a response against the expected file, and return the digest to verify, if any. Raises ArtifactError."""
         expected = self.expected
         if expected.size_bytes is not None and response.size_bytes != expected.size_bytes:
             raise self.source.error(

@@ -60,9 +60,10 @@ def choose_indexed(
 ) -> list[RepositoryFile]:
     """Return the files of a folder whose index names its weights.
 
-    Weights that the index does not name are left out. An index that names none of the weights is left out itself.
+    Without patterns in `source`, weights that the index does not name are left out. If it names none of the weights, it
+    is left out itself: conversions keep the index of their original, none of whose files they have. With patterns, all
+    weights in `files` are taken, and the index only if it names exactly these.
 
-    Conversions keep the index of their original, none of whose files they have: then the files that are there decide.
     Engines in pods read an index first, so it has to be deleted from a volume that they mount (`is_mounted`).
 
     Raises:
@@ -74,12 +75,13 @@ def choose_indexed(
         raise ArtifactError("HeaderInvalid", f"{INDEX} is not valid: {error}") from error
     weights = [file for file in files if file.path.endswith(WEIGHTS)]
     present = {file.path for file in weights}
-    if source.files and named == present:
+    has_patterns = bool(source.files)
+    if has_patterns and named == present:
         return list(files)
     missing = sorted(named - present)
-    if not source.files and not missing:
+    if not has_patterns and not missing:
         return [file for file in files if file.path in named or not file.path.endswith(WEIGHTS)]
-    if not source.files and len(missing) < len(named):
+    if not has_patterns and len(missing) < len(named):
         way_out = _advise_whole(weights)
         problem = f"{INDEX} names {missing[0]}, which is missing: the weights are not whole{way_out}"
         raise source.error("SourceNotFound", problem)
@@ -156,12 +158,14 @@ def _advise_whole(weights: Sequence[RepositoryFile]) -> str:
 
 
 def _is_match(file: RepositoryFile, pattern: str) -> bool:
+    """Decide whether a pattern chooses the file."""
     # A pattern ends in .gguf or matches no GGUF file: so the format is known before anything is listed.
     is_gguf = is_gguf_name(file.path)
     return (is_gguf_name(pattern) or not is_gguf) and fnmatchcase(file.path, pattern)
 
 
 def _choose_gguf(source: Source, listing: Listing, matched: Sequence[RepositoryFile]) -> list[RepositoryFile]:
+    """Return all parts of the one GGUF model that the patterns match. Raises ArtifactError if they match others."""
     others = [file.path for file in matched if not is_gguf_name(file.path)]
     first = {_name_first_part(file.path) for file in matched if is_gguf_name(file.path)}
     if others:
@@ -189,12 +193,13 @@ def _name_first_part(path: str) -> str:
     return f"{folder}{slash}{parts[0]}" if parts else path
 
 
-def _find_parts(source: Source, listing: Listing, first: str) -> list[RepositoryFile]:
-    folder, slash, name = first.rpartition("/")
+def _find_parts(source: Source, listing: Listing, first_path: str) -> list[RepositoryFile]:
+    """Return all parts, in order, of the GGUF model whose first part, or only file, is at `first_path`."""
+    folder, slash, name = first_path.rpartition("/")
     try:
         names = name_parts(name) or [name]
     except ValueError as error:
-        raise source.error("SourceInvalid", f"{first} {error}") from error
+        raise source.error("SourceInvalid", f"{first_path} {error}") from error
     by_path = {file.path: file for file in listing.files}
     missing = [part for part in names if f"{folder}{slash}{part}" not in by_path]
     if missing:
@@ -203,6 +208,10 @@ def _find_parts(source: Source, listing: Listing, first: str) -> list[Repository
 
 
 def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[RepositoryFile]:
+    """Return the weights, and the files beside them that engines read, at the top of the folder.
+
+    `weights` are the paths that patterns matched; empty: all but the author's own layout of the same weights.
+    """
     top = [
         file
         for file in listing.files

@@ -42,8 +42,8 @@ _INDEX_BYTES: Final = 32 << 20
 """Limit of an index, which lists all tensors: that of the largest models has 23 MiB."""
 _FIRST_BYTES: Final = 64 << 10
 """Read of each safetensors file at first; most headers are shorter."""
-_READ: Final = (*CHECKED, QUANTIZATION)
-_KEPT: Final = (CONFIG, QUANTIZATION, ADAPTER_CONFIG)
+_CHECKED_CONFIGS: Final = (*CHECKED, QUANTIZATION)
+_CONFIGS_WITH_FACTS: Final = (CONFIG, QUANTIZATION, ADAPTER_CONFIG)
 """Configurations that facts are read from; of the others it is enough that they are safe."""
 
 
@@ -113,10 +113,12 @@ class FileSet:
         """
         contents = {}
         for file in listing.files:
-            if file.path in _READ:
-                text = await self._read(listing, file, _CONFIG_BYTES if file.path in _KEPT else _CHECKED_BYTES)
+            if file.path in _CHECKED_CONFIGS:
+                text = await self._read(
+                    listing, file, _CONFIG_BYTES if file.path in _CONFIGS_WITH_FACTS else _CHECKED_BYTES
+                )
                 await asyncio.to_thread(parse_safe, file.path, text, listing.python_files)
-                if file.path in _KEPT:
+                if file.path in _CONFIGS_WITH_FACTS:
                     contents[file.path] = text
         return contents
 
@@ -127,7 +129,9 @@ class FileSet:
             ArtifactError: with a reason and whether a retry may help.
         """
         weights = [file for file in listing.files if file.path.endswith(WEIGHTS)]
-        return safetensors_header.merge([await self._open(listing, file, _read_safetensors_header) for file in weights])
+        return safetensors_header.merge(
+            [await self._open_and_read(listing, file, _read_safetensors_header) for file in weights]
+        )
 
     async def read_gguf_headers(self, listing: Listing) -> list[gguf.GGUFHeader]:
         """Read the headers of all parts of a GGUF model.
@@ -138,7 +142,7 @@ class FileSet:
         headers: list[gguf.GGUFHeader] = []
         for file in listing.files:
             try:
-                header = await self._open(listing, file, _read_gguf_header)
+                header = await self._open_and_read(listing, file, _read_gguf_header)
             except ArtifactError as error:
                 if error.reason != "HeaderInvalid":
                     raise
@@ -147,11 +151,12 @@ class FileSet:
         return headers
 
     async def _read(self, listing: Listing, file: RepositoryFile, most_bytes: int) -> bytes:
+        """Return the content of a listed file. Raises ArtifactError, also if it is longer than `most_bytes`."""
         if file.size_bytes > most_bytes:
             raise ArtifactError("HeaderInvalid", f"{file.path} is longer than {size_text(most_bytes)}")
-        return await self._open(listing, file, _read_whole)
+        return await self._open_and_read(listing, file, _read_whole)
 
-    async def _open(self, listing: Listing, file: RepositoryFile, read: _ReadFile[T]) -> T:
+    async def _open_and_read(self, listing: Listing, file: RepositoryFile, read: _ReadFile[T]) -> T:
         """Open a file and return what `read` returns; repeat it as patience allows."""
         name = self._repository.file_source(file.path, listing.revision).display
 
@@ -181,7 +186,7 @@ class FileSet:
         fetched: list[FetchedArtifact] = []
         done = 0
         for file in listing.files:
-
+            # `before` is bound here: `done` is larger when the next file is fetched.
             def advance(here: int, _total: int | None, before: int = done) -> None:
                 on_progress(before + here, listing.size_bytes)
 
@@ -214,6 +219,7 @@ async def _read_whole(opened: ReadableFile, file: RepositoryFile, name: str) -> 
 
 
 async def _read_gguf_header(opened: ReadableFile, file: RepositoryFile, name: str) -> gguf.GGUFHeader:
+    """Return the header of a GGUF file. Raises ArtifactError, also if its size is not the listed one."""
     header, response = await read_header(name, opened)
     if response.size_bytes != file.size_bytes:
         problem = f"is listed with {file.size_bytes} bytes, but the server has {response.size_bytes}"
@@ -222,6 +228,7 @@ async def _read_gguf_header(opened: ReadableFile, file: RepositoryFile, name: st
 
 
 async def _read_safetensors_header(opened: ReadableFile, file: RepositoryFile, name: str) -> SafetensorsHeader:
+    """Return the header of a safetensors file, read again if the first bytes do not have all of it."""
     text = await read_start(opened, name, file.size_bytes, _FIRST_BYTES)
     end = LENGTH_BYTES + safetensors_header.parse_length(file.path, text, file.size_bytes)
     if len(text) < end:
@@ -239,11 +246,11 @@ def read_stored_configs(folder: Path) -> dict[str, bytes]:
     """
     contents: dict[str, bytes] = {}
     python_files = local_files.list_python(folder)
-    for name in _READ:
+    for name in _CHECKED_CONFIGS:
         if (folder / name).is_file():
-            text = _read_local(folder / name, _CONFIG_BYTES if name in _KEPT else _CHECKED_BYTES)
+            text = _read_local(folder / name, _CONFIG_BYTES if name in _CONFIGS_WITH_FACTS else _CHECKED_BYTES)
             parse_safe(name, text, python_files)
-            if name in _KEPT:
+            if name in _CONFIGS_WITH_FACTS:
                 contents[name] = text
     return contents
 

@@ -27,9 +27,10 @@ async def read_header(name: str, opened: ReadableFile) -> tuple[GGUFHeader, Sour
 
 
 def read_stored_header(path: Path) -> GGUFHeader:
-    """Read the header of a file on this disk. Raises ArtifactError and OSError."""
+    """Read the header of a file on this disk from longer and longer beginnings. Raises ArtifactError and OSError."""
     size, wanted = path.stat().st_size, _FIRST_BYTES
     with path.open("rb") as file:
+        # `parse` refuses a longer header itself: only a file that becomes shorter meanwhile ends the loop.
         while wanted <= MAX_HEADER_BYTES * _GROWTH:
             file.seek(0)
             try:
@@ -40,6 +41,7 @@ def read_stored_header(path: Path) -> GGUFHeader:
 
 
 async def _read_growing(name: str, opened: ReadableFile) -> tuple[GGUFHeader, SourceResponse]:
+    """Return the header and the response that completed it. Raises ArtifactError and RangeRefused."""
     prefix = bytearray()
     wanted = _FIRST_BYTES
     validator = ""
@@ -74,6 +76,7 @@ async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted: in
 
 
 async def _try_parse(prefix: bytearray, size_bytes: int) -> GGUFHeader | None:
+    """Return the header; None if `prefix` does not have all of it."""
     try:
         return await asyncio.to_thread(parse, prefix, size_bytes)
     except HeaderTruncated:

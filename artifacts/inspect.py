@@ -44,6 +44,7 @@ class Inspection(ModelFacts, frozen=True, kw_only=True):
 async def _inspect_files(
     source: Source, access: SourceAccess, sha256: str | None, *, is_mounted: bool = False
 ) -> Inspection:
+    """Inspect the files of a folder or of a split model. Raises ArtifactError."""
     refuse_digest(source, sha256)
     files = FileSet(source, access, is_mounted=is_mounted)
     listing = await files.list_chosen(None)
@@ -80,6 +81,8 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
 
 
 async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None) -> Inspection:
+    """Inspect one GGUF file. Raises ArtifactError."""
+
     async def read() -> tuple[gguf.GGUFHeader, SourceResponse]:
         async with open_repository(source, access).open_file(source.path, None) as opened:
             return await read_header(source.display, opened)
@@ -185,6 +188,7 @@ def check_stored(source: Source, path: Path) -> Inspection:
 
 
 def _read_stored_part(path: Path, name: str) -> gguf.GGUFHeader:
+    """Read the header of a part beside the first one. Raises ArtifactError if it is missing."""
     try:
         return read_stored_header(path.with_name(name))
     except FileNotFoundError as error:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 _ATTEMPTS: Final = 2
 _CONNECT_SECONDS: Final = 10.0
 """Limits with a server after which another one can be asked."""
-_MOVES_ON: Final = frozenset({"SourceUnreachable", "SourceNotFound"})
+_REASONS_TO_MOVE_ON: Final = frozenset({"SourceUnreachable", "SourceNotFound"})
 _SCHEMES: Final = frozenset({"hf", "http", "https"})
 
 
@@ -45,8 +45,9 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
 
 
 def _refuse_other_artifact(source: Source, mirror: Source) -> None:
+    """Raise SourceError unless both are artifacts of registries with the same digest."""
     if {source.scheme, mirror.scheme} != {"oci"}:
-        raise SourceError(mirror.text, "an artifact is a mirror of another one: source and mirrors are oci://, or none")
+        raise SourceError(mirror.text, "source and mirrors must all be oci:// sources, or none of them")
     if not source.is_pinned:
         raise SourceError(source.text, "a tag may be another artifact in a mirror: name its digest, @sha256:DIGEST")
     if mirror.revision != source.revision:
@@ -67,13 +68,13 @@ async def read_from_any(
         ArtifactError: none can be reached, or one of them answers with something that must not be used.
     """
     problems: list[ArtifactError] = []
-    hurried = dataclasses.replace(patience, attempts=_ATTEMPTS, connect_seconds=_CONNECT_SECONDS)
+    less_patience = dataclasses.replace(patience, attempts=_ATTEMPTS, connect_seconds=_CONNECT_SECONDS)
     servers = [source, *mirrors]
     for server in servers:
         try:
-            return await read(server, patience if server is servers[-1] else hurried), server
+            return await read(server, patience if server is servers[-1] else less_patience), server
         except ArtifactError as error:
-            if error.reason not in _MOVES_ON:
+            if error.reason not in _REASONS_TO_MOVE_ON:
                 raise
             problems.append(error)
     if not mirrors:

@@ -114,21 +114,21 @@ async def hash_file(
 ) -> "hashlib._Hash":
     """Return the SHA-256 state over the first `size_bytes` from the current position, in steps off the event loop."""
     digest = hashlib.sha256()
-    done = 0
+    hashed_bytes = 0
 
-    def step() -> int:
-        end = min(size_bytes, done + _HASH_STEP_BYTES)
-        at = done
-        while at < end and (block := file.read(min(1 << 20, end - at))):
+    def hash_some() -> int:
+        end = min(size_bytes, hashed_bytes + _HASH_STEP_BYTES)
+        position = hashed_bytes
+        while position < end and (block := file.read(min(1 << 20, end - position))):
             digest.update(block)
-            at += len(block)
-        return at
+            position += len(block)
+        return position
 
-    while done < size_bytes:
-        before, done = done, await in_thread(step)
-        if done == before:
+    while hashed_bytes < size_bytes:
+        before, hashed_bytes = hashed_bytes, await in_thread(hash_some)
+        if hashed_bytes == before:
             break
-        on_hashed(done)
+        on_hashed(hashed_bytes)
     return digest
 
 

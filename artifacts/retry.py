@@ -52,8 +52,8 @@ class Backoff:
         self._failures = 0
         self._furthest = 0
 
-    def pause_seconds(self, error: ArtifactError, position: int = 0) -> float:
-        """Return the seconds to wait before the next attempt.
+    def count_failure(self, error: ArtifactError, position: int = 0) -> float:
+        """Count a failed attempt, and return the seconds to wait before the next one.
 
         Args:
             error: failure of the attempt.
@@ -88,7 +88,7 @@ class SpeedFloor:
         self._patience, self._source = patience, source
         self._since, self._bytes = time.monotonic(), 0
 
-    def add(self, number: int) -> None:
+    def count_bytes(self, number: int) -> None:
         """Count bytes that have arrived. Raises ArtifactError if they came too slowly for too long."""
         self._bytes += number
         seconds = time.monotonic() - self._since
@@ -116,5 +116,5 @@ async def retry_read(read: Callable[[], Awaitable[T]], patience: Patience) -> T:
         try:
             return await read()
         except ArtifactError as error:
-            pause = backoff.pause_seconds(error)
+            pause = backoff.count_failure(error)
         await asyncio.sleep(pause)

@@ -27,9 +27,9 @@ _HF_FORM = "hf://ORG/REPO[@REVISION]/FILE.gguf, or hf://ORG/REPO[@REVISION] for 
 _HF = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[^/@\s?#]+))?(?:/(?P<path>[^@\s?#]*))?", re.ASCII)
 _ESCAPES = "in its path, a blank is written %20, @ %40, # %23, ? %3F and % %25"
 _S3_FORM = "s3://BUCKET/KEY.gguf, or s3://BUCKET/PREFIX/ for a folder"
-_S3 = re.compile(r"s3://(?P<holder>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<path>[^\s?#]*)", re.ASCII)
+_S3 = re.compile(r"s3://(?P<bucket_or_claim>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])/(?P<path>[^\s?#]*)", re.ASCII)
 _PVC_FORM = "pvc://CLAIM/PATH/FILE.gguf, or pvc://CLAIM/PATH/ for a folder"
-_PVC = re.compile(r"pvc://(?P<holder>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)/(?P<path>[^\s?#]*)", re.ASCII)
+_PVC = re.compile(r"pvc://(?P<bucket_or_claim>[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?)/(?P<path>[^\s?#]*)", re.ASCII)
 # The tag is required: without a tag, Ollama takes the model that is `latest` at that time.
 _LIBRARY = re.compile(r"ollama://(?P<path>(?:\w[\w.-]*/){0,2}(?P<name>[\w][\w.-]*:[\w][\w.-]*))", re.ASCII)
 _REGISTRY_FORM = "oci://REGISTRY/REPOSITORY:TAG or oci://REGISTRY/REPOSITORY@sha256:DIGEST"
@@ -209,6 +209,7 @@ def parse(text: str, files: Sequence[str] = ()) -> Source:
 
 
 def _check_patterns(source: Source, files: Sequence[str]) -> None:
+    """Raise SourceError unless the source takes patterns, and all of `files` are valid ones."""
     if not source.is_folder:
         raise SourceError(source.text, "names one file, so it takes no files: remove them, or name the folder")
     if source.scheme in ("file", "pvc") and not all(map(is_gguf_name, files)):
@@ -259,13 +260,13 @@ def _parse_text(text: str) -> Source:
     if scheme == "oci":
         return _parse_artifact(text)
     if scheme == "s3":
-        return _parse_held(text, "s3", _S3, _S3_FORM)
+        return _parse_bucket_or_claim(text, "s3", _S3, _S3_FORM)
     if scheme == "pvc":
-        return _parse_held(text, "pvc", _PVC, _PVC_FORM)
+        return _parse_bucket_or_claim(text, "pvc", _PVC, _PVC_FORM)
     try:
         parts = urlsplit(text)
         host = parts.hostname
-        _ = parts.port
+        _ = parts.port  # raises ValueError if it is no number of a port
     except ValueError as error:
         raise SourceError(text, f"is no URL ({error})") from error
     if scheme in ("http", "https"):
@@ -297,7 +298,7 @@ def hub_file(repo: str, revision: str, path: str, file: str) -> Source:
     return Source(scheme="hf", text=text, file=file, repo=repo, revision=revision, path=path)
 
 
-def _parse_held(text: str, scheme: Scheme, form: re.Pattern[str], example: str) -> Source:
+def _parse_bucket_or_claim(text: str, scheme: Scheme, form: re.Pattern[str], example: str) -> Source:
     """Return a file or folder in a bucket or on a claim's volume; like a URL, its path may have escapes such as %20."""
     match = form.fullmatch(text)
     path = unquote(match["path"]) if match else ""
@@ -306,8 +307,10 @@ def _parse_held(text: str, scheme: Scheme, form: re.Pattern[str], example: str) 
     if path:
         _check_segments(text, path.removesuffix("/"))
     name = "" if not path or path.endswith("/") else _file_name(text, path)
-    holder = match["holder"]
-    return Source(scheme=scheme, text=f"{scheme}://{holder}/{quote(path)}", file=name, repo=holder, path=path)
+    bucket_or_claim = match["bucket_or_claim"]
+    return Source(
+        scheme=scheme, text=f"{scheme}://{bucket_or_claim}/{quote(path)}", file=name, repo=bucket_or_claim, path=path
+    )
 
 
 def _parse_library(text: str) -> Source:
@@ -331,9 +334,10 @@ def _parse_artifact(text: str) -> Source:
 
 
 def _is_host(registry: str) -> bool:
+    """Decide whether a registry is a host, with a port if it has one."""
     try:
         parts = urlsplit(f"//{registry}")
-        _ = parts.port
+        _ = parts.port  # raises ValueError if it is no number of a port
         if registry.startswith("["):
             ipaddress.IPv6Address(parts.hostname or "")
     except ValueError:
@@ -371,6 +375,7 @@ def _check_segments(text: str, path: str) -> None:
 
 
 def _file_name(text: str, path: str) -> str:
+    """Return the last segment of a path. Raises SourceError if it is no name of a file, or of a later part."""
     name = path.rpartition("/")[2]
     if not name or name.startswith(".") or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
         raise SourceError(

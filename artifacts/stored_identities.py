@@ -56,6 +56,7 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _read(path: Path, type_: type[T]) -> T | None:
+    """Return a stored value; None if it is absent or damaged, or cannot be read, which is logged."""
     try:
         return durable.read(path, type_)
     except OSError as error:

@@ -76,7 +76,7 @@ class HeldWeights:
             self.descriptor = None
 
 
-class _Wanted(NamedTuple):
+class _ObtainRequest(NamedTuple):
     """The arguments of one `obtain`."""
 
     source: Source
@@ -145,21 +145,21 @@ class WeightsStore:
         """
         expected = ExpectedFile(sha256=sha256, size_bytes=size_bytes, revision=revision)
         others = parse_mirrors(source, mirrors, sha256)
-        wanted = _Wanted(source, expected, token, check, access_key(tenant, source, token), others)
+        wanted = _ObtainRequest(source, expected, token, check, access_key(tenant, source, token), others)
         refuse_library(source)
         refuse_digest(source, sha256)
         with storage_faults(self._objects):
             if source.scheme == "file":
-                return await _check_held(await self._hold_local_file(source, sha256, on_progress), check)
+                return await _check_or_release(await self._hold_local_file(source, sha256, on_progress), check)
             held = await self._find_allowed(wanted)
             if held:
-                return await _check_held(held, check)
+                return await _check_or_release(held, check)
             # If several tasks or processes need one source, the first fetches it and the others find it.
             async with locked(self._name_path(source, revision)):
                 held = await self._find_allowed(wanted)
-                return await _check_held(held, check) if held else await self._fetch_object(wanted, on_progress)
+                return await _check_or_release(held, check) if held else await self._fetch_object(wanted, on_progress)
 
-    async def _find_allowed(self, wanted: _Wanted) -> HeldWeights | None:
+    async def _find_allowed(self, wanted: _ObtainRequest) -> HeldWeights | None:
         """Return the stored weights if the caller may use them; None if they have to be fetched."""
         held = await _hold_in_thread(self.find, wanted.source, wanted.expected.revision, wanted.expected.sha256)
         if held is None:
@@ -173,8 +173,11 @@ class WeightsStore:
         held.release()
         return None
 
-    async def _may_use(self, wanted: _Wanted, digest: str) -> bool:
-        """Decide whether the caller may use an object; ask the server if that is not known. Raises ArtifactError."""
+    async def _may_use(self, wanted: _ObtainRequest, digest: str) -> bool:
+        """Decide whether the caller may use an object.
+
+        If that is not recorded, ask the server, and record that it has let the caller in. Raises ArtifactError.
+        """
         if (await asyncio.to_thread(self._access.read, digest)).allows(wanted.access):
             return True
         if durable.read(self._name_path(wanted.source, wanted.expected.revision), str) != digest:
@@ -188,12 +191,12 @@ class WeightsStore:
             await in_thread(self._grant, wanted, digest)
         return is_let_in
 
-    def _grant(self, wanted: _Wanted, digest: str) -> None:
+    def _grant(self, wanted: _ObtainRequest, digest: str) -> None:
         with self._lock_objects():
             self._access.grant(digest, wanted.access, public=wanted.is_public)
 
     def find(self, source: Source, revision: str | None, sha256: str | None) -> HeldWeights | None:
-        """Lock and return the stored weights of an hf:// or http(s):// source; None if absent or incomplete.
+        """Lock the stored weights of an hf:// or http(s):// source, and note their use; None if absent or incomplete.
 
         Nothing is hashed or requested. Raises OSError and ArtifactError.
         """
@@ -244,6 +247,7 @@ class WeightsStore:
             self._reserved_bytes[incoming] = _disk_bytes(incoming) + needed_bytes
 
     def _make_room(self, needed_bytes: int) -> None:
+        """Delete unused objects, the longest unused first, until the bytes are free; none if they never are."""
         usage = shutil.disk_usage(self._objects.parent)
         spare = int(usage.total * SPARE_SHARE)
         spare += sum(max(0, most - _disk_bytes(folder)) for folder, most in list(self._reserved_bytes.items()))
@@ -282,7 +286,8 @@ class WeightsStore:
                 await in_thread(durable.write, record, before)
         return HeldWeights(path, sha256)
 
-    async def _fetch_object(self, wanted: _Wanted, on_progress: ReportProgress) -> HeldWeights:
+    async def _fetch_object(self, wanted: _ObtainRequest, on_progress: ReportProgress) -> HeldWeights:
+        """Download the weights, check them, and add them to the store; return them locked."""
         source = wanted.source
         # What others fetch with a token or a signature is not continued without it.
         incoming = self._incoming / cache_key(
@@ -301,7 +306,7 @@ class WeightsStore:
             return await _hold_in_thread(self._add_object, wanted, server, at, incoming, fetched)
 
     async def _fetch_from_any(
-        self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress
+        self, wanted: _ObtainRequest, incoming: Path, on_progress: ReportProgress
     ) -> tuple[list[FetchedArtifact], Source, str]:
         """Fetch the weights from their source, or from a mirror; return the files, their server and its revision."""
 
@@ -317,7 +322,7 @@ class WeightsStore:
         return files, server, revision
 
     async def _download(
-        self, wanted: _Wanted, incoming: Path, on_progress: ReportProgress, patience: Patience
+        self, wanted: _ObtainRequest, incoming: Path, on_progress: ReportProgress, patience: Patience
     ) -> tuple[list[FetchedArtifact], str]:
         """Fetch the file or files of one server to `incoming`; return them and their revision."""
         source, expected = wanted.source, wanted.expected
@@ -336,7 +341,7 @@ class WeightsStore:
         return await files.fetch(listing, incoming, expected.sha256, on_progress, make_room), listing.revision
 
     def _add_object(
-        self, wanted: _Wanted, server: Source, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
+        self, wanted: _ObtainRequest, server: Source, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
     ) -> HeldWeights:
         """Make the fetched files an object: write its name and manifest, then rename its folder.
 
@@ -429,7 +434,7 @@ async def _hold_in_thread(hold: Callable[P, H], *args: P.args, **kwargs: P.kwarg
         raise
 
 
-async def _check_held(held: HeldWeights, check: CheckWeights) -> HeldWeights:
+async def _check_or_release(held: HeldWeights, check: CheckWeights) -> HeldWeights:
     """Return `held` after its check; release it if the check fails."""
     try:
         await in_thread(check, held.path)

@@ -135,17 +135,18 @@ def _find_code(config: object, python_files: Sequence[str]) -> str:
 
 def _list_nested(value: object) -> Iterator[object]:
     """Yield a value and all that is in it, at any depth."""
-    left = [value]
-    while left:
-        node = left.pop()
+    pending = [value]
+    while pending:
+        node = pending.pop()
         yield node
         if isinstance(node, dict):
-            left += node.values()
+            pending += node.values()
         elif isinstance(node, list):
-            left += node
+            pending += node
 
 
 def _describe_code(key: str, value: object, python_files: Sequence[str]) -> str:
+    """Return the key with the remedy if it makes a loader run Python; empty if it does not."""
     if key == _CLASSES:
         return _describe_classes(value, python_files)
     is_kernel = key in _KERNEL_KEYS and isinstance(value, str) and "/" in value
@@ -158,6 +159,7 @@ def _describe_code(key: str, value: object, python_files: Sequence[str]) -> str:
 
 
 def _describe_classes(value: object, python_files: Sequence[str]) -> str:
+    """Return the problem with an `auto_map`, with the remedy; empty if no class that it names can be loaded."""
     if not value:
         return ""
     foreign = _find_foreign_class(value)
@@ -321,12 +323,14 @@ def _read_attention(config: dict[str, Any], count: int, heads: int, width: int) 
     full_width = read_count(config.get("global_head_dim")) or width
     heads_kv = read_count(config.get("num_key_value_heads")) or heads
     full_heads_kv = read_count(config.get("num_global_key_value_heads")) if config.get("attention_k_eq_v") else None
-    near, full = heads_kv * width, (full_heads_kv or heads_kv) * full_width
-    kinds = _count_kinds(config, count, near, full)
+    window_elements, full_elements = heads_kv * width, (full_heads_kv or heads_kv) * full_width
+    kinds = _count_kinds(config, count, window_elements, full_elements)
     state_bytes = _count_state_bytes(config)
     recurrent = kinds.pop(_RECURRENT_KIND, 0) if kinds is not None else 0
     is_stated = any(config.get(key) for key in _RECURRENT)
-    if not near or not kinds or bool(recurrent) != is_stated or is_stated != (0 < state_bytes <= _MOST_STATE_BYTES):
+    # Recurrent layers, and all that the size of their state follows from, are stated together or not at all.
+    is_consistent = bool(recurrent) == is_stated == (0 < state_bytes <= _MOST_STATE_BYTES)
+    if not window_elements or not kinds or not is_consistent:
         return None
     layers = [Layers(count=recurrent, state_bytes=state_bytes)] if recurrent else []
     for (window, elements), number in sorted(kinds.items(), key=lambda kind: (kind[0][0] or 0, kind[0][1])):
@@ -360,7 +364,9 @@ def _count_state_bytes(config: dict[str, Any]) -> int:
     return _STATE_BYTES * (inputs + value_heads * key_size * value_size)
 
 
-def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Counter[tuple[int | None, int]] | None:
+def _count_kinds(
+    config: dict[str, Any], count: int, window_elements: int, full_elements: int
+) -> Counter[tuple[int | None, int]] | None:
     """Return the number of layers for each window and number of key elements; None if a layer has an unknown type.
 
     Recurrent layers are counted under `_RECURRENT_KIND`.
@@ -368,16 +374,17 @@ def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Co
     Args:
         config: configuration of the language model.
         count: number of all layers.
-        near: elements of the keys of a layer with a window.
-        full: the same of a layer that attends to the whole context.
+        window_elements: elements of the keys of a layer with a window.
+        full_elements: the same of a layer that attends to the whole context.
     """
     types, interval = config.get("layer_types"), read_count(config.get("full_attention_interval"))
     if types is None and interval:
         attending = count // interval
-        return +Counter({(None, full): attending, _RECURRENT_KIND: count - attending})
+        # The plus drops a kind of which there is no layer.
+        return +Counter({(None, full_elements): attending, _RECURRENT_KIND: count - attending})
     if types is None:
         # One window for all layers is ignored: some models do not use it, so the most memory is assumed.
-        return Counter({(None, max(near, full)): count})
+        return Counter({(None, max(window_elements, full_elements)): count})
     window = read_count(config.get("sliding_window"))
     supported = {*_ATTENTION, _RECURRENT_TYPE}
     if not isinstance(types, list) or len(types) != count or any(str(kind) not in supported for kind in types):
@@ -389,7 +396,10 @@ def _count_kinds(config: dict[str, Any], count: int, near: int, full: int) -> Co
     shared = read_count(config.get("num_kv_shared_layers")) or 0
     if shared >= count:
         return None
-    kinds = Counter((window or None, near) if _ATTENTION[kind] else (None, full) for kind in types[: count - shared])
+    kinds = Counter(
+        (window or None, window_elements) if _ATTENTION[kind] else (None, full_elements)
+        for kind in types[: count - shared]
+    )
     return kinds + Counter({(None, 0): shared}) + recurrent
 
 

@@ -143,32 +143,36 @@ def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
     if not data.startswith(MAGIC[: len(data)]):
         raise _invalid("is no GGUF file: it does not begin with GGUF")
     reader.skip(len(MAGIC), "the magic")
-    version = reader.unsigned(_U32, "the version")
+    version = reader.read_unsigned(_U32, "the version")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS
         what = "is big endian" if swapped else f"has GGUF version {version}"
         raise _invalid(f"{what}: convert it to version 3, little endian")
-    tensor_count = reader.count("tensors", _LEAST_TENSOR_BYTES)
-    entry_count = reader.count("metadata entries", _LEAST_ENTRY_BYTES)
+    tensor_count = reader.read_count("tensors", _LEAST_TENSOR_BYTES)
+    entry_count = reader.read_count("metadata entries", _LEAST_ENTRY_BYTES)
     metadata: dict[str, Value] = {}
     seen: set[bytes] = set()
     for _ in range(entry_count):
-        key, is_whole = reader.name("metadata key", seen)
-        value = reader.value(key[:64])
+        key, is_whole = reader.read_name("metadata key", seen)
+        value = reader.read_value(key[:64])
         if is_whole:
             metadata[key] = value
     return _read_tensors(reader, version, metadata, tensor_count)
 
 
 def _read_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], count: int) -> GGUFHeader:
+    """Read the descriptions of all tensors, and return the header that they complete.
+
+    Raises ArtifactError if a tensor is not aligned, the tensors do not fit into the file, or much follows the last one.
+    """
     alignment = _read_alignment(metadata)
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: Counter[str] = Counter()
     seen: set[bytes] = set()
     data_end = parameters = expert_parameters = 0
     for _ in range(count):
-        name, is_whole = reader.name("tensor", seen)
-        shape, type_name, size_bytes, offset = reader.tensor(name[:64])
+        name, is_whole = reader.read_name("tensor", seen)
+        shape, type_name, size_bytes, offset = reader.read_tensor(name[:64])
         elements = math.prod(shape)
         parameters += elements
         if is_whole:
@@ -200,6 +204,7 @@ def _read_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
 
 
 def _read_alignment(metadata: dict[str, Value]) -> int:
+    """Return the alignment of the tensors in bytes. Raises ArtifactError if it is no power of two."""
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     # A power of two has a single bit.
     if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT or alignment & (alignment - 1):
@@ -231,69 +236,72 @@ class _Reader:
         self.position = end
         return start
 
-    def scalar(self, form: struct.Struct, what: str) -> Number:
+    def read_scalar(self, form: struct.Struct, what: str) -> Number:
+        """Read a number or a flag."""
         start = self.skip(form.size, what)
         number: Number = form.unpack_from(self._data, start)[0]
         return number
 
-    def unsigned(self, form: struct.Struct, what: str) -> int:
-        return int(self.scalar(form, what))
+    def read_unsigned(self, form: struct.Struct, what: str) -> int:
+        return int(self.read_scalar(form, what))
 
-    def count(self, what: str, least_bytes: int) -> int:
+    def read_count(self, what: str, least_bytes: int) -> int:
         """Read the number of entries that follow, of at least `least_bytes` each."""
-        count = self.unsigned(_U64, f"the number of {what}")
+        count = self.read_unsigned(_U64, f"the number of {what}")
         if count > _MAX_ENTRIES or count * least_bytes > self._header_limit:
             raise _invalid(f"claims {count} {what}, more than it can hold")
         return count
 
-    def name(self, what: str, seen: set[bytes]) -> tuple[str, bool]:
+    def read_name(self, what: str, seen: set[bytes]) -> tuple[str, bool]:
         """Return the next name, or its first bytes if it is long, and whether it is whole. Refuse a name in `seen`."""
-        start, size = self._string(f"the name of a {what}", _MAX_NAME_BYTES)
+        start, size = self._skip_string(f"the name of a {what}", _MAX_NAME_BYTES)
         digest = hashlib.blake2b(self._data[start : start + size], digest_size=16).digest()
-        name = self._text(start, min(size, _KEPT_NAME_BYTES))
+        name = self._decode_text(start, min(size, _KEPT_NAME_BYTES))
         if digest in seen:
             raise _invalid(f"has the {what} {name[:64]!r} twice")
         seen.add(digest)
         return name, size <= _KEPT_NAME_BYTES
 
-    def _string(self, what: str, most_bytes: int) -> tuple[int, int]:
+    def _skip_string(self, what: str, most_bytes: int) -> tuple[int, int]:
         """Skip a string, and return where its text begins and how many bytes it has."""
-        size = self.unsigned(_U64, what)
+        size = self.read_unsigned(_U64, what)
         if size > most_bytes:
             raise _invalid(f"claims {size} bytes for {what}, more than {most_bytes}")
         return self.skip(size, what), size
 
-    def _text(self, start: int, size: int) -> str:
+    def _decode_text(self, start: int, size: int) -> str:
         return self._data[start : start + size].decode(errors="replace")
 
-    def value(self, key: str) -> Value:
-        kind = self.unsigned(_U32, f"the type of {key!r}")
+    def read_value(self, key: str) -> Value:
+        """Read the value of a key: the begin of a text, a short array, or a number; None for what is skipped."""
+        kind = self.read_unsigned(_U32, f"the type of {key!r}")
         if kind == _STRING:
-            start, size = self._string(f"the value of {key!r}", _MAX_STRING_BYTES)
-            return self._text(start, min(size, _KEPT_STRING_BYTES))
+            start, size = self._skip_string(f"the value of {key!r}", _MAX_STRING_BYTES)
+            return self._decode_text(start, min(size, _KEPT_STRING_BYTES))
         if kind == _ARRAY:
-            return self._array(key, 1)
-        return self.scalar(self._scalar_form(kind, key), f"the value of {key!r}")
+            return self._read_array(key, 1)
+        return self.read_scalar(self._scalar_form(kind, key), f"the value of {key!r}")
 
     def _scalar_form(self, kind: int, key: str) -> struct.Struct:
         if kind not in _SCALARS:
             raise _invalid(f"has the unknown type {kind} for {key!r}")
         return _SCALARS[kind]
 
-    def _array(self, key: str, depth: int) -> Value:
+    def _read_array(self, key: str, depth: int) -> Value:
+        """Read an array; return it if it is short and of numbers, else skip it and return None."""
         what = f"the array {key!r}"
-        kind, count = self.unsigned(_U32, what), self.unsigned(_U64, what)
+        kind, count = self.read_unsigned(_U32, what), self.read_unsigned(_U64, what)
         if kind == _ARRAY:
             if depth == _MAX_NESTING:
                 raise _invalid(f"nests arrays deeper than {_MAX_NESTING} for {key!r}")
             self._check_elements(count, 12, what)
             for _ in range(count):
-                self._array(key, depth + 1)
+                self._read_array(key, depth + 1)
             return None
         if kind == _STRING:
             self._check_elements(count, _U64.size, what)
             for _ in range(count):
-                self._string(f"a string of {what}", _MAX_STRING_BYTES)
+                self._skip_string(f"a string of {what}", _MAX_STRING_BYTES)
             return None
         form = self._scalar_form(kind, key)
         self._check_elements(count, form.size, what)
@@ -304,17 +312,18 @@ class _Reader:
         return struct.unpack_from(f"<{count}{form.format[1:]}", self._data, start)
 
     def _check_elements(self, count: int, least_bytes: int, what: str) -> None:
+        """Refuse a number of elements for which the rest of the header has no room."""
         if count * least_bytes > self._header_limit - self.position:
             raise _invalid(f"claims {count} elements for {what}, more than it can hold")
 
-    def tensor(self, name: str) -> tuple[tuple[int, ...], str, int, int]:
+    def read_tensor(self, name: str) -> tuple[tuple[int, ...], str, int, int]:
         """Return shape, type name, size in bytes and offset in the data of the tensor whose name was just read."""
         what = f"the tensor {name!r}"
-        dimensions = self.unsigned(_U32, what)
+        dimensions = self.read_unsigned(_U32, what)
         if dimensions > _MAX_DIMENSIONS:
             raise _invalid(f"claims {dimensions} dimensions for {what}, more than {_MAX_DIMENSIONS}")
-        shape = [self.unsigned(_U64, what) for _ in range(dimensions)]
-        kind, offset = self.unsigned(_U32, what), self.unsigned(_U64, what)
+        shape = [self.read_unsigned(_U64, what) for _ in range(dimensions)]
+        kind, offset = self.read_unsigned(_U32, what), self.read_unsigned(_U64, what)
         if kind not in TENSOR_TYPES:
             raise _invalid(f"has the unknown tensor type {kind} for {what}: a newer Pomona may know it")
         type_name, block_elements, block_bytes = TENSOR_TYPES[kind]

@@ -118,6 +118,7 @@ def count_active(header: GGUFHeader) -> int | None:
 
 
 def _name_quantization(header: GGUFHeader) -> str:
+    """Return the quantization that the header states, else the type of most bytes."""
     stated = header.metadata.get("general.file_type")
     if isinstance(stated, int) and stated in FILE_TYPES:
         return FILE_TYPES[stated]
@@ -192,7 +193,7 @@ KNOWN: Final = (
 
 def layout_of(header: GGUFHeader) -> Layout | None:
     """Return the layout that decides the memory of serving, or None when the header does not have all of it."""
-    return _LayoutReader(header).layout()
+    return _LayoutReader(header).read_layout()
 
 
 class _LayoutReader:
@@ -201,50 +202,52 @@ class _LayoutReader:
     def __init__(self, header: GGUFHeader) -> None:
         self._header = header
         self._architecture = read_text(header.metadata.get("general.architecture"))
-        self._count = self._number("block_count") or 0
+        self._layer_count = self._read_number("block_count") or 0
 
-    def layout(self) -> Layout | None:
+    def read_layout(self) -> Layout | None:
+        """Return the layout; None if a value is missing or too large, or the caches of the layers are not known."""
         vocabulary = self._header.shapes.get("token_embd.weight", ())[1:2]
-        embedding = self._number("embedding_length")
-        kinds = self._kinds()
+        embedding = self._read_number("embedding_length")
+        kinds = self._group_layers()
         if not vocabulary or embedding is None or kinds is None:
             return None
-        heads = widest(self._values("attention.head_count", 0)) or 0
-        width = self._number("attention.key_length", embedding // heads if heads else 0)
-        if latent := self._number("attention.key_length_mla"):
+        heads = widest(self._read_per_layer("attention.head_count", 0)) or 0
+        width = self._read_number("attention.key_length", embedding // heads if heads else 0)
+        if latent := self._read_number("attention.key_length_mla"):
             # The estimate counts this width three times, so it is the mean of three: the query, and the query and the
             # output in the latent space.
-            width = -(-(latent + (width or 0) + (self._number("attention.value_length") or 0)) // 3)
+            width = -(-(latent + (width or 0) + (self._read_number("attention.value_length") or 0)) // 3)
         layout = Layout(
             tensor_bytes=self._header.tensor_bytes,
             vocabulary_size=vocabulary[0],
             embedding_size=embedding,
             attention_size=heads * (width or 0),
             head_count=heads,
-            feed_forward_size=self._feed_forward_size(),
+            feed_forward_size=self._count_feed_forward(),
             expert_outputs=widest(self._header.metadata.get(f"{self._architecture}.expert_used_count")) or 0,
             layers=kinds,
         )
         sizes = [size for struct in (layout, *layout.layers) for size in msgspec.structs.astuple(struct)]
         return layout if all(size <= _LARGEST for size in sizes if isinstance(size, int)) else None
 
-    def _number(self, key: str, default: int | None = None) -> int | None:
+    def _read_number(self, key: str, default: int | None = None) -> int | None:
+        """Return a number of the architecture; `default` if it is missing or not valid."""
         number = read_count(self._header.metadata.get(f"{self._architecture}.{key}"))
         return default if number is None else number
 
-    def _values(self, key: str, default: int | None) -> tuple[int, ...] | None:
+    def _read_per_layer(self, key: str, default: int | None) -> tuple[int, ...] | None:
         """Return the value of each layer; the header states a value for each layer, or one for all layers."""
-        return per_layer(self._header.metadata.get(f"{self._architecture}.{key}", default), self._count)
+        return per_layer(self._header.metadata.get(f"{self._architecture}.{key}", default), self._layer_count)
 
-    def _kinds(self) -> list[Layers] | None:
+    def _group_layers(self) -> list[Layers] | None:
         """Return the layers by kind, or None when their caches are not known."""
-        if not 0 < self._count <= _MAX_LAYERS or self._architecture not in KNOWN or self._has_unknown_caches():
+        if not 0 < self._layer_count <= _MAX_LAYERS or self._architecture not in KNOWN or self._has_unknown_caches():
             return None
-        attention, recurrent = self._attention(), self._recurrent()
-        windows = self._windows()
+        attention, recurrent = self._count_cached_elements(), self._list_recurrent()
+        windows = self._list_windows()
         if attention is None or recurrent is None or windows is None:
             return None
-        state_bytes = self._state_bytes() if any(recurrent) else 0
+        state_bytes = self._count_state_bytes() if any(recurrent) else 0
         if state_bytes is None:
             return None
         both = self._architecture in _BOTH
@@ -264,104 +267,108 @@ class _LayoutReader:
         keys = [key.removeprefix(prefix) for key in self._header.metadata if key.startswith(prefix)]
         return any(key.startswith(("attention.indexer.", "kda.")) for key in keys)
 
-    def _attention(self) -> Sequence[tuple[int, int]] | None:
+    def _count_cached_elements(self) -> Sequence[tuple[int, int]] | None:
         """Return the elements that each layer caches per token, as keys and as values."""
         if self._architecture in _CACHELESS | _RECURRENT:
-            return [(0, 0)] * self._count
-        heads = self._values("attention.head_count", None)
+            return [(0, 0)] * self._layer_count
+        heads = self._read_per_layer("attention.head_count", None)
         states_kv = f"{self._architecture}.attention.head_count_kv" in self._header.metadata
-        heads_kv = self._values("attention.head_count_kv", None) if states_kv else heads
-        embedding, widest_heads = self._number("embedding_length"), widest(heads)
+        heads_kv = self._read_per_layer("attention.head_count_kv", None) if states_kv else heads
+        embedding, widest_heads = self._read_number("embedding_length"), widest(heads)
         if heads_kv is None or embedding is None:
             return None
         default = embedding // widest_heads if widest_heads else None
-        full = [self._number(f"attention.{part}_length", default) for part in ("key", "value")]
+        full = [self._read_number(f"attention.{part}_length", default) for part in ("key", "value")]
         near = [
-            self._number(f"attention.{part}_length_swa", width)
+            self._read_number(f"attention.{part}_length_swa", width)
             for part, width in zip(("key", "value"), full, strict=True)
         ]
-        windows = self._windows()
+        windows = self._list_windows()
         if windows is None or None in full or None in near:
             return None
-        latent = self._number("attention.key_length_mla") is not None
-        kept = len(heads_kv) - self._shared_layers()
+        latent = self._read_number("attention.key_length_mla") is not None
+        with_own_cache = len(heads_kv) - self._count_shared_layers()
         widths = [near if window else full for window in windows]
         # A latent cache (MLA) has no separate values: they are part of the key.
         return [
-            (count * (key or 0), 0 if latent else count * (value or 0)) if layer < kept else (0, 0)
+            (count * (key or 0), 0 if latent else count * (value or 0)) if layer < with_own_cache else (0, 0)
             for layer, (count, (key, value)) in enumerate(zip(heads_kv, widths, strict=True))
         ]
 
-    def _shared_layers(self) -> int:
+    def _count_shared_layers(self) -> int:
         """Return the number of last layers that reuse the cache of earlier ones."""
         if self._architecture == "gemma3n":
-            return max(0, self._count - 20)
-        return self._number("attention.shared_kv_layers") or 0 if self._architecture == "gemma4" else 0
+            return max(0, self._layer_count - 20)
+        return self._read_number("attention.shared_kv_layers") or 0 if self._architecture == "gemma4" else 0
 
-    def _windows(self) -> Sequence[int | None] | None:
+    def _list_windows(self) -> Sequence[int | None] | None:
         """Return the attention window of each layer; None in the list means the whole context."""
-        whole: list[int | None] = [None] * self._count
+        whole: list[int | None] = [None] * self._layer_count
         if self._architecture in {"lfm2", "lfm2moe"}:
-            return [self._number("attention.sliding_window") or None] * self._count
-        if self._architecture not in _WINDOWS or self._count < _WINDOWED_FROM_LAYERS.get(self._architecture, 0):
+            return [self._read_number("attention.sliding_window") or None] * self._layer_count
+        if self._architecture not in _WINDOWS or self._layer_count < _WINDOWED_FROM_LAYERS.get(self._architecture, 0):
             return whole
-        window = self._number("attention.sliding_window", _FIXED_WINDOWS.get(self._architecture))
+        window = self._read_number("attention.sliding_window", _FIXED_WINDOWS.get(self._architecture))
         if not window:
             return whole
         window = _FIXED_WINDOWS.get(self._architecture, window)
         stated = self._header.metadata.get(f"{self._architecture}.attention.sliding_window_pattern")
         if isinstance(stated, tuple):
-            pattern = per_layer(stated, self._count)
+            pattern = per_layer(stated, self._layer_count)
             return None if pattern is None else [window if near else None for near in pattern]
-        period, first = _WINDOWS[self._architecture]
+        period, is_first_full = _WINDOWS[self._architecture]
         period = read_count(stated) or period
         if not period:
             return None
-        full = 0 if first else period - 1
-        return [None if layer % period == full else window for layer in range(self._count)]
+        full = 0 if is_first_full else period - 1
+        return [None if layer % period == full else window for layer in range(self._layer_count)]
 
-    def _recurrent(self) -> Sequence[bool] | None:
+    def _list_recurrent(self) -> Sequence[bool] | None:
         """Return a flag for each layer: True if the layer keeps a recurrent state."""
         if self._architecture in _RECURRENT | _BOTH:
-            return [True] * self._count
+            return [True] * self._layer_count
         if self._architecture in _RECURRENT_WITHOUT_HEADS:
-            heads = self._values("attention.head_count_kv", None)
-            feeds = self._values("feed_forward_length", 0) if self._architecture.startswith("nemotron") else None
+            heads = self._read_per_layer("attention.head_count_kv", None)
+            feeds = (
+                self._read_per_layer("feed_forward_length", 0) if self._architecture.startswith("nemotron") else None
+            )
             if heads is None:
                 return None
             return [not head and not feed for head, feed in zip(heads, feeds or itertools.repeat(0), strict=False)]
         if self._architecture in _RECURRENT_BY_INTERVAL:
             stated = self._header.metadata.get(f"{self._architecture}.attention.recurrent_layers")
             if stated is not None:
-                layers = per_layer(stated, self._count)
+                layers = per_layer(stated, self._layer_count)
                 return None if layers is None else [bool(layer) for layer in layers]
-            interval = self._number("full_attention_interval", 4) or 4
-            trunk = self._count - (self._number("nextn_predict_layers") or 0)
-            return [layer < trunk and (layer + 1) % interval != 0 for layer in range(self._count)]
-        return [False] * self._count
+            interval = self._read_number("full_attention_interval", 4) or 4
+            trunk = self._layer_count - (self._read_number("nextn_predict_layers") or 0)
+            return [layer < trunk and (layer + 1) % interval != 0 for layer in range(self._layer_count)]
+        return [False] * self._layer_count
 
-    def _state_bytes(self) -> int | None:
+    def _count_state_bytes(self) -> int | None:
         """Return the bytes that a recurrent layer keeps per request: state and inputs of its convolution, as f32."""
-        embedding, wkv = self._number("embedding_length"), self._number("wkv.head_size")
+        embedding, wkv = self._read_number("embedding_length"), self._read_number("wkv.head_size")
         if embedding and wkv:
             default = 1 if self._architecture in {"rwkv6qwen2", "arwkv7"} else 2
-            return (wkv + (self._number("token_shift_count") or default)) * embedding * _F32_BYTES
-        if embedding and (short := self._number("shortconv.l_cache")):
+            return (wkv + (self._read_number("token_shift_count") or default)) * embedding * _F32_BYTES
+        if embedding and (short := self._read_number("shortconv.l_cache")):
             return embedding * (short - 1) * _F32_BYTES
-        kernel, inner, state = (self._number(f"ssm.{key}") for key in ("conv_kernel", "inner_size", "state_size"))
+        kernel, inner, state = (self._read_number(f"ssm.{key}") for key in ("conv_kernel", "inner_size", "state_size"))
         if kernel is None or inner is None or state is None:
             return None
-        groups = self._number("ssm.group_count") or 0
+        groups = self._read_number("ssm.group_count") or 0
         return (max(0, kernel - 1) * (inner + 2 * groups * state) + state * inner) * _F32_BYTES
 
-    def _feed_forward_size(self) -> int:
+    def _count_feed_forward(self) -> int:
         """Return the width of one token in the widest layer, in elements, over all experts that the token uses."""
         metadata, prefix = self._header.metadata, self._architecture
         dense = widest(metadata.get(f"{prefix}.feed_forward_length")) or 0
         used = widest(metadata.get(f"{prefix}.expert_used_count")) or 0
         expert = widest(metadata.get(f"{prefix}.expert_feed_forward_length")) or dense
-        shared = self._number("expert_shared_feed_forward_length", expert * (self._number("expert_shared_count") or 0))
-        inner = self._number("ssm.inner_size") or 0
+        shared = self._read_number(
+            "expert_shared_feed_forward_length", expert * (self._read_number("expert_shared_count") or 0)
+        )
+        inner = self._read_number("ssm.inner_size") or 0
         widest_layer = max(dense, used * expert, shared or 0)
         # A layer that attends and is recurrent still holds half of the mixer's output while the rest is computed.
         return widest_layer + inner // 2 if self._architecture in _BOTH else max(widest_layer, inner)

@@ -146,6 +146,7 @@ def _read_framework(metadata: bytes) -> str:
 
 
 def _decode_tensor(name: str, tensor_name: str, raw: bytes) -> _Tensor:
+    """Return the description of a tensor, whose bytes must have the size of its shape and type."""
     what = f"tensor {tensor_name[:64]!r}"
     try:
         tensor = msgspec.json.decode(raw, type=_Tensor)

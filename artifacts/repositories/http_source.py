@@ -32,7 +32,7 @@ from artifacts.repositories.s3_access import read_digest
 from artifacts.source import HUB_TOKEN_VARIABLE, TOKEN_VARIABLE, Source, is_digest
 from kube.public_trust import read_public_trust
 
-_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.ASCII)
+_CONTENT_RANGE = re.compile(r"bytes (?P<first>\d{1,19})-\d{1,19}/(?P<size>\d{1,19}|\*)", re.ASCII)
 # Bytes that aiohttp has buffered are lost when a connection breaks. The block is large enough for few thread switches,
 # and small enough to be requested again.
 _BLOCK_BYTES = 256 << 10
@@ -166,6 +166,7 @@ class Origin:
 
     @contextlib.asynccontextmanager
     async def _get(self, headers: Mapping[str, str]) -> AsyncIterator[_Received]:
+        """Request the file, and yield a response of accepted status. Raises ArtifactError and RangeRefused."""
         try:
             received = await self._follow(headers)
             async with received.response:
@@ -184,7 +185,7 @@ class Origin:
             raise self._unreachable_error(f"failed: {_describe_failure(error)}") from error
 
     async def _follow(self, headers: Mapping[str, str]) -> _Received:
-        """Request the source's URL and follow redirects."""
+        """Request the source's URL and follow redirects; log in where the source's own server asks for it."""
         url = self.url
         hub_headers: Mapping[str, str] = {}
         for _ in range(_MOST_REDIRECTS + 1):
@@ -204,6 +205,7 @@ class Origin:
         raise self.source.error("SourceRefused", f"the server redirects more than {_MOST_REDIRECTS} times")
 
     def _redirect_target(self, url: URL, location: str) -> URL:
+        """Return the URL that a redirect leads to, without credentials. Raises ArtifactError."""
         try:
             # Credentials in a redirect are the server's own, and would take the place of the token.
             target = url.join(URL(location)).with_user(None).with_fragment(None)
@@ -241,6 +243,7 @@ class Origin:
         )
 
     async def _check_status(self, response: aiohttp.ClientResponse) -> None:
+        """Raise the error that the status stands for, if it is none of success."""
         name, status = self.source.display, response.status
         if status == _RANGE_REFUSED:
             raise RangeRefused
@@ -273,13 +276,14 @@ class Origin:
             raise self.source.error("SourceRefused", problem)
 
     def _build_response(self, received: _Received, requested_first: int) -> SourceResponse:
+        """Return the response with range, size, version and digest. Raises ArtifactError without range or size."""
         response, hub = received
         first, size = 0, response.content_length
         if response.status == _PARTIAL:
             match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-            if not match or int(match[1]) != requested_first:
+            if not match or int(match["first"]) != requested_first:
                 raise self.source.error("SourceRefused", "the server sent another range than the requested one")
-            first, size = requested_first, None if match[3] == "*" else int(match[3])
+            first, size = requested_first, None if match["size"] == "*" else int(match["size"])
         if size is None:
             # Without a size, the end of the file looks like a broken connection, and no volume or host can be chosen.
             raise self.source.error("SourceRefused", "the server does not say how large the file is")
@@ -359,6 +363,7 @@ async def _read_most(response: aiohttp.ClientResponse, most_bytes: int) -> bytes
 
 
 def _parse_url(source: Source, text: str | URL) -> URL:
+    """Return the URL. Raises ArtifactError if it has no origin."""
     try:
         url = URL(text) if isinstance(text, str) else text
         url.origin()

@@ -67,6 +67,7 @@ class HubRepository:
 
 
 def _parse_listing(source: Source, text: bytes) -> Listing:
+    """Return the files of the hub's answer that engines may read. Raises ArtifactError if it cannot be used."""
     try:
         answer = msgspec.json.decode(text, type=_HubAnswer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -80,7 +80,7 @@ def locate_mounted(source: Source, file_root: Path | None) -> Source:
     return dataclasses.replace(source, scheme="file", path=f"{file_root}/{source.path}")
 
 
-def revision(path: Path) -> str:
+def read_revision(path: Path) -> str:
     """Return the revision of a local file, its time and size: it changes when the file is written."""
     stat = path.stat()
     return f"{stat.st_mtime_ns:x}-{stat.st_size:x}"
@@ -105,9 +105,10 @@ class LocalRepository:
         if not self._source.is_folder:
             folder = folder.parent
         with storage_faults(folder):
-            return await asyncio.to_thread(self._list, folder)
+            return await asyncio.to_thread(self._list_folder, folder)
 
-    def _list(self, folder: Path) -> Listing:
+    def _list_folder(self, folder: Path) -> Listing:
+        """Return the files of a folder that engines may read; its newest time and its size are the revision."""
         files, newest = [], 0
         for path in sorted(folder.iterdir()):
             if is_wanted(path.name) and path.is_file():
@@ -139,12 +140,12 @@ class _LocalFile:
 
     @asynccontextmanager
     async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
-        """Read from the file; a changed file is noticed by its revision."""
+        """Read from the file, from its start if it no longer has the revision `validator`."""
         with storage_faults(self._path), self._path.open("rb") as file:
             size = self._path.stat().st_size
             if first and first >= size:
                 raise RangeRefused
-            current = revision(self._path)
+            current = read_revision(self._path)
             if validator and validator != current:
                 first = 0
             file.seek(first)
@@ -156,4 +157,6 @@ class _LocalFile:
                     left -= len(block)
                     yield block
 
-            yield SourceResponse(first, size, current, current, None, blocks())
+            yield SourceResponse(
+                first=first, size_bytes=size, validator=current, revision=current, sha256=None, blocks=blocks()
+            )

@@ -118,6 +118,7 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
 
 def require_files(name: str, manifest: ArtifactManifest) -> Sequence[RepositoryFile]:
     """Return the files of an artifact. Raises ArtifactError if its layers are archives, or no files."""
+    # The name without its tag or digest.
     repository = re.split(r"[@]|:(?=[^/]*$)", name.removeprefix("oci://"), maxsplit=1)[0]
     push = f"push the files themselves: oras push {repository}:TAG FILE..."
     if manifest.packed and not manifest.files:
@@ -147,6 +148,7 @@ def _choose_manifest(name: str, entries: Sequence[_Descriptor]) -> str:
 
 
 def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
+    """Return the layers as files and archives. Raises ArtifactError for a layer that cannot be used."""
     _limit_entries(name, "layers", layers)
     files: dict[str, RepositoryFile] = {}
     packed = []
@@ -172,6 +174,7 @@ def _limit_entries(name: str, field: str, entries: Sequence[_Descriptor]) -> Non
 
 
 def _check_descriptor(name: str, field: str, layer: _Descriptor) -> None:
+    """Refuse a digest that is no SHA-256, or a size that is none."""
     if not _DIGEST.fullmatch(layer.digest):
         problem = f"{field}.digest is {_quote(layer.digest)}: only sha256 with 64 hexadecimal digits is supported"
         raise _refusal(name, problem)

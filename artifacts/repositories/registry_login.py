@@ -34,7 +34,7 @@ _HUB_API: Final = "registry-1.docker.io"
 _SHARED_ENDINGS: Final = frozenset({"ac", "co", "com", "edu", "gov", "net", "org"})
 """Second-level names under which countries register, so that two names below one have nothing in common."""
 _PARAMETER: Final = re.compile(r'(\w+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s",]+))', re.ASCII)
-_SCHEME: Final = re.compile(r"(?:^|,)\s*(bearer|basic)(?=\s|$)", re.ASCII | re.IGNORECASE)
+_SCHEME: Final = re.compile(r"(?:^|,)\s*(?P<scheme>bearer|basic)(?=\s|$)", re.ASCII | re.IGNORECASE)
 
 
 class RegistryLogin(NamedTuple):
@@ -125,6 +125,7 @@ def read_environment(repo: str, environment: Mapping[str, str]) -> str | None:
 
 
 def _find_in_config(repo: str, text: bytes) -> RegistryLogin | None:
+    """Return the login for a repository from the text of a Docker configuration; None if it has none."""
     try:
         config = msgspec.json.decode(text, type=_DockerConfig)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -153,6 +154,7 @@ def _config_name(text: str) -> str:
 
 
 def _read_entry(entry: _Entry) -> RegistryLogin | None:
+    """Return the login of an entry of `auths`; None if it is incomplete or not valid."""
     if entry.registrytoken:
         return RegistryLogin("", entry.registrytoken)
     user, password = entry.username, entry.password
@@ -178,7 +180,7 @@ def read_challenge(challenges: Iterable[str]) -> TokenChallenge | None:
     """Return the server of tokens that the WWW-Authenticate headers of a registry name, or None."""
     for text in challenges:
         for match in _SCHEME.finditer(text):
-            if match[1].lower() != "bearer":
+            if match["scheme"].lower() != "bearer":
                 continue
             parameters = {
                 key.lower(): re.sub(r"\\(.)", r"\1", quoted) or plain
@@ -204,15 +206,15 @@ def may_get_password(registry: URL, realm: URL) -> bool:
     """
     if realm.origin() == registry.origin():
         return True
-    asked, host = (realm.raw_host or "").lower(), (registry.raw_host or "").lower()
-    if realm.scheme != "https" or not asked:
+    realm_host, registry_host = (realm.raw_host or "").lower(), (registry.raw_host or "").lower()
+    if realm.scheme != "https" or not realm_host:
         return False
-    if asked == host:
+    if realm_host == registry_host:
         return True
     if registry.scheme != "https":
         return False
-    labels = host.split(".")[1:]
-    is_own = len(labels) > 1 and not (len(labels) == 2 and labels[0] in _SHARED_ENDINGS)  # noqa: PLR2004
-    if find_stated_address(host) is not None or not is_own:
+    parents = registry_host.split(".")[1:]
+    is_own_domain = len(parents) > 1 and not (len(parents) == 2 and parents[0] in _SHARED_ENDINGS)  # noqa: PLR2004
+    if find_stated_address(registry_host) is not None or not is_own_domain:
         return False
-    return asked == ".".join(labels) or asked.endswith("." + ".".join(labels))
+    return realm_host == ".".join(parents) or realm_host.endswith("." + ".".join(parents))

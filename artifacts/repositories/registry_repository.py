@@ -69,7 +69,7 @@ class RegistryRepository:
         registry, _, name = source.repo.partition("/")
         host = api_host(registry)
         if host != registry and "/" not in name:
-            name = f"library/{name}"
+            name = f"library/{name}"  # an official image of Docker Hub
         scheme = "http" if is_plain_http(registry, environment) else "https"
         self._base = URL(f"{scheme}://{host}/v2/{name}")
         login = read_token(access.token) if access.token else None
@@ -181,7 +181,7 @@ class _RegistryAuthorizer:
         return {**headers, "Authorization": self._header} if self._header else headers
 
     async def answer_challenges(self, challenges: Sequence[str]) -> bool:
-        """Obtain the credentials that the registry asks for.
+        """Obtain the credentials that the registry asks for; return whether they are others than before.
 
         Raises:
             ArtifactError: the server of tokens refuses, or must not get the password.
@@ -197,6 +197,7 @@ class _RegistryAuthorizer:
         return self._header != before
 
     async def _request_token(self, challenge: TokenChallenge, login: RegistryLogin | None) -> str:
+        """Request a token to pull this repository. Raises ArtifactError if the server must not get the login."""
         name, server = self._source.display, challenge.realm.origin()
         if login is not None and not may_get_password(self._repository, challenge.realm):
             raise ArtifactError(

@@ -136,10 +136,10 @@ def _check_endpoint(text: str) -> str:
     try:
         url = URL(text)
         is_usable = not text or (url.scheme in ("http", "https") and url.host and url == url.with_user(None))
-        bare = is_usable and "?" not in text and "#" not in text
+        is_bare = is_usable and "?" not in text and "#" not in text
     except ValueError:
-        bare = False
-    if not bare:
+        is_bare = False
+    if not is_bare:
         raise ArtifactError(
             "SourceInvalid", f"{ENDPOINT_VARIABLE} is no URL of an S3 service, such as https://s3.example:9000"
         )

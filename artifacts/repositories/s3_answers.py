@@ -84,6 +84,7 @@ def parse_page(text: bytes) -> ListingPage:
 
 
 def _read_object(fields: Mapping[str, str]) -> RepositoryFile:
+    """Return one object of a listing. Raises ValueError if a field that is needed is missing."""
     size, entity_tag = fields.get("Size", ""), fields.get("ETag", "").strip('"')
     if not fields.get("Key") or not _ENTITY_TAG.fullmatch(entity_tag):
         raise ValueError("an object without key or entity tag")
@@ -130,6 +131,7 @@ def explain_refusal(
 
 
 def _parse_xml(text: bytes) -> ET.Element:
+    """Return the root of a short XML text without a document type. Raises ValueError."""
     # Elements and attributes take a hundred times their bytes.
     if text.count(b"<") + text.count(b"=") > _MOST_MARKS:
         raise ValueError("more elements than a page has")

@@ -48,11 +48,13 @@ class S3Repository:
             ArtifactError: with a reason and whether a retry may help.
         """
         root = self._root
-        # Other objects beside a single file may change; the number of a part is the last but one of its name.
+        # Other objects beside a single file may change, so only its own parts are listed.
         parts = None if self._source.is_folder else name_parts(self._source.file) or [self._source.file]
-        common = self._source.path if not self._source.is_split else self._source.path.rpartition("-of-")[0][:-5]
+        prefix = self._source.path
+        if self._source.is_split:
+            prefix = prefix.rpartition("-of-")[0][: -len("00001")]  # of KEY-00001-of-00003.gguf, KEY-
         files = []
-        for listed in await self._list_objects(common):
+        for listed in await self._list_objects(prefix):
             path = listed.path.removeprefix(root)
             if listed.path.startswith(root) and is_wanted(path) and (parts is None or path in parts):
                 files.append(dataclasses.replace(listed, path=path))
@@ -73,6 +75,7 @@ class S3Repository:
         return self._source.path[: self._source.path.rfind("/") + 1]
 
     async def _list_objects(self, prefix: str) -> list[RepositoryFile]:
+        """Return all objects whose keys begin with `prefix`. Raises ArtifactError, also if they are too many."""
         objects: list[RepositoryFile] = []
         token = ""
         for _ in range(_MOST_PAGES):
@@ -120,6 +123,7 @@ class S3Repository:
             yield _S3Object(origin)
 
     def _connect(self, source: Source, url: URL) -> AbstractAsyncContextManager[Origin]:
+        """Open the origin of an object or of a listing, whose refusals are explained as those of S3."""
         signed = bool(self._service.key_id)
 
         def explain(status: int, headers: Mapping[str, str], body: bytes) -> ArtifactError | None:
@@ -137,7 +141,11 @@ class _S3Object:
 
     @asynccontextmanager
     async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
-        """Read from the object; a caller that needs its start only stops reading. Raises as `ReadableFile.read`."""
+        """Read from the object; a caller that needs its start only stops reading. Raises as `ReadableFile.read`.
+
+        The digest comes only with the answer to a request for the whole object: before a range in it, one is sent and
+        not read.
+        """
         if first and validator not in self._digests:
             async with self._origin.read() as whole:
                 self._digests[whole.validator] = whole.sha256

@@ -35,6 +35,8 @@ class WebRepository:
         return Listing(current, files)
 
     async def _describe(self, name: str) -> RepositoryFile:
+        """Return size, digest and revision of one file, from the answer to a request for its first byte."""
+
         async def read() -> RepositoryFile:
             try:
                 async with self.open_file(name, None) as opened, opened.read(0, 0) as response:
