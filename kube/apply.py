@@ -39,14 +39,14 @@ class UndeclaredFields:
     """
 
     def __init__(self) -> None:
-        self._until: dict[tuple[Resource, FieldPath], float] = {}
+        self._left_out_until: dict[tuple[Resource, FieldPath], float] = {}
 
     def leave_out(self, resource: Resource, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the status without fields that were refused a short time ago."""
         pruned: Mapping[str, Any] = _prune(status, self._list_paths(resource))
         return pruned
 
-    def note(self, resource: Resource, error: ApiError, sent: Mapping[str, Any]) -> bool:
+    def note_refusal(self, resource: Resource, error: ApiError, sent: Mapping[str, Any]) -> bool:
         """Note the fields of the status `sent` that a refusal names, which may be the first of several.
 
         Where an object is invalid without such a field, the whole field of the status that has it is left out. Return
@@ -58,7 +58,7 @@ class UndeclaredFields:
             paths = self._list_paths(resource)
         for noted in (paths, {path[:1] for path in paths}):
             for path in noted:
-                self._until[resource, path] = time.monotonic() + UNDECLARED_SECONDS
+                self._left_out_until[resource, path] = time.monotonic() + UNDECLARED_SECONDS
             if self.leave_out(resource, sent) != sent:
                 fields = sorted(map(".".join, noted))
                 remedy = "apply the newer crds/"
@@ -68,7 +68,7 @@ class UndeclaredFields:
 
     def _list_paths(self, resource: Resource) -> set[FieldPath]:
         now = time.monotonic()
-        return {path for (kind, path), until in self._until.items() if kind == resource and until > now}
+        return {path for (kind, path), until in self._left_out_until.items() if kind == resource and until > now}
 
 
 def _prune(value: Any, paths: Collection[FieldPath]) -> Any:
@@ -122,11 +122,11 @@ async def apply_status(
     identity = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
     tries_left = _STATUS_TRIES
     while True:
-        accepted = undeclared.leave_out(resource, status)
-        if is_applied(resource, {"status": accepted}, observed, field_manager, "status"):
+        known_status = undeclared.leave_out(resource, status)
+        if is_applied(resource, {"status": known_status}, observed, field_manager, "status"):
             return observed
         version = {"resourceVersion": observed["metadata"]["resourceVersion"]}
-        desired = {"metadata": {**identity, **version}, "status": accepted}
+        desired = {"metadata": {**identity, **version}, "status": known_status}
         try:
             return await client.apply(resource, desired, field_manager=field_manager, subresource="status")
         except Conflict as conflict:
@@ -139,7 +139,7 @@ async def apply_status(
                 raise
         except ApiError as error:
             # Less is sent each time, so that this ends.
-            if not undeclared.note(resource, error, accepted):
+            if not undeclared.note_refusal(resource, error, known_status):
                 raise
 
 

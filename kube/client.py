@@ -129,7 +129,8 @@ class Client:
     ) -> ObjectList:
         """Read all objects that match, in pages; items carry apiVersion and kind, or are what `read` returns.
 
-        With `part`, no more than one page is in memory as a whole: of each object, what it returns is kept.
+        With `part`, no more than one page is in memory as a whole: of each object, what it returns is kept. `most`
+        limits the number of objects.
         """
         query = _build_selectors(label_selector, field_selector)
 
@@ -138,8 +139,8 @@ class Client:
             item.setdefault("kind", resource.kind)
             return part(item) if part is not None else item
 
-        whole = complete if read is None else None
-        return await self._list_pages(resource, namespace, query, read=read, complete=whole, most=most)
+        completion = complete if read is None else None
+        return await self._list_pages(resource, namespace, query, read=read, complete=completion, most=most)
 
     async def list_cached(self, resource: Resource, *, field_selector: str = "") -> ObjectList:
         """Read all objects that match as the API server's cache has them: they may be old, and cost etcd nothing.
@@ -333,6 +334,7 @@ class Client:
     async def _call(
         self, verb: str, resource: Resource, namespace: str | None, name: str | None, request: Request
     ) -> Obj:
+        """Send a request, and return the object that the server answers. Raises ApiError and Unreachable."""
         call = _describe_call(verb, resource, namespace, name)
         return _decode(call, await self._send(call, verb, resource, request), Obj)
 
@@ -347,7 +349,10 @@ class Client:
         complete: Callable[[Obj], Obj] | None = None,
         most: int | None = None,
     ) -> ObjectList:
-        """Return all pages at one resourceVersion, whole if that expires; with `most`, one page of so many."""
+        """Read all pages of a list at one resourceVersion; if that expires meanwhile, read all again as one page.
+
+        With `most`, only one page of so many is read.
+        """
         call, path = _describe_call("list", resource, namespace, None), resource.path(namespace)
         items: list[Obj] = []
         page_query = {**query, "limit": str(most or PAGE)}
@@ -367,6 +372,10 @@ class Client:
             page_query = {**page_query, "continue": page.metadata.more}
 
     async def _send(self, call: str, verb: str, resource: Resource, request: Request) -> bytes:
+        """Send a request, and return the body of the answer. Raises ApiError and Unreachable.
+
+        It is sent again a few times if the server is busy (429) and says for how long.
+        """
         for tries_left in reversed(range(_THROTTLED_TRIES)):
             started, status = time.monotonic(), 0
             try:
@@ -412,6 +421,7 @@ def _add_type(resource: Resource, obj: Mapping[str, Any]) -> Obj:
 
 
 def _decode(call: str, body: bytes, type_: type[T]) -> T:
+    """Decode an answer. Raises Unreachable if it is not what the API sends."""
     try:
         return msgspec.json.decode(body, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -425,6 +435,7 @@ def _read_page(call: str, body: bytes, read: Read) -> _Page[Obj]:
 
 
 def _read_event(call: str, line: bytes, read: Read) -> WatchEvent:
+    """Decode one line of a watch; `read` gets the object, unless the event has no whole one."""
     event = _decode(call, line, _UnreadEvent)
     if event.type in {"BOOKMARK", "ERROR"}:
         return _decode(call, line, WatchEvent)
@@ -455,6 +466,7 @@ def _conflict(error: Invalid, meaning: str) -> Conflict:
 
 
 def _refusal(call: str, response: Response) -> ApiError:
+    """Return the error for a response that is none of success, with what its body says."""
     try:
         status = msgspec.json.decode(response.body, type=_Status)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -50,6 +50,7 @@ class Comparison:
         return _is_equal_scalar(observed, desired)
 
     def _covers_map(self, observed: Mapping[str, Any], desired: Mapping[str, Any], owned: FieldSet | None) -> bool:
+        """Decide whether a map has all desired fields, and none that is ours and no longer desired."""
         desired = {name: value for name, value in desired.items() if value is not None}
         # A field that we own without children is ours as a whole. An empty map only states that the field exists, so
         # fields that the server adds to it are no difference.
@@ -69,6 +70,7 @@ class Comparison:
         return True
 
     def _covers_field(self, name: str, observed: Any, desired: Any, owned: FieldSet | None) -> bool:
+        """Compare one field; quantities such as 1Gi and 1024Mi are equal by their amounts."""
         if name in _QUANTITY_FIELDS:
             return _is_equal_quantity(observed, desired)
         if name in _QUANTITY_MAPS and isinstance(desired, Mapping) and isinstance(observed, Mapping):
@@ -79,12 +81,13 @@ class Comparison:
         return self.covers(observed, desired, owned)
 
     def _covers_list(self, observed: Sequence[Any], desired: Sequence[Any], owned: FieldSet | None) -> bool:
+        """Compare a list as the server merges it: by the keys of its items, as a set, or else item by item."""
         if owned and (items := _list_keyed_items(owned)):
             return self._covers_items(observed, desired, items)
         if owned and (members := [msgspec.json.decode(name[2:]) for name in owned if name.startswith("v:")]):
             return all(item in observed for item in desired) and all(item in desired for item in members)
         return len(observed) == len(desired) and all(
-            self.covers(there, wanted, owned) for there, wanted in zip(observed, desired, strict=True)
+            self.covers(found, wanted, owned) for found, wanted in zip(observed, desired, strict=True)
         )
 
     def _covers_items(
@@ -96,9 +99,9 @@ class Comparison:
             return False
         rest = iter(observed)
         for item in desired:
-            there = next((other for other in rest if _identifies(item, other, keys)), None)
+            found = next((other for other in rest if _identifies(item, other, keys)), None)
             fields = next((fields for identity, fields in owned if _identifies(item, identity, keys)), None)
-            if there is None or not self.covers(there, item, fields):
+            if found is None or not self.covers(found, item, fields):
                 return False
         return True
 
@@ -118,19 +121,20 @@ def list_dropped(sent: Any, answer: Any, path: str = "") -> list[str]:
                 dropped.append(f"{path}.{name}")
         return dropped
     if isinstance(sent, list) and isinstance(answer, list):
-        return [lost for place, item in enumerate(sent) for lost in _list_dropped_item(item, answer, path, place)]
+        return [lost for position, item in enumerate(sent) for lost in _list_dropped_item(item, answer, path, position)]
     return []
 
 
-def _list_dropped_item(item: Any, answer: Sequence[Any], path: str, place: int) -> list[str]:
+def _list_dropped_item(item: Any, answer: Sequence[Any], path: str, position: int) -> list[str]:
+    """Return the dropped fields of one item, compared with the item of its name, or the most similar one."""
     if not isinstance(item, Mapping):
         return []
     # Several mounts of one volume have the same name, and a policy may add items anywhere.
-    name, there = item.get("name"), [other for other in answer if isinstance(other, Mapping)]
+    name, candidates = item.get("name"), [other for other in answer if isinstance(other, Mapping)]
     if name is not None:
-        there = [other for other in there if other.get("name") == name] or [{"name": name}]
-    where = f"{path}[{place if name is None else name}]"
-    return min((list_dropped(item, other, where) for other in there), key=len, default=[])
+        candidates = [other for other in candidates if other.get("name") == name] or [{"name": name}]
+    where = f"{path}[{position if name is None else name}]"
+    return min((list_dropped(item, other, where) for other in candidates), key=len, default=[])
 
 
 def _has_content(value: Any) -> bool:

@@ -131,16 +131,16 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int] | None = None
+        self._last_stamp: tuple[int, int] | None = None
         self._token = ""
 
     async def authorization(self) -> str | None:
         """Return the header's value; the file is read again when it changed."""
         try:
             stat = self._path.stat()
-            if self._seen != (stat.st_ino, stat.st_mtime_ns):
+            if self._last_stamp != (stat.st_ino, stat.st_mtime_ns):
                 self._token = self._path.read_text(encoding="ascii").strip() or self._token
-                self._seen = (stat.st_ino, stat.st_mtime_ns)
+                self._last_stamp = (stat.st_ino, stat.st_mtime_ns)
         except (OSError, UnicodeError) as error:
             if not self._token:
                 raise CredentialsError(f"token file {self._path}: {error}") from error
@@ -150,7 +150,7 @@ class TokenFile:
 
     async def refresh(self, refused: str | None) -> bool:
         """Read the file again; return whether it holds another token than the one refused."""
-        self._seen = None
+        self._last_stamp = None
         return await self.authorization() != refused
 
 
@@ -186,6 +186,7 @@ class Plugin:
         return True
 
     async def _log_in(self) -> None:
+        """Run the plugin; keep its token and certificate, and how long they are valid. Raises CredentialsError."""
         # The first import takes most of a second, and 21 MiB that most processes do not need.
         library = await asyncio.to_thread(importlib.import_module, "kubernetes.aio.client")
         config = await asyncio.to_thread(importlib.import_module, "kubernetes.aio.config")
@@ -246,17 +247,18 @@ def load(
 
 
 def _load_in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Credentials:
+    """Return the credentials of the ServiceAccount of this pod. Raises CredentialsError."""
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     cluster = {"server": f"https://{authority}", "certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}
     entry = KubeconfigEntry(f"in-cluster configuration ({SERVICE_ACCOUNT})", cluster, {})
-    own = SERVICE_ACCOUNT / "namespace"
+    namespace_file = SERVICE_ACCOUNT / "namespace"
     return Credentials(
         cluster["server"],
         TokenFile(token_file or SERVICE_ACCOUNT / "token"),
         _build_client_tls(entry),
         authority=_read_pem(entry.cluster, "certificate-authority"),
-        namespace=own.read_text().strip() if own.exists() else "",
+        namespace=namespace_file.read_text().strip() if namespace_file.exists() else "",
     )
 
 
@@ -270,6 +272,7 @@ def _read_server(entry: KubeconfigEntry) -> str:
 def _choose_identity(
     entry: KubeconfigEntry, tls: ssl.SSLContext | None, paths: Sequence[Path], context: str | None
 ) -> ClientIdentity:
+    """Return the identity that the user of a kubeconfig has. Raises CredentialsError for what is not supported."""
     user = entry.user
     if refused := [key for key in _UNSUPPORTED if user.get(key)]:
         raise CredentialsError(f"{entry.source}: user has {', '.join(refused)}, which Pomona does not support")
@@ -283,6 +286,7 @@ def _choose_identity(
 
 
 def _build_client_tls(entry: KubeconfigEntry) -> ssl.SSLContext | None:
+    """Return the TLS context of the cluster and the user; None for plain http. Raises CredentialsError."""
     if not _read_server(entry).startswith("https://"):
         return None
     try:

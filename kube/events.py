@@ -90,6 +90,7 @@ class EventRecorder:
             log.warning("event_write_failed", reason=reason, note=note, error=str(error) or "time-out")
 
     async def _write(self, series: _Series, body: Obj) -> None:
+        """Write the count of a series, or the Event itself if it is the first or the server has forgotten it."""
         if series.count > 1:
             observed = {"count": series.count, "lastObservedTime": micro_time(datetime.now(UTC))}
             operation = {"op": "add", "path": "/series", "value": observed}

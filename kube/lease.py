@@ -49,7 +49,7 @@ class Elector:
     _version: str = field(default="", init=False)
     """resourceVersion of the lease as we last saw it; empty when it must be read again."""
     _spec: Obj = field(default_factory=dict, init=False)
-    _seen_at: float = field(default=0.0, init=False)
+    _spec_changed_at: float = field(default=0.0, init=False)
     _leads_until: float = field(default=-math.inf, init=False)
     """Time by which the led work ends unless the lease is renewed."""
 
@@ -100,7 +100,7 @@ class Elector:
                 raise LeadershipLost(f"lease {self.namespace}/{self.name} is held by {holder}")
 
     async def _try_lead(self, seconds: float) -> bool:
-        """Try to take or renew the lease within `seconds`."""
+        """Take or renew the lease within `seconds`, and lead until its deadline; return False if that failed."""
         started = _now()
         if not await self._attempt(seconds, self._take_or_renew):
             return False
@@ -109,7 +109,7 @@ class Elector:
         return True
 
     async def _attempt(self, seconds: float, step: Callable[[], Awaitable[bool]]) -> bool:
-        """Try `step` within `seconds`."""
+        """Return what `step` returns within `seconds`; False after a failure, which is logged but for a conflict."""
         try:
             async with asyncio.timeout(seconds):
                 return await step()
@@ -120,7 +120,7 @@ class Elector:
         return False
 
     async def _take_or_renew(self) -> bool:
-        """Take or renew the lease, if we may."""
+        """Take or renew the lease; return False if another process may hold it."""
         if not self._version:
             try:
                 self._remember(await self.client.get(LEASES, self.name, self.namespace))
@@ -129,7 +129,7 @@ class Elector:
                 lease = {"metadata": metadata, "spec": self._build_spec({})}
                 self._remember(await self.client.create(LEASES, lease))
                 return True
-        if not may_take(self._spec, self.identity, _now() - self._seen_at):
+        if not may_take(self._spec, self.identity, _now() - self._spec_changed_at):
             return False
         await self._write(self._build_spec(self._spec))
         return True
@@ -148,6 +148,7 @@ class Elector:
             return True
 
     async def _write(self, spec: Obj) -> None:
+        """Replace the spec of the lease that was read last. Raises Conflict if it has changed since."""
         operations: list[Obj] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": self._version},
             {"op": "add", "path": "/spec", "value": spec},
@@ -157,12 +158,14 @@ class Elector:
         self._remember(await self.client.patch_json(LEASES, self.name, self.namespace, operations))
 
     def _remember(self, lease: Obj) -> None:
+        """Keep the version of the lease, and note the time if its spec has changed."""
         self._version = lease["metadata"]["resourceVersion"]
         spec = lease.get("spec") or {}
         if spec != self._spec:
-            self._spec, self._seen_at = spec, _now()
+            self._spec, self._spec_changed_at = spec, _now()
 
     def _build_spec(self, spec: Obj) -> Obj:
+        """Return the spec by which we hold the lease from now on, as the successor of `spec`."""
         now = micro_time(datetime.now(UTC))
         ours = spec.get("holderIdentity") == self.identity
         return {
@@ -190,7 +193,7 @@ class HostLease:
     duration_seconds: int = 40
     _version: str | None = field(default=None, init=False)
     """resourceVersion of the Lease that we wrote last or may take; None when it must be read again."""
-    _rival: Obj = field(default_factory=dict, init=False)
+    _rival_spec: Obj = field(default_factory=dict, init=False)
     """The spec that another holder wrote, as first seen."""
     _rival_since: float = field(default=0.0, init=False)
 
@@ -224,7 +227,7 @@ class HostLease:
 
         Raises ApiError, Unreachable, and HeldElsewhereError when its holder still renews it.
         """
-        if self._version is None and not await self._may_take():
+        if self._version is None and not await self._check_holder():
             return False
         spec = {
             "holderIdentity": self.identity,
@@ -236,10 +239,15 @@ class HostLease:
             metadata["resourceVersion"] = self._version
         lease = {"metadata": metadata, "spec": spec}
         written = await self.client.apply(LEASES, lease, field_manager=self.field_manager)
-        self._version, self._rival = written["metadata"]["resourceVersion"], {}
+        self._version, self._rival_spec = written["metadata"]["resourceVersion"], {}
         return True
 
-    async def _may_take(self) -> bool:
+    async def _check_holder(self) -> bool:
+        """Read the Lease; return True, with its version kept, if we may take it.
+
+        Another holder is remembered, and may be replaced once its spec has not changed for the Lease's duration. Raises
+        HeldElsewhereError when it changes.
+        """
         try:
             lease = await self.client.get(LEASES, self.name, self.namespace)
         except NotFound:
@@ -247,10 +255,10 @@ class HostLease:
             return True
         spec = lease.get("spec") or {}
         if not may_take(spec, self.identity, 0.0):
-            if self._rival and spec != self._rival:
+            if self._rival_spec and spec != self._rival_spec:
                 raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, which renews it")
-            if not self._rival:
-                self._rival, self._rival_since = spec, _now()
+            if not self._rival_spec:
+                self._rival_spec, self._rival_since = spec, _now()
                 log.warning("host_lease_held", lease=self.name, by=spec["holderIdentity"])
             if not may_take(spec, self.identity, _now() - self._rival_since):
                 return False

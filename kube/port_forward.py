@@ -123,6 +123,7 @@ def _explain(error: aiohttp.WSServerHandshakeError) -> str:
 
 
 async def _send(reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketResponse) -> None:
+    """Pass the client's bytes on to the pod, until the client closes its side."""
     with contextlib.suppress(OSError, aiohttp.ClientError):
         while data := await reader.read(_CHUNK_BYTES):
             await socket.send_bytes(bytes([_DATA]) + data)
@@ -130,6 +131,7 @@ async def _send(reader: asyncio.StreamReader, socket: aiohttp.ClientWebSocketRes
 
 
 async def _receive(socket: aiohttp.ClientWebSocketResponse, writer: asyncio.StreamWriter) -> None:
+    """Pass the pod's bytes on to the client, until the pod's side closes or the kubelet reports an error."""
     awaits_port = {_DATA, _ERROR}
     async for message in socket:
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:

@@ -13,7 +13,7 @@ def read_public_trust() -> ssl.SSLContext:
 def import_aiohttp_without_trust() -> None:
     """Import aiohttp without the certificate authorities, which it reads at its import for its own default context.
 
-    That one trusts nobody then: who asks a server of the public web gives `read_public_trust`.
+    That default context trusts no server then: requests to the public web have to be made with `read_public_trust`.
     """
     original = ssl.SSLContext.load_default_certs
     ssl.SSLContext.load_default_certs = lambda *_: None  # type: ignore[method-assign]

@@ -43,11 +43,14 @@ class WorkQueue(Generic[K]):
         self._added_at: dict[K, float] = {}
         """When each dirty key was added, by `time.monotonic`; the first is the oldest."""
         self._processing: set[K] = set()
-        self._later: dict[K, asyncio.TimerHandle] = {}
+        self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
 
     def add(self, key: K, *, urgent: bool = False) -> None:
-        """Enqueue `key` now, before all keys that are not urgent if it is."""
+        """Enqueue `key`, if it is not enqueued; an urgent one before all that are not.
+
+        A key that is being reconciled, or pauses, becomes ready afterwards.
+        """
         if key in self._dirty:
             return
         self._dirty.add(key)
@@ -62,12 +65,12 @@ class WorkQueue(Generic[K]):
             return
         loop = asyncio.get_running_loop()
         due = loop.time() + seconds
-        waiting = self._later.get(key)
+        waiting = self._timers.get(key)
         if waiting and waiting.when() <= due:
             return
         if waiting:
             waiting.cancel()
-        self._later[key] = loop.call_at(due, self._add_due, key)
+        self._timers[key] = loop.call_at(due, self._add_due, key)
 
     def retry(self, key: K) -> float:
         """Enqueue `key` after its back-off, 0.1 s doubling to 300 s with jitter; return the seconds."""
@@ -93,7 +96,7 @@ class WorkQueue(Generic[K]):
         return frozenset(self._processing)
 
     def done(self, key: K) -> None:
-        """Mark the reconcile of `key` as ended, however it ended."""
+        """Mark the reconcile of `key` as ended, however it ended; a key that was added meanwhile becomes ready."""
         self._processing.discard(key)
         if self._pause_seconds:
             self._paused.add(key)
@@ -118,7 +121,7 @@ class WorkQueue(Generic[K]):
         self._ready.put_nowait((not urgent, next(self._numbers), key))
 
     def _add_due(self, key: K) -> None:
-        del self._later[key]
+        del self._timers[key]
         self.add(key)
 
 
@@ -139,6 +142,7 @@ async def run_workers(
 
 
 async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]], timeout_seconds: float) -> None:
+    """Reconcile one key of the queue after the other, for ever; a failure is logged, and its key is retried later."""
     while True:
         key = await queue.get()
         try:

@@ -28,8 +28,8 @@ _REMEMBERED_DELETIONS = 4096
 T = TypeVar("T")
 
 
-class _Part(Obj):
-    """The part of an object that a store keeps, on its way there."""
+class _ReducedObject(Obj):
+    """An object that `keep_part` has reduced already, on its way to the store."""
 
 
 @dataclass(slots=True)
@@ -40,6 +40,7 @@ class _Index:
     """The last answer for a value, until an object under that value changes."""
 
     def change(self, key: ObjectKey, old: Obj | None, new: Obj | None) -> None:
+        """Replace an object by its new version under the values of each; None: it was absent, or is removed."""
         if old:
             for value in self.keys(old):
                 self.cached_tuples.pop(value, None)
@@ -71,9 +72,9 @@ class Store:
         self._derived = defaultdict(dict)
         self._summaries: dict[str, tuple[tuple[int, ...], Any]] = {}
         self._revisions: defaultdict[Resource, int] = defaultdict(int)
-        self._reduce: dict[Resource, Callable[[Obj], Obj]] = {}
+        self._reductions: dict[Resource, Callable[[Obj], Obj]] = {}
         self._listeners: list[Listener] = []
-        self._deleted: dict[str, str] = {}
+        self._deleted_versions: dict[str, str] = {}
         self.revision = 0
         """Number of changes so far: while it is the same, so is everything that can be read."""
 
@@ -82,13 +83,13 @@ class Store:
 
         An older version is ignored, also one of a predecessor with the same name, whose last event may come late.
         """
-        uid, version = _version(obj)
+        uid, version = _read_version(obj)
         old = self._objects[resource].get(object_key(obj))
         if old:
-            old_uid, old_version = _version(old)
+            old_uid, old_version = _read_version(old)
             if not _is_newer(version, old_version) if old_uid == uid else _is_newer(old_version, version):
                 return False
-        if uid in self._deleted and not _is_newer(version, self._deleted[uid]):
+        if uid in self._deleted_versions and not _is_newer(version, self._deleted_versions[uid]):
             return False
         self._set(resource, object_key(obj), obj)
         return True
@@ -115,7 +116,7 @@ class Store:
         old = self._objects[resource].get(key)
         if uid and resource_version:
             self._remember_deletion(uid, resource_version)
-        if not old or (uid and _version(old)[0] != uid):
+        if not old or (uid and _read_version(old)[0] != uid):
             return False
         self._set(resource, key, None)
         return True
@@ -142,15 +143,15 @@ class Store:
 
     def reduce(self, resource: Resource, reduce: Callable[[Obj], Obj]) -> None:
         """Keep from now on only the part of each object that `reduce`, a pure function, returns."""
-        self._reduce[resource] = reduce
+        self._reductions[resource] = reduce
 
     def keep_part(self, resource: Resource, obj: Obj) -> Obj:
         """Return the part of an object that is kept, which `put` and `replace` take in its place.
 
         The whole objects of a long list take 65 KB each for pods alone.
         """
-        reduce = self._reduce.get(resource)
-        return obj if reduce is None or isinstance(obj, _Part) else _Part(reduce(obj))
+        reduce = self._reductions.get(resource)
+        return obj if reduce is None or isinstance(obj, _ReducedObject) else _ReducedObject(reduce(obj))
 
     def by_index(self, resource: Resource, name: str, value: str) -> Sequence[Obj]:
         """Return the objects that the index has under `value`: the same sequence until one of them changes.
@@ -200,7 +201,7 @@ class Store:
     def snapshot(self, resource: Resource, namespace: str | None = None) -> Snapshot:
         """Return the versions known now; take it before a list is requested, and hand it to `replace`."""
         objects = self._objects[resource]
-        return {key: _version(obj) for key, obj in objects.items() if not namespace or key[0] == namespace}
+        return {key: _read_version(obj) for key, obj in objects.items() if not namespace or key[0] == namespace}
 
     def replace(
         self, resource: Resource, items: Iterable[Obj], *, namespace: str | None = None, before: Snapshot | None = None
@@ -214,9 +215,9 @@ class Store:
         self._drop_vanished(resource, before, present)
         for key, obj in present.items():
             old = self._objects[resource].get(key)
-            if old and _version(old) == before.get(key):
+            if old and _read_version(old) == before.get(key):
                 # Unchanged since before the list: the list is right even if its version is older (a restored etcd).
-                if _version(old) != _version(obj):
+                if _read_version(old) != _read_version(obj):
                     self._set(resource, key, obj)
             else:
                 self.put(resource, obj)
@@ -242,17 +243,20 @@ class Store:
 
     def _is_outdated(self, resource: Resource, listed: Obj) -> bool:
         """Return whether a listed object is unknown, or known in an older version only."""
-        uid, version = _version(listed)
+        uid, version = _read_version(listed)
         stored = self._objects[resource].get(object_key(listed))
-        return uid not in self._deleted and (stored is None or _is_newer(version, _version(stored)[1]))
+        return uid not in self._deleted_versions and (stored is None or _is_newer(version, _read_version(stored)[1]))
 
     def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> int:
-        """Remove objects that were known before a list, are not in it and were not put meanwhile; return how many."""
+        """Remove objects that were known before a list, are not in it and were not put meanwhile; return how many.
+
+        One whose name has passed to another object is only noted as deleted, and not counted.
+        """
         dropped = 0
         for key, (uid, version) in before.items():
             old = self._objects[resource].get(key)
             listed = present.get(key)
-            if old and _version(old) == (uid, version) and (not listed or _version(listed)[0] != uid):
+            if old and _read_version(old) == (uid, version) and (not listed or _read_version(listed)[0] != uid):
                 self._remember_deletion(uid, version)
                 if not listed:
                     self._set(resource, key, None)
@@ -260,15 +264,17 @@ class Store:
         return dropped
 
     def _remember_deletion(self, uid: str, version: str) -> None:
-        self._deleted[uid] = version
-        if len(self._deleted) > _REMEMBERED_DELETIONS:
-            del self._deleted[next(iter(self._deleted))]
+        """Note that an object was deleted, so that no late event of an older version brings it back."""
+        self._deleted_versions[uid] = version
+        if len(self._deleted_versions) > _REMEMBERED_DELETIONS:
+            del self._deleted_versions[next(iter(self._deleted_versions))]
 
     def _set(self, resource: Resource, key: ObjectKey, new: Obj | None) -> None:
+        """Store an object, or remove it, and tell all indexes and listeners."""
         objects = self._objects[resource]
         old = objects.get(key)
-        if new is not None and resource in self._reduce:
-            new = dict(new) if isinstance(new, _Part) else self._reduce[resource](new)
+        if new is not None and resource in self._reductions:
+            new = dict(new) if isinstance(new, _ReducedObject) else self._reductions[resource](new)
         self.revision += 1
         self._revisions[resource] += 1
         self._derived[resource].pop(key, None)
@@ -282,7 +288,7 @@ class Store:
             listener(resource, old, new)
 
 
-def _version(obj: Obj) -> tuple[str, str]:
+def _read_version(obj: Obj) -> tuple[str, str]:
     metadata = obj["metadata"]
     return metadata.get("uid", ""), metadata.get("resourceVersion", "")
 

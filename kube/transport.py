@@ -97,14 +97,14 @@ class AiohttpTransport:
     async def request(self, request: Request) -> Response:
         """Send and read the whole answer. Raises Unreachable."""
         limits = aiohttp.ClientTimeout(total=TOTAL_SECONDS, sock_connect=CONNECT_SECONDS)
-        async with self._answer(request, limits) as answer, _unreachable(request):
+        async with self._open_answer(request, limits) as answer, _unreachable(request):
             return Response(answer.status, await answer.read(), _read_retry_after(answer))
 
     @contextlib.asynccontextmanager
     async def stream(self, request: Request, *, idle_seconds: float) -> AsyncIterator[Stream]:
         """Send and read the body as it comes. Raises Unreachable, also after `idle_seconds` without a byte."""
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=idle_seconds)
-        async with self._answer(request, limits, is_stream=True) as answer:
+        async with self._open_answer(request, limits, is_stream=True) as answer:
             yield Stream(answer.status, _read_chunks(answer, request), _read_retry_after(answer))
 
     async def reconnect(self) -> None:
@@ -128,9 +128,10 @@ class AiohttpTransport:
         return aiohttp.ClientSession(connector=connector)
 
     @contextlib.asynccontextmanager
-    async def _answer(
+    async def _open_answer(
         self, request: Request, limits: aiohttp.ClientTimeout, *, is_stream: bool = False
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request, again with new credentials after a 401, and yield the open answer. Raises Unreachable."""
         answer = await self._send(request, limits, is_stream=is_stream)
         if answer.status == 401 and await self._refresh_credentials(request, answer):  # noqa: PLR2004 - Unauthorized
             answer = await self._send(request, limits, is_stream=is_stream)
@@ -143,7 +144,10 @@ class AiohttpTransport:
                 _abort_unless_read(answer)
 
     async def _refresh_credentials(self, request: Request, answer: aiohttp.ClientResponse) -> bool:
-        """Return whether to send the request again; if not, the answer stays open. Raises Unreachable."""
+        """Get new credentials after a 401; return whether to send the request again.
+
+        If so, or if that fails, the answer is closed. Raises Unreachable.
+        """
         is_open = False
         try:
             async with _unreachable(request):
@@ -156,6 +160,7 @@ class AiohttpTransport:
     async def _send(
         self, request: Request, limits: aiohttp.ClientTimeout, *, is_stream: bool
     ) -> aiohttp.ClientResponse:
+        """Send a request once, and return the open answer. Raises Unreachable."""
         credentials = self._credentials
         headers = {"Accept": request.accept, "User-Agent": "pomona"}
         if request.body is not None:
@@ -197,6 +202,7 @@ class _Connector(aiohttp.TCPConnector):
         traces: list["Trace"],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - the method of aiohttp has it
     ) -> "ResponseHandler":
+        """Make a connection when fewer than CONNECTIONS handshakes run."""
         async with self._handshakes:
             try:
                 return await super()._create_connection(req, traces, timeout)

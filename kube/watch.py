@@ -90,7 +90,7 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
                 version = await load(client, store, selection)
                 if synced:
                     synced.set()
-            events_of = client.watch(
+            watched_events = client.watch(
                 resource,
                 namespace,
                 resource_version=version,
@@ -98,7 +98,7 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
                 field_selector=field_selector,
                 read=read,
             )
-            async for event in events_of:
+            async for event in watched_events:
                 version = _apply_event(store, resource, event)
                 events += 1
         except Unreachable as error:

@@ -157,22 +157,22 @@ def test_only_the_field_that_a_refusal_names_is_left_out(path: str, left: Any) -
     status = {"chip": "M4", "levels": [{"name": "a", "cores": 6}], "power": {"source": "ac"}}
     undeclared = UndeclaredFields()
     error = refusal(f"failed to create typed patch object: {path}: field not declared in schema")
-    assert undeclared.note(METAL_HOSTS, error, status)
+    assert undeclared.note_refusal(METAL_HOSTS, error, status)
     assert undeclared.leave_out(METAL_HOSTS, status) == left
     assert undeclared.leave_out(METAL_PROCESSES, status) == status
-    assert undeclared.note(METAL_HOSTS, error, status), "another request was refused meanwhile"
+    assert undeclared.note_refusal(METAL_HOSTS, error, status), "another request was refused meanwhile"
     assert undeclared.leave_out(METAL_HOSTS, status) == left
 
 
 def test_object_that_is_invalid_without_a_field_is_left_out_as_a_whole() -> None:
     status = {"chip": "M4", "power": {"kind": "ac"}}
     undeclared = UndeclaredFields()
-    assert not undeclared.note(METAL_HOSTS, refusal("status.chip: too long", 422), status), "for another reason"
-    assert undeclared.note(METAL_HOSTS, refusal(".status.power.kind: field not declared in schema"), status)
+    assert not undeclared.note_refusal(METAL_HOSTS, refusal("status.chip: too long", 422), status), "for another reason"
+    assert undeclared.note_refusal(METAL_HOSTS, refusal(".status.power.kind: field not declared in schema"), status)
     sent = undeclared.leave_out(METAL_HOSTS, status)
     assert sent == {"chip": "M4", "power": {}}
-    assert not undeclared.note(METAL_HOSTS, refusal("etcd is away"), sent)
-    assert undeclared.note(METAL_HOSTS, refusal("status.power.source: Required value", 422), sent)
+    assert not undeclared.note_refusal(METAL_HOSTS, refusal("etcd is away"), sent)
+    assert undeclared.note_refusal(METAL_HOSTS, refusal("status.power.source: Required value", 422), sent)
     sent = undeclared.leave_out(METAL_HOSTS, status)
     assert sent == {"chip": "M4"}
-    assert not undeclared.note(METAL_HOSTS, refusal("status.chip: too long", 422), sent)
+    assert not undeclared.note_refusal(METAL_HOSTS, refusal("status.chip: too long", 422), sent)
