@@ -68,7 +68,7 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
             "name": VERSION,
             "served": True,
             "storage": True,
-            "schema": {"openAPIV3Schema": self._schema()},
+            "schema": {"openAPIV3Schema": self._render_schema()},
             "subresources": {"status": {}} | ({"scale": dict(SCALE)} if self.scalable else {}),
             "additionalPrinterColumns": [column.render() for column in (*self.columns, AGE)],
         }
@@ -93,7 +93,8 @@ class Definition(msgspec.Struct, frozen=True, kw_only=True):
             },
         }
 
-    def _schema(self) -> Schema:
+    def _render_schema(self) -> Schema:
+        """Return the schema of a whole object, with the rules of the kind."""
         has_spec = "spec" in self.struct.__struct_fields__
         spec = {"spec": field_schema(self.struct, "spec", defaults=True)} if has_spec else {}
         schema: Schema = {

@@ -268,6 +268,7 @@ class InferenceServiceStatus(ApiStruct, frozen=True):
 
 
 def _chat_only(field: str) -> dict[str, str]:
+    """Return the rule that `field` is set only in mode chat."""
     return rule(
         f"!has(self.{field}) || !has(self.mode) || self.mode == 'chat'",
         f"spec.{field} is for spec.mode chat: remove it, or set mode to chat",

@@ -162,12 +162,12 @@ def without_defaults(struct: ApiStruct) -> dict[str, Any]:
 
     msgspec's own `omit_defaults` compares numbers and strings by identity, so equal structs may look different to it.
     """
-    decided = {}
+    stated = {}
     for field in _struct_fields(type(struct)):
         value = getattr(struct, field.name)
         if value not in (field.default, None, "", []):
-            decided[field.encode_name] = _as_json(value)
-    return decided
+            stated[field.encode_name] = _as_json(value)
+    return stated
 
 
 @functools.lru_cache

@@ -7,7 +7,9 @@ from typing import Final
 
 from crds.text import shorten_text
 
-_QUANTITY: Final = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))([numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,3})?", re.ASCII)
+_QUANTITY: Final = re.compile(
+    r"(?P<number>[+-]?(?:\d+\.?\d*|\.\d+))(?P<suffix>[numkMGTPE]|[KMGTPE]i|[eE][+-]?\d{1,3})?", re.ASCII
+)
 _POWERS: Final = {"": 0, "n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _LONGEST: Final = 64
 """Most characters of a quantity: the time that longer ones take grows with the square of their length."""
@@ -32,7 +34,7 @@ def _parse_text(text: str) -> Decimal | None:
     match = _QUANTITY.fullmatch(text)
     if not match:
         return None
-    number, suffix = Decimal(match[1]), match[2] or ""
+    number, suffix = Decimal(match["number"]), match["suffix"] or ""
     if suffix.endswith("i"):
         amount = number * Decimal(1024) ** (1 + "KMGTPE".index(suffix[0]))
     elif len(suffix) > 1:

@@ -26,6 +26,7 @@ def render_reference() -> str:
 
 
 def _render_kind(definition: Definition, listed: dict[str, str]) -> str:
+    """Return the section of a kind: a table of the fields of spec and status, and its rules."""
     (version,) = definition.render()["spec"]["versions"]
     schema: Schema = version["schema"]["openAPIV3Schema"]
     scope = "Cluster-scoped" if definition.cluster_scoped else "Namespaced"
@@ -45,30 +46,34 @@ def _render_kind(definition: Definition, listed: dict[str, str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _render_fields(schema: Schema, path: str, kind: str, listed: dict[str, str]) -> Iterator[str]:
-    """Yield a row for each field below an object, before those of the fields below it.
+def _render_fields(schema: Schema, path: str, kind: str, first_rows: dict[str, str]) -> Iterator[str]:
+    """Yield a row for each field of an object, each followed by those of the fields within it.
 
-    `listed` has the place of each long description and of each group of fields: later rows name the first place.
+    `first_rows` remembers the field at which each long description and each group of fields was written first: later
+    rows refer to it.
     """
     required = schema.get("required", ())
-    for name, inner in schema.get("properties", {}).items():
-        below = f"{path}.{name}"
-        item = inner.get("items", inner)
+    for name, field_schema in schema.get("properties", {}).items():
+        field_path = f"{path}.{name}"
+        item = field_schema.get("items", field_schema)
         fields = item.get("properties", {})
         if fields.keys() == _CONDITION_FIELDS:  # metav1.Condition is Kubernetes' own
             fields = {}
-        place, text = f"{kind} {below}", inner.get("description", "")
-        first_fields = listed.setdefault(json.dumps(fields), place) if len(fields) > 1 else place
-        first_text = listed.setdefault(text, place) if len(text) > _LONG_DESCRIPTION else place
-        shown = text.replace("|", "\\|").replace("\n", " ") if first_text == place else f"As `{first_text}`."
-        further = "" if first_fields == place else f" Its fields are those of `{first_fields}`."
-        type_ = f"{_render_type(inner)}, required" if name in required else _render_type(inner)
-        yield f"| `{below}` | {type_} | {shown}{further} |"
-        if fields and first_fields == place:
-            yield from _render_fields(item, f"{below}[]" if "items" in inner else below, kind, listed)
+        full_path, text = f"{kind} {field_path}", field_schema.get("description", "")
+        row_of_fields = first_rows.setdefault(json.dumps(fields), full_path) if len(fields) > 1 else full_path
+        row_of_text = first_rows.setdefault(text, full_path) if len(text) > _LONG_DESCRIPTION else full_path
+        shown = text.replace("|", "\\|").replace("\n", " ") if row_of_text == full_path else f"As `{row_of_text}`."
+        fields_note = "" if row_of_fields == full_path else f" Its fields are those of `{row_of_fields}`."
+        type_ = f"{_render_type(field_schema)}, required" if name in required else _render_type(field_schema)
+        yield f"| `{field_path}` | {type_} | {shown}{fields_note} |"
+        if fields and row_of_fields == full_path:
+            yield from _render_fields(
+                item, f"{field_path}[]" if "items" in field_schema else field_path, kind, first_rows
+            )
 
 
 def _render_type(schema: Schema) -> str:
+    """Return the type of a field in words, with its bounds."""
     if schema.get("x-kubernetes-int-or-string"):
         return "quantity"
     if "enum" in schema:

@@ -51,6 +51,7 @@ def _merge_keywords(schema: Schema, keywords: Schema) -> Schema:
 
 
 def _render_struct(info: inspect.StructType, *, defaults: bool) -> Schema:
+    """Return the schema of a struct. Raises TypeError for a field without a description."""
     properties: Schema = {}
     for field in info.fields:
         schema = _render_field(info.cls, field, defaults=defaults)
@@ -95,6 +96,7 @@ def _add_default(description: str, default: object) -> str:
 
 
 def _render_type(info: inspect.Type, *, defaults: bool) -> Schema:
+    """Return the schema of a type. Raises TypeError for one that a CRD cannot express."""
     match info:
         case inspect.Metadata():
             return _merge_keywords(_render_type(info.type, defaults=defaults), info.extra_json_schema or {})

@@ -127,6 +127,7 @@ def _schema(kind: str) -> Schema:
 
 @cache
 def _validator(kind: str) -> Draft202012Validator:
+    """Return the validator of a kind, with the checks that JSON Schema lacks."""
     formats = FormatChecker(formats=())
     formats.checks("int64")(lambda value: not isinstance(value, int) or -(1 << 63) <= value < 1 << 63)
     keywords = {
@@ -219,6 +220,7 @@ def _evaluate(expression: str, /, **variables: object) -> object:
 
 
 def _find_path(error: ValidationError) -> Path:
+    """Return the path of the field at fault; that of a missing field ends with its name."""
     path = tuple(error.absolute_path)
     missing = error.validator == "required" and isinstance(error.instance, dict)
     if not missing:

@@ -44,7 +44,7 @@ StrictLoader.yaml_implicit_resolvers = {
 
 
 def find_line(node: yaml.Node, path: Iterable[str | int]) -> int:
-    """Return the line of a field or item, or of its nearest parent that the document has."""
+    """Return the line of a field or item, counted from 1, or of its nearest parent that the document has."""
     mark = node.start_mark
     for step in path:
         if isinstance(node, yaml.MappingNode):
