@@ -88,10 +88,12 @@ class _AnswerCache(Generic[T]):
         self._answers: dict[Hashable, tuple[float, T]] = {}
 
     def get(self, key: Hashable) -> tuple[T] | None:
+        """Return the answer as a tuple of one, as it may be None itself; None: it is not known, or expired."""
         entry = self._answers.get(key)
         return (entry[1],) if entry is not None and entry[0] > self._clock() else None
 
     def put(self, key: Hashable, answer: T, seconds: float) -> None:
+        """Keep an answer for so many seconds, in place of the oldest one if the cache is full."""
         self._answers.pop(key, None)
         while len(self._answers) >= self._most:
             del self._answers[next(iter(self._answers))]
@@ -121,9 +123,9 @@ class AccessReviews:
         """Digests of invalid tokens, in a cache of their own, so that a flood of them evicts no caller."""
         self._rights = _AnswerCache[bool](clock, MOST_RIGHTS)
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
-        self._slots_of = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
+        self._slots_by_user = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
         """By user, as long as reviews of his rights run."""
-        self._slots_of_peer = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
+        self._slots_by_peer = weakref.WeakValueDictionary[str, asyncio.Semaphore]()
         """By address, as long as tokens from there are reviewed."""
         self._running: dict[Hashable, _SharedQuestion] = {}
 
@@ -133,13 +135,14 @@ class AccessReviews:
         cached = self._callers.get(key) or self._strangers.get(key)
         if cached is not None:
             return cached[0]
-        async with self._slots_of_peer.setdefault(peer, asyncio.Semaphore(MOST_OF_PEER)):
+        async with self._slots_by_peer.setdefault(peer, asyncio.Semaphore(MOST_OF_PEER)):
             cached = self._callers.get(key) or self._strangers.get(key)
             if cached is not None:
                 return cached[0]
             return await self._share(key, lambda: self._identify(key, token))
 
     async def _identify(self, key: bytes, token: str) -> Caller | None:
+        """Ask the API server for the user of a token, and keep the answer. Raises ReviewFailedError."""
         answer = await self._review(TOKEN_REVIEWS, {"token": token})
         status = _read(answer, _TokenStatus)
         user = status.user
@@ -161,6 +164,7 @@ class AccessReviews:
         return await self._share(key, lambda: self._allows(caller, demand))
 
     async def _allows(self, caller: Caller, demand: AccessDemand) -> bool:
+        """Ask the API server whether a caller has a right, and keep the answer. Raises ReviewFailedError."""
         attributes = {
             "verb": demand.verb,
             "group": demand.resource.group,
@@ -174,7 +178,7 @@ class AccessReviews:
             "extra": dict(caller.extra),
             "resourceAttributes": attributes,
         }
-        async with self._slots_of.setdefault(caller.username, asyncio.Semaphore(MOST_OF_USER)):
+        async with self._slots_by_user.setdefault(caller.username, asyncio.Semaphore(MOST_OF_USER)):
             answer = await self._review(SUBJECT_ACCESS_REVIEWS, spec)
         status = _read(answer, _AccessStatus)
         is_allowed = status.allowed and not status.denied
@@ -200,6 +204,7 @@ class AccessReviews:
         return frozenset(allowed)
 
     async def _find_allowed(self, caller: Caller, demands: list[AccessDemand]) -> set[str]:
+        """Return the namespaces of the demands that are allowed, asking for a few at once. Raises ReviewFailedError."""
         allowed = set[str]()
         for first in range(0, len(demands), MOST_OF_USER):
             asked = demands[first : first + MOST_OF_USER]
@@ -224,6 +229,7 @@ class AccessReviews:
         return answer
 
     async def _review(self, resource: Resource, spec: Obj) -> Obj:
+        """Send a review, and return it with its status. Raises ReviewFailedError."""
         try:
             async with self._slots:
                 return await self._client.review(resource, spec)
@@ -235,6 +241,7 @@ class AccessReviews:
 
 
 def _read(answer: Obj, kind: type[T]) -> T:
+    """Return the status of a review. Raises ReviewFailedError."""
     try:
         return msgspec.convert(answer.get("status") or {}, kind)
     except msgspec.ValidationError:

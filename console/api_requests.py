@@ -40,8 +40,14 @@ PAGE_PARAMETERS: Final = (
     ),
 )
 QUERY_PARAMETERS: Final = (
-    ParameterSchema("min_fit", "Least level.", {"type": "string", "enum": list(FIT_LEVELS), "default": "marginal"}),
-    ParameterSchema("use_case", "Only models for it. Absent: all.", {"type": "string", "enum": list(USE_CASES)}),
+    ParameterSchema(
+        "min_fit",
+        "Lowest level of fit to answer with.",
+        {"type": "string", "enum": list(FIT_LEVELS), "default": "marginal"},
+    ),
+    ParameterSchema(
+        "use_case", "Only models for this use case. Absent: all.", {"type": "string", "enum": list(USE_CASES)}
+    ),
 )
 _TEXT: Final = {"type": "string", "maxLength": LONGEST_TEXT}
 MODEL_PARAMETER: Final = ParameterSchema(
@@ -123,6 +129,7 @@ def read_token(header: str) -> str:
 
 
 def _read_number(query: Mapping[str, str], name: str, default: str, least: int, most: int) -> int:
+    """Return a number of a query, or its default. Raises BadRequestError unless it is from `least` to `most`."""
     text = query.get(name, default)
     is_number = text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
     if not is_number or not least <= int(text) <= most:

@@ -51,11 +51,11 @@ def build_api(context: DensityContext, reviews: AccessReviews) -> AnswerServer:
         context: what routes answer by.
         reviews: who callers are, and what they may see.
     """
-    turns, places = _Turns(), _ConnectionShares()
+    turns, connection_shares = _Turns(), _ConnectionShares()
     routes = dict[str, Route]()
     for route in ROUTES:
         body = _BODIES if route.body_type is not None else None
-        answer = _build_answer(route, context, reviews, turns, places)
+        answer = _build_answer(route, context, reviews, turns, connection_shares)
         routes[route.path.removesuffix("{name}")] = Route(answer, route.method, body)
     document = _encode(build_document())
     routes["/openapi.json"] = Route(lambda question: _respond(question, document))
@@ -72,7 +72,7 @@ class _ConnectionShares:
     def keep(self, question: AskedQuestion, user: str) -> Iterator[None]:
         """Keep the connection of a request while it is answered, unless its user has too many."""
         if self._kept[user] < MOST_KEPT_CONNECTIONS:
-            question.keep_place()
+            question.keep_connection()
         self._kept[user] += 1
         try:
             yield
@@ -83,14 +83,20 @@ class _ConnectionShares:
 
 
 def _build_answer(
-    route: ApiRoute, context: DensityContext, reviews: AccessReviews, turns: _Turns, places: _ConnectionShares
+    route: ApiRoute,
+    context: DensityContext,
+    reviews: AccessReviews,
+    turns: _Turns,
+    connection_shares: _ConnectionShares,
 ) -> Answer:
+    """Return what answers a route: it identifies the caller, checks his right, and computes the answer."""
+
     async def answer_stranger(question: AskedQuestion) -> WholeAnswer:
         token = read_token(question.headers.get("Authorization"))
         caller = await reviews.identify(token, question.peer) if token else None
         if caller is None:
             return refuse(401, "a valid token of the cluster is needed: Authorization: Bearer TOKEN", challenge=True)
-        with places.keep(question, caller.username):
+        with connection_shares.keep(question, caller.username):
             return await answer_caller(question, caller)
 
     async def answer_caller(question: AskedQuestion, caller: Caller) -> WholeAnswer:
@@ -133,7 +139,7 @@ async def _report_failures(question: AskedQuestion, answer: Awaitable[WholeAnswe
         return refuse(503, "the answer took too long: try again")
     except Exception:  # a defect ends no connection, and its words are for the log
         log.exception("answer_failed", method=question.method)
-        return refuse(500, "the server has failed: its log has the cause")
+        return refuse(500, "internal error: the log of the server has the cause")
 
 
 def _respond(question: AskedQuestion, body: bytes) -> WholeAnswer:

@@ -62,15 +62,18 @@ def list_costs(snapshot: DensitySnapshot, prices: DensityPrices, visible: Visibi
 
 
 def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service: InferenceService) -> ModelCost:
+    """Return the resources and costs of a service, from the shares of machines that its replicas have."""
     replicas = snapshot.replicas_of.get((service.metadata.namespace, service.metadata.name), ())
     shares = [_describe_share(snapshot, prices, service, replica) for replica in replicas]
-    watts, per_hour = _sum_known(share.watts for share in shares), _sum_known(share.per_hour for share in shares)
+    watts = _sum_unless_empty(share.watts for share in shares)
+    per_hour = _sum_unless_empty(share.per_hour for share in shares)
     speed = _find_speed(service, {share.base.device_class for share in shares if share.base is not None})
-    divided = len(replicas) if speed.source != "live" else 1
-    memory = _sum_known(share.memory_bytes for share in shares)
+    # A live speed is that of all replicas, any other that of one.
+    speed_divisor = len(replicas) if speed.source != "live" else 1
+    memory = _sum_unless_empty(share.memory_bytes for share in shares)
     utilizations = [share.utilization for share in shares if share.utilization is not None]
     nodes = sorted({replica.cell for replica in replicas})
-    hourly = per_hour / divided if per_hour is not None and divided else None
+    hourly = per_hour / speed_divisor if per_hour is not None and speed_divisor else None
     unknown = {fact for share in shares for fact in share.unknown}
     if replicas and memory is None:
         unknown.add("memory of a replica")
@@ -112,34 +115,34 @@ def _describe_share(
         utilization = 100 * memory_bytes / (base.memory_bytes * count)
     if not replica.devices:
         # A host, or the processor of a node, is one device for all replicas that are there.
-        there = snapshot.replicas_on.get(replica.cell, ())
-        part: float | None = 1 / max(1, sum(not neighbour.devices for neighbour in there))
+        neighbours = snapshot.replicas_on.get(replica.cell, ())
+        share: float | None = 1 / max(1, sum(not neighbour.devices for neighbour in neighbours))
     else:
-        part = None if machine.device_share is None else replica.devices * machine.device_share
+        share = None if machine.device_share is None else replica.devices * machine.device_share
     cost = find_device_cost(prices, base.device_class, base.vendor)
     device, unknown = name_priced_device(base.device_class), list[str]()
-    if part is None:
+    if share is None:
         unknown.append("number of pods that share a device")
     if cost.watts is None:
         unknown.append(f"watts of {device}")
     if cost.per_hour is None and (prices.per_kwh is None or cost.watts is not None):
         unknown.append(f"perKwh, or perHour of {device}")
-    watts = None if part is None or cost.watts is None else cost.watts * part
-    per_hour = None if part is None or cost.per_hour is None else cost.per_hour * part
+    watts = None if share is None or cost.watts is None else cost.watts * share
+    per_hour = None if share is None or cost.per_hour is None else cost.per_hour * share
     return _MachineShare(memory_bytes, base, utilization, watts, per_hour, unknown)
 
 
-def _sum_known(values: Iterable[float | None]) -> float | None:
-    """Return the sum; None if there is none, or one is unknown."""
+def _sum_unless_empty(values: Iterable[float | None]) -> float | None:
+    """Return the sum; None if there are no values, or one is unknown."""
     numbers = list(values)
     present = [number for number in numbers if number is not None]
     return sum(present) if numbers and len(present) == len(numbers) else None
 
 
-def _sum_all(values: Iterable[float | None]) -> float | None:
-    """Return the sum, 0 of none; None if one is unknown."""
+def _sum_or_zero(values: Iterable[float | None]) -> float | None:
+    """Return the sum, 0 if there are no values; None if one is unknown."""
     numbers = list(values)
-    return _sum_known(numbers) if numbers else 0.0
+    return _sum_unless_empty(numbers) if numbers else 0.0
 
 
 def _round(value: float | None, digits: int) -> float | None:
@@ -155,16 +158,16 @@ def _find_speed(service: InferenceService, classes: set[str]) -> _ServiceSpeed:
     """
     status = service.status
     # Speeds are listed from the fastest.
-    stated = next((speed for speed in reversed(status.speeds) if speed.device_class in classes), None)
-    level = stated.fit if stated else None
+    listed = next((speed for speed in reversed(status.speeds) if speed.device_class in classes), None)
+    level = listed.fit if listed else None
     if live := _read_rate(status.tokens_per_second):
         return _ServiceSpeed(live, "live", level)
     if status.performance is not None and (measured := _read_rate(status.performance.tokens_per_second)):
         return _ServiceSpeed(measured, "measured", level)
-    estimated = _read_rate(stated.tokens_per_second or "") if stated else None
-    if stated is None or estimated is None:
+    estimated = _read_rate(listed.tokens_per_second or "") if listed else None
+    if listed is None or estimated is None:
         return _ServiceSpeed(None, None, level)
-    return _ServiceSpeed(estimated, "measured" if stated.source == "Measured" else "estimated", level)
+    return _ServiceSpeed(estimated, "measured" if listed.source == "Measured" else "estimated", level)
 
 
 def _read_rate(text: str) -> float | None:
@@ -172,16 +175,17 @@ def _read_rate(text: str) -> float | None:
 
 
 def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCost:
+    """Return the sums of the services of a namespace; one unknown value makes a sum unknown."""
     # What has no replica takes nothing, and generates nothing.
     placed = [member for member in members if member.replicas]
-    per_hour = _sum_all(member.cost_per_hour for member in members)
-    tokens = _sum_known(_count_tokens(cost) for cost in placed)
+    per_hour = _sum_or_zero(member.cost_per_hour for member in members)
+    tokens = _sum_unless_empty(_count_tokens(cost) for cost in placed)
     return NamespaceCost(
         namespace=namespace,
         model_count=len(members),
         total_gpu=sum(member.gpu for member in members),
-        total_memory_gb=_round(_sum_all(cost.memory_required_gb for cost in placed), 2),
-        watts=_sum_all(member.watts for member in members),
+        total_memory_gb=_round(_sum_or_zero(cost.memory_required_gb for cost in placed), 2),
+        watts=_sum_or_zero(member.watts for member in members),
         cost_per_hour=_round(per_hour, 6),
         known_cost_per_hour=round(sum(member.cost_per_hour or 0.0 for member in members), 6),
         tokens_per_second=tokens,

@@ -70,7 +70,7 @@ class KnownModel(NamedTuple):
 
 
 def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -> KnownModel:
-    """Return a Model of the cluster as it is asked about."""
+    """Return a Model of the cluster in the form in which it is compared with those of the catalog."""
     runtimes = _choose_runtimes(model, vendors)
     stated = model.spec.stated_bytes
     status = model.status
@@ -97,7 +97,7 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
 
 
 def _choose_runtimes(model: Model, vendors: Vendors) -> dict[str, str]:
-    """Return the engine by accelerator, where one serves the format."""
+    """Return the engine for each accelerator, without those where no engine serves the format."""
     runtimes = {}
     for accelerator in vendors:
         demand = RuntimeDemand(

@@ -70,7 +70,7 @@ class DensityQuery(NamedTuple):
 def list_nodes(
     snapshot: DensitySnapshot, table: FitTable, vendors: Vendors, visible: Visibility, page: Page
 ) -> NodesAnswer:
-    """Return all nodes and hosts, stale ones as stale."""
+    """Return a page of all nodes and hosts, with the number of models that fit there; stale ones are marked."""
     flags = snapshot.flag_models(visible)
     counts: dict[int, int] = {}
     nodes = []
@@ -198,18 +198,19 @@ def query_nodes(
         total += count * len(profile.names)
         streams.append(zip(itertools.islice(ranked, count), itertools.repeat(ordinal), strict=False))
     nodes = list[RankedNode]()
-    skipped, wanted = 0, page.offset + page.limit
+    # One entry of a stream is a model on all nodes of a profile: pages cut through them.
+    passed_nodes, wanted = 0, page.offset + page.limit
     for ranked_fit, ordinal in heapq.merge(*streams):
         profile = snapshot.profiles[ordinal]
-        first, skipped = skipped, skipped + len(profile.names)
-        if skipped > page.offset:
+        first, passed_nodes = passed_nodes, passed_nodes + len(profile.names)
+        if passed_nodes > page.offset:
             model = snapshot.models[ranked_fit.position]
             place = table.find_place(model, profile)
             if place is not None:
                 fit, level = describe_fit(model, place), place.fit.level
                 shown = profile.names[max(0, page.offset - first) : wanted - first]
                 nodes += [RankedNode(node_name=name, score=fit.score, fit_level=level, model=fit) for name in shown]
-        if skipped >= wanted:
+        if passed_nodes >= wanted:
             break
     return QueryAnswer(
         query=query.text,
@@ -250,6 +251,7 @@ def list_catalog(snapshot: DensitySnapshot, table: FitTable, visible: Visibility
 
 
 def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: KnownModel) -> CatalogModel:
+    """Return a model with the nodes on which it fits, the best first."""
     places = list[tuple[tuple[int, float], int, PlaceFit]]()
     for ordinal, profile in enumerate(snapshot.profiles):
         place = table.find_place(model, profile)

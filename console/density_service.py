@@ -54,7 +54,10 @@ class DensityService:
             log.exception("fits_not_prepared")
 
     async def compute(self, answer: Callable[[DensitySnapshot, FitTable], T]) -> T:
-        """Return what `answer` returns about the cluster as it is now."""
+        """Return what `answer`, called in a thread, returns about the cluster as it is now; one call runs at a time.
+
+        Fits whose measurements or corrections have changed since the last call are forgotten before.
+        """
         async with self._turn:
             snapshot, changed = self.take_snapshot(), self._measured_hashes
             if changed:

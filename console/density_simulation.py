@@ -28,7 +28,7 @@ class ModelNotFound(SimulationRefused):
 
 
 def check_request(request: SimulateRequest) -> SimulateRequest:
-    """Return a request as it is answered. Raises SimulationRefused: a value is impossible."""
+    """Return a request with its texts in one form, and None for what is not given. Raises SimulationRefused."""
     quantization = request.quantization.upper() if request.quantization else None
     if not request.model.strip():
         raise SimulationRefused("model is empty: give the name of a model, such as qwen3-8b")
@@ -50,15 +50,15 @@ def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> Kno
         ModelNotFound: there is none.
         SimulationRefused: several have it.
     """
-    seen, folded = list(itertools.compress(snapshot.models, snapshot.flag_models(visible))), text.casefold()
-    exact = [model for model in seen if folded in {model.full_name.casefold(), model.name.casefold()}]
-    matches = exact or [model for model in seen if folded not in {"*", ""} and model.matches(folded)]
+    visible_models, folded = list(itertools.compress(snapshot.models, snapshot.flag_models(visible))), text.casefold()
+    exact = [model for model in visible_models if folded in {model.full_name.casefold(), model.name.casefold()}]
+    matches = exact or [model for model in visible_models if folded not in {"*", ""} and model.matches(folded)]
     if len(matches) == 1:
         return matches[0]
     quoted = repr(text[:_MOST_QUOTED])
     if not matches:
-        near = get_close_matches(folded[:_MOST_QUOTED], [model.full_name for model in seen], n=1)
-        raise ModelNotFound(f"no model has {quoted} in its name" + (f": did you mean {near[0]}?" if near else ""))
+        similar = get_close_matches(folded[:_MOST_QUOTED], [model.full_name for model in visible_models], n=1)
+        raise ModelNotFound(f"no model has {quoted} in its name" + (f": did you mean {similar[0]}?" if similar else ""))
     names = sorted(model.full_name for model in matches)
     more = ", ..." if len(names) > _MOST_NAMED else ""
     raise SimulationRefused(f"model {quoted} may be {', '.join(names[:_MOST_NAMED])}{more}: name one of them")
@@ -95,7 +95,7 @@ def simulate_model(
         table = table.with_context(asked.context)
     changes = []
     for profile in snapshot.profiles:
-        place = _place(table, model, profile, asked.memory_gb)
+        place = _assess_on_profile(table, model, profile, asked.memory_gb)
         if place is not None:
             changes += [_describe_change(name, snapshot.machines[name], place) for name in profile.names]
     changes.sort(key=lambda node: (RANKS[node.fit_level], -(node.estimated_tps or 0.0), node.node_name))
@@ -110,7 +110,10 @@ def simulate_model(
     )
 
 
-def _place(table: FitTable, model: KnownModel, profile: MachineProfile, memory_gb: float | None) -> PlaceFit | None:
+def _assess_on_profile(
+    table: FitTable, model: KnownModel, profile: MachineProfile, memory_gb: float | None
+) -> PlaceFit | None:
+    """Return the fit of a model on a profile, by the stated memory if there is one; None: it is unknown."""
     place = table.find_place(model, profile)
     if memory_gb is None:
         return place
@@ -126,6 +129,7 @@ def _place(table: FitTable, model: KnownModel, profile: MachineProfile, memory_g
 
 
 def _describe_change(name: str, machine: ViewedMachine, place: PlaceFit) -> SimulatedNode:
+    """Return a node or host with the model on it, and its free memory before and after."""
     fit = place.fit
     fits = fit.level != "too_tight"
     return SimulatedNode(

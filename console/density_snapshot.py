@@ -160,6 +160,7 @@ class SnapshotSource:
         return self._last[1]
 
     def _build_snapshot(self) -> DensitySnapshot:
+        """Return the cluster as the view has it; what has not changed is not decoded again."""
         store = self.view.store
 
         def decode_all(resource: Resource, kind: type[T]) -> tuple[T, ...]:
@@ -172,11 +173,12 @@ class SnapshotSource:
             self.view.list_machines(),
             store.summarize((MODELS,), "known models", self._list_models),
             services,
-            tuple(self._list_placed()),
+            tuple(self._list_replicas()),
             store.summarize((MODELS,), "stored models", lambda: decode_all(MODELS, Model)),
         )
 
     def _list_models(self) -> tuple[KnownModel, ...]:
+        """Return all Models of the cluster, and those of the catalog."""
         store, vendors = self.view.store, self.view.vendors
         models = list[KnownModel]()
         for obj in store.list(MODELS):
@@ -185,7 +187,8 @@ class SnapshotSource:
                 models.append(store.derive(MODELS, obj, "known model", build))
         return (*models, *list_catalog_models(tuple(vendors)))
 
-    def _list_placed(self) -> Iterator[PlacedReplica]:
+    def _list_replicas(self) -> Iterator[PlacedReplica]:
+        """Yield the replicas of services on nodes and hosts."""
         store = self.view.store
         for pod in store.list(PODS):
             describe = functools.partial(_describe_replica, pod, self.view.vendors)

@@ -38,7 +38,7 @@ MOST_RANKED: Final = 2_000_000
 _PERFECT, _GOOD, _MARGINAL, _TOO_TIGHT = range(len(FIT_LEVELS))
 RANKS: Final[dict[FitLevel, int]] = {level: rank for rank, level in enumerate(FIT_LEVELS)}
 _BAND: Final = 25.0
-_STATED_COUNTS: Final = frozenset({"cpu", "metal"})
+_STATED_MEMORY_COUNTS: Final = frozenset({"cpu", "metal"})
 """Accelerators on which the memory that a user states counts in place of the estimate."""
 _HALF_SPEED: Final = 50.0
 """Tokens a second that give half of the points for speed within a level."""
@@ -126,38 +126,38 @@ class FitTable:
         self.options = ServingOptions(context_length=context_length)
         self._options = {mode: structs.replace(self.options, mode=mode) for mode in get_args(Mode)}
         self._measured = measured or PerformanceTable()
-        self._idle: dict[ServingDevices, dict[Key, _IdleFit]] = {}
-        self._places: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
+        self._idle_fits: dict[ServingDevices, dict[Key, _IdleFit]] = {}
+        self._best_fits: dict[tuple[str, tuple[ServingDevices, ...]], dict[Key, PlaceFit | None]] = {}
         self._needs: dict[tuple[str, ServingDevices], tuple[tuple[KnownModel, ...], _ClassNeeds]] = {}
         self._ranked: dict[tuple[str, tuple[ServingDevices, ...]], tuple[tuple[KnownModel, ...], list[RankedFit]]] = {}
-        self._count = 0
+        self._cached_fits = 0
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Forget the fits of some models, whose measurements have changed."""
         for key in keys:
-            for cache in (*self._idle.values(), *self._places.values()):
+            for cache in (*self._idle_fits.values(), *self._best_fits.values()):
                 cache.pop(key, None)  # type: ignore[attr-defined] # both are dictionaries by key
         self._ranked.clear()
         self._needs.clear()
 
     def forget_corrected(self) -> None:
         """Forget what follows from corrections, which have changed; memory needs stay."""
-        self._places.clear()
+        self._best_fits.clear()
         self._ranked.clear()
         self._needs.clear()
 
     def clear(self) -> None:
         """Forget all: too much is kept."""
-        self._idle.clear()
+        self._idle_fits.clear()
         self.forget_corrected()
-        self._count = 0
+        self._cached_fits = 0
 
     def with_context(self, context_length: int) -> "FitTable":
         """Return an empty table with another context length."""
         return FitTable(context_length, self._measured)
 
     def rank_models(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
-        """Return all models on a profile, the best first; kept until the models are others."""
+        """Return all models on a profile, the best first; cached until the models change."""
         key = profile.accelerator, profile.replicas
         cached = self._ranked.get(key)
         if cached is not None and cached[0] is models:
@@ -171,6 +171,10 @@ class FitTable:
         return ranked
 
     def _compute_ranks(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
+        """Return all models on a profile, the best first.
+
+        Its replicas are tried from the fewest devices on; a model that fits well with some is not tried with more.
+        """
         settled: list[RankedFit] = []
         waiting: list[int] | range = range(len(models))
         best = dict[int, RankedFit]()
@@ -178,21 +182,21 @@ class FitTable:
         for devices in profile.replicas:
             free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes or 0
             needs, order = self._list_needs(models, profile.accelerator, devices)
-            left = list[int]()
+            still_waiting = list[int]()
             for position in order if len(waiting) == len(models) else waiting:
                 need = needs[position]
                 if need is None:
-                    left.append(position)
+                    still_waiting.append(position)
                     continue
                 least, good, perfect, rows = need
                 if free >= good:
                     settled.append(rows[_PERFECT if free >= perfect else _GOOD])
                     continue
-                left.append(position)
+                still_waiting.append(position)
                 fit = rows[_MARGINAL if free >= least else _TOO_TIGHT]
                 if position not in best or fit[0] < best[position][0]:
                     best[position] = fit
-            waiting = left
+            waiting = still_waiting
         levels: tuple[list[RankedFit], ...] = ([], [], [], [])
         for fit in (*settled, *(best[position] for position in waiting if position in best)):
             levels[fit[0]].append(fit)
@@ -203,7 +207,7 @@ class FitTable:
 
     def _list_needs(self, models: tuple[KnownModel, ...], accelerator: str, devices: ServingDevices) -> _ClassNeeds:
         """Return what each model needs of such devices."""
-        key = accelerator, _empty(devices)
+        key = accelerator, _as_idle(devices)
         cached = self._needs.get(key)
         if cached is None or cached[0] is not models:
             needs = [self._find_need(model, position, accelerator, devices) for position, model in enumerate(models)]
@@ -213,10 +217,11 @@ class FitTable:
         return cached[1]
 
     def _find_need(self, model: KnownModel, position: int, accelerator: str, devices: ServingDevices) -> _Need | None:
+        """Return the free memory that a model needs on such devices for each level; None: it is unknown."""
         workload = model.workloads.get(accelerator)
         if workload is None or devices.memory_bytes is None:
             return None
-        idle = self._find_corrected(model, workload, devices)
+        idle = self._find_corrected_fit(model, workload, devices)
         if idle.fit is None:
             return None
         fit, nowhere = idle.fit, float("inf")
@@ -242,13 +247,13 @@ class FitTable:
         workload = model.workloads.get(profile.accelerator)
         if workload is None:
             return None
-        if self._count > MOST_KEPT:
+        if self._cached_fits > MOST_KEPT:
             self.clear()
-        places = self._places.setdefault((profile.accelerator, profile.replicas), {})
+        places = self._best_fits.setdefault((profile.accelerator, profile.replicas), {})
         try:
             return places[model.key]
         except KeyError:
-            self._count += 1
+            self._cached_fits += 1
         best: PlaceFit | None = None
         for devices in profile.replicas:
             fit = self._assess(model, workload, devices)
@@ -261,30 +266,31 @@ class FitTable:
         places[model.key] = best
         return best
 
-    def _find_corrected(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
+    def _find_corrected_fit(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
         """Return the fit on idle devices, with corrected speed; memory that the user states replaces the estimate."""
-        idle = self._find_idle(model, workload, devices)
+        idle = self._find_idle_fit(model, workload, devices)
         if idle.fit is not None and idle.fit.speed is not None and idle.fit.speed.method == "roofline":
             # Whoever may see a model may see the measurements of its namespace.
             corrections = self._measured.corrections.select(model.namespace)
             correction = corrections.find(devices.vendor, devices.device_class, workload.runtime)
             idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, correction)))
-        if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_COUNTS):
+        if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_MEMORY_COUNTS):
             speed = idle.fit.speed if idle.fit else None
-            return _IdleFit(assess_stated(workload, workload.stated_bytes, _empty(devices), speed))
+            return _IdleFit(assess_stated(workload, workload.stated_bytes, _as_idle(devices), speed))
         return idle
 
     def _assess(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> Fit | None:
+        """Return the fit of a model on devices with what is free there; None: it is unknown."""
         free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
         if free is None:
             return None
-        idle = self._find_corrected(model, workload, devices)
+        idle = self._find_corrected_fit(model, workload, devices)
         if idle.fit is None:
             return None
         fit = regrade_fit(idle.fit, free, idle.least_bytes)
         if fit is not None:
             return fit
-        if workload.stated_bytes and devices.vendor in _STATED_COUNTS:
+        if workload.stated_bytes and devices.vendor in _STATED_MEMORY_COUNTS:
             return assess_stated(workload, workload.stated_bytes, devices)
         needed = max(idle.fit.needed_bytes, idle.least_bytes)
         return idle.fit._replace(
@@ -296,21 +302,22 @@ class FitTable:
             shortfall=describe_shortfall(workload, self._options[model.mode], devices, needed, free),
         )
 
-    def _find_idle(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
-        emptied = _empty(devices)
-        fits = self._idle.setdefault(emptied, {})
+    def _find_idle_fit(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
+        """Return the fit on devices that nothing else uses, with the measured speed if there is one; cached."""
+        idle_devices = _as_idle(devices)
+        fits = self._idle_fits.setdefault(idle_devices, {})
         idle_fit = fits.get(model.key)
         if idle_fit is None:
             options = self._options[model.mode]
-            fit = assess_fit(workload, options, emptied, active_share=model.active_share)
+            fit = assess_fit(workload, options, idle_devices, active_share=model.active_share)
             model_hash = model.hashes.get(workload.runtime)
             if fit is not None and model_hash is not None and fit.level != "too_tight":
                 record = self._measured.find(model_hash, devices.device_class, model.namespace)
                 fit = fit if record is None else fit._replace(speed=report_measured(record, fit.run_mode))
-            own = 0 if devices.vendor in _STATED_COUNTS else devices.memory_bytes or 0
-            least = least_free_bytes(workload, options, own) if own else 0
+            device_bytes = 0 if devices.vendor in _STATED_MEMORY_COUNTS else devices.memory_bytes or 0
+            least = least_free_bytes(workload, options, device_bytes) if device_bytes else 0
             idle_fit = fits[model.key] = _IdleFit(fit, least)
-            self._count += 1
+            self._cached_fits += 1
         return idle_fit
 
 
@@ -322,7 +329,7 @@ def _list_rows(model: KnownModel, position: int, slowness: float) -> tuple[Ranke
     )
 
 
-def _empty(devices: ServingDevices) -> ServingDevices:
+def _as_idle(devices: ServingDevices) -> ServingDevices:
     """Return devices that nothing else uses."""
     return devices._replace(free_bytes=None)
 

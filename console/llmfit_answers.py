@@ -37,8 +37,8 @@ def list_llmfit_models(
             if model.level > worst or not flags[model.position]:
                 continue
             best_place = _BestPlace((model.level, model.slowness), node or profile.names[0], profile)
-            known = best.get(model.position)
-            if known is None or (best_place.rank, best_place.node) < (known.rank, known.node):
+            previous = best.get(model.position)
+            if previous is None or (best_place.rank, best_place.node) < (previous.rank, previous.node):
                 best[model.position] = best_place
     ordered = sorted(best.items(), key=lambda entry: (entry[1].rank, snapshot.models[entry[0]].full_name))
     shown = page.cut(ordered)

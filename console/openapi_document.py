@@ -15,9 +15,9 @@ OPENAPI: Final = "3.1.0"
 _REFERENCE: Final = "#/components/schemas/{name}"
 _FAILURES: Final = {
     "400": "The request is impossible; the message says why.",
-    "401": "The token is missing or is of nobody.",
+    "401": "The token is missing or not valid.",
     "403": "The user of the token has no right to this.",
-    "404": "What is named does not exist.",
+    "404": "The named object does not exist.",
     "413": "The body is too large.",
     "503": "The cluster is not known yet, or the token cannot be reviewed: try again.",
 }
@@ -63,7 +63,11 @@ def _describe_route(route: ApiRoute, schemas: Mapping[type, Any]) -> dict[str, A
         "parameters": [_describe_parameter(parameter) for parameter in route.parameters],
         "responses": {
             "200": {"description": "The answer.", "content": {"application/json": {"schema": answer}}},
-            **({"304": {"description": "It is that of If-None-Match."}} if route.method == "GET" else {}),
+            **(
+                {"304": {"description": "The client has this answer already: its ETag is in If-None-Match."}}
+                if route.method == "GET"
+                else {}
+            ),
             **{
                 status: {"description": text, "content": {"application/json": {"schema": schemas[ErrorAnswer]}}}
                 for status, text in _FAILURES.items()
