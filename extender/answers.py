@@ -48,7 +48,7 @@ class Answers:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._find_board = find_board
-        self._neutral = neutral_score(weights)
+        self._neutral_score = neutral_score(weights)
         self._metrics = metrics
         self._clock = clock
 
@@ -60,6 +60,7 @@ class Answers:
         return answer
 
     def _answer(self, verb: Verb, body: bytes | bytearray) -> tuple[WholeAnswer, Outcome]:
+        """Return the answer to a verb, and the outcome for the metrics."""
         try:
             args = decode_args(body)
         except UndecodableArgsError as error:
@@ -78,11 +79,13 @@ class Answers:
         return WholeAnswer(_OK, render(args, board), JSON), outcome
 
     def _render_priorities(self, args: ExtenderArgs, board: ScoreBoard | None) -> bytes:
+        """Return the score of each candidate; that of an unknown node if the model is not known."""
         if board is None:
-            return encode_priorities(encode_priority(name, self._neutral) for name in args.names)
+            return encode_priorities(encode_priority(name, self._neutral_score) for name in args.names)
         return encode_priorities(map(board.pieces.__getitem__, args.names))
 
     def _render_filter(self, args: ExtenderArgs, board: ScoreBoard | None) -> bytes:
+        """Return the candidates without those that the board rejects, which are counted."""
         if board is None or not (board.failed or board.unresolvable):
             return encode_filter_result(args)
         failed = {name: board.failed[name] for name in args.names if name in board.failed}

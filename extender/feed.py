@@ -63,9 +63,9 @@ class ExtenderFeed:
         self.view = view
         self._table = table
         self._annotation_prefix = annotation_prefix
-        self._stale: frozenset[str] = frozenset()
+        self._last_stale: frozenset[str] = frozenset()
         """Nodes whose agents were silent at the last look."""
-        self._ignored: dict[str, tuple[tuple[str, str], ...]] = {}
+        self._logged_annotations: dict[str, tuple[tuple[str, str], ...]] = {}
         """Annotations that could not be read, by node: each is logged once."""
         view.store.subscribe(self._take_change)
         view.measured.subscribe(lambda _model_hash: table.forget_speeds())
@@ -74,30 +74,30 @@ class ExtenderFeed:
         """Follow the cluster for ever."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.view.follow(client))
-            tasks.create_task(self._age_for_ever())
+            tasks.create_task(self._update_stale_for_ever())
 
     def find_board(self, pod: PodFacts) -> ScoreBoard | None:
         """Return the score board of the model of a pod; None if the model is unknown."""
         demand = read_demand(pod, self.view.vendors)
         if name := pod.labels.get(LABEL_SERVICE):
-            pair = self._find_served(pod.namespace, name)
-            if pair is None:
+            served_and_hash = self._find_served(pod.namespace, name)
+            if served_and_hash is None:
                 return None
-            served, model_hash = pair
+            served, model_hash = served_and_hash
             return self._table.find_board(describe_subject(model_hash, pod, demand, served), served)
         stated = find_stated_hash(pod)
         return self._table.find_board(describe_subject(stated, pod, demand)) if stated else None
 
-    def age(self) -> None:
-        """Drop the facts of node agents that are silent."""
-        last, self._stale = self._stale, self.view.freshness.list_stale()
-        for name in last ^ self._stale:
+    def update_stale(self) -> None:
+        """Update the nodes whose agents fell silent or report again: the facts of silent ones are dropped."""
+        last, self._last_stale = self._last_stale, self.view.freshness.list_stale()
+        for name in last ^ self._last_stale:
             self._update_node(name)
 
-    async def _age_for_ever(self) -> None:
+    async def _update_stale_for_ever(self) -> None:
         while True:
             await asyncio.sleep(AGING_SECONDS)
-            self.age()
+            self.update_stale()
 
     def _find_served(self, namespace: str, name: str) -> tuple[ServedModel, str] | None:
         """Return the Model that a service serves, and its hash; None: they are not known, or no engine is chosen."""
@@ -124,9 +124,10 @@ class ExtenderFeed:
             self._update_node((new or old or {})["metadata"]["name"])
 
     def _update_node(self, name: str) -> None:
+        """Put a node into the table as the view has it now, or remove it; log annotations that cannot be read, once."""
         node = self.view.store.get(NODES, name)
         if node is None:
-            self._ignored.pop(name, None)
+            self._logged_annotations.pop(name, None)
             self._table.remove_node(name)
             return
         metadata = node["metadata"]
@@ -135,8 +136,8 @@ class ExtenderFeed:
             metadata["labels"], metadata["annotations"], report, self.view.vendors, self._annotation_prefix
         )
         self._table.set_node(name, reading.facts)
-        if reading.ignored != self._ignored.get(name, ()):
-            self._ignored[name] = reading.ignored
+        if reading.ignored != self._logged_annotations.get(name, ()):
+            self._logged_annotations[name] = reading.ignored
             for annotation, value in reading.ignored:
                 log.warning(
                     "annotation_ignored",

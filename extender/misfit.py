@@ -21,13 +21,13 @@ def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendor
         return f"its devices are of {', '.join(sorted(hardware.vendors))}, and the service needs {subject.accelerator}"
     if subject.need_bytes is None or hardware.vendor != subject.accelerator:
         return None
-    stated = [size for size in hardware.memory_bytes if size is not None]
+    known_sizes = [size for size in hardware.memory_bytes if size is not None]
     large_enough = sum(size is None or size >= subject.need_bytes for size in hardware.memory_bytes)
     needed = subject.device_count if hardware.lists_devices else 1
     # A node whose agent lists fewer devices than are requested may have new ones.
-    if not stated or large_enough >= min(needed, len(hardware.memory_bytes)):
+    if not known_sizes or large_enough >= min(needed, len(hardware.memory_bytes)):
         return None
-    return f"a device has {size_text(max(stated))} of memory, and the model needs {size_text(subject.need_bytes)}"
+    return f"a device has {size_text(max(known_sizes))} of memory, and the model needs {size_text(subject.need_bytes)}"
 
 
 def find_transient_misfit(facts: ScoringFacts, subject: ScoringSubject) -> str | None:

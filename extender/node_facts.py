@@ -64,8 +64,8 @@ def read_node(
         if value is not None and read is None
     )
     if util is None and fitness is not None:
-        read = [device.utilization_percent for device in fitness.devices if device.utilization_percent is not None]
-        util = sum(read) / len(read) / _PERCENT if read else None
+        percents = [device.utilization_percent for device in fitness.devices if device.utilization_percent is not None]
+        util = sum(percents) / len(percents) / _PERCENT if percents else None
     free: tuple[int | None, ...] = ()
     if hardware.is_shared and fitness is not None:
         free = tuple(None if device.free_bytes is None else device.free_bytes // GIB for device in fitness.devices)

@@ -35,10 +35,10 @@ def compute_score(speed_share: float, utilization: float, cost_share: float, wei
         cost_share: from 0 (free, or unknown) to 1 (the dearest node).
         weights: valid weights.
     """
-    reserve = weights.util + weights.cost
+    largest_deduction = weights.util + weights.cost
     raw = weights.tps * speed_share - weights.util * utilization - weights.cost * cost_share
     # Not floor: the sum is negative by a rounding error at most.
-    return min(BEST_SCORE, int(BEST_SCORE * (raw + reserve) / (weights.tps + reserve) + 0.5))
+    return min(BEST_SCORE, int(BEST_SCORE * (raw + largest_deduction) / (weights.tps + largest_deduction) + 0.5))
 
 
 def neutral_score(weights: ScoreWeights) -> int:

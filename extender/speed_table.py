@@ -128,7 +128,7 @@ class SpeedTable:
         self._revision = 0
         self._changed: dict[str, int] = {}
         """Revision of the last change of each node, the latest one last."""
-        self._dropped = 0
+        self._forgotten_revision = 0
         """Revision up to which changes of nodes are no longer known one by one."""
 
     @property
@@ -142,12 +142,12 @@ class SpeedTable:
         return len(self._facts)
 
     def set_node(self, name: str, facts: ScoringFacts) -> None:
-        """Take the facts of a node."""
-        scoring_facts = self._facts.get(name)
-        if scoring_facts == facts:
+        """Add a node, or replace its facts."""
+        old_facts = self._facts.get(name)
+        if old_facts == facts:
             return
-        if scoring_facts is not None:
-            self._leave_group(name, scoring_facts)
+        if old_facts is not None:
+            self._leave_group(name, old_facts)
         self._facts[name] = facts
         self._groups.setdefault(facts.hardware, {}).setdefault(facts, {})[name] = None
         self._costs[facts.cost or 0.0] += 1
@@ -167,7 +167,7 @@ class SpeedTable:
         self._boards.clear()
 
     def find_board(self, subject: ScoringSubject, served: ServedModel | None = None) -> ScoreBoard:
-        """Return the answers for a subject, which hold until something changes.
+        """Return the answers for a subject, brought up to date and kept for the next request.
 
         Args:
             subject: what nodes are scored for.
@@ -180,15 +180,15 @@ class SpeedTable:
                 # Anyone may ask for a hash that does not exist: nothing is kept for it.
                 self._speeds.pop(subject, None)
                 return ScoreBoard(self._neutral)
-            board = self._renew_board(board, subject, self._find_speeds(subject, served, measured))
+            board = self._renew_board(board, subject, self._update_speeds(subject, served, measured))
         self._boards[subject] = board
-        self._drop_boards()
+        self._drop_oldest_boards()
         return board
 
-    def _find_speeds(
+    def _update_speeds(
         self, subject: ScoringSubject, served: ServedModel | None, measured: Mapping[str, MeasuredPerformance]
     ) -> Mapping[DeviceHardware, float | None]:
-        """Return the tokens a second of a subject on all hardware; what was known for the last board is kept."""
+        """Return the tokens a second of a subject on all hardware, of which only what is not kept yet is computed."""
         last, inputs = self._speeds.get(subject), served.speed_inputs if served is not None else ()
         kept = last.speeds if last is not None and last.inputs == inputs else {}
         speeds = {
@@ -205,6 +205,7 @@ class SpeedTable:
         served: ServedModel | None,
         measured: Mapping[str, MeasuredPerformance],
     ) -> float | None:
+        """Return the measured tokens a second of a subject on some hardware, else an estimate; None: unknown."""
         if record := measured.get(hardware.name_class(subject.device_count, subject.partition)):
             return record.tokens_per_second
         if served is None or (subject.device_count and hardware.vendor != subject.accelerator):
@@ -222,7 +223,7 @@ class SpeedTable:
         }
         fastest = max((verdict.speed for verdict in verdicts.values() if verdict.misfit is None), default=0.0)
         scale = ScoreScale(fastest, max(self._costs, default=0.0))
-        if board is None or board.scale != scale or board.revision < self._dropped:
+        if board is None or board.scale != scale or board.revision < self._forgotten_revision:
             board = ScoreBoard(self._neutral, scale)
             for hardware, groups in self._groups.items():
                 for facts, names in groups.items():
@@ -245,7 +246,7 @@ class SpeedTable:
         subject: ScoringSubject,
         verdict: HardwareVerdict,
     ) -> None:
-        """Enter nodes with equal facts in a board."""
+        """Enter nodes with equal facts in a board: the reason why they do not fit, if there is one, and their score."""
         if verdict.misfit is not None:
             board.unresolvable.update(dict.fromkeys(names, verdict.misfit))
         elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
@@ -272,9 +273,10 @@ class SpeedTable:
         self._changed[name] = self._revision
         if len(self._changed) > 2 * len(self._facts) + _MOST_GONE:
             oldest = next(iter(self._changed))
-            self._dropped = self._changed.pop(oldest)
+            self._forgotten_revision = self._changed.pop(oldest)
 
     def _find_piece(self, name: str, score: int) -> bytes:
+        """Return the JSON of a node with a score, which all boards share."""
         pieces = self._pieces.get(name)
         if pieces is None:
             pieces = self._pieces[name] = [None] * (BEST_SCORE + 1)
@@ -283,7 +285,8 @@ class SpeedTable:
             piece = pieces[score] = encode_priority(name, score)
         return piece
 
-    def _drop_boards(self) -> None:
+    def _drop_oldest_boards(self) -> None:
+        """Drop the least recently used boards beyond the limit, which is lower the more nodes there are."""
         most = min(MOST_BOARDS, max(_LEAST_BOARDS, MOST_ENTRIES // max(1, len(self._facts))))
         while len(self._boards) > most:
             oldest = next(iter(self._boards))
@@ -291,6 +294,7 @@ class SpeedTable:
             self._speeds.pop(oldest, None)
 
     def _leave_group(self, name: str, facts: ScoringFacts) -> None:
+        """Take a node out of the group of these facts, and out of the count of costs; drop what is empty then."""
         self._costs[facts.cost or 0.0] -= 1
         if not self._costs[facts.cost or 0.0]:
             del self._costs[facts.cost or 0.0]

@@ -95,16 +95,16 @@ def describe_subject(
         return subject
     service, spec = served.service, served.service.spec
     # With several accelerators, the status is about the first of them.
-    is_only = "," not in service.status.accelerator
-    stated = service.status.accelerator if is_only else ""
+    has_one_accelerator = "," not in service.status.accelerator
+    stated = service.status.accelerator if has_one_accelerator else ""
     wanted = spec.hardware.accelerator or served.model.spec.hardware.accelerator or ""
     accelerator = demand.accelerator or pod.labels.get(LABEL_ACCELERATOR, "") or stated or wanted
-    applies = is_only and accelerator == (stated or accelerator) and not demand.partition
+    status_applies = has_one_accelerator and accelerator == (stated or accelerator) and not demand.partition
     count = demand.number or (0 if accelerator == "cpu" else spec.hardware.count or spec.resources.gpu or 1)
     return subject._replace(
         accelerator=accelerator,
         device_count=count,
-        need_bytes=service.status.device_memory_bytes if applies and count else None,
+        need_bytes=service.status.device_memory_bytes if status_applies and count else None,
         is_served=True,
     )
 

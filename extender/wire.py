@@ -108,6 +108,10 @@ def decode_args(body: bytes | bytearray) -> ExtenderArgs:
 
 
 def _read_pod(fields: Mapping[str, msgspec.Raw]) -> PodFacts | None:
+    """Return the facts of the pod in a request; None if it cannot be decoded.
+
+    Its containers run side by side, so their devices add up; init containers run before, one after the other.
+    """
     try:
         pod = _decode_pod(fields.get("pod", _NOTHING))
     except _UNDECODABLE:
@@ -151,17 +155,18 @@ def encode_filter_result(
     if not failed and not unresolvable:
         return _render_result(args, args.names_json, args.nodes, b"{}", b"{}")
     rejected = failed.keys() | unresolvable.keys()
-    passed = [place for place, name in enumerate(args.names) if name not in rejected]
+    passed = [index for index, name in enumerate(args.names) if name not in rejected]
     if args.nodes is None:
-        names, nodes = _encode([args.names[place] for place in passed]), None
+        names, nodes = _encode([args.names[index] for index in passed]), None
     else:
-        names, nodes = b"null", [args.nodes[place] for place in passed]
+        names, nodes = b"null", [args.nodes[index] for index in passed]
     return _render_result(args, names, nodes, _encode(failed), _encode(unresolvable))
 
 
 def _render_result(
     args: ExtenderArgs, names: bytes, nodes: list[msgspec.Raw] | None, failed: bytes, unresolvable: bytes
 ) -> bytes:
+    """Return the ExtenderFilterResult; nodes are listed whole if the request had them so."""
     listed = b"null" if args.nodes is None else b'{"metadata":{},"items":%b}' % _encode(nodes)
     return b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":%b,"FailedAndUnresolvableNodes":%b,"Error":""}' % (
         listed,

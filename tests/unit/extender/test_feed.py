@@ -145,7 +145,7 @@ def test_facts_of_a_silent_agent_count_no_longer(feed: ExtenderFeed, clock: Cloc
     put_fitness(feed, "slow", "2026-11-26T08:00:00Z", device_class=H100)
     assert scores(feed.find_board(CHAT), "slow") == [10]
     clock.now = STALE_SECONDS + 1
-    feed.age()
+    feed.update_stale()
     assert scores(feed.find_board(CHAT), "slow") == [3]
     put_fitness(feed, "slow", "2026-11-26T08:00:00Z", 2, device_class=H100, utilization_percent=1)  # no heartbeat
     assert scores(feed.find_board(CHAT), "slow") == [3]
