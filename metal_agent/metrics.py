@@ -126,7 +126,7 @@ class AgentMetrics(Collector):
             labels=["step"],
         )
         for kind in PRESSURE_STEPS:
-            steps.add_metric([kind], self._watchdog.taken[kind])
+            steps.add_metric([kind], self._watchdog.action_counts[kind])
         yield steps
 
     def _sum_tokens(self) -> dict[_Labels, float]:

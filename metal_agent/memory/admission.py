@@ -33,44 +33,44 @@ async def admit(
         return Refused("Unsupported", assignment.problem)
     runtimes = [*await asyncio.to_thread(engine_command.list_installed), *daemons]
     if spec.runtime not in runtimes:
-        has = ", ".join(runtimes) or "none"
+        installed = ", ".join(runtimes) or "none"
         hint = RUNTIMES[spec.runtime].install_hint if spec.runtime in RUNTIMES else "a newer pomona may know it"
-        message = f"spec.runtime {spec.runtime!r} is not installed on this host, which has {has}: {hint}"
+        message = f"spec.runtime {spec.runtime!r} is not installed on this host, which has {installed}: {hint}"
         return Refused("Unsupported", message)
     try:
-        unable = engine_command.find_obstacle(spec)
-        if unable:
-            return Refused("Unsupported", unable)
+        obstacle = engine_command.find_obstacle(spec)
+        if obstacle:
+            return Refused("Unsupported", obstacle)
         layout = await weights.read_layout(spec.artifact)
     except ArtifactError as error:
         return explain_artifact_error(spec.artifact.source, error)
     workload = Workload(layout, spec.runtime)
-    needed = estimate(workload, spec)
-    if needed is not None and needed.total_bytes > spec.memory_bytes:
-        return _understated(spec, needed)
+    estimated = estimate(workload, spec)
+    if estimated is not None and estimated.total_bytes > spec.memory_bytes:
+        return _understated(spec, estimated)
     needed_bytes = peaks.needed_bytes(spec)
     problem = ledger.reserve(assignment.uid, needed_bytes)
     if not problem:
         return Admitted()
-    seen = ", which is the peak measured here before" if needed_bytes > spec.memory_bytes else ""
+    peak_note = ", which is the peak measured here before" if needed_bytes > spec.memory_bytes else ""
     # Engines of this model used more than estimated: assume the same excess for any other context.
     limit_bytes = ledger.available_bytes - (needed_bytes - spec.memory_bytes)
-    if needed is not None and needed.total_bytes <= limit_bytes and not spec.further_artifacts:
+    if estimated is not None and estimated.total_bytes <= limit_bytes and not spec.further_artifacts:
         # spec.memoryBytes was stated higher than needed: no other context and no other weights would help.
-        way = (
-            f"by the file's header {size_text(needed.total_bytes)} are enough: lower spec.memoryBytes of Model "
+        advice = (
+            f"by the file's header {size_text(estimated.total_bytes)} are enough: lower spec.memoryBytes of Model "
             f"{spec.model_name}"
         )
     else:
-        way = way_out(workload, spec, limit_bytes)
-    return Refused("InsufficientMemory", f"{problem}{seen}; {way}, or free memory on this host", needed_bytes)
+        advice = way_out(workload, spec, limit_bytes)
+    return Refused("InsufficientMemory", f"{problem}{peak_note}; {advice}, or free memory on this host", needed_bytes)
 
 
 def find_understatement(spec: MetalProcessSpec, layout: Layout | None, draft: Layout | None = None) -> Refused | None:
     """Return the refusal of fetched weights that take clearly more memory than is reserved; None if they do not.
 
-    The controller took spec.memoryBytes of the Model as it is, or computed the reservation from what a server or
-    another host told it; `layout` and `draft` are those of the bytes that arrived.
+    The reservation relies on spec.memoryBytes of the Model, or on headers that a server or another host reported;
+    `layout` and `draft` are those of the bytes that arrived.
     """
     needed = estimate(Workload(layout, spec.runtime, draft=draft), spec)
     if needed is None or not is_understated(spec.memory_bytes, needed.total_bytes):

@@ -31,11 +31,11 @@ def budget_bytes(facts: HostFacts, owner_bytes: int | None) -> int | None:
 
     `owner_bytes` is the owner's budget. It cannot exceed Metal's limit, which only `iogpu.wired_limit_mb` changes.
     """
-    metal = None if facts.working_set_bytes is None else max(0, facts.working_set_bytes - _METAL_MARGIN_BYTES)
+    metal_limit = None if facts.working_set_bytes is None else max(0, facts.working_set_bytes - _METAL_MARGIN_BYTES)
     if owner_bytes is not None:
-        return owner_bytes if metal is None else min(owner_bytes, metal)
-    limits = [] if metal is None else [metal]
-    if facts.model_memory_bytes is not None and metal is None:
+        return owner_bytes if metal_limit is None else min(owner_bytes, metal_limit)
+    limits = [] if metal_limit is None else [metal_limit]
+    if facts.model_memory_bytes is not None and metal_limit is None:
         limits.append(facts.model_memory_bytes)
     if facts.memory_bytes is not None:
         system = max(min(_SYSTEM_BYTES, facts.memory_bytes * _SMALL_SYSTEM_SHARE), facts.memory_bytes * _SYSTEM_SHARE)
@@ -89,7 +89,7 @@ class Ledger(msgspec.Struct):
             self.reserved[uid] = -(-used_bytes // _GROWTH_BYTES) * _GROWTH_BYTES
 
     def observe_others(self, excess_bytes: int) -> None:
-        """Update the use of other programs beyond their share, if it has changed by a step."""
+        """Update the use of other programs beyond their share, if it has changed by a step or is none any more."""
         before = self.others_bytes
         if abs(excess_bytes - before) >= _STEP_BYTES or not excess_bytes:
             self.others_bytes = excess_bytes
@@ -97,7 +97,7 @@ class Ledger(msgspec.Struct):
             self.freed()
 
     def change_budget(self, new_bytes: int) -> None:
-        """Apply another budget: what is reserved stays, and of a larger budget more can be reserved."""
+        """Apply another budget; all reservations stay, even if they exceed a smaller one."""
         before, self.budget_bytes = self.budget_bytes, new_bytes
         if new_bytes > before:
             self.freed()

@@ -53,13 +53,13 @@ class Peaks:
         self._runs = dict(remembered.runs) if remembered else {}
 
     def needed_bytes(self, spec: MetalProcessSpec) -> int:
-        """Return the memory to reserve for `spec`."""
-        seen = self._runs.get(identify_serving(spec), ())
-        return max(spec.memory_bytes, max((run.bytes for run in seen), default=0))
+        """Return the memory to reserve for `spec`: its own amount or, if larger, the highest peak of earlier runs."""
+        runs = self._runs.get(identify_serving(spec), ())
+        return max(spec.memory_bytes, max((run.bytes for run in runs), default=0))
 
-    def observe(self, seen: Mapping[str, tuple[MetalProcessSpec, int]]) -> None:
-        """Note the memory in use by engines, by the unique name of their run; blocks while the file is written."""
-        changed = [self._note(started, identify_serving(spec), used) for started, (spec, used) in seen.items()]
+    def observe(self, used_by_run: Mapping[str, tuple[MetalProcessSpec, int]]) -> None:
+        """Note the memory that engines use, with their specs, by a unique name of each run; write new peaks to disk."""
+        changed = [self._note(run, identify_serving(spec), used) for run, (spec, used) in used_by_run.items()]
         if not any(changed) or self._path is None:
             return
         while len(self._runs) > _MAX_ENTRIES:
@@ -85,11 +85,13 @@ class Peaks:
 def identify_serving(spec: MetalProcessSpec) -> str:
     """Return the key of everything that determines memory use: artifacts, runtime and options, but not the service."""
     artifacts = [spec.artifact, *(further.artifact for further in spec.further_artifacts)]
-    defaults, stated = stated_options(ServingOptions()), stated_options(spec)
+    defaults, spec_options = stated_options(ServingOptions()), stated_options(spec)
     # An option with its default is left out, so that an option that is added changes no key.
-    options = {name: value for name, value in stated.items() if name not in _FREE_OPTIONS and value != defaults[name]}
-    decides = [[_digest(artifact) for artifact in artifacts], spec.runtime, options]
-    return hashlib.sha256(msgspec.json.encode(decides, order="sorted")).hexdigest()
+    options = {
+        name: value for name, value in spec_options.items() if name not in _FREE_OPTIONS and value != defaults[name]
+    }
+    identity = [[_digest(artifact) for artifact in artifacts], spec.runtime, options]
+    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
 
 
 def _digest(artifact: Artifact) -> str:

@@ -146,7 +146,7 @@ def step(
         return state, ()
     state = _advance_clocks(state, level, min(gap, _LONGEST_STEP_SECONDS), candidates)
     if not state.is_under_pressure:
-        return _begin_pressure(state) if _is_due(state) else _return_evicted(state, candidates)
+        return _begin_pressure(state) if _must_hold(state) else _return_evicted(state, candidates)
     if state.normal_seconds is not None and state.normal_seconds >= state.needed_calm_seconds:
         return _end_pressure(state)
     return _relieve(state, candidates)
@@ -155,24 +155,24 @@ def step(
 def _advance_clocks(
     state: PressureState, level: PressureLevel, seconds: float, candidates: Sequence[EvictionCandidate]
 ) -> PressureState:
-    """Add the time since the last sample to every clock of the state."""
+    """Advance every clock of the state by the `seconds` since the last sample, or stop it."""
 
-    def run(before: float | None, *, goes_on: bool) -> float | None:
-        """Advance one clock, or stop it."""
+    def advance(before: float | None, *, goes_on: bool) -> float | None:
+        """Return the next value of a clock: 0 when it starts, None while it stands still."""
         if not goes_on:
             return None
         return 0.0 if before is None else before + seconds
 
     is_ending = any(candidate.stage in {"draining", "ending"} for candidate in candidates)
     ending_seconds = state.ending_seconds + seconds if is_ending else 0.0
-    is_quiet = not is_ending or ending_seconds > ENDING_SECONDS
+    has_settled = not is_ending or ending_seconds > ENDING_SECONDS
     return replace(
         state,
-        warn_seconds=run(state.warn_seconds, goes_on=level != "normal"),
-        critical_seconds=run(state.critical_seconds, goes_on=level == "critical"),
-        normal_seconds=run(state.normal_seconds, goes_on=level == "normal"),
+        warn_seconds=advance(state.warn_seconds, goes_on=level != "normal"),
+        critical_seconds=advance(state.critical_seconds, goes_on=level == "critical"),
+        normal_seconds=advance(state.normal_seconds, goes_on=level == "normal"),
         displacing_seconds=state.displacing_seconds + seconds,
-        since_ending_seconds=state.since_ending_seconds + seconds if is_quiet else 0.0,
+        since_ending_seconds=state.since_ending_seconds + seconds if has_settled else 0.0,
         ending_seconds=ending_seconds,
         since_return_seconds=state.since_return_seconds + seconds,
         since_over_seconds=state.since_over_seconds + seconds,
@@ -189,16 +189,16 @@ def _displacement_key(candidate: EvictionCandidate) -> tuple[bool, int, float, i
     return not candidate.is_protected, rank, idle, candidate.memory_bytes, candidate.uid
 
 
-def _is_due(state: PressureState) -> bool:
-    """Decide whether the pressure has lasted for long enough to start no engine."""
+def _must_hold(state: PressureState) -> bool:
+    """Decide whether the pressure has lasted long enough for the host to start no engine any more."""
     return state.is_critical or (state.warn_seconds is not None and state.warn_seconds >= WARN_SECONDS)
 
 
 def _begin_pressure(state: PressureState) -> PressureStep:
-    """Hold the host; pressure that comes back soon needs more calm than before."""
-    relapse = min(state.since_over_seconds, state.since_return_seconds) < RELAPSE_SECONDS
-    calm = min(MAX_CALM_SECONDS, 2 * state.needed_calm_seconds) if relapse else CALM_SECONDS
-    return replace(state, is_under_pressure=True, needed_calm_seconds=calm), (HoldAction("hold"),)
+    """Hold the host. Pressure soon after the last one, or after a return, needs twice the calm to end."""
+    is_relapse = min(state.since_over_seconds, state.since_return_seconds) < RELAPSE_SECONDS
+    needed_calm = min(MAX_CALM_SECONDS, 2 * state.needed_calm_seconds) if is_relapse else CALM_SECONDS
+    return replace(state, is_under_pressure=True, needed_calm_seconds=needed_calm), (HoldAction("hold"),)
 
 
 def _end_pressure(state: PressureState) -> PressureStep:
@@ -244,7 +244,7 @@ def _follow_up_displacement(state: PressureState, candidate: EvictionCandidate) 
 
 
 def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandidate]) -> PressureStep:
-    """Pick the process whose loss matters least, and displace it."""
+    """Displace the process whose loss matters least, if the pressure is critical or has lasted long enough."""
     if state.is_critical:
         eligible = running
     elif state.warn_seconds is not None and state.warn_seconds >= DISPLACE_AFTER_SECONDS:
@@ -259,12 +259,13 @@ def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandi
 
 
 def _return_evicted(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
-    """Start evicted processes again, the last one first, each after the one before it has loaded."""
+    """Start the process again that was evicted last, if the host is calm and no engine loads or ends."""
     stages = {candidate.uid: candidate.stage for candidate in candidates}
-    back = next((uid for uid in reversed(state.evicted) if stages.get(uid) == "absent"), None)
-    settled = state.normal_seconds is not None and state.since_return_seconds >= RETURN_SECONDS
-    is_busy = "loading" in stages.values() or not state.since_ending_seconds
-    if back is None or not settled or is_busy:
+    returning = next((uid for uid in reversed(state.evicted) if stages.get(uid) == "absent"), None)
+    is_calm = state.normal_seconds is not None and state.since_return_seconds >= RETURN_SECONDS
+    is_ending = state.since_ending_seconds == 0  # in this very sample
+    is_busy = "loading" in stages.values() or is_ending
+    if returning is None or not is_calm or is_busy:
         return state, ()
-    evicted = tuple(uid for uid in state.evicted if uid != back)
-    return replace(state, evicted=evicted, since_return_seconds=0.0), (HoldAction("return", back),)
+    evicted = tuple(uid for uid in state.evicted if uid != returning)
+    return replace(state, evicted=evicted, since_return_seconds=0.0), (HoldAction("return", returning),)

@@ -91,11 +91,11 @@ class PressureWatchdog:
         self.state = msgspec.convert(self._written, PressureState, from_attributes=True)
         self.level: PressureLevel | None = None
         """The level of the last sample; None if the system reports none."""
-        self.taken: Counter[ActionKind] = Counter()
+        self.action_counts: Counter[ActionKind] = Counter()
         """The number of actions of each kind that this agent has performed."""
         self._has_level = False
-        self._is_first = True
-        self._since = datetime.now(UTC)
+        self._is_first_sample = True
+        self._under_pressure_since = datetime.now(UTC)
         """Start of the present pressure, or of the agent if that was later."""
         gate.add(self)
 
@@ -104,24 +104,27 @@ class PressureWatchdog:
         await run_periodically(self.sample, pressure_policy.SAMPLE_SECONDS, name="pressure sample")
 
     async def sample(self) -> None:
-        """Take one sample and perform the actions that follow from it."""
+        """Take one sample, decide, write the decisions to disk, and perform the actions that follow from them.
+
+        A process that never had a request counts as idle since it became Ready.
+        """
         reading = await asyncio.to_thread(self._read)
         if reading.level != self.level:
             log.info("pressure_level_changed", pressure=reading.level, available_bytes=reading.available_bytes)
         self.level = reading.level
         self._has_level = self._has_level or reading.level is not None
-        calm = reading.level in {None, "normal"}
-        if self._is_first and calm and not (self.state.evicted or self.state.displacing):
+        is_calm = reading.level in {None, "normal"}
+        if self._is_first_sample and is_calm and not (self.state.evicted or self.state.displacing):
             self.state = replace(self.state, is_under_pressure=False)  # it ended while no agent ran
-        self._is_first = False
-        idle = {} if calm else await self._idle_seconds()
+        self._is_first_sample = False
+        idle_by_uid = {} if is_calm else await self._idle_seconds()
         now = time.monotonic()
         candidates = []
         for uid, runner in self._runners.items():
-            seconds, ready_since = idle.get(uid), runner.state.ready_since
-            if seconds is None and uid in idle and ready_since is not None:
-                seconds = now - ready_since
-            candidates.append(describe_candidate(runner, self._ledger.reserved.get(uid, 0), seconds))
+            idle_seconds, ready_since = idle_by_uid.get(uid), runner.state.ready_since
+            if idle_seconds is None and uid in idle_by_uid and ready_since is not None:
+                idle_seconds = now - ready_since
+            candidates.append(describe_candidate(runner, self._ledger.reserved.get(uid, 0), idle_seconds))
         self.state, actions = pressure_policy.step(self.state, reading.level, candidates, now)
         record = msgspec.convert(self.state, PressureRecord, from_attributes=True)
         self._written = await save_record(self._path, record, self._written)
@@ -161,15 +164,17 @@ class PressureWatchdog:
 
     def list_holds(self) -> list[HostHold]:
         """Return the hold of the whole host while it is short of memory."""
-        return [HostHold("pressure", _HOLD, rfc3339(self._since))] if self.state.is_under_pressure else []
+        return (
+            [HostHold("pressure", _HOLD, rfc3339(self._under_pressure_since))] if self.state.is_under_pressure else []
+        )
 
     def _perform(self, action: HoldAction) -> None:
-        """Perform one step; the gate sends the holds that have changed."""
+        """Count, log and report one action, and perform an eviction; other holds are sent by `HoldGate.refresh`."""
         if action.kind == "hold":
-            self._since = datetime.now(UTC)
+            self._under_pressure_since = datetime.now(UTC)
         elif action.kind in {"evict", "hasten"}:
             self._gate.evict(action.uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
-        self.taken[action.kind] += 1
+        self.action_counts[action.kind] += 1
         log.warning("pressure_action", action=action.kind, uid=action.uid, pressure=self.level)
         self._on_action(action, _MESSAGES[action.kind])
 
@@ -191,7 +196,7 @@ async def save_record(path: Path, wanted: Record, written: Record) -> Record:
 def describe_candidate(
     process: HoldableProcess, memory_bytes: int = 0, idle_seconds: float | None = None
 ) -> EvictionCandidate:
-    """Return a process as the policies see it."""
+    """Return the facts about a process by which the policies pick one for displacement or eviction."""
     spec = process.assignment.spec
     return EvictionCandidate(
         uid=process.assignment.uid,

@@ -21,7 +21,10 @@ log = structlog.get_logger()
 
 
 async def follow_backend_health(proxy: ProxyClient, runners: Mapping[str, Runner]) -> None:
-    """Pass the proxy's reports on to the runners, by uid, until cancelled."""
+    """Send each health report of the proxy to the runner of its engine, as an event, until cancelled.
+
+    A stream that fails or ends is opened again after a pause that grows with each failure in a row.
+    """
     failures = 0
     while True:
         try:
@@ -38,7 +41,7 @@ async def follow_backend_health(proxy: ProxyClient, runners: Mapping[str, Runner
 
 
 def read_report(health: BackendHealth) -> Suspected | Trusted:
-    """Return the event of a report; a reason that this version does not know is checked as slowness is."""
+    """Return the event of a report. A reason that this version does not know counts as `Slow`."""
     if not health.suspect:
         return Trusted()
     reason: SuspicionReason = next((name for name in get_args(SuspicionReason) if name == health.reason), "Slow")

@@ -50,13 +50,14 @@ class LivenessCheck(msgspec.Struct, frozen=True):
 
     Attributes:
         answer: its reaction to the probe; None if it was not probed.
-        before: its processor time, in seconds, before its silence, else at the previous check; None if unknown.
-        after: its processor time now.
+        cpu_before: its processor time, in seconds, at the start of a probe without an answer, else at the previous
+            check; None if unknown.
+        cpu_after: its processor time after this check; None if unknown.
     """
 
     answer: LivenessAnswer | None
-    before: float | None
-    after: float | None
+    cpu_before: float | None
+    cpu_after: float | None
 
     @property
     def problem(self) -> str:
@@ -67,23 +68,23 @@ class LivenessCheck(msgspec.Struct, frozen=True):
     def alive(self) -> bool:
         """True if it answered, or is silent and uses the processor, or if its use of the processor is unknown."""
         if self.answer is None or self.answer.silent:
-            return self.before is None or self.after is None or self.after > self.before
+            return self.cpu_before is None or self.cpu_after is None or self.cpu_after > self.cpu_before
         return not self.answer.problem
 
 
-def count_failures(so_far: int, check: LivenessCheck) -> int:
-    """Return how many checks in a row, `check` included, found the engine not alive."""
-    return 0 if check.alive else so_far + 1
+def count_failures(failures: int, check: LivenessCheck) -> int:
+    """Return the failed checks in a row, with `failures` of them before `check`; 0 if the engine is alive."""
+    return 0 if check.alive else failures + 1
 
 
-def pause_seconds(pulse: str | None, so_far: int) -> float:
-    """Return the pause before the next check, after `so_far` failed ones in a row."""
-    return CHECK_SECONDS if pulse or so_far else TOKEN_CHECK_SECONDS
+def pause_seconds(pulse: str | None, failures: int) -> float:
+    """Return the pause before the next check of an engine, after `failures` failed checks in a row."""
+    return CHECK_SECONDS if pulse or failures else TOKEN_CHECK_SECONDS
 
 
-def should_probe(requests: int | None, before: float | None, after: float | None) -> bool:
-    """Decide whether to probe the engine: not while it has `requests` and visibly works on them."""
-    return not requests or before is None or after is None or after <= before
+def should_probe(requests: int | None, cpu_before: float | None, cpu_after: float | None) -> bool:
+    """Decide whether to probe the engine: not while it has `requests` and used processor time since the last check."""
+    return not requests or cpu_before is None or cpu_after is None or cpu_after <= cpu_before
 
 
 async def read_cpu_seconds(pid: int | None) -> float | None:
@@ -92,7 +93,7 @@ async def read_cpu_seconds(pid: int | None) -> float | None:
 
 
 class ProbedEngine(msgspec.Struct, frozen=True):
-    """An engine as the agent asks it."""
+    """Where and how the agent sends its own requests to an engine."""
 
     session: aiohttp.ClientSession
     url: str
@@ -105,8 +106,8 @@ class ProbedEngine(msgspec.Struct, frozen=True):
     engine: str | None = None
     """The runtime, by which its errors are understood."""
 
-    async def ask(self, timeout_seconds: float) -> ProbeResult:
-        """Request a token, or the equivalent of another mode."""
+    async def request_token(self, timeout_seconds: float) -> ProbeResult:
+        """Request one token, or the equivalent of another mode; return the outcome, also of a failure."""
         return await generate_token(
             self.session,
             self.url,
@@ -123,14 +124,16 @@ async def await_first_token(
     timeout_seconds: float,
     report: Callable[[StartProblem], None],
 ) -> tuple[ProbedEngine | None, Answered | Failed]:
-    """Ask a starting engine until it generates a token; return it, and the outcome for its lifecycle.
+    """Request a token from a starting engine, again and again, until it generates one.
+
+    Return the engine and Answered, or None and Failed if it is broken or the time is up.
 
     Args:
         find_engine: returns the engine once it listens, else None.
         timeout_seconds: limit for all attempts.
         report: called with each new problem that the user should see meanwhile.
     """
-    problem, pause = "it does not listen on a port", _FIRST_PAUSE_SECONDS
+    last_problem, pause = "it does not listen on a port", _FIRST_PAUSE_SECONDS
     failing_since: float | None = None
     engine: ProbedEngine | None = None
     try:
@@ -139,7 +142,7 @@ async def await_first_token(
                 # The engine is kept once found: a query of the kernel takes longer than a request to the engine.
                 engine = engine or await find_engine()
                 if engine:
-                    result = await engine.ask(PROBE_SECONDS)
+                    result = await engine.request_token(PROBE_SECONDS)
                     if result.ok:
                         return engine, Answered()
                     # A process that answers 404 will never serve the path; a daemon may still be loading the model.
@@ -148,15 +151,15 @@ async def await_first_token(
                     failing_since = (failing_since or time.monotonic()) if engine_health.is_error(result) else None
                     if failing_since and time.monotonic() - failing_since >= engine_health.START_FAILURE_SECONDS:
                         return None, Failed("EngineBroken", f"the engine at {result.message}")
-                    if result.message != problem and engine_health.is_start_problem(result):
+                    if result.message != last_problem and engine_health.is_start_problem(result):
                         report(StartProblem(f"the engine at {result.message}; it is asked again"))
-                    problem = result.message
+                    last_problem = result.message
                     if result.reason == "Unreachable":
-                        engine = None
+                        engine = None  # it may have ended, or listen on another port now
                 await asyncio.sleep(pause)
                 pause = min(_LAST_PAUSE_SECONDS, pause * 1.2)
     except TimeoutError:
-        message = f"the engine generated no token within {timeout_seconds:.0f} s: {problem}"
+        message = f"the engine generated no token within {timeout_seconds:.0f} s: {last_problem}"
         return None, Failed("StartTimeout", message)
 
 
@@ -164,7 +167,7 @@ async def probe_liveness(engine: ProbedEngine) -> LivenessAnswer:
     """Probe the pulse endpoint of the engine, or request a token if it has none. A failure raises nothing."""
     limit_seconds = ANSWER_SECONDS
     if engine.pulse is None:
-        result = await engine.ask(limit_seconds)
+        result = await engine.request_token(limit_seconds)
         return LivenessAnswer("" if result.ok else result.message, silent=result.reason == "TimedOut")
     url = f"{engine.url}{engine.pulse}"
     headers = {"Authorization": f"Bearer {engine.token}"} if engine.token else {}
@@ -184,13 +187,16 @@ async def probe_liveness(engine: ProbedEngine) -> LivenessAnswer:
 
 
 async def check_suspect(engine: ProbedEngine, suspicion: Suspicion) -> Trusted | Hung:
-    """Ask a suspect engine for a token, again and again, until it is found to be healthy or not; bounded in time."""
-    began, used_before = time.monotonic(), await read_cpu_seconds(engine.pid)
+    """Request a token from a suspect engine, again and again, until it is certain whether it works; bounded in time.
+
+    Return Trusted if it works, else Hung with the problem as its message.
+    """
+    began, cpu_before = time.monotonic(), await read_cpu_seconds(engine.pid)
     while True:
-        result = await engine.ask(ANSWER_SECONDS)
+        result = await engine.request_token(ANSWER_SECONDS)
         waited_seconds = time.monotonic() - began
-        used = await read_cpu_seconds(engine.pid)
-        used_seconds = None if used is None or used_before is None else used - used_before
+        cpu_now = await read_cpu_seconds(engine.pid)
+        used_seconds = None if cpu_now is None or cpu_before is None else cpu_now - cpu_before
         is_busy = engine_health.is_busy(used_seconds, waited_seconds)
         match engine_health.judge_check(suspicion, result, waited_seconds, is_busy=is_busy):
             case "healthy":
@@ -214,42 +220,45 @@ class LivenessWatch(msgspec.Struct):
     log: structlog.stdlib.BoundLogger
 
     async def watch(self) -> Hung | None:
-        """Check until the engine is found to hang; None if it has ended, or is a model that its daemon watches."""
+        """Check at intervals; return Hung once the engine hangs, or None if it has ended or is a model in a daemon."""
         engine = await self.find_engine()
         if engine is None or engine.pid is None:
             return None
-        failures, before = 0, await read_cpu_seconds(engine.pid)
+        failures, cpu_before = 0, await read_cpu_seconds(engine.pid)
         while True:
             await asyncio.sleep(pause_seconds(engine.pulse, failures))
             try:
-                check = await self.check_once(before)
+                check = await self.check_once(cpu_before)
             except Exception:
                 self.log.exception("liveness_check_failed")
                 continue
             if check is None:
                 return None  # the event of its end is on its way
-            failures, before = count_failures(failures, check), check.after
+            failures, cpu_before = count_failures(failures, check), check.cpu_after
             if check.alive:
                 continue
             self.log.warning("engine_not_alive", pid=engine.pid, checks=failures, problem=check.problem)
             if failures >= HUNG_CHECKS:
                 return Hung(f"the engine hangs: {check.problem}; it is stopped and started again")
 
-    async def check_once(self, before: float | None) -> LivenessCheck | None:
-        """Check once; `before` is the processor time, in seconds, at the last check. None if the engine has ended."""
+    async def check_once(self, cpu_before: float | None) -> LivenessCheck | None:
+        """Check the engine once, pass the check to `on_check` and return it; None if the engine has ended.
+
+        `cpu_before` is its processor time, in seconds, at the previous check.
+        """
         engine = await self.find_engine()
         if engine is None or engine.pid is None:
             return None
         requests = self.count_requests()
-        answer, after = None, await read_cpu_seconds(engine.pid)
-        if should_probe(requests, before, after):
+        answer, cpu_after = None, await read_cpu_seconds(engine.pid)
+        if should_probe(requests, cpu_before, cpu_after):
             answer = await probe_liveness(engine)
             if answer.silent:
-                # Only what it used meanwhile shows that it works: it may have worked until it stopped.
-                before = after
+                # Count only the time used during the silent probe: the engine may have worked until just before.
+                cpu_before = cpu_after
             if answer.silent or requests:
-                after = await read_cpu_seconds(engine.pid)
-        check = LivenessCheck(answer, before, after)
+                cpu_after = await read_cpu_seconds(engine.pid)
+        check = LivenessCheck(answer, cpu_before, cpu_after)
         self.on_check(check)
         return check
 

@@ -23,7 +23,7 @@ def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
     Compare the specs, not their encodings, which may differ for equal specs: msgspec omits a default by its identity.
     """
     further_artifacts = [
-        structs.replace(further, artifact=_name_weights(further.artifact), source_secret=None)
+        structs.replace(further, artifact=_identify_weights(further.artifact), source_secret=None)
         for further in spec.further_artifacts
     ]
     return structs.replace(
@@ -34,38 +34,38 @@ def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
         token_secret="",
         source_secret=None,
         host_name=None,
-        artifact=_name_weights(spec.artifact),
+        artifact=_identify_weights(spec.artifact),
         further_artifacts=further_artifacts,
     )
 
 
 def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[Assignment]) -> dict[str, Assignment]:
-    """Return, by uid of a running engine, the assignment that takes it over; each engine is taken over once.
+    """Return the assignment that takes over each running engine, by uid of the engine; each engine is taken over once.
 
     Args:
         unclaimed: specs of running engines, by uid.
         wanted: assignments without an engine.
     """
-    free = {uid: (fingerprint_engine(spec), spec.service_name) for uid, spec in unclaimed.items()}
+    unmatched = {uid: (fingerprint_engine(spec), spec.service_name) for uid, spec in unclaimed.items()}
     claimed: dict[str, Assignment] = {}
     for assignment in wanted:
         if assignment.deleted:
             continue
-        mark, name = fingerprint_engine(assignment.spec), assignment.spec.service_name
-        alike = [uid for uid, (process_spec, _) in free.items() if process_spec == mark]
+        fingerprint, service_name = fingerprint_engine(assignment.spec), assignment.spec.service_name
+        equal_engines = [uid for uid, (process_spec, _) in unmatched.items() if process_spec == fingerprint]
         # Of equal engines the one of the same service is preferred: it was started with the name of its service.
-        if uid := min(alike, key=lambda uid: (free[uid][1] != name, uid), default=None):
-            del free[uid]
+        if uid := min(equal_engines, key=lambda uid: (unmatched[uid][1] != service_name, uid), default=None):
+            del unmatched[uid]
             claimed[uid] = assignment
     return claimed
 
 
 def exceeds_memory(wanted: Iterable[Assignment], available_bytes: int) -> bool:
-    """Decide whether the assignments, none of which runs yet, need more memory than is available."""
+    """Decide whether the assignments, none of which has an engine yet, reserve more memory than is available."""
     return sum(assignment.spec.memory_bytes for assignment in wanted if not assignment.deleted) > available_bytes
 
 
-def _name_weights(artifact: Artifact) -> Artifact:
+def _identify_weights(artifact: Artifact) -> Artifact:
     """Return the identity of weights: their digest if it is known, else their source and revision."""
     if artifact.sha256:
         return Artifact(source="", sha256=artifact.sha256)

@@ -16,7 +16,7 @@ SLOT_SECONDS: Final = 300.0
 
 class _Waiting(NamedTuple):
     rank: int
-    number: int
+    arrival: int
     uid: str
     granted: asyncio.Event
 
@@ -29,7 +29,7 @@ class LoadQueue:
         self._loading: dict[str, float] = {}
         """Start times by the clock; more than one if engines were adopted, or one exceeded its time."""
         self._waiting: list[_Waiting] = []
-        self._numbers = itertools.count()
+        self._arrivals = itertools.count()
 
     @property
     def is_busy(self) -> bool:
@@ -37,7 +37,7 @@ class LoadQueue:
         return bool(self._waiting) or self._busy_until() is not None
 
     def try_acquire(self, uid: str) -> bool:
-        """Acquire the slot if it is free and no process waits for it, or if `uid` has it already."""
+        """Acquire the slot if it is free and no process waits for it, or if `uid` has it already; return success."""
         if uid not in self._loading and (self._busy_until() is not None or self._waiting):
             return False
         self.occupy(uid)
@@ -58,13 +58,13 @@ class LoadQueue:
             self._loading[successor] = self._loading.pop(uid)
 
     async def acquire(self, uid: str, rank: int) -> None:
-        """Wait for the slot and acquire it: lowest rank first, then first come, first served."""
-        waiting = _Waiting(rank, next(self._numbers), uid, asyncio.Event())
+        """Wait until `uid` has the slot: the lowest rank is first, then the first that came. Cancelling gives it up."""
+        waiting = _Waiting(rank, next(self._arrivals), uid, asyncio.Event())
         self._waiting.append(waiting)
         try:
             while not waiting.granted.is_set():
                 self._grant_next()
-                until = self._busy_until()
+                until = self._busy_until()  # the slot is then free without an event
                 try:
                     async with asyncio.timeout(None if until is None else max(0.0, until - self._clock())):
                         await waiting.granted.wait()
@@ -83,9 +83,9 @@ class LoadQueue:
         return until if self._loading and until > self._clock() else None
 
     def _grant_next(self) -> None:
-        """Give a free slot to the process that waits with the lowest rank."""
+        """Give the slot, if it is free, to the process with the lowest rank of those that wait, and wake it."""
         if self._waiting and self._busy_until() is None:
-            chosen = min(self._waiting)
-            self._waiting.remove(chosen)
-            self.occupy(chosen.uid)
-            chosen.granted.set()
+            first = min(self._waiting)
+            self._waiting.remove(first)
+            self.occupy(first.uid)
+            first.granted.set()

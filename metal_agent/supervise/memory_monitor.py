@@ -50,42 +50,42 @@ class MemoryMonitor(msgspec.Struct):
             await self._measure_all()
 
     async def _measure_all(self) -> None:
-        """Measure all engines, and update ledger and peaks."""
-        available_bytes = self.ledger.available_bytes
-        before = {uid: (runner.record, runner.state.pid) for uid, runner in self.runners.items()}
-        pids = {uid: pid for uid, (_, pid) in before.items() if pid is not None}
-        reading, seen = await asyncio.to_thread(self._read_footprints, pids)
-        ours = 0
-        runs = {}
-        in_daemons = self.loaded()
-        reported = {model.name: model.memory_bytes for model in in_daemons if model.memory_bytes is not None}
+        """Measure all engines and the host, and update ledger and peaks; report a change of the available memory."""
+        available_before = self.ledger.available_bytes
+        engines_before = {uid: (runner.record, runner.state.pid) for uid, runner in self.runners.items()}
+        pids = {uid: pid for uid, (_, pid) in engines_before.items() if pid is not None}
+        reading, footprints = await asyncio.to_thread(self._read_footprints, pids)
+        own_bytes = 0
+        used_by_run = {}
+        daemon_models = self.loaded()
+        daemon_sizes = {model.name: model.memory_bytes for model in daemon_models if model.memory_bytes is not None}
         for uid, runner in self.runners.items():
-            record, footprint = runner.record, seen.get(uid)
+            record, footprint = runner.record, footprints.get(uid)
             if not runner.state.exists:
                 continue
-            if footprint is None or record is None or before.get(uid) != (record, runner.state.pid):
+            if footprint is None or record is None or engines_before.get(uid) != (record, runner.state.pid):
                 # The engine has no process of its own, or one that is not known yet: it counts with the size that
                 # its daemon reports, or with its reservation.
-                if (daemon_bytes := reported.get(runner.model or "")) is not None:
+                if (daemon_bytes := daemon_sizes.get(runner.model or "")) is not None:
                     self.ledger.observe(uid, daemon_bytes)
-                ours += self.ledger.reserved.get(uid, 0) if daemon_bytes is None else daemon_bytes
+                own_bytes += self.ledger.reserved.get(uid, 0) if daemon_bytes is None else daemon_bytes
                 continue
-            ours += footprint.unavailable_bytes
+            own_bytes += footprint.unavailable_bytes
             self.ledger.observe(uid, footprint.bytes)
-            runs[f"{uid}/{record.started_at}"] = (record.spec, footprint.bytes)
+            used_by_run[f"{uid}/{record.started_at}"] = (record.spec, footprint.bytes)
         memory_bytes = self.ledger.memory_bytes
         if memory_bytes is not None and reading.available_bytes is not None:
             excess = excess_bytes(
                 memory_bytes=memory_bytes,
                 available_bytes=reading.available_bytes,
-                own_bytes=ours,
+                own_bytes=own_bytes,
                 budget_bytes=self.ledger.budget_bytes,
-                loaded_bytes=sum(model.memory_bytes or 0 for model in in_daemons if not model.ours),
+                loaded_bytes=sum(model.memory_bytes or 0 for model in daemon_models if not model.ours),
             )
             self.ledger.observe_others(excess)
-        if self.ledger.available_bytes != available_bytes:
+        if self.ledger.available_bytes != available_before:
             self.changed()
-        await asyncio.to_thread(self.peaks.observe, runs)
+        await asyncio.to_thread(self.peaks.observe, used_by_run)
 
     def _read_footprints(self, pids: Mapping[str, int]) -> tuple[PressureReading, dict[str, Footprint]]:
         """Read the memory of the host, and of each engine by uid. Blocks for a moment."""

@@ -60,38 +60,41 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._kept: dict[str, tuple[Record, Mapping[str, Any]]] = {}
-        """The records that were on disk, each with its content there."""
+        self._on_disk: dict[str, tuple[Record, Mapping[str, Any]]] = {}
+        """The records that `load` read, each with its whole content on disk, by uid."""
 
     def load(self) -> dict[str, Record]:
-        """Read all records, by uid; one that is damaged or of no known engine is deleted.
+        """Read all records from disk; return them by uid. One that is damaged or of an unknown runtime is deleted.
 
         Raises OSError if a file cannot be read.
         """
-        self._kept = {}
+        self._on_disk = {}
         for path in sorted(self._folder.glob("[!.]*.json")):
             content = durable.read(path, dict[str, Any])
             if content is None:
                 continue
             record = _read_record(content)
             if record:
-                self._kept[record.uid] = (record, content)
+                self._on_disk[record.uid] = (record, content)
             else:
                 # No request would reach its engine, which is killed as a stray: it must not keep its memory.
                 log.warning("record_unreadable", path=str(path))
                 self.remove(path.stem)
-        return {uid: record for uid, (record, _) in self._kept.items()}
+        return {uid: record for uid, (record, _) in self._on_disk.items()}
 
     def write(self, record: Record) -> None:
-        """Write `record`, in place of an earlier one of the same uid. Raises OSError."""
+        """Write `record`, in place of an earlier one of the same uid. Raises OSError.
+
+        If a newer version wrote the earlier one for the same engine, what only that version knows is written again.
+        """
         content: dict[str, Any] = msgspec.to_builtins(structs.replace(record, unread=()))
-        kept, kept_content = self._kept.get(record.uid, (None, {}))
-        if kept and kept.identity == record.identity:
+        earlier, earlier_content = self._on_disk.get(record.uid, (None, {}))
+        if earlier and earlier.identity == record.identity:
             # The same engine, recorded by a newer version; its spec never changes.
             fields = {field.encode_name for field in structs.fields(Record)}
-            content |= {name: value for name, value in kept_content.items() if name not in fields}
-            if kept.spec == record.spec:
-                content["spec"] = kept_content["spec"]
+            content |= {name: value for name, value in earlier_content.items() if name not in fields}
+            if earlier.spec == record.spec:
+                content["spec"] = earlier_content["spec"]
         durable.write(self._path(record.uid), content)
 
     def remove(self, uid: str) -> None:
@@ -107,7 +110,7 @@ class Records:
 
 
 def _read_record(content: Mapping[str, Any]) -> Record | None:
-    """Read a record, without fields of the spec that are unreadable; None if it lacks what every record has."""
+    """Return a record without the unreadable fields of its spec; None if it cannot be used without them."""
     spec = content.get("spec")
     readable, unread = _split_fields(spec, MetalProcessSpec) if isinstance(spec, dict) else ({}, ())
     try:
@@ -118,7 +121,7 @@ def _read_record(content: Mapping[str, Any]) -> Record | None:
 
 
 def _split_fields(content: Mapping[str, Any], struct: type[msgspec.Struct]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the values of `content` that the fields of `struct` can have, and the names of the other fields."""
+    """Return `content` without values that the fields of `struct` cannot have, and the names of the fields left out."""
     readable, unread = dict(content), []
     for field in structs.fields(struct):
         name = field.encode_name

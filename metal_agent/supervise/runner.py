@@ -66,16 +66,16 @@ class Runner:
         self._weights = host.weights.pin(assignment.spec)
         self._daemon = host.daemons.get(assignment.spec.runtime)
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
-        self._work: asyncio.Task[None] | None = None
+        self._actions_task: asyncio.Task[None] | None = None
         self.log_path = host.folder / "logs" / log_files.engine_log_name(assignment.namespace, assignment.name)
         self._progress_reported_at = 0.0
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
         requests = partial(host.exposure.requests, assignment.uid)
         self._liveness = LivenessWatch(self.find_engine, requests, self._note_check, self._log)
         hold = host.hold(assignment.uid)
-        self.state, self._first = lifecycle.start_lifecycle(hold)
+        self.state, self._first_actions = lifecycle.start_lifecycle(hold)
         if record and adopted:
-            self.state, self._first = lifecycle.resume_lifecycle(
+            self.state, self._first_actions = lifecycle.resume_lifecycle(
                 adopted.pid, ready=bool(record.ready_at), restarts=record.restarts, now=time.monotonic(), hold=hold
             )
             self._log.info("engine_adopted", pid=adopted.pid, model=adopted.model, phase=self.state.phase)
@@ -98,13 +98,13 @@ class Runner:
         return self._engine.token if self._engine else None
 
     def remove(self) -> None:
-        """Stop the process for good: it is no longer assigned to this host."""
+        """Request the end of the process, which is no longer assigned to this host; `run` then drains and stops it."""
         self.removed = True
         if not self.state.leaving:
             self._events.put_nowait(events.Removed())
 
-    def follow(self, spec: MetalProcessSpec) -> None:
-        """Follow an edit of what may change while the engine runs; the next agent follows it, too."""
+    def apply_edits(self, spec: MetalProcessSpec) -> None:
+        """Apply those fields of `spec` that may change while the engine runs, here and in the record on disk."""
         before = self.assignment.spec
         if with_edits(before, spec) == before:
             return
@@ -134,7 +134,7 @@ class Runner:
             async with asyncio.TaskGroup() as group:
                 if self._engine:
                     group.create_task(self._watch_exit(self._engine))
-                self._enter_state(group, self.state, self._first)
+                self._enter_state(group, self.state, self._first_actions)
                 while self.state.phase != "Stopped" or self.state.exists:
                     event = await self._events.get()
                     self._enter_state(group, *step(self.state, event, time.monotonic()))
@@ -175,20 +175,26 @@ class Runner:
             self._record_written = True
 
     def _enter_state(self, group: asyncio.TaskGroup, state: ProcessState, actions: tuple[ProcessAction, ...]) -> None:
-        """Enter a state and start its actions, in place of those that still run."""
+        """Enter a state and start its actions, in place of those that still run.
+
+        Without actions, those that run go on, except in a phase that holds no memory.
+        """
         self._apply_state(state)
         while lifecycle.Spawn() in actions:
             # Spawned here and not in a task, so that no event is handled between the start of an engine and its state.
             state, actions = step(self.state, self._spawn(group), time.monotonic())
             self._apply_state(state)
-        is_over = self.state.phase in HOLDS_NO_MEMORY and not self.state.exists
-        if self._work and (actions or is_over):
-            self._work.cancel()
+        is_at_rest = self.state.phase in HOLDS_NO_MEMORY and not self.state.exists
+        if self._actions_task and (actions or is_at_rest):
+            self._actions_task.cancel()
         if actions:
-            self._work = group.create_task(self._perform_all(actions))
+            self._actions_task = group.create_task(self._perform_all(actions))
 
     def _apply_state(self, state: ProcessState) -> None:
-        """Enter a state: update load slot, ledger, keys and locks, and report the change."""
+        """Set `state`, and bring everything that depends on it into line; log and report the change.
+
+        That is the load slot, the reservation, the engine's key, the lock on the weights and the time of Ready.
+        """
         before, self.state = self.state, state
         if state.exists and state.phase == "Starting" and not state.reason:
             self._host.loads.occupy(self.assignment.uid)
@@ -212,7 +218,7 @@ class Runner:
         self._host.changed(self)
 
     async def _perform_all(self, actions: tuple[ProcessAction, ...]) -> None:
-        """Perform actions in order, and feed back their outcomes."""
+        """Perform actions in order, and put the outcome of each into the queue of events."""
         for action in actions:
             try:
                 event = await self._perform(action)
@@ -251,7 +257,7 @@ class Runner:
         return None
 
     async def _drain(self, timeout_seconds: float | None) -> None:
-        """Drain the process, and give up after the time even if the proxy does not answer."""
+        """Send the process no new request, and wait until it has none, or until the time is over; None: that of its spec."""
         if timeout_seconds is None:
             timeout_seconds = self.assignment.spec.drain_seconds
         try:
@@ -261,7 +267,10 @@ class Runner:
             self._log.warning("drain_gave_up", after_seconds=timeout_seconds)
 
     async def _end(self, running: EngineHandle, grace_seconds: float, *, for_all: bool) -> None:
-        """End the engine, and retry after any error: nothing else would end it, and its memory stays reserved."""
+        """End the engine; retry for ever after an error, since nothing else would end it and its memory stays reserved.
+
+        If it has not ended after the usual time, an event says so, and the end goes on.
+        """
         limit_seconds = lifecycle.UNLOAD_LIMIT_SECONDS if self._daemon else lifecycle.END_LIMIT_SECONDS
         limit_seconds += grace_seconds
         overdue = events.EndOverdue(self._describe_overdue(running, limit_seconds))
@@ -285,7 +294,10 @@ class Runner:
         return f"process {running.pid} has not ended in {seconds:.0f} s; {kept}: restart the machine"
 
     async def _check_admission(self) -> ProcessEvent:
-        """Check the daemon, measure the memory, and admit or refuse the process."""
+        """Ask the daemon for its models and measure the memory, then admit or refuse the process.
+
+        Return the outcome as an event; on Admitted its memory is reserved.
+        """
         if self._daemon:
             await self._daemon.check_models()
             if self._daemon.problem and self._daemon.daemon.installed():
@@ -295,7 +307,10 @@ class Runner:
         return await admit(self.assignment, host.weights, host.ledger, host.peaks, host.daemons.usable())
 
     async def _fetch(self) -> ProcessEvent:
-        """Fetch the weights, check them, and make them known to a daemon."""
+        """Fetch and check the weights, and make them known to a daemon; return the outcome as an event.
+
+        This runner locks the fetched files, so that they are not deleted to make room while they are needed.
+        """
         spec = self.assignment.spec
         names = [spec.source_secret, *(artifact.source_secret for artifact in spec.further_artifacts)]
         tokens = [name and self._host.secret(self.assignment.namespace, name) for name in names]
@@ -330,7 +345,10 @@ class Runner:
         return events.Fetched()
 
     async def _provide_to_daemon(self, shared: SharedDaemon, spec: MetalProcessSpec, model: str) -> None:
-        """Make `model`, a path or a name in the daemon's library, known to the daemon. Raises DaemonError."""
+        """Make `model`, a path or a name in the daemon's library, known to the daemon. Raises DaemonError.
+
+        The lock on the weights is released if the daemon has copied them.
+        """
         serving = engine_command.build_process_serving(spec, model)
         await shared.bring(shared.name(spec), serving, self._on_progress)
         if shared.daemon.copies:
@@ -342,15 +360,18 @@ class Runner:
             self._weights.release()
         self._weights = weights
 
-    def _on_progress(self, here_bytes: int, total_bytes: int | None) -> None:
-        """Note the progress of a fetch, and report it at most once a second."""
-        self.progress = FetchProgress(bytes=here_bytes, total_bytes=total_bytes)
+    def _on_progress(self, fetched_bytes: int, total_bytes: int | None) -> None:
+        """Note the progress of a fetch, and report it if the last report is more than a second old."""
+        self.progress = FetchProgress(bytes=fetched_bytes, total_bytes=total_bytes)
         if time.monotonic() - self._progress_reported_at >= PROGRESS_SECONDS:
             self._progress_reported_at = time.monotonic()
             self._host.changed(self)
 
     def _spawn(self, group: asyncio.TaskGroup) -> ProcessEvent:
-        """Start the engine and write its record; without a record, the next agent finds and kills the engine."""
+        """Start the engine, or its load in a daemon, and write its record; return the outcome as an event.
+
+        Without a record, the next agent would find and kill the engine.
+        """
         spec = self.assignment.spec
         has_weights = self._daemon or (self._weights and self._weights.exists)
         if self.assignment.problem:
@@ -383,7 +404,7 @@ class Runner:
         return events.Spawned(started.pid)
 
     def _start_engine(self, spec: MetalProcessSpec) -> EngineHandle:
-        """Start a process, or load the model in the daemon. Raises OSError and ValueError."""
+        """Start a process with a new key and log, or load the model in the daemon. Raises OSError and ValueError."""
         if self._daemon:
             return self._daemon.start(self._daemon.name(spec))
         weights = self._weights
@@ -398,17 +419,17 @@ class Runner:
         return started
 
     async def _watch_exit(self, running: EngineHandle) -> None:
-        """Wait for the end of the engine, and send it as an event."""
+        """Wait for the end of the engine, delete its record, and put the exit into the queue of events."""
         ended = await running.wait()
         self._engine = self.record = None
         self._host.records.remove(self.assignment.uid)
         now, log = rfc3339(datetime.now(UTC)), read_last_log_lines(self.log_path)
-        last = LastExit(code=ended.code, signal=ended.signal or "", time=now, log=log)
+        last_exit = LastExit(code=ended.code, signal=ended.signal or "", time=now, log=log)
         is_fetched = ended.reason != UNKNOWN_MODEL
-        self._events.put_nowait(events.Exited(last, ended.reason, ended.message, fetched=is_fetched))
+        self._events.put_nowait(events.Exited(last_exit, ended.reason, ended.message, fetched=is_fetched))
 
     async def find_engine(self) -> ProbedEngine | None:
-        """Return the engine as it is asked, once it listens; None before, and after its end."""
+        """Return where and how to send requests to the engine, once it listens; None before that and after its end."""
         spec, engine = self.assignment.spec, self._engine
         url = self.url or (await asyncio.to_thread(engine.url) if engine else None)
         if engine is None or url is None:
@@ -425,7 +446,7 @@ class Runner:
         )
 
     async def _probe(self, timeout_seconds: float) -> ProcessEvent:
-        """Request a token until the engine generates one; the kernel reports the port of an engine process."""
+        """Request a token until the engine generates one, and note its URL; return the outcome as an event."""
         report = self._events.put_nowait
         engine, outcome = await engine_checks.await_first_token(self.find_engine, timeout_seconds, report)
         if engine and self.record:
@@ -433,13 +454,16 @@ class Runner:
         return outcome
 
     def _note_check(self, check: LivenessCheck) -> None:
-        """Make the endpoint ready again once a check finds the engine alive."""
+        """Note the outcome of a check: an engine that answers again makes its endpoint ready."""
         if check.alive and not self.is_answering:
             self.is_answering = True
             self._host.changed(self)
 
     async def _check_suspect(self, suspicion: Suspicion) -> ProcessEvent | None:
-        """Ask the suspect engine for a token, which decides whether it serves on; None if it ended meanwhile."""
+        """Request a token from the suspect engine; return Trusted or Hung, or None if it ended meanwhile.
+
+        If it works, the proxy forgets its suspicion, so that it reports the engine if that fails again.
+        """
         try:
             engine = await self.find_engine()
             if engine is None:
@@ -451,11 +475,10 @@ class Runner:
             await self._host.exposure.clear_suspicion(self.assignment.uid)
             raise
         if outcome == events.Trusted():
-            # Otherwise the proxy would not report it if it failed again.
             await self._host.exposure.clear_suspicion(self.assignment.uid)
         return outcome
 
     def _set_record(self, record: Record) -> None:
-        """Replace the record, in memory and on disk."""
+        """Replace the record in memory, and write it; a write that fails is tried again by `write_record`."""
         self.record, self._record_written = record, False
         self.write_record()

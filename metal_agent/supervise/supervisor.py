@@ -34,14 +34,15 @@ class Supervisor:
         self._host = host
         self._group = group
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._assigned = False
+        self._has_full_list = False
         """True once a full list of assignments was seen; before, a process without a runner may still be assigned."""
         host.ledger.freed = self._recheck_rejected
 
-    async def recover(self, others: Iterable[int] = ()) -> None:
+    async def recover(self, other_pids: Iterable[int] = ()) -> None:
         """Adopt every recorded engine that still runs; kill processes of this agent without a record.
 
-        `others` are pids of processes of this agent that are no engines. It is called once, before any start.
+        Records and keys of engines that are gone are deleted, and the checks of daemons and logs begin. It is called
+        once, before any start. `other_pids` are processes of this agent that are no engines.
 
         Raises OSError if it cannot be found out which engines run.
         """
@@ -49,15 +50,17 @@ class Supervisor:
         daemons.subscribe(self._daemon_changed)
         await daemons.check_models()
         self._group.create_task(daemons.run())
-        taken = set()
+        adopted_keys = set()
         records = self._host.records.load()
         # An engine that was handed over may have two records: the cluster's is the later one.
         for uid, record in sorted(records.items(), key=lambda entry: entry[1].assignment.is_standalone):
             engine_key = (record.identity, record.spec.runtime, record.model)
             # One model in a daemon can serve several MetalProcesses, each with a record of its own.
-            is_second = engine_key in taken and (record.identity is not None or record.assignment.is_standalone)
-            engine = None if is_second else self._adopt(record)
-            taken.add(engine_key)
+            is_duplicate = engine_key in adopted_keys and (
+                record.identity is not None or record.assignment.is_standalone
+            )
+            engine = None if is_duplicate else self._adopt(record)
+            adopted_keys.add(engine_key)
             if engine is None:
                 log.info("recorded_engine_is_gone", process=f"{record.namespace}/{record.name}")
                 self._host.records.remove(uid)
@@ -65,8 +68,8 @@ class Supervisor:
             self._host.ledger.take_over(uid, self._host.peaks.needed_bytes(record.spec))
             self._start(Runner(record.assignment, self._host, record, engine))
         self._host.keys.keep({runner.record.key_file for runner in self.runners.values() if runner.record})
-        adopted = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
-        await kill_strays(self._host.folder, adopted | set(others))
+        pids = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
+        await kill_strays(self._host.folder, pids | set(other_pids))
         self._group.create_task(run_periodically(self._trim_logs, log_files.LOOK_SECONDS, name="log rotation"))
 
     def add(self, assignments: Iterable[Assignment]) -> None:
@@ -80,7 +83,7 @@ class Supervisor:
             if assignment.uid not in self.runners:
                 self._start(Runner(assignment, self._host))
             elif assignment.spec is not UNREADABLE:
-                self.runners[assignment.uid].follow(assignment.spec)
+                self.runners[assignment.uid].apply_edits(assignment.spec)
             if assignment.deleted:
                 self.runners[assignment.uid].remove()
 
@@ -92,22 +95,25 @@ class Supervisor:
         """
         wanted = {assignment.uid: assignment for assignment in assignments}
         self._hand_over_unclaimed(wanted.values())
-        left = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
+        unclaimed = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
         new = [assignment for uid, assignment in wanted.items() if uid not in self.runners]
-        if left and keep_unclaimed and handover.exceeds_memory(new, self._host.ledger.available_bytes):
+        if unclaimed and keep_unclaimed and handover.exceeds_memory(new, self._host.ledger.available_bytes):
+            # The new ones are started by a later call, once the unclaimed engines have ended and freed their memory.
             keep_unclaimed = False
             for assignment in new:
                 del wanted[assignment.uid]
         for uid, runner in list(self.runners.items()):
-            asked = wanted.get(uid)
-            if runner.state.phase == "Stopped" and (runner.state.exists or (asked and asked.deleted)):
+            wanted_assignment = wanted.get(uid)
+            if runner.state.phase == "Stopped" and (
+                runner.state.exists or (wanted_assignment and wanted_assignment.deleted)
+            ):
                 continue
             if runner.state.phase == "Stopped":
                 del self.runners[uid]  # also if it is assigned again: an outdated list lacked it
-            elif asked is None and not (keep_unclaimed and uid in left):
+            elif wanted_assignment is None and not (keep_unclaimed and uid in unclaimed):
                 runner.remove()
         self.add(wanted.values())
-        self._assigned = True
+        self._has_full_list = True
         self._unload_unwanted()
 
     def unclaimed(self) -> dict[str, MetalProcessSpec]:
@@ -124,13 +130,16 @@ class Supervisor:
     def _hand_over_unclaimed(self, assignments: Collection[Assignment]) -> None:
         """Hand over engines that `pomona up` left running to new assignments of the same engine."""
         wanted = {assignment.uid for assignment in assignments}
-        left = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
+        unclaimed = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
         new = [assignment for assignment in assignments if assignment.uid not in self.runners]
-        for uid, assignment in handover.match_engines(left, new).items():
+        for uid, assignment in handover.match_engines(unclaimed, new).items():
             self._hand_over_engine(uid, assignment)
 
     def _hand_over_engine(self, uid: str, assignment: Assignment) -> bool:
-        """Hand over the engine of `uid` to `assignment`; False if it is gone, or its record cannot be written."""
+        """Replace the runner of `uid` by one of `assignment`, which adopts the engine; return whether that succeeded.
+
+        It fails if the engine is gone, or if its new record cannot be written; then the old runner stays.
+        """
         runner = self.runners[uid]
         if runner.record is None:
             return False
@@ -167,7 +176,7 @@ class Supervisor:
         return True
 
     def _recheck_rejected(self) -> None:
-        """Check again processes that were rejected for lack of memory, by priority, as far as they fit now."""
+        """Have processes that were rejected for lack of memory checked again, by priority, as far as they fit now."""
         free_bytes = self._host.ledger.available_bytes
         for runner in sorted(self.runners.values(), key=lambda runner: runner.priority_rank):
             needed_bytes = runner.state.needed_bytes
@@ -186,7 +195,7 @@ class Supervisor:
 
     def _unload_unwanted(self) -> None:
         """Unload models that no process needs, once all assignments are known."""
-        if self._assigned:
+        if self._has_full_list:
             self._group.create_task(self._host.daemons.remove_unwanted(self._list_wanted))
 
     def _list_wanted(self) -> list[MetalProcessSpec]:
@@ -195,7 +204,7 @@ class Supervisor:
         return [runner.assignment.spec for runner in runners if runner.state.phase not in HOLDS_NO_MEMORY]
 
     async def _trim_logs(self) -> None:
-        """Truncate long logs, and delete old ones."""
+        """Truncate long logs of engines, proxy and agent, and delete old logs of engines that are gone."""
         folder = self._host.folder / "logs"
         own = (log_files.PROXY_LOG, log_files.AGENT_LOG, log_files.START_LOG)
         written = [*(folder / name for name in own), *(runner.log_path for runner in self.runners.values())]
@@ -203,35 +212,38 @@ class Supervisor:
         log_files.trim_own_log(_STANDARD_ERROR)
 
     def _start(self, runner: Runner) -> None:
-        """Run a runner in a task of its own."""
+        """Register a runner, and run it in a task of its own."""
         uid = runner.assignment.uid
         self.runners[uid] = runner
         task = self._tasks[uid] = self._group.create_task(self._supervise(runner))
         task.add_done_callback(lambda ended: self._tasks.pop(uid) if self._tasks.get(uid) is ended else None)
 
     async def _supervise(self, runner: Runner) -> None:
-        """Run `runner` to its end. A defect ends no other process and no engine: the next runner adopts the engine."""
-        loop, crashes = asyncio.get_running_loop(), 0
+        """Run `runner` to its end; after a crash, run a new one in its place after a pause.
+
+        A defect in a runner ends no other process and no engine: the next runner adopts the engine.
+        """
+        loop, crashes_in_a_row = asyncio.get_running_loop(), 0
         while True:
             started = loop.time()
             try:
-                if crashes:
-                    runner = self._successor(runner)
+                if crashes_in_a_row:
+                    runner = self._replace_crashed(runner)
                 await runner.run()
             except Exception as error:
                 log.exception("runner_crashed", uid=runner.assignment.uid)
-                crashes = 1 if loop.time() - started >= STABLE_SECONDS else crashes + 1
+                crashes_in_a_row = 1 if loop.time() - started >= STABLE_SECONDS else crashes_in_a_row + 1
                 problem = f"{type(error).__name__}: {error}"
             else:
                 return
-            seconds = restart_backoff_seconds(crashes)
+            seconds = restart_backoff_seconds(crashes_in_a_row)
             message = f"internal error of the agent: {problem}; next try in {seconds:.0f} s"
             runner.state = structs.replace(runner.state, reason="InternalError", message=message)
             self._host.changed(runner)
             await asyncio.sleep(seconds)
 
-    def _successor(self, crashed: Runner) -> Runner:
-        """Replace the runner `crashed`, with its engine if that still runs."""
+    def _replace_crashed(self, crashed: Runner) -> Runner:
+        """Return a new runner in the place of `crashed`, which has adopted the engine if that still runs."""
         record = crashed.record
         engine = self._adopt(record) if record else None
         runner = Runner(crashed.assignment, self._host, record if engine else None, engine)

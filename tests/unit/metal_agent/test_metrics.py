@@ -49,7 +49,7 @@ async def test_metrics_are_read_at_each_request(machine: Machine, assignment: Ma
     machine.supervisor.assign([assignment(runtime="quantum")])
     await phase(machine, "Rejected", "Unsupported")
     machine.ledger.take_over("other", GIB)
-    machine.watchdog.taken["evict"] += 1
+    machine.watchdog.action_counts["evict"] += 1
     after = values(told.text())
     assert after["pomona_agent_processes Rejected"] == 1
     assert after["pomona_agent_processes Ready"] == 0

@@ -33,7 +33,7 @@ async def test_silence_is_judged_by_the_processor_time_that_it_took(
 ) -> None:
     check = await check_silent(monkeypatch, requests, used_before, iter(read))
     assert check.alive is alive
-    assert check.after == read[1], "the next check compares with it"
+    assert check.cpu_after == read[1], "the next check compares with it"
 
 
 async def check_silent(
