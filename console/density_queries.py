@@ -140,7 +140,7 @@ def list_engines(snapshot: DensitySnapshot, name: str, vendors: Vendors, visible
     offered = []
     for engine, runtime in RUNTIMES.items():
         pod = runtime.pod
-        if pod is None or pod.from_container is not None or pod.image(machine.accelerator, vendor, engine) is None:
+        if pod is None or pod.from_container is not None or pod.find_image(machine.accelerator, vendor, engine) is None:
             continue
         offered.append(EngineEntry(name=engine, installed=engine in running))
     return offered

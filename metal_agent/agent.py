@@ -74,7 +74,7 @@ _RECONCILE_SECONDS: Final = 30.0
 WorkKey = tuple[str, ...]
 """A key of the work queue: the kind of work, then the object of the work."""
 _ASSIGN: Final[WorkKey] = ("assign",)
-_REGAIN: Final[WorkKey] = ("regain",)
+_LIST_AGAIN: Final[WorkKey] = ("list_again",)
 _PROXY: Final[WorkKey] = ("proxy",)
 _REPORT: Final[WorkKey] = ("host",)
 _SLICES: Final[WorkKey] = ("slices",)
@@ -118,8 +118,8 @@ class Agent:
         self._runners: dict[str, Runner] = {}
         self._claims_end: float | None = None
         """Monotonic time, in seconds, until which the cluster may claim engines that `pomona up` left running here."""
-        self._doubted = False
-        """True if contact with the API was lost after the last check that engines answer."""
+        self._may_have_slept = False
+        """True if contact with the API was lost, as in a sleep of the machine, since engines were last checked."""
         self._started = datetime.now(UTC)
         self._stopping = asyncio.Event()
         """Set when everything is to be drained and stopped."""
@@ -191,8 +191,8 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             await self._recover(group)
             self._recovered.set()
-            awake = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
-            loops = self._host.start_loops(group, awake, has_benchmarks=self._options.benchmarks)
+            keep_awake_command = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
+            loops = self._host.start_loops(group, keep_awake_command, has_benchmarks=self._options.benchmarks)
             group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
             group.create_task(reflect(self._client, self._store, secret))
             group.create_task(reflect(self._client, self._store, assigned, self._synced))
@@ -204,13 +204,13 @@ class Agent:
                 group.create_task(self.connection.host_identity.keep_renewed(self._client))
             if self._options.metrics_place:
                 group.create_task(serve_metrics(self._options.metrics_place, self._metrics_text))
-            beginning = group.create_task(self._await_api())
+            api_task = group.create_task(self._await_api())
             try:
                 await self._stopping.wait()
             except asyncio.CancelledError:
                 await self._withdraw_at_shutdown()
                 raise
-            beginning.cancel()
+            api_task.cancel()
             await self._stop_everything(loops)
             raise EverythingStopped
 
@@ -233,7 +233,7 @@ class Agent:
         await self._proxy.end()
 
     async def _withdraw_at_shutdown(self) -> None:
-        """Withdraw all endpoints if this machine shuts down: it ends engines and proxy, which outlive any other end."""
+        """Withdraw all endpoints if this machine shuts down, which ends engines and proxy; else they serve on."""
         if not await asyncio.to_thread(shutdown.is_shutting_down):
             return
         log.info("machine_shuts_down", processes=len(self._runners))
@@ -270,7 +270,10 @@ class Agent:
             ) from error
 
     async def _await_api(self) -> None:
-        """Begin with the assignments in the API or, when it does not answer for a while, with the last known ones."""
+        """Enqueue the work that needs the API once the assignments are listed and this agent has its Lease.
+
+        If the API does not answer for a while, the last known assignments are run meanwhile.
+        """
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 await self._synced.wait()
@@ -282,10 +285,7 @@ class Agent:
         self._enqueue(_ASSIGN, _REPORT, _SLICES, _EVENTS)
 
     def _object_changed(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Enqueue the work that a change in the store requires.
-
-        A change of status alone requires none: this agent wrote it.
-        """
+        """Enqueue the work that a change in the store requires; a change of status alone was written by this agent."""
         if resource == SECRETS:
             self._enqueue(_PROXY)
         if old is None or new is None or _desired_state(old) != _desired_state(new):
@@ -295,15 +295,16 @@ class Agent:
             self._enqueue(("process", new["metadata"]["uid"]))
 
     def _lease_renewed(self) -> None:
-        """Note a renewal of the Lease; after a gap, list the assignments again."""
+        """Note a renewal of the Lease; if it is the first one or follows a gap, list the assignments again."""
         self._renewed_once.set()
         had_contact = self._exposed.freshness.renewed_at is not None
-        if self._exposed.freshness.note_renewal(read_clocks()):
-            self._doubted = self._doubted or had_contact
-            self._enqueue(_REGAIN)
+        must_list_again = self._exposed.freshness.note_renewal(read_clocks())
+        if must_list_again:
+            self._may_have_slept = self._may_have_slept or had_contact
+            self._enqueue(_LIST_AGAIN)
 
     async def _address_changed(self, address: str) -> None:
-        """Withdraw the old address at once, and serve at the new one once the proxy listens there."""
+        """Serve at another address: withdraw the old one at once; the new one is ready once the proxy listens there."""
         self._exposed.move(address)
         self._listener.move(address)
         await self._client.reconnect()
@@ -311,11 +312,11 @@ class Agent:
         self._enqueue(_PROXY, _REPORT)
 
     def _proxy_changed(self) -> None:
-        """Configure a proxy that answers again; publish that none answers."""
+        """Have a proxy that answers again configured; if none answers any more, make all endpoints not ready."""
         if self._proxy.answers:
             self._enqueue(_PROXY)
         else:
-            self._exposed.accepted = frozenset()
+            self._exposed.proxied_uids = frozenset()
             self._publish_all()
 
     def _process_changed(self, runner: Runner) -> None:
@@ -333,14 +334,14 @@ class Agent:
             self._enqueue(_ASSIGN)
 
     def _hold_handled(self, step: HoldAction, note: str) -> None:
-        """Enqueue the reports and the Event of a step by memory pressure or by a pause of the owner."""
+        """Enqueue the Event of a step by memory pressure or a pause of the owner, and the reports that it changes."""
         self._hold_events.add(step, note)
         uids = [step.uid] if step.uid else list(self._runners)
         self._enqueue(_REPORT, _EVENTS, *(("process", uid) for uid in uids))
 
     async def _publish(self, service: ObjectKey) -> float | None:
         """Write the slice of a service; return the seconds until the next try if the controller has not granted it."""
-        before = self._exposed.problem(service)
+        before = self._exposed.find_problem(service)
         try:
             await self._exposed.publish(service)
         except Forbidden:
@@ -348,7 +349,7 @@ class Agent:
                 return refusal.retry_seconds
             raise
         finally:
-            if self._exposed.problem(service) != before:
+            if self._exposed.find_problem(service) != before:
                 runners = self._exposed.services().get(service, [])
                 self._enqueue(*(("process", runner.assignment.uid) for runner in runners))
         return None
@@ -363,8 +364,8 @@ class Agent:
         match key:
             case ("assign",):
                 return self._assign()
-            case ("regain",):
-                await self._regain()
+            case ("list_again",):
+                await self._list_again()
             case ("proxy",):
                 return await self._configure_proxy()
             case ("slice", namespace, name):
@@ -384,39 +385,40 @@ class Agent:
         return None
 
     def _assign(self) -> float | None:
-        """Run the assignments of the API once the list is complete; return the seconds until the next call, if any."""
+        """Run the assignments of the API, and keep them on disk; return the seconds until the next call, if any."""
         if not (self._synced.is_set() and self._renewed_once.is_set()) or self._stopping.is_set():
             return None
         processes = self._store.list(METAL_PROCESSES)
         now = time.monotonic()
         self._claims_end = self._claims_end or now + handover.CLAIM_SECONDS
-        open_seconds = self._claims_end - now
-        self._host.supervisor.assign(map(assignments.read_assignment, processes), keep_unclaimed=open_seconds > 0)
+        claim_seconds = self._claims_end - now
+        self._host.supervisor.assign(map(assignments.read_assignment, processes), keep_unclaimed=claim_seconds > 0)
         self._last_known = assignments.LastKnown(processes, self._tokens.data())
         self._last_known_file.save(processes, self._last_known.secret)
         self._host.retain_holds({obj["metadata"]["uid"] for obj in processes})
         self._ports.keep({str(service) for service in self._exposed.services()})
-        return open_seconds if open_seconds > 0 and self._host.supervisor.unclaimed() else None
+        # Then engines of `pomona up` that nothing has claimed are stopped.
+        return claim_seconds if claim_seconds > 0 and self._host.supervisor.unclaimed() else None
 
-    async def _regain(self) -> None:
-        """List the assignments again after a gap in contact, allow ready endpoints, and enqueue overdue writes."""
+    async def _list_again(self) -> None:
+        """List the assignments again; then endpoints may be ready, except those of processes that the list lacks."""
         gaps = self._exposed.freshness.gaps
-        if self._doubted:
+        if self._may_have_slept:
             # Old connections may be dead without an error, and a watch would notice that only after a long wait.
             await self._client.reconnect()
-        # Processes that are added while the list is requested are left out, since the list may lack them.
+        # Only processes from before the request: the list may lack those that are added meanwhile.
         before = set(self._runners)
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
         services = await self._exposed.endpoints.list_services()
         assigned = {obj["metadata"]["uid"] for obj in fresh.items}
-        if self._doubted:
+        if self._may_have_slept:
             # The machine may have slept: an engine that does not answer becomes not ready.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PROOF_SECONDS):
                     await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))
         if self._exposed.freshness.gaps != gaps:
             return  # the list is of before another gap, after which this is enqueued again
-        self._doubted = False
+        self._may_have_slept = False
         self._exposed.suspended = frozenset(before - assigned)
         self._exposed.endpoints.forget()
         self._exposed.freshness.confirmed = True
@@ -426,7 +428,7 @@ class Agent:
         self._enqueue(_ASSIGN, _PROXY, _REPORT)
 
     async def _configure_proxy(self) -> float | None:
-        """Send the proxy its configuration; return the seconds until the next try, if it cannot serve all yet."""
+        """Configure the proxy and publish changes; return the seconds until the next try if it cannot serve all yet."""
         if not self._proxy.answers:
             return None
         try:
@@ -436,7 +438,7 @@ class Agent:
             raise TimeoutError(str(error)) from error
         if changed:
             self._publish_all()
-        return None if self._exposed.complete else _EXPOSE_SECONDS
+        return None if self._exposed.serves_all else _EXPOSE_SECONDS
 
     async def _report_process(self, uid: str) -> None:
         """Write the status of one process."""
@@ -444,7 +446,7 @@ class Agent:
             await self._processes.report(runner, self._host.gate.displacement_condition(runner))
 
     async def _report_host(self) -> None:
-        """Write the MetalHost, and the records of engines that are not on disk yet."""
+        """Write the MetalHost, and missing records of engines; apply a changed limit of the GPU's memory first."""
         for runner in self._runners.values():
             runner.write_record()
         state = await asyncio.to_thread(host.state)
@@ -471,7 +473,7 @@ class Agent:
         await host_status.report_host(self._client, self._name, wanted, conditions)
 
     async def _apply_wired_limit(self, limit_bytes: int | None) -> None:
-        """Compute the budget again: the owner has changed how much memory the GPU may use."""
+        """Compute the budget again, as the owner has changed how much memory the GPU may use."""
         self._facts = replace(await asyncio.to_thread(host.read), wired_limit_bytes=limit_bytes)
         allowed_bytes = budget_bytes(self._facts, self._options.memory_budget_bytes)
         if allowed_bytes is not None:

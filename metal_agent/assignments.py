@@ -56,7 +56,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 def read_assignment(obj: dict[str, Any]) -> Assignment:
-    """Read a MetalProcess of the API."""
+    """Return the assignment of a MetalProcess; one that this version cannot read has a `problem`."""
     metadata = obj["metadata"]
     try:
         spec = msgspec.convert(obj.get("spec"), MetalProcessSpec)
@@ -91,10 +91,10 @@ class LastKnownFile:
         self._written: LastKnown | None = None
 
     def load(self, host: str) -> LastKnown:
-        """Return the last known state; it is empty on a new host, and after this machine has joined as another one."""
+        """Return the last known state; empty if there is none, or if this machine was another host then."""
         last_known = durable.read(self._path, LastKnown) or LastKnown()
-        names = {(process.get("spec") or {}).get("hostName", host) for process in last_known.processes}
-        return last_known if names <= {host} else LastKnown()
+        hosts = {(process.get("spec") or {}).get("hostName", host) for process in last_known.processes}
+        return last_known if hosts <= {host} else LastKnown()
 
     def save(self, processes: Iterable[dict[str, Any]], secret: dict[str, str]) -> None:
         """Write the present state of the API, without status and bookkeeping. Raises OSError."""

@@ -78,7 +78,7 @@ class DaemonModel(EngineHandle):
             self._loading.cancel()
             await asyncio.wait([self._loading])
         if for_all:
-            self._shared.report_others(self)
+            self._shared.report_exit_of_others(self)
         await self._shared.unload(self, grace_seconds)
         self.report_exit(EngineExit())
 
@@ -89,7 +89,7 @@ class DaemonModel(EngineHandle):
         self._shared.forget(self)
 
     def report_exit(self, engine_exit: EngineExit) -> None:
-        """Record that the model is gone."""
+        """Stop watching the model, and report to the runner that it is gone."""
         self._shared.forget(self)
         if not self._exit.done():
             self._exit.set_result(engine_exit)
@@ -116,24 +116,24 @@ class SharedDaemon:
         """The reason why it cannot be used now; empty if it can."""
         self._owner, self._on_change = owner, on_change
         self._handles: list[DaemonModel] = []
-        self._unknown = False
+        self._is_unknown = False
         """True if the last check could not determine which models are loaded."""
         self._silences = 0
         self._silent_until = 0.0
         self._loaded_models: list[tuple[str, int | None]] = []
         self._wake = asyncio.Event()
-        self._clean = False
-        # A clean-up must not remove a model that `bring` is adding: no handle has its name yet.
+        self._is_clean = False
+        # Held by `add_model` and by the clean-up, which must not remove a model that is being added and has no handle yet.
         self._changing = asyncio.Lock()
 
-    def name(self, spec: MetalProcessSpec) -> str:
+    def build_name(self, spec: MetalProcessSpec) -> str:
         """Return the name of this process's model in the daemon; a later agent computes the same."""
         artifact = spec.artifact
         weights = [artifact.sha256] if artifact.sha256 else [artifact.source, artifact.revision]
-        return self.daemon.name(self._owner, spec.model_name, digest_content(weights, spec.context_length))
+        return self.daemon.build_name(self._owner, spec.model_name, digest_content(weights, spec.context_length))
 
     def start(self, model: str) -> DaemonModel:
-        """Start to load `model`, which was brought before."""
+        """Start to load `model`, which was added before."""
         return self._add_handle(DaemonModel(self, model, loaded=False))
 
     def adopt(self, model: str) -> DaemonModel | None:
@@ -145,22 +145,25 @@ class SharedDaemon:
 
     def may_have(self, model: str) -> bool:
         """Return whether `model` is loaded by the last check, or whether that is unknown."""
-        return self._unknown or self.daemon.content(model) in self._contents(self._loaded_models)
+        return self._is_unknown or self.daemon.identify_content(model) in self._identify_contents(self._loaded_models)
 
-    async def bring(self, model: str, serving: Serving, on_progress: OnProgress) -> None:
+    async def add_model(self, model: str, serving: Serving, on_progress: OnProgress) -> None:
         """Make the weights known to the daemon. Raises DaemonError."""
         async with self._changing:
-            await self.daemon.bring(model, serving, on_progress)
+            await self.daemon.add_model(model, serving, on_progress)
 
     async def unload(self, handle: DaemonModel, grace_seconds: float) -> None:
-        """Unload the model of `handle`, unless it serves another process of ours too."""
+        """Unload the model of `handle`, and wait until it is gone; failures are retried for ever.
+
+        Nothing is done, or no more, once the model serves another process of ours too, or once the daemon does not run.
+        """
         model, failures = handle.model, 0
-        while not self._sharing(handle):
+        while not self._list_sharing(handle):
             try:
                 await self.daemon.unload(model)
                 async with asyncio.timeout(grace_seconds + _UNLOAD_AGAIN_SECONDS):
-                    content = self.daemon.content(model)
-                    while content in self._contents(await self.daemon.loaded()):  # noqa: ASYNC110 - no event tells it
+                    content = self.daemon.identify_content(model)
+                    while content in self._identify_contents(await self.daemon.list_loaded()):  # noqa: ASYNC110 - no event tells it
                         await asyncio.sleep(_LEAVING_SECONDS)
             except DaemonError as error:
                 if error.reason == NOT_RUNNING:
@@ -173,9 +176,9 @@ class SharedDaemon:
             else:
                 return
 
-    def report_others(self, handle: DaemonModel) -> None:
-        """Report the exit of the other processes of this model, which is unloaded for all of them."""
-        for other in self._sharing(handle):
+    def report_exit_of_others(self, handle: DaemonModel) -> None:
+        """Report to all other processes with the model of `handle` that it is gone: it is unloaded for all of them."""
+        for other in self._list_sharing(handle):
             message = f"{self.daemon.runtime} unloads {handle.model}, which does not answer; it is loaded again"
             other.report_exit(EngineExit(reason="Unloaded", message=message))
 
@@ -185,29 +188,31 @@ class SharedDaemon:
         One with the same content as a model in use stays: the daemon may list both by its name. Quick if no process has
         ended since the last call. Raises DaemonError.
         """
-        if self._clean or self.problem:
+        if self._is_clean or self.problem:
             return
         async with self._changing:
-            self._clean = True
+            self._is_clean = True
             try:
-                for model in sorted(await self.daemon.marked(self._owner)):
+                for model in sorted(await self.daemon.list_marked(self._owner)):
                     specs = [spec for spec in wanted() if spec.runtime == self.daemon.runtime]
-                    used = {*map(self.name, specs), *(handle.model for handle in self._handles)}
-                    if self.daemon.content(model) not in {self.daemon.content(name) for name in used}:
+                    used = {*map(self.build_name, specs), *(handle.model for handle in self._handles)}
+                    if self.daemon.identify_content(model) not in {self.daemon.identify_content(name) for name in used}:
                         log.info("daemon_model_removed", daemon=self.daemon.runtime, model=model)
                         await self.daemon.remove(model)
             except BaseException:
-                self._clean = False
+                self._is_clean = False
                 raise
 
-    def loaded(self) -> list[LoadedModel]:
+    def list_loaded(self) -> list[LoadedModel]:
         """Return the models that were in memory at the last check."""
-        ours = {self.daemon.content(handle.model) for handle in self._handles}
-        return [LoadedModel(name, size, self.daemon.content(name) in ours) for name, size in self._loaded_models]
+        ours = {self.daemon.identify_content(handle.model) for handle in self._handles}
+        return [
+            LoadedModel(name, size, self.daemon.identify_content(name) in ours) for name, size in self._loaded_models
+        ]
 
     def forget(self, handle: DaemonModel) -> None:
-        """Stop watching `handle`."""
-        self._clean = False
+        """Stop watching `handle`; the next clean-up may remove its model."""
+        self._is_clean = False
         if handle in self._handles:
             self._handles.remove(handle)
 
@@ -224,26 +229,36 @@ class SharedDaemon:
             await self.daemon.close()
 
     async def check_models(self) -> None:
-        """Find out which models are loaded, and report the exit of those that are not."""
+        """Find out which models are loaded and whether the daemon is usable; report the exit of models that are gone.
+
+        `on_change` is called if it became usable or unusable.
+        """
         before = self.problem
         if self._handles or self.daemon.installed():
-            await self._ask()
+            await self._list_loaded_models()
         else:
-            self.problem, self._loaded_models, self._unknown = f"{self.daemon.runtime} is not installed here", [], False
+            self.problem, self._loaded_models, self._is_unknown = (
+                f"{self.daemon.runtime} is not installed here",
+                [],
+                False,
+            )
         if bool(before) != bool(self.problem):
             log.info("daemon_usable_changed", daemon=self.daemon.runtime, usable=not self.problem, problem=self.problem)
-            self._clean = False
+            self._is_clean = False
             self._on_change()
 
-    async def _ask(self) -> None:
-        """Ask the daemon for its loaded models, and report the exit of our models that are gone."""
+    async def _list_loaded_models(self) -> None:
+        """Ask the daemon for its loaded models, note the outcome, and report the exit of our models that are gone.
+
+        After an error other than a silence that may be a busy daemon's, `problem` says why it cannot be used.
+        """
         watched = [handle for handle in self._handles if handle.loaded]
-        began = time.monotonic()
+        asked_at = time.monotonic()
         try:
-            self._loaded_models = await self.daemon.loaded()
+            self._loaded_models = await self.daemon.list_loaded()
         except DaemonError as error:
-            self._unknown = error.reason != NOT_RUNNING
-            if self._is_excused(error, began):
+            self._is_unknown = error.reason != NOT_RUNNING
+            if self._is_excused(error, asked_at):
                 return  # a busy daemon may take long to answer
             self.problem = str(error)
             if error.reason == NOT_RUNNING:
@@ -254,39 +269,46 @@ class SharedDaemon:
                     handle.report_exit(EngineExit(reason=error.reason, message=self.problem))
         except Exception:  # a defect here must not end the engines of this host
             log.exception("daemon_check_crashed", daemon=self.daemon.runtime)
-            self._unknown = True
+            self._is_unknown = True
         else:
-            self.problem, self._unknown, self._silences = "", False, 0
-            there = self._contents(self._loaded_models)
+            self.problem, self._is_unknown, self._silences = "", False, 0
+            loaded_contents = self._identify_contents(self._loaded_models)
             for handle in watched:
-                if self.daemon.content(handle.model) not in there:
+                if self.daemon.identify_content(handle.model) not in loaded_contents:
                     message = (
                         f"{self.daemon.runtime} has unloaded {handle.model}: by hand, to make room for another model, "
                         "or because it was restarted; the model is loaded again"
                     )
                     handle.report_exit(EngineExit(reason="Unloaded", message=message))
 
-    def _is_excused(self, error: DaemonError, began: float) -> bool:
-        """Count checks in a row without an answer; concurrent ones, as for several processes, count as one."""
+    def _is_excused(self, error: DaemonError, asked_at: float) -> bool:
+        """Count a check that got no answer; return whether the daemon may just be busy, after few of them in a row.
+
+        Concurrent checks, as for several processes, count as one.
+        """
         if error.reason != SILENT:
             self._silences = 0
             return False
-        if began >= self._silent_until:
+        if asked_at >= self._silent_until:
             self._silences += 1
             self._silent_until = time.monotonic()
         return self._silences < SILENT_CHECKS
 
-    def _contents(self, models: Iterable[tuple[str, int | None]]) -> set[str]:
-        """Return what identifies the content of each model in the daemon."""
-        return {self.daemon.content(name) for name, _ in models}
+    def _identify_contents(self, models: Iterable[tuple[str, int | None]]) -> set[str]:
+        """Return the identities of the weights of models in the daemon; see `Daemon.identify_content`."""
+        return {self.daemon.identify_content(name) for name, _ in models}
 
-    def _sharing(self, handle: DaemonModel) -> list[DaemonModel]:
-        """Return the handles of other processes whose model is the same in memory."""
-        content = self.daemon.content(handle.model)
-        return [other for other in self._handles if other is not handle and self.daemon.content(other.model) == content]
+    def _list_sharing(self, handle: DaemonModel) -> list[DaemonModel]:
+        """Return the handles of other processes whose model has the same weights in memory."""
+        content = self.daemon.identify_content(handle.model)
+        return [
+            other
+            for other in self._handles
+            if other is not handle and self.daemon.identify_content(other.model) == content
+        ]
 
     def _add_handle(self, handle: DaemonModel) -> DaemonModel:
-        """Watch a model, and check the daemon soon."""
+        """Watch the model of `handle`, have the daemon checked soon, and return the handle."""
         self._handles.append(handle)
         self._wake.set()
         return handle
@@ -319,9 +341,9 @@ class Daemons:
         """Return the runtimes whose daemon runs and answers us."""
         return [name for name, shared in self._shared.items() if not shared.problem]
 
-    def loaded(self) -> list[LoadedModel]:
+    def list_loaded(self) -> list[LoadedModel]:
         """Return the models that all daemons hold in memory; those that are not ours have no reservation."""
-        return [model for shared in self._shared.values() for model in shared.loaded()]
+        return [model for shared in self._shared.values() for model in shared.list_loaded()]
 
     async def check_models(self) -> None:
         """Check each daemon once, to find out which can be used."""

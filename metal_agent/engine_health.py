@@ -47,12 +47,12 @@ class Suspicion(msgspec.Struct, frozen=True):
         return self.reason == "Silent"
 
     def outranks(self, other: "Suspicion") -> bool:
-        """Return whether the check goes on for this reason instead of another: a slow engine has the most time."""
+        """Return whether a running check goes on for this reason, not for `other`: slow engines have the most time."""
         return other.reason == "Slow" != self.reason
 
 
 def judge_check(suspicion: Suspicion, result: ProbeResult, waited_seconds: float, *, is_busy: bool | None) -> Verdict:
-    """Decide about a suspect engine by the agent's own request, which is repeated while it is undecided.
+    """Decide whether a suspect engine works, by the agent's own request, which is repeated while it is undecided.
 
     Args:
         suspicion: the proxy's reason.

@@ -125,7 +125,12 @@ class Host:
         self.daemons = shared_daemons or daemons.build_daemons(folder, allowed_networks)
         peaks = Peaks(folder / "peaks.json")
         self.monitor = MemoryMonitor(
-            runners, ledger, peaks, read=read_pressure, changed=callbacks.memory_changed, loaded=self.daemons.loaded
+            runners,
+            ledger,
+            peaks,
+            read=read_pressure,
+            changed=callbacks.memory_changed,
+            loaded=self.daemons.list_loaded,
         )
         self.context = RunnerContext(
             folder=folder,

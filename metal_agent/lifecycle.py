@@ -236,7 +236,7 @@ def _resume(state: ProcessState) -> ProcessStep:
 
 
 def _on_admission(state: ProcessState, event: ProcessEvent) -> ProcessStep:
-    """Fetch what was admitted, reject what was refused, and check again once memory is free."""
+    """Fetch the weights of an admitted process, reject a refused one, and check that again once memory is free."""
     is_checked = not state.awaits_release and not state.queued
     match event:
         case events.Admitted() if state.phase == "Pending" and is_checked:
@@ -251,8 +251,8 @@ def _on_admission(state: ProcessState, event: ProcessEvent) -> ProcessStep:
 
 
 def _on_start(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
-    """Follow a starting engine until its first token."""
-    if state.phase != "Starting" or state.reason:
+    """Watch an engine that was started or generated its first token; show a problem that it has until then."""
+    if state.phase != "Starting" or state.reason:  # with a reason, the engine is being ended because of it
         return state, ()
     match event:
         case events.Spawned() if not state.exists:
@@ -266,7 +266,7 @@ def _on_start(state: ProcessState, event: ProcessEvent, now: float) -> ProcessSt
 
 
 def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
-    """Check an engine that is suspect, and end one that is sick."""
+    """Check an engine that is suspect, serve on with one that works, and end one that is sick."""
     match event:
         case events.Suspected(suspicion):
             if state.suspicion and not suspicion.outranks(state.suspicion):
@@ -288,7 +288,7 @@ def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessS
 
 
 def _on_load_slot(state: ProcessState, event: ProcessEvent) -> ProcessStep:
-    """Wait for the load slot, and start the engine with it."""
+    """Wait for the load slot if it is taken, and start the engine once it is granted."""
     match event:
         case events.LoadSlotBusy() if state.phase == "Starting" and not state.exists:
             # The engine was not started, so this is no restart.
@@ -303,7 +303,7 @@ def _on_load_slot(state: ProcessState, event: ProcessEvent) -> ProcessStep:
 
 
 def _on_removed(state: ProcessState) -> ProcessStep:
-    """Stop for good: withdraw, drain and end an engine that exists."""
+    """Stop the process for good: withdraw, drain and end its engine if there is one."""
     if state.leaving:
         return state, ()
     if state.evicting:
@@ -326,7 +326,7 @@ def _on_hold_change(state: ProcessState, event: Held | events.Evicted | events.R
 
 
 def _on_held(state: ProcessState, hold: Held) -> ProcessStep:
-    """Note the hold; a running engine goes on."""
+    """Note the hold; a running engine goes on, and a process that waits shows the new reason."""
     held = replace(state, hold=hold)
     return _await_release(held, hold) if state.awaits_release else (held, ())
 
@@ -347,13 +347,13 @@ def _on_evicted(state: ProcessState, event: events.Evicted) -> ProcessStep:
         return _on_held(state, hold)
     stopping = replace(_enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold)
     stopping = replace(stopping, evicting=True, is_hastened=event.is_urgent)
-    ways = (Withdraw(withdraw), Drain(drain), End(grace)) if event.is_urgent else (Withdraw(), Drain(), End())
+    actions = (Withdraw(withdraw), Drain(drain), End(grace)) if event.is_urgent else (Withdraw(), Drain(), End())
     # An engine that was never Ready has no endpoint and no request.
-    return stopping, ways if state.phase == "Ready" else ways[-1:]
+    return stopping, actions if state.phase == "Ready" else actions[-1:]
 
 
 def _on_exited(state: ProcessState, event: events.Exited, now: float) -> ProcessStep:
-    """Back off after an exit that nobody asked for; else go on with the stop or the eviction."""
+    """Go on with a stop or an eviction that the exit ends; after any other exit, back off before the next start."""
     if not state.exists:
         return state, ()
     gone = replace(state, exists=False, pid=None, fetched=state.fetched and event.fetched)
@@ -362,19 +362,19 @@ def _on_exited(state: ProcessState, event: events.Exited, now: float) -> Process
         return _resume(replace(gone, evicting=False))
     if state.leaving:
         return replace(gone, phase="Stopped"), ()
-    stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
-    how = event.last.signal or f"exit code {'unknown' if event.last.code is None else event.last.code}"
+    was_stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
+    exit_text = event.last.signal or f"exit code {'unknown' if event.last.code is None else event.last.code}"
     cause = find_cause(event.last.log)
-    exited = f"the engine exited with {how}{': ' if cause else ''}{cause}{LOG_HINT}"
+    exited = f"the engine exited with {exit_text}{': ' if cause else ''}{cause}{LOG_HINT}"
     # Set if the engine was ended because of it; a suspicion or a problem of its start is not the cause of an exit.
-    ended = state.phase == "Starting" and bool(state.reason)
-    reason, message = (state.reason, state.message) if ended else (event.reason, event.message)
-    failures = 0 if stable else state.failures
+    was_ended = state.phase == "Starting" and bool(state.reason)
+    reason, message = (state.reason, state.message) if was_ended else (event.reason, event.message)
+    failures = 0 if was_stable else state.failures
     return _back_off(replace(gone, failures=failures), reason or "EngineExited", message or exited)
 
 
 def _on_end_overdue(state: ProcessState, event: events.EndOverdue) -> ProcessState:
-    """Say that the engine does not end. Nothing waits for it any longer; its memory stays reserved while it exists."""
+    """Show that the engine does not end: a stop is over nevertheless, and the memory stays reserved while it exists."""
     if state.phase == "Stopping" and not state.evicting:
         return replace(state, phase="Stopped", reason="EngineNotEnded", message=event.message)
     cause = f"{state.message}; " if state.message else ""
@@ -382,7 +382,7 @@ def _on_end_overdue(state: ProcessState, event: events.EndOverdue) -> ProcessSta
 
 
 def _on_failed(state: ProcessState, event: events.Failed) -> ProcessStep:
-    """End an engine that failed to start, and back off."""
+    """Back off before the next try; an engine that failed to start is ended first, and a Ready one is watched again."""
     if state.phase == "Starting" and state.exists:
         if state.reason:
             return state, ()
@@ -398,7 +398,7 @@ def _on_failed(state: ProcessState, event: events.Failed) -> ProcessStep:
 
 
 def _back_off(state: ProcessState, reason: str, message: str, least_seconds: float = 0.0) -> ProcessStep:
-    """Return the state Failed, with the pause before the next try."""
+    """Enter Failed, and wait before the next try: longer after each failure in a row, and at least `least_seconds`."""
     failures = state.failures + 1
     seconds = max(restart_backoff_seconds(failures), least_seconds)
     text = f"{message} (failure {failures}; next try in {seconds:.0f} s)"

@@ -38,7 +38,7 @@ class AgentMetrics(Collector):
         gate: the reasons for which no engine starts.
         rates: the traffic of its services.
         host: name of the host, the label `node`.
-        prefix: beginning of the names that another project has, too.
+        prefix: prefix of metric names that are shared with another project.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AgentMetrics(Collector):
         """Processor time of each engine, in seconds; None if unknown."""
 
     async def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format, with what each engine takes now."""
+        """Measure what each engine uses now, and return all metrics in Prometheus' text format."""
         engines: dict[_Labels, int] = {
             (*runner.assignment.service, runner.assignment.name, self._host): runner.state.pid
             for runner in self._runners.values()

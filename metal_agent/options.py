@@ -33,7 +33,7 @@ class AgentOptions(msgspec.Struct, frozen=True):
     metrics_place: tuple[str, int] | None = None
     """Address and port at which the agent serves its metrics; None to serve none."""
     metric_prefix: str = METRIC_PREFIX
-    """Beginning of the names of metrics that another project has, too."""
+    """Prefix of metric names that are shared with another project."""
     tls: Tls | None = None
     """Certificate and key of the listeners; None for plain HTTP."""
     owner_policy: OwnerPolicy = NO_POLICY

@@ -22,8 +22,8 @@ log = structlog.get_logger()
 async def run(credentials: Credentials, options: AgentOptions) -> None:
     """Serve as host `options.name` until cancelled; engines and proxy keep running, for the next agent to adopt.
 
-    The token of a host that has joined by a code (`HostIdentity`) is renewed meanwhile. Return after everything was
-    drained and stopped, which the control socket can ask for.
+    The token of a host that has joined by a code (`HostIdentity`) is renewed meanwhile. It returns after everything
+    was drained and stopped, which a call of the control socket can request.
 
     Raises:
         StartError: the state folder is in use or cannot be read, address, budget or certificate cannot be found or

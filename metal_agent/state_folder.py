@@ -110,7 +110,7 @@ async def take_over(folder: Path, prove: Callable[[], Awaitable[None]]) -> None:
 
 
 def load_identity(folder: Path) -> str:
-    """Return the identity of this agent, unique among agents of the same name; the state folder keeps it.
+    """Return the random identity of the agent with this state folder; it is made and kept there at the first start.
 
     Raises OSError if it cannot be read or written.
     """
@@ -136,15 +136,15 @@ def _open_lock(folder: Path) -> IO[bytes]:
     """Open the lock file of the folder, which is made if it is missing. Raises StartError."""
     try:
         durable.make_folder(folder)
-        _keep_private(folder)
+        _ensure_private(folder)
         descriptor = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         return os.fdopen(descriptor, "a+b")
     except OSError as error:
         raise StartError(f"cannot use --state-dir {folder}: {error}") from error
 
 
-def _keep_private(folder: Path) -> None:
-    """Refuse a folder of another user, who could plant files that this one acts on, and close it for others.
+def _ensure_private(folder: Path) -> None:
+    """Refuse a folder of another user, who could plant files that this one acts on; remove the rights of all others.
 
     Raises StartError and OSError.
     """

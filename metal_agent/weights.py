@@ -89,7 +89,7 @@ class HostWeights:
     async def fetch(
         self, namespace: str, spec: MetalProcessSpec, tokens: Sequence[str | None], on_progress: Progress
     ) -> PinnedWeights:
-        """Fetch and verify all weights of a process; quick if they are on the host. Raises ArtifactError.
+        """Fetch, verify and lock all weights of a process; quick if they are on the host. Raises ArtifactError.
 
         `tokens` are those of the model's source and of the further artifacts, in their order. `on_progress` is called
         for one artifact after the other.
@@ -101,7 +101,7 @@ class HostWeights:
             for artifact, token in zip(_list_artifacts(spec), tokens, strict=True):
                 source = parse(artifact.source, artifact.files)
 
-                def check(path: Path, source: Source = source) -> None:
+                def check_header(path: Path, source: Source = source) -> None:
                     """Check a file that was fetched, and keep the facts of its header."""
                     facts = inspect.check_stored(source, path)
                     layouts.append(_least_layout(facts))
@@ -118,7 +118,7 @@ class HostWeights:
                         on_progress=on_progress,
                         tenant=namespace,
                         mirrors=artifact.mirrors,
-                        check=check,
+                        check=check_header,
                     )
                 )
         except BaseException:

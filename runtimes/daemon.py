@@ -59,7 +59,7 @@ class Daemon(Protocol):
     def installed(self) -> bool:
         """Return whether it is installed here, running or not; if it is not installed, its port is never used."""
 
-    def name(self, owner: str, model: str, content: str) -> str:
+    def build_name(self, owner: str, model: str, content: str) -> str:
         """Return the name of a model of ours inside this daemon.
 
         Args:
@@ -68,17 +68,17 @@ class Daemon(Protocol):
             content: the digest of weights and settings, by `digest_content`.
         """
 
-    async def loaded(self) -> list[tuple[str, int | None]]:
-        """List the models in its memory, the owner's models too: name and bytes."""
+    async def list_loaded(self) -> list[tuple[str, int | None]]:
+        """Return name and bytes of each model in its memory, also of the owner's models."""
 
-    def content(self, name: str) -> str:
-        """Return what identifies the model in memory, as far as `loaded` and `load` have found out.
+    def identify_content(self, name: str) -> str:
+        """Return an identity of the weights and settings of a model, as `list_loaded` and `load` have found them out.
 
-        Two names of the same weights and settings have the same content, if the daemon has these in memory only once,
-        and lists them by one of the names.
+        Two names have the same identity if the daemon has their weights in memory only once, and lists only one of the
+        names.
         """
 
-    async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
+    async def add_model(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Register the weights at `serving.model` as `name`, with these settings; quick if they are registered already.
 
         If the daemon has its own library, `serving.model` may be a source in that library.
@@ -90,11 +90,11 @@ class Daemon(Protocol):
     async def unload(self, name: str) -> None:
         """Unload the model; no error if it is not loaded. Unloading may take a moment longer than this call."""
 
-    async def marked(self, owner: str) -> set[str]:
+    async def list_marked(self, owner: str) -> set[str]:
         """Return the names of all its models with the mark of `owner`, loaded or not."""
 
     async def remove(self, name: str) -> None:
-        """Undo `bring`; no error if the model does not exist."""
+        """Undo `add_model`; no error if the model does not exist."""
 
     async def close(self) -> None:
         """Close connections; the daemon keeps running."""

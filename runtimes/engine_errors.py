@@ -61,7 +61,7 @@ class Judgement(NamedTuple):
 
 
 def judge_error(table: ErrorTable, status: int, text: str) -> Judgement:
-    """Judge an answer of the engine with this table, by its status and by the text of its message."""
+    """Return the consequences of an error answer: by the first row for its status and text, else by its status."""
     for row in table:
         if row.status == status and text.startswith(row.begin):
             return Judgement(row.client_status, row.lesson)
@@ -120,7 +120,7 @@ _ERROR: Final = re.compile(
 
 
 def find_cause(log: str) -> str:
-    """Return the first line of a log that is an error, else the last one, printable; "" if there is none."""
+    """Return the first line of a log that reports an error, else its last line, as printable text; "" for none."""
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     # The indented lines of a traceback are source text, which may name an error.
     errors = (line for line in lines if not line[0].isspace() and _ERROR.search(line))

@@ -25,7 +25,7 @@ _VARIABLES: Final = frozenset({"MODEL_PATH", "PORT", "SERVICE_NAME"})
 
 
 def describe_container(container: ContainerOptions) -> EnginePod:
-    """Return the description of the engine in a container that a service states."""
+    """Return the `EnginePod` of an engine in a container that a service states."""
 
     def environment(pod: PodServing) -> dict[str, str]:
         """Return the variables of the service's container, and those that Pomona sets."""
@@ -53,8 +53,8 @@ def refuse_container(demand: RuntimeDemand) -> str | None:
     if container.port == SERVICE_PORT:
         return f"container.port {container.port} is the port of Pomona's proxy in the same pod: use another one"
     path = PurePosixPath(container.model_mount_path)
-    taken = find_overlap(container.model_mount_path, RESERVED_FOLDERS)
-    if taken or ".." in path.parts or ":" in container.model_mount_path or "//" in container.model_mount_path:
+    overlap = find_overlap(container.model_mount_path, RESERVED_FOLDERS)
+    if overlap or ".." in path.parts or ":" in container.model_mount_path or "//" in container.model_mount_path:
         return f"container.modelMountPath {path} cannot hold weights: use a folder of its own, such as /models"
     if reserved := _VARIABLES & {var.name for var in container.env}:
         return f"container.env sets {min(reserved)}, which Pomona sets: remove it, or use another name"

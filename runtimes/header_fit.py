@@ -33,8 +33,10 @@ def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
         return f"--pooling {pooling} in extraArgs turns mode rerank off: remove it"
     if not made_for or mode in made_for or (mode == "embeddings" and pooling in _TEXT_POOLING):
         return None
-    able = " or ".join(other for other in _MODES if other in made_for and other in runtime.modes)
-    way_out = f"set mode to {able}, or name a Model for {mode}" if able else f"name a Model for {mode}"
+    possible_modes = " or ".join(other for other in _MODES if other in made_for and other in runtime.modes)
+    way_out = (
+        f"set mode to {possible_modes}, or name a Model for {mode}" if possible_modes else f"name a Model for {mode}"
+    )
     if mode == "chat":
         return f"the header of the weights shows a model that generates no text: {way_out}"
     if mode == "rerank":
@@ -78,7 +80,7 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_companions(_runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return which GGUF file takes the place of another kind; an adapter of a folder does not state its model's."""
+    """Return why a GGUF file cannot be the model, projector, draft or adapter that the service takes it for, or None."""
     if demand.format != "gguf":
         return None
     architecture = demand.header.architecture

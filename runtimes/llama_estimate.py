@@ -84,19 +84,19 @@ class LlamaMemory(EngineMemory):
         # A text is embedded in one batch, however long it is.
         batch = min(_BATCH, slot_tokens) if options.mode == "chat" else slot_tokens
         near_tokens = None if "--swa-full" in options.extra_args or self.keeps_whole_windows else batch
-        cache = checkpoint = 0
+        cache_bytes = checkpoint_bytes = 0
         for layers in layout.layers:
             cells = slot_tokens
             if layers.window is not None and near_tokens is not None:
                 cells = _pad_tokens(min(slot_tokens, layers.window * (slots if unified else 1) + near_tokens))
-            cache += layers.count * (cells * streams * token_bytes(layers, options) + slots * layers.state_bytes)
+            cache_bytes += layers.count * (cells * streams * token_bytes(layers, options) + slots * layers.state_bytes)
             if cells < slot_tokens or layers.state_bytes:
-                kept = min(cells, (layers.window or 0) + batch) if layers.window is not None else 0
-                checkpoint += layers.count * (kept * token_bytes(layers, options) + layers.state_bytes)
+                kept_tokens = min(cells, (layers.window or 0) + batch) if layers.window is not None else 0
+                checkpoint_bytes += layers.count * (kept_tokens * token_bytes(layers, options) + layers.state_bytes)
         return Parts(
             weights_bytes=layout.tensor_bytes,
-            cache_bytes=cache,
-            checkpoints_bytes=checkpoint * self.checkpoints * slots if options.mode == "chat" else 0,
+            cache_bytes=cache_bytes,
+            checkpoints_bytes=checkpoint_bytes * self.checkpoints * slots if options.mode == "chat" else 0,
             compute_bytes=_compute_bytes(layout, options, slot_tokens, batch, flash=self.has_flash(options)),
             engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
         )
@@ -134,7 +134,7 @@ class LlamaMemory(EngineMemory):
 
 
 def _split_bytes(layout: Layout, size_bytes: int, devices: int) -> int:
-    """Return the part of the device with the most layers."""
+    """Return the bytes of the device with the most layers, if `size_bytes` is split by layers."""
     count = sum(layers.count for layers in layout.layers)
     return -(-size_bytes * -(-count // devices) // count) if count else size_bytes
 
@@ -146,24 +146,27 @@ def token_bytes(layers: Layers, options: ServingOptions) -> int:
 
 
 def _compute_bytes(layout: Layout, options: ServingOptions, slot_tokens: int, batch: int, *, flash: bool) -> int:
-    """Return the bytes that are live at once while one batch is computed."""
-    attends = [layers for layers in layout.layers if layers.key_elements]
-    cached = max((layers.key_elements + layers.value_elements for layers in attends), default=0)
+    """Return the bytes of intermediate results that are live at once while one batch is computed.
+
+    That is the widest layer with the masks of its attention, all scores unless `flash` saves them, and the logits.
+    """
+    attending = [layers for layers in layout.layers if layers.key_elements]
+    cached_elements = max((layers.key_elements + layers.value_elements for layers in attending), default=0)
     feed_forward = 3 * layout.feed_forward_size
     if layout.embedding_size * layout.expert_outputs > 2 * layout.feed_forward_size:
         # The output of the experts is wider than their input, and does not fit into the buffer that the input frees.
         feed_forward += layout.embedding_size * layout.expert_outputs
-    attention = 3 * layout.attention_size + cached
-    wide = 5 * layout.embedding_size + max(feed_forward, attention)
-    masked = slot_tokens * bool(attends) + sum(
-        _pad_tokens(min(slot_tokens, kind + batch)) for kind in {layers.window for layers in attends if layers.window}
+    attention = 3 * layout.attention_size + cached_elements
+    layer_elements = 5 * layout.embedding_size + max(feed_forward, attention)
+    mask_elements = slot_tokens * bool(attending) + sum(
+        _pad_tokens(min(slot_tokens, kind + batch)) for kind in {layers.window for layers in attending if layers.window}
     )
     outputs = options.parallel if options.mode == "chat" else batch
     logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
     if flash:
-        return batch * (wide * _F32_BYTES + masked * _F16_BYTES) + logits
-    scores = layout.head_count * slot_tokens * bool(attends)
-    return batch * (wide + scores + masked) * _F32_BYTES + logits
+        return batch * (layer_elements * _F32_BYTES + mask_elements * _F16_BYTES) + logits
+    score_elements = layout.head_count * slot_tokens * bool(attending)
+    return batch * (layer_elements + score_elements + mask_elements) * _F32_BYTES + logits
 
 
 def find_last_value(extra: Sequence[str], names: Collection[str]) -> str | None:

@@ -110,7 +110,7 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
 
 
 def _render_mode(options: ServingOptions) -> list[str]:
-    """Render what turns the server into one for chats, embeddings or ranks."""
+    """Render the arguments of a server for chats, embeddings or rankings."""
     if options.mode == "chat":
         return ["--chat-template", options.chat_template] if options.chat_template else []
     # A text is embedded in one batch; with the default of 512 a longer one would be refused.
@@ -119,7 +119,7 @@ def _render_mode(options: ServingOptions) -> list[str]:
 
 
 def _render_memory(options: ServingOptions) -> list[str]:
-    """Render what decides the memory of the caches."""
+    """Render the arguments that decide the memory of the caches."""
     rendered = []
     if options.cache_type_k != "f16":
         rendered += ["-ctk", options.cache_type_k]

@@ -62,8 +62,8 @@ def _compute_bytes(layout: Layout, options: ServingOptions) -> int:
     These are 3 vectors of the feed-forward with the outputs of its experts, and 3 of the attention.
     """
     batch = min(_PREFILL, options.context_length) * options.parallel
-    experts = layout.embedding_size * layout.expert_outputs
-    wide = max(3 * layout.feed_forward_size + experts, 3 * layout.attention_size)
-    elements_per_token = 5 * layout.embedding_size + wide
+    expert_elements = layout.embedding_size * layout.expert_outputs
+    widest = max(3 * layout.feed_forward_size + expert_elements, 3 * layout.attention_size)
+    elements_per_token = 5 * layout.embedding_size + widest
     # The logits of the last token of each request, as f32 and again for sampling.
     return batch * elements_per_token * _ELEMENT_BYTES + 2 * options.parallel * layout.vocabulary_size * 4

@@ -32,8 +32,8 @@ class UnusableServerError(Exception):
     """The installed mlx-lm, or its command line, cannot be served safely; the message says why."""
 
 
-def guard(handler: type[Any], key: str) -> type[Any]:
-    """Return the server's request handler, restricted to requests with `key` and to the loaded model."""
+def guard_handler(handler: type[Any], key: str) -> type[Any]:
+    """Return a subclass of the server's request handler that serves only requests with `key` for the loaded model."""
 
     class GuardedHandler(handler):  # type: ignore[misc]  # the type is known only when the server is imported
         rfile: Any
@@ -145,8 +145,8 @@ def find_mistake(content: bytes) -> str | None:
     return None if isinstance(body, dict) else "the body is no JSON object"
 
 
-def check_prompts(generator: type[Any]) -> type[Any]:
-    """Return the server's generator, which refuses a prompt that would end its thread."""
+def guard_generator(generator: type[Any]) -> type[Any]:
+    """Return a subclass of the server's generator that refuses a prompt that would end its thread."""
 
     class CheckedGenerator(generator):  # type: ignore[misc]  # the type is known only when the server is imported
         def _tokenize(self, *arguments: Any) -> Any:
@@ -162,8 +162,8 @@ def check_prompts(generator: type[Any]) -> type[Any]:
     return CheckedGenerator
 
 
-def distrust(provider: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the server's provider of models, so that it never runs Python that a model names."""
+def forbid_model_code(provider: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a provider of models in place of the server's, which never runs Python that a model names."""
 
     def provide(arguments: Any) -> Any:
         """Return a model, without Python of its own."""
@@ -194,13 +194,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         key, arguments = take_key(argv)
         server = _import_server()
-        handler = guard(server.APIHandler, key)
+        handler = guard_handler(server.APIHandler, key)
     except UnusableServerError as error:
         sys.stderr.write(f"error: {error}\n")
         return _FAILURE
     server._run_http_server = partial(server._run_http_server, handler_class=handler)  # noqa: SLF001 - it has no other seam
-    server.ModelProvider = distrust(server.ModelProvider)
-    server.ResponseGenerator = check_prompts(server.ResponseGenerator)
+    server.ModelProvider = forbid_model_code(server.ModelProvider)
+    server.ResponseGenerator = guard_generator(server.ResponseGenerator)
     sys.argv = ["mlx_lm.server", *arguments]
     server.main()
     return 0

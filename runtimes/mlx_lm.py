@@ -25,7 +25,7 @@ from runtimes.serving import Listen, Serving
 _KV_BITS: Final[Mapping[CacheType, int]] = {"q8_0": 8, "q4_0": 4}
 """Groups of 64 values with two 16-bit numbers: as many bytes for each value as llama.cpp's blocks of 32 with one."""
 
-_VERSION: Final = re.compile(r"(\d{1,4})\.(\d{1,4})", re.ASCII)
+_VERSION: Final = re.compile(r"(?P<major>\d{1,4})\.(?P<minor>\d{1,4})", re.ASCII)
 _SAFE_VERSION: Final = (0, 32)
 """The first releases with the cure of CVE-2026-5843."""
 _LAUNCHER: Final = "runtimes.mlx_launcher"
@@ -69,9 +69,9 @@ def render_arguments(serving: Serving, listen: Listen) -> list[str]:
 
 
 def find_command() -> list[str] | None:
-    """Return the argv prefix of our launcher: with the package beside us, else with that of the program on PATH.
+    """Return the argv prefix of our launcher, run by our Python or that of the mlx_lm.server on PATH.
 
-    None if neither is installed, or only one that runs Python which a model brings (CVE-2026-5843).
+    None if mlx-lm is not installed, or only a version that runs Python which a model brings (CVE-2026-5843).
     """
     package = importlib.util.find_spec("mlx_lm")
     if package and package.origin and is_safe_version(read_version(Path(package.origin).parents[1])):
@@ -101,7 +101,7 @@ def is_safe_version(text: str | None) -> bool:
     Models that name code are refused before they are loaded, so this is the second of two checks.
     """
     match = _VERSION.match(text or "")
-    return match is None or (int(match[1]), int(match[2])) >= _SAFE_VERSION
+    return match is None or (int(match["major"]), int(match["minor"])) >= _SAFE_VERSION
 
 
 def find_version(program: Path) -> str | None:

@@ -38,9 +38,9 @@ from runtimes.serving import Serving
 if TYPE_CHECKING:
     import ollama
 
-_START: Final = "start it with `ollama serve`, or open the Ollama app"
-_LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
-_WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
+_START_HINT: Final = "start it with `ollama serve`, or open the Ollama app"
+_QUERY_TIMEOUT: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
+_NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
 _BLOCK_BYTES: Final = 1 << 20
 _LIBRARY: Final = "ollama://"
 _REGISTRY: Final = "registry.ollama.ai"
@@ -48,12 +48,12 @@ _PARTS_WITH_REGISTRY: Final = 3
 """Parts of a model's name that begins with a registry: HOST/NAMESPACE/MODEL."""
 _MARKS: Final = ("pomona-", f"{OWNER}/")
 """Beginnings of the names of every agent's models, and of those that are made in pods."""
-_REFUSAL: Final = re.compile(r"(?<!\S)([45]\d\d): .*", re.ASCII | re.DOTALL)
+_REFUSAL: Final = re.compile(r"(?<!\S)(?P<status>[45]\d\d): .*", re.ASCII | re.DOTALL)
 """A status and a body, as Ollama repeats them; an address with a port, before another error, is no status."""
-_STAY: Final = -1
-_LEAVE: Final = 0
-_FILE: Final = re.compile(r"^(?:FROM|ADAPTER) .*?(sha256-[0-9a-f]{64})", re.ASCII | re.MULTILINE)
-_SETTING: Final = re.compile(
+_KEEP_FOR_EVER: Final = -1
+_UNLOAD_NOW: Final = 0
+_FILE_LINE: Final = re.compile(r"^(?:FROM|ADAPTER) .*?(sha256-[0-9a-f]{64})", re.ASCII | re.MULTILINE)
+_SETTING_LINE: Final = re.compile(
     r"^PARAMETER (?:num_ctx|num_batch|num_gpu|main_gpu|use_mmap|num_thread) .+$", re.ASCII | re.MULTILINE
 )
 """Parameters for whose sake Ollama loads a model again."""
@@ -98,7 +98,7 @@ class Ollama:
 
         A model that was deleted while it was in memory is listed, but shown no more.
         """
-        self._knows_store = False
+        self._knows_earlier_models = False
         """True once the content of our models that an earlier agent brought is known."""
         # Always on loopback: an Ollama on another machine does not use the memory of this machine.
         self.url = f"http://{LOOPBACK}:{_read_port(environment.get('OLLAMA_HOST', ''))}"
@@ -110,27 +110,27 @@ class Ollama:
         """Return whether Ollama is installed here, or OLLAMA_HOST is set."""
         return is_installed(self._environment)
 
-    def name(self, owner: str, model: str, content: str) -> str:
+    def build_name(self, owner: str, model: str, content: str) -> str:
         """Return the name of a model of ours, which begins with the agent's mark."""
         return render_name(owner, model, content)
 
-    async def loaded(self) -> list[tuple[str, int | None]]:
+    async def list_loaded(self) -> list[tuple[str, int | None]]:
         """List the models in memory, by /api/ps."""
         models = await self._list_models("/api/ps")
         await self._learn_contents(models)
         return [(model.name, model.size) for model in models]
 
-    def content(self, name: str) -> str:
+    def identify_content(self, name: str) -> str:
         """Return the digests of the model's files with its parameters, or its name if they are unknown.
 
-        Ollama has a file in memory once, under the name of the first request that needed it.
+        Ollama loads files once even if several models use them, and lists them by the model that was requested first.
         """
         if name not in self._contents:
             return name
         _, content = self._contents[name]
         return " ".join([*content.weights, *content.settings])
 
-    async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
+    async def add_model(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Copy or pull the weights into Ollama's store, and create the model with its context length.
 
         A library model that is pulled only for us is deleted afterwards; our model keeps the weights.
@@ -159,25 +159,30 @@ class Ollama:
                 await client.delete(base)
 
     async def load(self, name: str) -> None:
-        """Load the model without expiry, by a request without a prompt."""
+        """Load the model without expiry, by an empty request. Raises DaemonError, also if that would evict another model.
+
+        Its content is noted first, for `identify_content`.
+        """
         content = await self._read_content(name)
         self._contents[name] = ("", content)
         await self._refuse_to_evict(name, content)
         client = await self._get_client()
         with self._translate_errors(f"load {name}"):
-            await client.generate(name, keep_alive=_STAY)
-            if self.content(name) not in {self.content(other) for other, _ in await self.loaded()}:
+            await client.generate(name, keep_alive=_KEEP_FOR_EVER)
+            if self.identify_content(name) not in {
+                self.identify_content(other) for other, _ in await self.list_loaded()
+            }:
                 # It is listed by the name of a model that was deleted, of which nothing can be found out any more.
-                await client.generate(name, keep_alive=_LEAVE)
-                await client.generate(name, keep_alive=_STAY)
+                await client.generate(name, keep_alive=_UNLOAD_NOW)
+                await client.generate(name, keep_alive=_KEEP_FOR_EVER)
 
     async def unload(self, name: str) -> None:
         """Ask Ollama to unload the model, which happens once no request is left."""
         client = await self._get_client()
         with self._translate_errors(f"unload {name}", absent_is_fine=True):
-            await client.generate(name, keep_alive=_LEAVE)
+            await client.generate(name, keep_alive=_UNLOAD_NOW)
 
-    async def marked(self, owner: str) -> set[str]:
+    async def list_marked(self, owner: str) -> set[str]:
         """Return the names of the models in the namespace `owner`."""
         return {model.name for model in await self._list_models("/api/tags") if model.name.startswith(f"{owner}/")}
 
@@ -223,8 +228,8 @@ class Ollama:
 
         Ollama keeps one copy of a file in memory, and reloads it for other settings.
         """
-        for other, _ in await self.loaded():
-            _, other_content = self._contents.get(other, ("", None))  # another look may have found it gone meanwhile
+        for other, _ in await self.list_loaded():
+            _, other_content = self._contents.get(other, ("", None))  # a concurrent call may have forgotten it
             if other == name or other_content is None or other_content.weights != content.weights:
                 continue
             if not other.startswith(_MARKS):
@@ -241,23 +246,26 @@ class Ollama:
                 )
 
     async def _learn_contents(self, models: list[_Listed]) -> None:
-        """Find out the content of these models in memory, and once of all that an earlier agent has brought."""
+        """Find out the content of these models in memory, and once of all models that an earlier agent added.
+
+        Models of others that are no longer in memory are forgotten.
+        """
         names = {model.name for model in models}
         for name in [name for name in self._contents if name not in names and not name.startswith(_MARKS)]:
             del self._contents[name]
-        if not self._knows_store and any(name.startswith(_MARKS) for name in names):
+        if not self._knows_earlier_models and any(name.startswith(_MARKS) for name in names):
             stored = await self._list_models("/api/tags")
             models = [*models, *(model for model in stored if model.name.startswith(_MARKS))]
-            self._knows_store = True
+            self._knows_earlier_models = True
         for model in models:
             if self._contents.get(model.name, ("",))[0] != model.digest or model.name not in self._contents:
                 self._contents[model.name] = (model.digest, await self._read_content(model.name))
 
     async def _read_content(self, name: str) -> _Content:
-        """Return the content of a model in the store; of another one, nothing is known but its name."""
+        """Return the content of a model in the store; for one that is not there, its name in place of its weights."""
         with self._translate_errors(f"show {name}"):
             async with self._get_session().post(
-                f"{self.url}/api/show", json={"model": name}, timeout=_LOOK
+                f"{self.url}/api/show", json={"model": name}, timeout=_QUERY_TIMEOUT
             ) as response:
                 answer = await response.read()
                 if response.status != HTTPStatus.OK:
@@ -266,12 +274,14 @@ class Ollama:
             modelfile = msgspec.json.decode(answer, type=_Shown).modelfile
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url}/api/show is not Ollama's: {error}") from error
-        return _Content(tuple(_FILE.findall(modelfile)) or (name,), tuple(sorted(_SETTING.findall(modelfile))))
+        return _Content(
+            tuple(_FILE_LINE.findall(modelfile)) or (name,), tuple(sorted(_SETTING_LINE.findall(modelfile)))
+        )
 
     async def _list_models(self, path: str) -> list[_Listed]:
         """Return the models of /api/ps or /api/tags."""
         with self._translate_errors("list its models"):
-            async with self._get_session().get(f"{self.url}{path}", timeout=_LOOK) as response:
+            async with self._get_session().get(f"{self.url}{path}", timeout=_QUERY_TIMEOUT) as response:
                 answer = await response.read()
                 if response.status != HTTPStatus.OK:
                     raise DaemonError("DaemonRefused", f"{self.url}{path} answered {response.status}: is it Ollama?")
@@ -285,10 +295,12 @@ class Ollama:
         with path.open("rb") as file:
             digest = f"sha256:{(await asyncio.to_thread(hashlib.file_digest, file, 'sha256')).hexdigest()}"
         blob = f"{self.url}/api/blobs/{digest}"
-        async with self._get_session().head(blob, timeout=_LOOK) as there:
+        async with self._get_session().head(blob, timeout=_QUERY_TIMEOUT) as there:
             if there.status == HTTPStatus.OK:
                 return digest
-        async with self._get_session().post(blob, data=_read_blocks(path, on_progress), timeout=_WORK) as response:
+        async with self._get_session().post(
+            blob, data=_read_blocks(path, on_progress), timeout=_NO_TIMEOUT
+        ) as response:
             if response.status not in {HTTPStatus.OK, HTTPStatus.CREATED}:
                 raise DaemonError("DaemonRefused", f"Ollama does not take {path}: {(await response.text())[:300]}")
         return digest
@@ -321,11 +333,11 @@ class Ollama:
         except DaemonError:
             raise
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START}") from error
+            raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START_HINT}") from error
         except (aiohttp.ClientError, TimeoutError) as error:
             raise DaemonError(SILENT, f"Ollama at {self.url} did not {what}: {_describe_error(error)}") from error
         except ConnectionError as error:
-            raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START}") from error
+            raise DaemonError(NOT_RUNNING, f"no Ollama answers at {self.url}: {_START_HINT}") from error
         except OSError as error:
             raise DaemonError("WeightsMissing", f"cannot read the weights for Ollama: {error}") from error
         except self._errors as error:
@@ -366,7 +378,7 @@ def _read_port(host: str) -> int:
 def _describe_error(error: Exception) -> str:
     """Return the text of an error without the body of a registry's refusal, which a redirect may take from anywhere."""
     text = getattr(error, "error", None) or str(error)  # that of the library adds a status, which may be -1
-    return _REFUSAL.sub(r"HTTP \1", text) or type(error).__name__
+    return _REFUSAL.sub(r"HTTP \g<status>", text) or type(error).__name__
 
 
 def _find_reason(status: int | None) -> str:
@@ -416,7 +428,7 @@ async def prepare_model(model: PodModel, on_progress: OnProgress, on_failure: Ca
     try:
         while True:
             try:
-                await daemon.bring(name, serving, on_progress)
+                await daemon.add_model(name, serving, on_progress)
                 await daemon.load(name)
             except DaemonError as error:
                 if error.reason == NOT_RUNNING:  # starting, or started again by the kubelet

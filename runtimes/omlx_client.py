@@ -24,11 +24,11 @@ from runtimes.omlx import is_installed
 from runtimes.serving import Serving
 
 DEFAULT_PORT: Final = 8000
-_START: Final = "start it with `brew services start omlx` or `omlx serve`, or open the oMLX app"
+_START_HINT: Final = "start it with `brew services start omlx` or `omlx serve`, or open the oMLX app"
 T = TypeVar("T")
 
-_LOOK: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
-_WORK: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
+_QUERY_TIMEOUT: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
+_NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
 _COOKIE: Final = "omlx_admin_session"
 _QUOTED_CHARACTERS: Final = 400
 _PINNED: Final = {"is_pinned": True, "ttl_seconds": None}
@@ -98,20 +98,20 @@ class Omlx:
         """Return whether oMLX is installed here, or OMLX_PORT is set."""
         return is_installed(self._environment)
 
-    def name(self, owner: str, model: str, content: str) -> str:
+    def build_name(self, owner: str, model: str, content: str) -> str:
         """Return the name of a folder; oMLX recognizes rerankers and embedding models by the words in this name."""
         return f"{owner}-{model}-{content}"
 
-    async def loaded(self) -> list[tuple[str, int | None]]:
+    async def list_loaded(self) -> list[tuple[str, int | None]]:
         """List the models in memory, by /v1/models/status."""
         models = (await self._read_status()).models
         return [(model.id, model.actual_size or model.estimated_size) for model in models if model.loaded]
 
-    def content(self, name: str) -> str:
+    def identify_content(self, name: str) -> str:
         """Return the name: oMLX loads the weights of each folder, also those that another folder links to."""
         return name
 
-    async def bring(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
+    async def add_model(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
         """Link the weights into oMLX's model directory, reload if needed, pin the model and set its context length."""
         self._make_link(name, Path(serving.model))
         on_progress(0, None)
@@ -140,11 +140,11 @@ class Omlx:
         if status not in {HTTPStatus.NOT_FOUND, HTTPStatus.BAD_REQUEST}:
             self._raise_unless_ok(status, answer, f"unload {name}")
 
-    async def marked(self, owner: str) -> set[str]:
+    async def list_marked(self, owner: str) -> set[str]:
         """Return the names of our links, and of our loaded models without a link."""
         with self._translate_folder_errors():
             links = {path.name for path in self._find_folder().glob(f"{owner}-*")}
-        return links | {name for name, _ in await self.loaded() if name.startswith(f"{owner}-")}
+        return links | {name for name, _ in await self.list_loaded() if name.startswith(f"{owner}-")}
 
     async def remove(self, name: str) -> None:
         """Unload the model, unpin it so that oMLX does not load it at start, and remove the link, never the weights."""
@@ -170,7 +170,7 @@ class Omlx:
             return _Settings()
 
     def _find_folder(self) -> Path:
-        """Return the first of oMLX's model directories."""
+        """Return the first of oMLX's model directories, by the environment, its settings or its default."""
         model = self._read_settings().model
         folders = [*self._environment.get("OMLX_MODEL_DIR", "").split(","), *model.model_dirs, model.model_dir or ""]
         first = next((folder for folder in folders if folder), None)
@@ -203,8 +203,11 @@ class Omlx:
         return name in {model.id for model in (await self._read_status()).models}
 
     async def _reload_models(self, name: str) -> None:
-        """Make oMLX look for new folders, unless that would disturb the owner. Raises DaemonError."""
-        others = [model for model, _ in await self.loaded() if not model.startswith("pomona-")]
+        """Make oMLX look for new folders, which unloads all models; refuse that if it would disturb the owner.
+
+        Raises DaemonError.
+        """
+        others = [model for model, _ in await self.list_loaded() if not model.startswith("pomona-")]
         if others:
             raise DaemonError(
                 "OwnersModelsLoaded",
@@ -235,7 +238,7 @@ class Omlx:
             )
         with self._translate_errors("log in"):
             async with self._get_session().post(
-                f"{self.url}/admin/api/login", json={"api_key": key}, timeout=_LOOK
+                f"{self.url}/admin/api/login", json={"api_key": key}, timeout=_QUERY_TIMEOUT
             ) as response:
                 answer = await response.read()
                 self._raise_unless_ok(response.status, answer, "log in", UNAUTHORIZED)
@@ -245,7 +248,7 @@ class Omlx:
         self, method: str, path: str, what: str, body: dict[str, Any] | None = None, *, is_slow: bool = False
     ) -> tuple[int, bytes]:
         """Send a request, and return status and body; if `is_slow`, the answer has no time limit."""
-        timeout, headers = _WORK if is_slow else _LOOK, {}
+        timeout, headers = _NO_TIMEOUT if is_slow else _QUERY_TIMEOUT, {}
         if key := self.api_key:
             headers["Authorization"] = f"Bearer {key}"
         if self._admin_session and path.startswith("/admin/"):
@@ -291,7 +294,7 @@ class Omlx:
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise DaemonError(NOT_RUNNING, f"no oMLX answers at {self.url}: {_START}") from error
+            raise DaemonError(NOT_RUNNING, f"no oMLX answers at {self.url}: {_START_HINT}") from error
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
             raise DaemonError(SILENT, f"oMLX at {self.url} did not {what}: {text}") from error

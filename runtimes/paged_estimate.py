@@ -241,9 +241,9 @@ def _weights_bytes(layout: Layout, devices: int) -> int:
     them, and so are the weights that compute them. Those that expand latents are there twice: vLLM keeps them in the
     form in which queries absorb them, too (`process_weights_after_loading` of `mla_attention.py`).
     """
-    element_bytes = layout.embedding_size * _ELEMENT_BYTES
-    whole = element_bytes * sum(group.count * _count_projected(layout, group, 1) for group in layout.layers)
-    shard = element_bytes * sum(group.count * _count_projected(layout, group, devices) for group in layout.layers)
+    output_bytes = layout.embedding_size * _ELEMENT_BYTES
+    whole = output_bytes * sum(group.count * _count_projected(layout, group, 1) for group in layout.layers)
+    shard = output_bytes * sum(group.count * _count_projected(layout, group, devices) for group in layout.layers)
     absorbed = sum(group.count * group.key_elements for group in layout.layers if _is_latent(group))
     absorbed = -(-absorbed * layout.attention_size * _ELEMENT_BYTES // devices)
     if whole > layout.tensor_bytes:
@@ -254,11 +254,11 @@ def _weights_bytes(layout: Layout, devices: int) -> int:
 
 def _count_projected(layout: Layout, layers: Layers, devices: int) -> int:
     """Return the outputs of the projections of a layer that each device keeps because it needs them for its cache."""
-    return _LATENT_PROJECTIONS * layers.key_elements if _is_latent(layers) else _shard(layout, layers, devices)
+    return _LATENT_PROJECTIONS * layers.key_elements if _is_latent(layers) else _count_cached(layout, layers, devices)
 
 
-def _shard(layout: Layout, layers: Layers, devices: int) -> int:
-    """Return the elements that each device keeps for a token and layer: keys and values of at least one whole head."""
+def _count_cached(layout: Layout, layers: Layers, devices: int) -> int:
+    """Return the elements that each device caches for a token and layer: keys and values of at least one whole head."""
     if _is_latent(layers):
         return layers.key_elements
     head = max(1, layout.attention_size // layout.head_count if layout.head_count else 1)
@@ -282,24 +282,30 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, near_tok
         block: tokens of one block.
     """
     counts = [layers.count for layers in layout.layers]
-    least, most = min(counts, default=0), max(counts, default=0)
-    # vLLM makes groups of equally many layers, and fills the last one of each kind up.
-    group = most if most < least * 1.5 else least
+    fewest, most = min(counts, default=0), max(counts, default=0)
+    # vLLM divides each kind of layers into groups of equal size, and reserves blocks for the missing layers, too.
+    group = most if most < fewest * 1.5 else fewest
     total = 0
-    token_bytes = max((_shard(layout, layers, devices) for layers in layout.layers), default=0) * _ELEMENT_BYTES
+    token_bytes = max((_count_cached(layout, layers, devices) for layers in layout.layers), default=0) * _ELEMENT_BYTES
     state_bytes = -(-max((layers.state_bytes for layers in layout.layers), default=0) // devices)
     if state_bytes:
         # A block is enlarged until a state fits in, and states are padded to it (`_align_hybrid_block_size`).
         block *= -(-state_bytes // (block * token_bytes))
     for layers in layout.layers:
-        tokens, more = options.context_length, 0
+        tokens, extra_blocks = options.context_length, 0
         if layers.window is not None and near_tokens is not None:
             # The window seldom begins with a block, hence one more.
-            tokens, more = min(tokens, layers.window - 1 + near_tokens), 1
-        filled = layers.count if near_tokens is None or len(counts) == 1 else -(-layers.count // group) * group
+            tokens, extra_blocks = min(tokens, layers.window - 1 + near_tokens), 1
+        layer_count = layers.count if near_tokens is None or len(counts) == 1 else -(-layers.count // group) * group
         if layers.state_bytes:
-            total += filled * _STATE_BLOCKS * block * token_bytes
-        total += filled * (-(-tokens // block) + more) * block * _shard(layout, layers, devices) * _ELEMENT_BYTES
+            total += layer_count * _STATE_BLOCKS * block * token_bytes
+        total += (
+            layer_count
+            * (-(-tokens // block) + extra_blocks)
+            * block
+            * _count_cached(layout, layers, devices)
+            * _ELEMENT_BYTES
+        )
     return total * options.parallel
 
 

@@ -123,7 +123,7 @@ class EnginePod:
     slow_on_processor: str | None = None
     """Remark for users of the engine on a processor, where it serves, but is meant for devices."""
 
-    def image(self, vendor_name: str, vendor: Vendor, engine: str) -> str | None:
+    def find_image(self, vendor_name: str, vendor: Vendor, engine: str) -> str | None:
         """Return the default image for a vendor, or None if there is none."""
         return vendor.images.get(engine) or self.images.get(vendor_name)
 

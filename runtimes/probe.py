@@ -181,7 +181,7 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _judge_error(base_url: str, engine: str | None, status: int, answer: bytes) -> ProbeResult:
-    """Return the result of a probe that was answered with an error."""
+    """Return the result of a probe that was answered with an error: Broken if the engine can never answer."""
     text = read_error(answer).text
     is_sick = judge_error(find_runtime(engine).errors, status, text).lesson == "sick"
     reason = "Broken" if is_sick else _REASONS.get(status, "BadAnswer")

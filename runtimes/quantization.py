@@ -100,7 +100,7 @@ def warn_quantization(quantization: str, engine: str, vendor: str, device: str =
         return None
     family = find_family(vendor, device)
     if family is None:
-        return f"{quantization} with {engine} needs {_describe(method, engine, vendor)}: set hardware.products"
+        return f"{quantization} with {engine} needs {_describe_support(method, engine, vendor)}: set hardware.products"
     if family not in support.emulated:
         return None
     better = f"; {vendor} {_name_families(vendor, support.native)} would compute with them" if support.native else ""
@@ -111,7 +111,10 @@ def warn_quantization(quantization: str, engine: str, vendor: str, device: str =
 
 
 def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
-    """Return the architectures on which an engine serves a method; None if there are none."""
+    """Return the architectures on which an engine serves a method; None if there are none.
+
+    The terms of its table are explained at `Quantizations`: `*`, `ada+`, `~ampere`.
+    """
     terms = find_runtime(engine).quantizations.get(vendor, {}).get(method)
     if terms is None:
         return None
@@ -126,11 +129,11 @@ def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
 def _list_pairs(method: str) -> str:
     """Return the pairs of engine and accelerator that serve a method, for a message."""
     pairs = [
-        f"{engine} on {', '.join(described)}"
+        f"{engine} on {', '.join(vendors_text)}"
         for engine, runtime in RUNTIMES.items()
         if (
-            described := [
-                _describe(method, engine, vendor)
+            vendors_text := [
+                _describe_support(method, engine, vendor)
                 for vendor, methods in runtime.quantizations.items()
                 if method in methods
             ]
@@ -141,7 +144,7 @@ def _list_pairs(method: str) -> str:
     return f"it works with {'; '.join(pairs)}"
 
 
-def _describe(method: str, engine: str, vendor: str) -> str:
+def _describe_support(method: str, engine: str, vendor: str) -> str:
     """Return a vendor with the architectures that serve a method, if not all do."""
     support = _find_support(method, engine, vendor)
     if support is None or support.is_any:

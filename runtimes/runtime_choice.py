@@ -17,7 +17,7 @@ from runtimes.registry import RUNTIMES
 from runtimes.runtime import Runtime, RuntimeDemand
 from runtimes.serving import Setting
 
-_FIELDS: Final[Mapping[Setting, str]] = {
+_FIELD_NAMES: Final[Mapping[Setting, str]] = {
     "draft": "speculative",
     "projector": "projectorModelRef",
     "adapters": "adapters",
@@ -39,16 +39,18 @@ def choose_runtime(demand: RuntimeDemand) -> RuntimeName:
     It is the first one in the registry that takes the format, in pods the first that has an image for the accelerator.
     Where none has one, or the service states the image, it is the first that runs there, else the first anywhere.
     """
-    able = [runtime for runtime in RUNTIMES.values() if demand.format in runtime.formats]
+    fitting = [runtime for runtime in RUNTIMES.values() if demand.format in runtime.formats]
     if not demand.in_pods:
-        return next((runtime.name for runtime in able if runtime.on_hosts), able[0].name)
+        return next((runtime.name for runtime in fitting if runtime.on_hosts), fitting[0].name)
     # A service that describes its engine in spec.container names it in spec.runtime.
-    in_pods = [(runtime.name, runtime.pod) for runtime in able if runtime.pod and not runtime.pod.from_container]
-    default = in_pods[0][0] if in_pods else able[0].name
+    in_pods = [(runtime.name, runtime.pod) for runtime in fitting if runtime.pod and not runtime.pod.from_container]
+    default = in_pods[0][0] if in_pods else fitting[0].name
     if demand.has_image or demand.accelerator not in demand.vendors:
         return default
     vendor = demand.vendors[demand.accelerator]
-    return next((name for name, pod in in_pods if pod.image(demand.accelerator, vendor, name) is not None), default)
+    return next(
+        (name for name, pod in in_pods if pod.find_image(demand.accelerator, vendor, name) is not None), default
+    )
 
 
 def refuse_demand(runtime: Runtime, demand: RuntimeDemand) -> str | None:
@@ -86,7 +88,7 @@ def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
             f"metal, or runtime to {choose_runtime(demand)}"
         )
     vendor = demand.vendors.get(accelerator, CPU)
-    if demand.has_image or runtime.pod.image(accelerator, vendor, name) is not None:
+    if demand.has_image or runtime.pod.find_image(accelerator, vendor, name) is not None:
         return None
     return (
         f"runtime {name} has no image for accelerator {accelerator}: set hardware.accelerator to "
@@ -97,7 +99,7 @@ def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 def _list_vendors(runtime: Runtime, vendors: Vendors) -> str:
     """Return the accelerators for which this runtime has an image, built in or of the administrator's file."""
     pod = runtime.pod
-    able = [name for name, vendor in vendors.items() if pod and pod.image(name, vendor, runtime.name)]
+    able = [name for name, vendor in vendors.items() if pod and pod.find_image(name, vendor, runtime.name)]
     return " or ".join(sorted(able)) or "an accelerator in pods"
 
 
@@ -113,9 +115,13 @@ def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
         "chat template": options.chat_template is not None,
         "parallel": options.parallel > 1,
     }
-    lacking = [_FIELDS[setting] for setting, is_used in used.items() if is_used and setting not in runtime.settings]
-    if lacking:
-        return f"runtime {name} cannot do {' and '.join(lacking)}: remove it, or serve a GGUF file with llama.cpp"
+    missing_fields = [
+        _FIELD_NAMES[setting] for setting, is_used in used.items() if is_used and setting not in runtime.settings
+    ]
+    if missing_fields:
+        return (
+            f"runtime {name} cannot do {' and '.join(missing_fields)}: remove it, or serve a GGUF file with llama.cpp"
+        )
     for field_name, cache_type in (("cacheTypeK", options.cache_type_k), ("cacheTypeV", options.cache_type_v)):
         if cache_type not in runtime.cache_types:
             return f"runtime {name} has no {field_name} {cache_type}: use {', '.join(sorted(runtime.cache_types))}"
@@ -130,7 +136,7 @@ def _refuse_container(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return which of extraArgs the engine does not take, or None."""
+    """Return which of extraArgs the engine does not take, or which entry lacks its option or value; None if all fit."""
     arguments = demand.options.extra_args
     foreign = [argument for argument in arguments if _is_option(argument) and argument not in runtime.tuning]
     if foreign:

@@ -53,7 +53,7 @@ class PreparedBenchmark(NamedTuple):
     def describe_engine(self, classes: Iterable[ServingDevices]) -> MeasuredEngine:
         """Return the facts about the measurement; `classes` has one device of each device class of the accelerator."""
         choice = self.choice
-        image = choice.pod.image(choice.accelerator, choice.vendor, choice.runtime) or ""
+        image = choice.pod.find_image(choice.accelerator, choice.vendor, choice.runtime) or ""
         name = self.served.model.metadata.name
         return MeasuredEngine(name, choice.runtime, image, self.wanted.accelerator, self._estimate_speed(classes))
 

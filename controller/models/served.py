@@ -131,7 +131,7 @@ def select_nodes(service: InferenceService, model: Model, vendors: Vendors) -> d
     engine = RUNTIMES[name].pod if name in RUNTIMES else None
     if engine is None or accelerator not in vendors:
         return service.spec.node_selector
-    image = service.spec.image or engine.image(accelerator, vendors[accelerator], name)
+    image = service.spec.image or engine.find_image(accelerator, vendors[accelerator], name)
     return engine.select_nodes(image) | service.spec.node_selector
 
 

@@ -60,8 +60,8 @@ def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) 
     """
     if uid not in idle:
         return None
-    least = min((ready_seconds, *(seconds for seconds in idle.values() if seconds is not None)))
-    return max(0.0, IDLE_SECONDS - least)
+    idle_for = min((ready_seconds, *(seconds for seconds in idle.values() if seconds is not None)))
+    return max(0.0, IDLE_SECONDS - idle_for)
 
 
 def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | None]) -> tuple[str, float] | None:
@@ -76,7 +76,7 @@ def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | 
 
 
 def find_load_seconds(started_at: str, ready_at: str | None) -> float | None:
-    """Return the seconds from the start of an engine to its first token; None if unknown.
+    """Return the seconds from the start of an engine to its first token; None if unknown or not plausible.
 
     Args:
         started_at: RFC 3339.
@@ -88,6 +88,6 @@ def find_load_seconds(started_at: str, ready_at: str | None) -> float | None:
     return seconds if 0 <= seconds <= LONGEST_LOAD_SECONDS else None
 
 
-def find_pause(failures: int) -> float:
+def pause_seconds(failures: int) -> float:
     """Return the seconds before the next try after this many failures, or interruptions, in a row."""
     return backoff_seconds(failures, first=_FIRST_PAUSE_SECONDS, most=_LAST_PAUSE_SECONDS, jitter=EXACT)

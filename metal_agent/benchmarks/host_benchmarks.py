@@ -81,15 +81,15 @@ class HostBenchmarks:
         self._woken = asyncio.Event()
         self._pauses: dict[str, _Pause] = {}
         """By uid."""
-        self._engines: dict[tuple[str, str], str] = {}
+        self._engine_versions: dict[tuple[str, str], str] = {}
         """Versions of the engines, by uid and time of their start."""
 
     def wake(self) -> None:
-        """Look whether there is a process to measure."""
+        """Have `run` look at once whether there is a process to measure."""
         self._woken.set()
 
     def note_change(self, runner: Runner) -> None:
-        """Take the change of a process, and report it."""
+        """Report the change of a process, which may now be due for a measurement."""
         self.wake()
         self._changed(runner)
 
@@ -99,7 +99,7 @@ class HostBenchmarks:
         while True:
             self._woken.clear()
             try:
-                pause = await self._look()
+                pause = await self._measure_due()
             except Exception:  # a defect here must not end the engines of this host
                 log.exception("benchmark_look_failed")
                 pause = LOOK_SECONDS
@@ -108,7 +108,7 @@ class HostBenchmarks:
                 async with asyncio.timeout(pause):
                     await self._woken.wait()
 
-    async def _look(self) -> float | None:
+    async def _measure_due(self) -> float | None:
         """Measure a process if one is due; return the seconds until the next look, None if none waits."""
         waiting = await self._list_waiting()
         if not waiting:
@@ -124,12 +124,12 @@ class HostBenchmarks:
         ready_seconds = {
             uid: now - runner.state.ready_since for uid, runner in due.items() if runner.state.ready_since is not None
         }
-        chosen = benchmark_policy.pick_process(ready_seconds, await self._idle_seconds())
-        if chosen is None:
+        picked = benchmark_policy.pick_process(ready_seconds, await self._idle_seconds())
+        if picked is None:
             return LOOK_SECONDS
-        uid, wait = chosen
-        if wait:
-            return wait
+        uid, wait_seconds = picked
+        if wait_seconds:
+            return wait_seconds
         runner = due[uid]
         spec, engine = runner.assignment.spec, await runner.find_engine()
         if engine is None:
@@ -138,23 +138,28 @@ class HostBenchmarks:
         return 0.0
 
     async def _list_waiting(self) -> dict[str, str]:
-        """Return the processes that are not measured yet, by uid, with the versions of their engines."""
-        there = {uid: runner for uid, runner in self._runners.items() if benchmark_policy.may_be_measured(runner.state)}
+        """Return the processes that are not measured yet, by uid, with the versions of their engines.
+
+        Pauses of processes and versions of engines that are gone are forgotten.
+        """
+        measurable = {
+            uid: runner for uid, runner in self._runners.items() if benchmark_policy.may_be_measured(runner.state)
+        }
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._runners}
-        engines, waiting = dict[tuple[str, str], str](), dict[str, str]()
-        for uid, runner in there.items():
+        engine_versions, waiting = dict[tuple[str, str], str](), dict[str, str]()
+        for uid, runner in measurable.items():
             spec, record = runner.assignment.spec, runner.record
             if record is None or not benchmark_policy.is_measurable(spec):
                 continue
-            key = uid, record.started_at
-            version = self._engines.get(key)
+            started_engine = uid, record.started_at
+            version = self._engine_versions.get(started_engine)
             if version is None:
                 version = await asyncio.to_thread(engine_command.identify_engine, spec)
-            engines[key] = version
+            engine_versions[started_engine] = version
             tries = self.measurements.count_tries(spec, version)
             if tries is not None and tries < benchmark_policy.MOST_TRIES:
                 waiting[uid] = version
-        self._engines = engines
+        self._engine_versions = engine_versions
         return waiting
 
     def _is_calm(self) -> bool:
@@ -163,40 +168,47 @@ class HostBenchmarks:
         return benchmark_policy.is_calm(self._read_level(), is_held=is_held, is_loading=is_loading)
 
     async def _measure(self, runner: Runner, spec: MetalProcessSpec, engine: ProbedEngine, version: str) -> None:
-        """Measure one process, and keep the outcome."""
-        uid, named = runner.assignment.uid, f"{runner.assignment.namespace}/{runner.assignment.name}"
-        await asyncio.to_thread(self.measurements.begin, spec, version)
-        log.info("benchmark_started", process=named)
+        """Measure the engine of one process, and keep speed or failure on disk.
+
+        After a failure, or if the measurement gave way to something else, it is paused; only a failure counts as a try.
+        """
+        uid, process_name = runner.assignment.uid, f"{runner.assignment.namespace}/{runner.assignment.name}"
+        await asyncio.to_thread(self.measurements.begin_try, spec, version)
+        log.info("benchmark_started", process=process_name)
         plan = measurement.plan_one_stream(spec.benchmark, spec.context_length)
         try:
             record = await self._measure_or_give_way(runner, engine, plan)
         except GaveWay as cause:
-            await asyncio.to_thread(self.measurements.take_back, spec)
-            log.info("benchmark_gave_way", process=named, to=str(cause), retry_seconds=self._pause(uid))
+            await asyncio.to_thread(self.measurements.take_back_try, spec)
+            log.info("benchmark_gave_way", process=process_name, to=str(cause), retry_seconds=self._pause(uid))
         except BenchError as error:
             if benchmark_policy.is_stopped(runner.state):
-                await asyncio.to_thread(self.measurements.take_back, spec)
-                log.info("benchmark_gave_way", process=named, to="the end of the process", problem=error.message)
+                await asyncio.to_thread(self.measurements.take_back_try, spec)
+                log.info("benchmark_gave_way", process=process_name, to="the end of the process", problem=error.message)
                 return
             tries = self.measurements.count_tries(spec, version)
-            fields = {"process": named, "reason": error.reason, "problem": error.message, "tries": tries}
+            fields = {"process": process_name, "reason": error.reason, "problem": error.message, "tries": tries}
             log.warning("benchmark_failed", **fields, retry_seconds=self._pause(uid))
         except asyncio.CancelledError:
-            self.measurements.take_back(spec)  # here, because nothing is waited for any more
+            self.measurements.take_back_try(spec)  # here, because nothing is waited for any more
             raise
         else:
-            started = runner.record
-            loaded = benchmark_policy.find_load_seconds(started.started_at, started.ready_at) if started else None
+            engine_record = runner.record
+            load_seconds = (
+                benchmark_policy.find_load_seconds(engine_record.started_at, engine_record.ready_at)
+                if engine_record
+                else None
+            )
             record = structs.replace(
                 record,
                 model=spec.model_name,
                 runtime=spec.runtime,
                 source="host",
                 measured_at=rfc3339(datetime.now(UTC)),
-                load_seconds=loaded,
+                load_seconds=load_seconds,
             )
             await asyncio.to_thread(self.measurements.finish, spec, record)
-            log.info("speed_measured", process=named, tokens_per_second=record.tokens_per_second)
+            log.info("speed_measured", process=process_name, tokens_per_second=record.tokens_per_second)
             self._pauses.pop(uid, None)
             # All processes of one model with the same arguments have this speed.
             for other in list(self._runners.values()):
@@ -204,22 +216,22 @@ class HostBenchmarks:
                     self._changed(other)
 
     def _pause(self, uid: str) -> float:
-        """Pause a process before its next try; return the seconds."""
+        """Pause a process before its next try, longer each time; return the seconds."""
         times = self._pauses[uid].times + 1 if uid in self._pauses else 1
-        seconds = benchmark_policy.find_pause(times)
+        seconds = benchmark_policy.pause_seconds(times)
         self._pauses[uid] = _Pause(times, time.monotonic() + seconds)
         return seconds
 
     async def _measure_or_give_way(self, runner: Runner, engine: ProbedEngine, plan: BenchPlan) -> MeasuredPerformance:
-        """Measure an engine. Raises BenchError, and GaveWay."""
+        """Return the speed of an engine. Raises BenchError, and GaveWay once the host has something else to do."""
         most_seconds = benchmark_policy.MOST_SECONDS
-        asked = asyncio.create_task(self._await_request(most_seconds))
+        requested = asyncio.create_task(self._await_request(most_seconds))
         disturbed = asyncio.create_task(self._await_disturbance(runner))
         measuring = asyncio.create_task(measurement.measure_engine(engine.url, engine.model, engine.token, plan))
-        tasks = {asked, disturbed, measuring}
+        tasks = {requested, disturbed, measuring}
         try:
             await asyncio.wait(tasks, timeout=most_seconds, return_when=asyncio.FIRST_COMPLETED)
-            for guard in (asked, disturbed):
+            for guard in (requested, disturbed):
                 if guard.done():
                     raise GaveWay(guard.result())
             if not measuring.done():

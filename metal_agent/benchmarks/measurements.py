@@ -64,24 +64,24 @@ class Measurements:
             return 0
         return None if measurement.is_current else measurement.tries
 
-    def begin(self, spec: MetalProcessSpec, engine: str) -> None:
-        """Count a try; blocks while the file is written."""
+    def begin_try(self, spec: MetalProcessSpec, engine: str) -> None:
+        """Count a try to measure a process with this version of the engine; blocks while the file is written."""
         measurement = self._measured.get(identify_serving(spec), Measurement())
         tries = measurement.tries + 1 if measurement.engine == engine else 1
-        self._put(spec, Measurement(engine, tries, measurement.performance))
+        self._store(spec, Measurement(engine, tries, measurement.performance))
 
-    def take_back(self, spec: MetalProcessSpec) -> None:
-        """Count the last try no more: it has given way; blocks while the file is written."""
+    def take_back_try(self, spec: MetalProcessSpec) -> None:
+        """Uncount the last try, which gave way to something else; blocks while the file is written."""
         measurement = self._measured.get(identify_serving(spec), Measurement())
-        self._put(spec, structs.replace(measurement, tries=max(0, measurement.tries - 1)))
+        self._store(spec, structs.replace(measurement, tries=max(0, measurement.tries - 1)))
 
     def finish(self, spec: MetalProcessSpec, performance: MeasuredPerformance) -> None:
         """Keep a measurement; blocks while the file is written."""
         measurement = self._measured.get(identify_serving(spec), Measurement())
-        self._put(spec, structs.replace(measurement, performance=performance, is_current=True))
+        self._store(spec, structs.replace(measurement, performance=performance, is_current=True))
 
-    def _put(self, spec: MetalProcessSpec, measurement: Measurement) -> None:
-        """Keep a measurement, and write all to disk; the oldest ones of too many are forgotten."""
+    def _store(self, spec: MetalProcessSpec, measurement: Measurement) -> None:
+        """Store a measurement, also on disk; beyond the limit, the one that was stored first is forgotten."""
         key = identify_serving(spec)
         # The key that was measured last is the last to be forgotten.
         kept = {name: entry for name, entry in self._measured.items() if name != key}

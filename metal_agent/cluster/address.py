@@ -107,7 +107,7 @@ def find_current_address(options: AgentOptions, server: str) -> str:
 
 
 def check_address(text: str) -> str:
-    """Return the address if the cluster can use it and this host has it. Raises StartError."""
+    """Return the address `text` if the cluster can use it and this host has it; else raises StartError."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:

@@ -42,23 +42,23 @@ class ApiConnection:
         )
 
     def note_answer(self, request: Request, status: int) -> None:
-        """Take the status of an answer into account."""
+        """Update the state of the connection by the HTTP status of an answer."""
         self.is_away = False
         if status == HTTPStatus.UNAUTHORIZED:
-            self._change("refused", f"the API server does not accept the token of this host (401): {self._advice}")
+            self._enter_state("refused", f"the API server does not accept the token of this host (401): {self._advice}")
         elif status == HTTPStatus.FORBIDDEN and _LEASES in request.path:
-            self._change("refused", f"this host has no right to its Lease any more (403): {self._advice}")
+            self._enter_state("refused", f"this host has no right to its Lease any more (403): {self._advice}")
         elif status != HTTPStatus.FORBIDDEN or self.status.state == "unreachable":
             # A policy may refuse a single write of a host that is accepted, and every write of one that is not.
-            self._change("connected", "")
+            self._enter_state("connected", "")
 
     def note_failure(self, error: Unreachable) -> None:
-        """Take a call without an answer into account."""
+        """Enter the state `unreachable` after a call without an answer."""
         self.is_away = True
-        self._change("unreachable", str(error))
+        self._enter_state("unreachable", str(error))
 
-    def _change(self, state: ConnectionState, message: str) -> None:
-        """Enter a state of the connection; the time is that of the last change."""
+    def _enter_state(self, state: ConnectionState, message: str) -> None:
+        """Set state and message of the connection; `since` stays the same as long as the state does."""
         since = self.status.since if state == self.status.state else rfc3339(datetime.now(UTC))
         self.status = ConnectionStatus(state, since, message)
 

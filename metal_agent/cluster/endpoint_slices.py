@@ -56,7 +56,7 @@ class Freshness(msgspec.Struct):
     """Number of gaps so far: a list is fresh only if there was none since it was requested."""
 
     def note_renewal(self, now: Clocks) -> bool:
-        """Note a renewal; return True if the assignments have to be listed again."""
+        """Note a renewal of the Lease, and a gap before it; return True if the assignments have to be listed again."""
         if self.renewed_at is None or now.since(self.renewed_at) > _GAP_SECONDS:
             self.confirmed = False
             self.gaps += 1
@@ -146,7 +146,7 @@ class Endpoints:
         self._locks: WeakValueDictionary[ObjectKey, asyncio.Lock] = WeakValueDictionary()
 
     def forget(self) -> None:
-        """Assume nothing about the slices in the API: the controller may have deleted ours."""
+        """Forget what was written, so that each next `publish` writes: the controller may have deleted our slices."""
         self._applied.clear()
 
     async def list_services(self) -> set[ObjectKey]:
@@ -156,19 +156,23 @@ class Endpoints:
         return {service for item in listed.items if (service := find_service(item, self._host)) is not None}
 
     async def find_outdated(self) -> set[ObjectKey]:
-        """Return the services whose slice was deleted or left behind, and assume nothing about these slices any more.
+        """Return the services whose slice in the API is missing or left behind; their next `publish` writes anyway.
 
         A deletion by others, such as a controller that declared this host lost, is not reported to the agent.
         Raises ApiError and Unreachable.
         """
         services = await self.list_services()
-        missed = {service for service, left in self._applied.items() if (left is not None) != (service in services)}
+        outdated = {
+            service for service, applied in self._applied.items() if (applied is not None) != (service in services)
+        }
         # What was removed, and is gone, is forgotten: services come and go as long as the agent runs.
-        self._applied = {name: left for name, left in self._applied.items() if left is not None and name not in missed}
-        return missed
+        self._applied = {
+            name: applied for name, applied in self._applied.items() if applied is not None and name not in outdated
+        }
+        return outdated
 
     async def publish(self, service: ObjectKey) -> None:
-        """Write or delete the slice of `service` as desired. Raises ApiError and Unreachable.
+        """Write or delete the slice of `service` as desired, unless that is done. Raises ApiError and Unreachable.
 
         Raises Forbidden while the controller has not granted the service or the address to this host.
         """
@@ -186,7 +190,10 @@ class Endpoints:
             self._applied[service] = wanted
 
     async def _apply_or_withdraw(self, service: ObjectKey, wanted: Obj) -> None:
-        """Apply the slice; if it is refused and not ready, remove an earlier one, which may be: no grant is needed."""
+        """Apply the slice; raises Forbidden, and notes the refusal, if the controller has not granted it.
+
+        A refused slice that is not ready replaces one that may be ready, so that one is deleted: this needs no grant.
+        """
         try:
             await self._apply(service, wanted)
         except Forbidden as error:

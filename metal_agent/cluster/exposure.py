@@ -46,7 +46,7 @@ class ServicePorts:
         self._path = path
         self._range = range(first, last + 1)
         kept = durable.read(path, dict[str, int]) or {}
-        self._given = {service: port for service, port in kept.items() if port in self._range}
+        self._assigned = {service: port for service, port in kept.items() if port in self._range}
         self._foreign: set[int] = set()
         """Ports that were taken by other programs when the proxy tried them; all are tried again when none is left."""
         self.on_assign: Callable[[int], None] = lambda _port: None
@@ -54,13 +54,16 @@ class ServicePorts:
 
     def get(self, service: str) -> int | None:
         """Return the port of `service`, or None if it has none."""
-        return self._given.get(service)
+        return self._assigned.get(service)
 
     def assign(self, service: str) -> int:
-        """Return the port of `service`; a new one is written to disk first. Raises NoPortError and OSError."""
-        if service not in self._given:
-            given = set(self._given.values())
-            unassigned = [port for port in self._range if port not in given]
+        """Return the port of `service`; a new one is written to disk first. Raises NoPortError and OSError.
+
+        `on_assign` is called with a new port.
+        """
+        if service not in self._assigned:
+            assigned = set(self._assigned.values())
+            unassigned = [port for port in self._range if port not in assigned]
             if self._foreign.issuperset(unassigned):
                 # Other programs may have left their ports meanwhile; a port that is still taken is refused again.
                 self._foreign.clear()
@@ -68,26 +71,26 @@ class ServicePorts:
             if port is None:
                 ports = f"{self._range.start}-{self._range.stop - 1}"
                 raise NoPortError(f"no port of --port-range {ports} is free for {service}: widen it")
-            durable.write(self._path, {**self._given, service: port})
-            self._given[service] = port
+            durable.write(self._path, {**self._assigned, service: port})
+            self._assigned[service] = port
             self.on_assign(port)
-        return self._given[service]
+        return self._assigned[service]
 
     def list_spare(self) -> list[int]:
         """Return ports that no service has, the last one first; the first one of the range is left to services."""
-        given = set(self._given.values())
-        return [port for port in reversed(self._range[1:]) if port not in given][:_PORTS_TRIED]
+        assigned = set(self._assigned.values())
+        return [port for port in reversed(self._range[1:]) if port not in assigned][:_PORTS_TRIED]
 
     def refuse(self, service: str) -> None:
         """Take its port from `service` and assign the port to no other service: another program uses it."""
-        if (port := self._given.pop(service, None)) is not None:
+        if (port := self._assigned.pop(service, None)) is not None:
             self._foreign.add(port)
 
     def keep(self, services: set[str]) -> None:
         """Forget every service that is not in `services`. Raises OSError."""
-        if not self._given.keys() <= services:
-            self._given = {service: port for service, port in self._given.items() if service in services}
-            durable.write(self._path, self._given)
+        if not self._assigned.keys() <= services:
+            self._assigned = {service: port for service, port in self._assigned.items() if service in services}
+            durable.write(self._path, self._assigned)
 
 
 class ClusterExposure(ProxyExposure):
@@ -121,12 +124,12 @@ class ClusterExposure(ProxyExposure):
         self.freshness = Freshness()
         self.suspended: frozenset[str] = frozenset()
         """Uids of processes that run here but are not in the fresh list: about to be removed, and served elsewhere."""
-        self.accepted: frozenset[str] | None = None
+        self.proxied_uids: frozenset[str] | None = None
         """Uids of processes that the proxy serves; None before its first answer: slices are kept until then."""
         self.address = address
         self._is_leaving = False
         """True once this machine shuts down: no endpoint becomes ready any more."""
-        self.endpoints = Endpoints(client, host, self._slice)
+        self.endpoints = Endpoints(client, host, self._build_wanted_slice)
         self._problems: dict[ObjectKey, str] = {}
         self._host, self._tls = host, tls
         self._ports, self._tokens = ports, tokens
@@ -134,21 +137,21 @@ class ClusterExposure(ProxyExposure):
     def move(self, address: str) -> None:
         """Serve at another address from now on; no endpoint is ready before the proxy listens there."""
         self.address = address
-        self.accepted = frozenset()
+        self.proxied_uids = frozenset()
 
-    def port(self, service: ObjectKey) -> int | None:
+    def find_port(self, service: ObjectKey) -> int | None:
         """Return the port of `service` on the host's address, or None if it has none."""
         return self._ports.get(str(service))
 
-    def problem(self, service: ObjectKey) -> str:
+    def find_problem(self, service: ObjectKey) -> str:
         """Return the reason why `service` cannot be reached here although its engine is ready; empty if it can."""
-        if self.accepted is not None and not self._proxy.answers:
+        if self.proxied_uids is not None and not self._proxy.answers:
             return "the proxy of this host does not run; it is started again"
         refusal = self.endpoints.refusals.get(service)
         return self._problems.get(service) or (refusal.message if refusal else "")
 
     @property
-    def complete(self) -> bool:
+    def serves_all(self) -> bool:
         """True if the last configuration of the proxy left no service with a problem."""
         return not self._problems
 
@@ -157,7 +160,7 @@ class ClusterExposure(ProxyExposure):
 
         Raises ApiError and Unreachable.
         """
-        if self.accepted is not None and self.freshness.may_serve(read_clocks()):
+        if self.proxied_uids is not None and self.freshness.may_serve(read_clocks()):
             await self.endpoints.publish(service)
 
     async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
@@ -196,25 +199,27 @@ class ClusterExposure(ProxyExposure):
         return super()._is_served(runner) and not runner.assignment.is_standalone
 
     async def _configure(self) -> bool:
-        """Configure the proxy, with other ports for those that are taken."""
-        before = self.accepted, self._problems
+        """Send the proxy its configuration; a port that another program uses is replaced by the next free one.
+
+        Return True if served processes or problems differ from those before.
+        """
+        before = self.proxied_uids, self._problems
         for _ in range(_PORTS_TRIED):
             grouped = self.services()
             ports, problems = self._assign_ports(grouped)
             config = proxy_config(self.address, grouped, ports, self._draining, self._tls)
             state = await self._proxy.client.configure(config)
             taken = [service.name for service in state.services if service.port_taken]
-            # A port that another program holds is given up for the next one of the range.
             for name in taken:
                 log.warning("port_taken", service=name)
                 self._ports.refuse(name)
             if not taken:
                 break
-        self.accepted = reachable_uids(state, self.address)
+        self.proxied_uids = reachable_uids(state, self.address)
         errors = {listener.name: listener.error for listener in state.services if listener.error}
         unbound = {service: errors[str(service)] for service in ports if str(service) in errors}
         self._problems = problems | unbound
-        return (self.accepted, self._problems) != before
+        return (self.proxied_uids, self._problems) != before
 
     def _assign_ports(
         self, grouped: Mapping[ObjectKey, Collection[Runner]]
@@ -235,10 +240,13 @@ class ClusterExposure(ProxyExposure):
                 problems[service] = f"the token in Secret {service.namespace}/{secret} has not arrived on this host"
         return ports, problems
 
-    def _slice(self, service: ObjectKey) -> Obj | None:
-        """Return the desired slice of a service."""
+    def _build_wanted_slice(self, service: ObjectKey) -> Obj | None:
+        """Return the desired slice of a service; None if it has no process or no port here.
+
+        A process is ready if its engine answers, the proxy has it, and no gap in contact forbids it.
+        """
         may_serve = self.freshness.may_serve(read_clocks()) and not self._is_leaving
-        serving = (self.accepted or frozenset()) - self.suspended if may_serve else frozenset()
+        serving = (self.proxied_uids or frozenset()) - self.suspended if may_serve else frozenset()
         runners = self.services().get(service, [])
         ready = {runner.assignment.uid for runner in runners if runner.state.phase == "Ready" and runner.is_answering}
         if ready - serving:
@@ -254,7 +262,9 @@ class ClusterExposure(ProxyExposure):
             )
             for runner in runners
         ]
-        return build_slice(service, self._host, self.address, self.port(service), members, tls=self._tls is not None)
+        return build_slice(
+            service, self._host, self.address, self.find_port(service), members, tls=self._tls is not None
+        )
 
 
 def read_clocks() -> Clocks:

@@ -94,7 +94,7 @@ class HostIdentity:
         self._clock = clock
         # The age of a token on disk is unknown, since the wall clock may have been set: an agent renews when it starts.
         self._due_at = clock()
-        self._reported = ""
+        self._reported_token = ""
         """The last token whose refusal was logged."""
         self._lock = asyncio.Lock()
         self.renewal_problem = ""
@@ -133,18 +133,18 @@ class HostIdentity:
         """Read the file again; return whether it holds another token than the one refused. Raises CredentialsError."""
         async with self._lock:
             if await self.authorization() == refused:
-                await self._adopt_written()
+                await self._adopt_joined()
         header = await self.authorization()
-        if header == refused and self._reported != header:
-            self._reported = header
+        if header == refused and self._reported_token != header:
+            self._reported_token = header
             log.error("token_refused", host=self.host, expires_at=self.expires_at, advice=advise_rejoin(self.host))
         return header != refused
 
     async def renew(self, client: Client) -> None:
-        """Replace the token by a new one. Raises ApiError, Unreachable and CredentialsError."""
+        """Use a new token, or one that a join wrote meanwhile. Raises ApiError, Unreachable and CredentialsError."""
         granted = await request_token(client, HOSTS_NAMESPACE, self.host, TOKEN_SECONDS)
         async with self._lock:
-            if not await self._adopt_written():
+            if not await self._adopt_joined():
                 await self._store(granted)
         log.info("token_renewed", host=self.host, expires_at=self.expires_at)
 
@@ -165,7 +165,7 @@ class HostIdentity:
                     continue
             await asyncio.sleep(min(wait, _CHECK_SECONDS))
 
-    async def _adopt_written(self) -> bool:
+    async def _adopt_joined(self) -> bool:
         """Use the identity that `pomona agent join` has written since, if any; return whether there is one.
 
         Raises:
@@ -187,7 +187,7 @@ class HostIdentity:
         return True
 
     async def _store(self, granted: GrantedToken) -> None:
-        """Write the new token, and use it; if it cannot be written, the next renewal follows soon."""
+        """Write the new token, use it, and set when to renew it: soon, if it cannot be written."""
         renewed = structs.replace(self._joined, token=granted.token, expires_at=granted.expires_at)
         try:
             await asyncio.to_thread(write_joined_host, self._folder, renewed)

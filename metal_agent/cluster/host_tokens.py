@@ -38,7 +38,7 @@ class HostTokens:
         return PreviousToken(token, previous.valid_until) if token else None
 
     def data(self) -> dict[str, str]:
-        """Return the data of the host's Secret, or the last data without one: a missing Secret revokes no token."""
+        """Return the data of the host's Secret; while there is none, the last data, since that revokes no token."""
         if secret := self._store.get(SECRETS, self._host, HOSTS_NAMESPACE):
             self._last_known = secret.get("data") or {}
         return self._last_known

@@ -39,7 +39,7 @@ class ProcessReporter:
         observed = self._store.get(METAL_PROCESSES, assignment.name, assignment.namespace)
         if observed is None or observed["metadata"]["uid"] != assignment.uid:
             return
-        body = self._status(runner)
+        body = self._build_status(runner)
         if disruption:
             before = observed.get("status", {}).get("conditions", [])
             body["conditions"] = merge_conditions(before, [disruption], datetime.now(UTC))
@@ -50,10 +50,10 @@ class ProcessReporter:
         self._store.put(METAL_PROCESSES, written)
         await self._record_outcome(runner, observed)
 
-    def _status(self, runner: Runner) -> dict[str, Any]:
-        """Return the status of a process as the API takes it."""
+    def _build_status(self, runner: Runner) -> dict[str, Any]:
+        """Return the status to write: that of the runner with its traffic, and with the reason if it is not exposed."""
         service = runner.assignment.service
-        status = runner.status(self._exposure.port(service))
+        status = runner.status(self._exposure.find_port(service))
         if (traffic := self._exposure.traffic.find(runner.assignment.uid)) is not None:
             status = msgspec.structs.replace(
                 status,
@@ -61,14 +61,14 @@ class ProcessReporter:
                 requests_per_minute=traffic.requests_per_minute,
                 average_latency_ms=traffic.average_ms,
             )
-        problem = self._exposure.problem(service)
+        problem = self._exposure.find_problem(service)
         if problem and status.phase == "Ready":
             status = msgspec.structs.replace(status, reason="NotExposed", message=problem)
         body: dict[str, Any] = {"phase": status.phase, **msgspec.to_builtins(status)}
         return body
 
     async def _record_outcome(self, runner: Runner, observed: Obj) -> None:
-        """Send an Event if the process has reached another outcome."""
+        """Send an Event if the process has reached an outcome that was not sent yet."""
         state = runner.state
         outcome = f"{state.phase} {state.reason} {state.failures}"
         if state.phase in _OUTCOMES and self._recorded.get(runner) != outcome:

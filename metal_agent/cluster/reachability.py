@@ -71,7 +71,7 @@ class ReachabilityListener:
                     self._set_port(None)
 
     async def _bind(self) -> HttpListener | None:
-        """Return a listener on the first port that can be bound; None if there is none now."""
+        """Listen on the first port that can be bound, and report it; return the listener, or None without a port."""
         refusal = "no port of --port-range is free"
         for port in self._list_ports():
             listener = create_listener(AnswerServer({}, check=self._answer), self._address, caps=_CAPS)

@@ -26,7 +26,7 @@ class AgentClient(ControlClient):
         self._pid = 0
 
     def check_peer(self, connection: socket.socket) -> None:
-        """Check that the owner of the folder answers: a link to the socket of another user leads elsewhere."""
+        """Note the pid of the process that answers. Raises ControlRefusedError if it is not of the folder's owner."""
         self._pid, uid, owner = unix_peer_pid(connection), unix_peer_uid(connection), self.socket.parent.stat().st_uid
         if uid != owner:
             raise ControlRefusedError(

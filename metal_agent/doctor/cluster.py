@@ -85,14 +85,14 @@ def check_connection(connection: ConnectionStatus, system: str) -> Finding:
 
 
 def check_token(times: TokenTimes | None, now: float, host: str) -> Finding:
-    """Check the life of the token of `host` at a time in seconds since 1970."""
+    """Check how much is left of the life of the token of `host`; `now` is in seconds since 1970."""
     if times is None:
         return Finding("token", "unknown", "the credentials are no token with an expiry")
-    left, whole = times.expires - now, times.expires - times.issued
-    if left <= 0:
+    left_seconds, life_seconds = times.expires - now, times.expires - times.issued
+    if left_seconds <= 0:
         return Finding("token", "problem", "it has expired", advise_rejoin(host))
-    detail = f"valid for {_duration(left)} more"
-    if left < whole * LEAST_TOKEN_SHARE:
+    detail = f"valid for {_describe_duration(left_seconds)} more"
+    if left_seconds < life_seconds * LEAST_TOKEN_SHARE:
         return Finding("token", "warning", detail, "it is not renewed: see `pomona agent status`")
     return Finding("token", "ok", detail)
 
@@ -149,12 +149,12 @@ def _minor(version: str) -> list[str]:
 
 
 def _is_usable(address: str) -> bool:
-    """Decide whether other machines may reach the address."""
+    """Decide whether other machines may reach the address: not the machine itself or its own link only."""
     parsed = ipaddress.ip_address(address)
     return not (parsed.is_loopback or parsed.is_link_local)
 
 
-def _duration(seconds: float) -> str:
+def _describe_duration(seconds: float) -> str:
     """Return a duration as text: days and hours, or hours and minutes."""
     days, hours = divmod(int(seconds // 3600), 24)
     return f"{days} d {hours} h" if days else f"{hours} h {int(seconds % 3600 // 60)} min"

@@ -20,7 +20,7 @@ from runtimes.registry import RUNTIMES
 
 _VERSION_SECONDS: Final = 20.0
 _MIB: Final = 2**20
-_DEVICE: Final = re.compile(r"^\s+(\S+: .+) \(([0-9]+) MiB, [0-9]+ MiB free\)$", re.MULTILINE)
+_DEVICE: Final = re.compile(r"^\s+(?P<name>\S+: .+) \((?P<mib>[0-9]+) MiB, [0-9]+ MiB free\)$", re.MULTILINE)
 
 
 class InstalledEngine(NamedTuple):
@@ -67,7 +67,7 @@ def _read_version(package: str, program: str) -> str:
         except metadata.PackageNotFoundError:
             return ""
     if _is_python(program):
-        return ""  # it would tell its own
+        return ""  # the Python would print its own version
     try:
         text = output(program, "--version", with_errors=True, timeout_seconds=_VERSION_SECONDS)
     except OSError:
@@ -128,5 +128,5 @@ def check_device(text: str, metal_facts: metal.Metal) -> Finding:
     device = _DEVICE.search(text)
     mib = None if metal_facts.working_set_bytes is None else metal_facts.working_set_bytes // _MIB
     expected = f"the GPU, with Metal's working set of {mib} MiB"
-    holds = device is not None and int(device[2]) == mib
-    return check_value("llama.cpp's device", device and f"{device[1]}, {device[2]} MiB", expected, holds=holds)
+    holds = device is not None and int(device["mib"]) == mib
+    return check_value("llama.cpp's device", device and f"{device['name']}, {device['mib']} MiB", expected, holds=holds)

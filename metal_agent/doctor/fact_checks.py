@@ -70,8 +70,9 @@ def _list_values(name: str, values: Mapping[str, object], *, is_needed: bool) ->
 def _check_system(facts: HostFacts) -> list[Finding]:
     """Check memory and boot time of the system against psutil."""
     memory = size_or_none(psutil.virtual_memory().total)
-    booted = None if facts.booted_at_seconds is None else round(facts.booted_at_seconds - psutil.boot_time())
-    text, holds = booted if booted is None else f"{booted:+d} s", booted is not None and abs(booted) < _NEAR_SECONDS
+    boot_difference = None if facts.booted_at_seconds is None else round(facts.booted_at_seconds - psutil.boot_time())
+    text = None if boot_difference is None else f"{boot_difference:+d} s"
+    holds = boot_difference is not None and abs(boot_difference) < _NEAR_SECONDS
     expected = f"within {_NEAR_SECONDS} s of psutil"
     return [
         check_same("memory in total", size_or_none(facts.memory_bytes), memory, "psutil"),

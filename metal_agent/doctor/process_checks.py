@@ -70,7 +70,10 @@ _STUBBORN: Final = ("/bin/sh", "-c", "trap '' TERM; echo ready; while :; do slee
 
 
 async def check_adopted_server(folder: Path) -> list[Finding]:
-    """Check a server behind a shell, as Homebrew and others wrap theirs, that an agent has started which is gone."""
+    """Check that the agent adopts a server that an earlier agent started, and no process that reused its pid.
+
+    The server runs behind a shell, as that of Homebrew and others does.
+    """
     server = ("/bin/sh", "-c", '"$@"; :', "sh", sys.executable, "-P", "-c", _IN_PYTHON, str(folder / _SOCKET))
     predecessor = (sys.executable, "-P", "-c", _PREDECESSOR, str(folder), *server)
     printed = await asyncio.to_thread(output, *predecessor, timeout_seconds=_PATIENCE_SECONDS)
@@ -217,7 +220,7 @@ async def _await_line(log_path: Path, word: str) -> str:
 
 
 async def _wait_until(condition: Callable[[], bool]) -> bool:
-    """Return whether a condition holds before the time-out, as soon as it does."""
+    """Wait until a condition holds, but not longer than the time-out; return whether it holds."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while not (holds := condition()) and time.monotonic() < deadline:  # noqa: ASYNC110 - of other processes
         await asyncio.sleep(_POLL_SECONDS)

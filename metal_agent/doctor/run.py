@@ -96,7 +96,7 @@ async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = Fa
 
 
 async def _run_check(name: str, check: Check, verdict: FindingVerdict = "unknown") -> list[Finding]:
-    """Run one check; an error or a time-out of it is its finding, with this verdict."""
+    """Return the findings of one check; if it fails or takes too long, one finding with `verdict` says so."""
     try:
         async with asyncio.timeout(_CHECK_SECONDS):
             return await check()
@@ -148,7 +148,7 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
     except ControlUnreachableError:
         agent = None
     if agent is None and checked.service is None and checked.credentials is None:
-        return []  # a machine that serves alone, by `pomona up`
+        return []  # a machine that serves alone, by `pomona up`, needs no agent
     ended = None
     with contextlib.suppress(OSError):  # the reason of its end is unknown
         ended = None if agent else load_exit(checked.folder)
@@ -220,7 +220,7 @@ def explain_refusal(name: str, error: Exception) -> Finding:
 
 
 async def ask_api_server(credentials: Credentials) -> ApiServerAnswer:
-    """Ask the API server for its version, without a token: even a refusal has the server's date."""
+    """Return the outcome of a request for the API server's version, without a token: even a refusal has its date."""
     began = time.time()
     connector = aiohttp.TCPConnector(ssl=credentials.tls or True)
     timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)

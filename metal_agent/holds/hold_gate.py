@@ -48,10 +48,10 @@ class HostHold(msgspec.Struct, frozen=True, rename="camel"):
 class HoldSource(Protocol):
     """A source of holds, such as memory pressure."""
 
-    def hold_for(self, uid: str) -> Held | None:
+    def find_hold(self, uid: str) -> Held | None:
         """Return the hold of this source that keeps the process from starting an engine, or None."""
 
-    def displacement_of(self, process: HoldableProcess) -> Held | None:
+    def find_displacement(self, process: HoldableProcess) -> Held | None:
         """Return why this source displaces the process, or None if it may stay."""
 
     def list_holds(self) -> list[HostHold]:
@@ -68,11 +68,11 @@ class HoldGate:
         """The hold that was last sent to each process, by uid."""
 
     def add(self, source: HoldSource) -> None:
-        """Merge the holds of another source."""
+        """Add a source of holds; the first ones added are the most important."""
         self._sources.append(source)
 
     def admit_runner(self, uid: str) -> Held | None:
-        """Return the hold with which a new runner of the process begins; later changes are events."""
+        """Return the hold with which a new runner of the process begins; changes of it are sent as events later."""
         self._sent[uid] = self._merge(uid)
         return self._sent[uid]
 
@@ -86,7 +86,7 @@ class HoldGate:
                 runner.notify(hold or Released())
 
     def evict(self, uid: str, event: Evicted) -> None:
-        """Stop the engine of a process, unless it was removed after the decision; `refresh` follows."""
+        """Send a process its eviction, unless it was removed meanwhile; it counts as held until the next `refresh`."""
         if runner := self._runners.get(uid):
             runner.notify(event)
             self._sent[uid] = Held(event.reason, event.message)
@@ -94,8 +94,8 @@ class HoldGate:
     def displacement_condition(self, process: HoldableProcess) -> "Obj | None":
         """Return the MetalProcess's condition DisruptionTarget, without lastTransitionTime, or None if it may stay."""
         for source in self._sources:
-            if why := source.displacement_of(process):
-                return {"type": DISRUPTION_TARGET, "status": "True", "reason": why.reason, "message": why.message}
+            if hold := source.find_displacement(process):
+                return {"type": DISRUPTION_TARGET, "status": "True", "reason": hold.reason, "message": hold.message}
         return None
 
     def list_holds(self) -> list[HostHold]:
@@ -104,5 +104,5 @@ class HoldGate:
 
     def _merge(self, uid: str) -> Held | None:
         """Return the hold of the most important source that holds the process."""
-        holds = (source.hold_for(uid) for source in self._sources)
+        holds = (source.find_hold(uid) for source in self._sources)
         return next((hold for hold in holds if hold), None)

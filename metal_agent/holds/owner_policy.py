@@ -90,23 +90,23 @@ class OwnerSample(NamedTuple):
     thermal: ThermalLevel | None = None
 
 
-def read_signal(policy: OwnerPolicy, source: OwnerSource, sample: OwnerSample) -> Signal | None:
-    """Return what a sample says about a source; None if the fact is not known."""
+def judge_sample(policy: OwnerPolicy, source: OwnerSource, sample: OwnerSample) -> Signal | None:
+    """Decide what a sample says about a source: that it holds, is free, or neither; None if the fact is not known."""
     match source:
         case "schedule":
             return "hold" if any(hour.contains(sample.moment) for hour in policy.quiet_hours) else "free"
         case "activity":
-            return _read_input(sample.idle_seconds, (policy.idle_minutes or 0) * 60.0)
+            return _judge_input(sample.idle_seconds, (policy.idle_minutes or 0) * 60.0)
         case "battery":
-            return _read_power(sample.power, policy.battery_percent or 0)
+            return _judge_power(sample.power, policy.battery_percent or 0)
         case "heat":
             if sample.thermal is None:
                 return None
             return {"nominal": "free", "moderate": "between"}.get(sample.thermal, "hold")  # type: ignore[return-value]
 
 
-def _read_input(idle_seconds: float | None, needed_seconds: float) -> Signal | None:
-    """Return the signal of the time since the last input."""
+def _judge_input(idle_seconds: float | None, needed_seconds: float) -> Signal | None:
+    """Decide by the time since the last input whether the owner is active; None if that time is not known."""
     if idle_seconds is None:
         return None
     if idle_seconds >= needed_seconds:
@@ -114,8 +114,8 @@ def _read_input(idle_seconds: float | None, needed_seconds: float) -> Signal | N
     return "hold" if idle_seconds < RECENT_INPUT_SECONDS else "between"
 
 
-def _read_power(power: Power, limit_percent: int) -> Signal | None:
-    """Return the signal of power source and charge."""
+def _judge_power(power: Power, limit_percent: int) -> Signal | None:
+    """Decide by power source and charge whether the battery has to be spared; None if they are not known."""
     if power.source is None:
         return None
     if power.source == "ac":
@@ -138,11 +138,18 @@ class SourceState(msgspec.Struct, frozen=True):
 
 
 def step_source(state: SourceState, signal: Signal | None, seconds: float, source: OwnerSource) -> SourceState:
-    """Return the next state of a source after a sample; `seconds` have passed since the one before."""
+    """Return the next state of a source after a sample, with the `seconds` since the sample before.
+
+    A source begins or ceases to hold once each sample has said so for long enough.
+    """
     if signal is None:
         return state
     if signal != ("free" if state.holds else "hold"):
         return replace(state, opposed_seconds=None)
-    opposed = 0.0 if state.opposed_seconds is None else state.opposed_seconds + seconds
-    needed = (END_SECONDS if state.holds else BEGIN_SECONDS)[source]
-    return SourceState(not state.holds) if opposed >= needed else replace(state, opposed_seconds=opposed)
+    opposed_seconds = 0.0 if state.opposed_seconds is None else state.opposed_seconds + seconds
+    needed_seconds = (END_SECONDS if state.holds else BEGIN_SECONDS)[source]
+    return (
+        SourceState(not state.holds)
+        if opposed_seconds >= needed_seconds
+        else replace(state, opposed_seconds=opposed_seconds)
+    )

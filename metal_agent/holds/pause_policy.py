@@ -32,7 +32,7 @@ def step_pause(
     is_held: bool,
     pauses_critical: bool = False,
 ) -> tuple[PauseState, tuple[HoldAction, ...]]:
-    """Decide the actions that follow from one sample.
+    """Return the next state and the actions that follow from one sample.
 
     Args:
         state: the decisions so far.
@@ -52,14 +52,14 @@ def step_pause(
         uid = candidate.uid
         if not candidate.is_running or (candidate.is_protected and not pauses_critical):
             continue
-        so_far = state.displacing.get(uid)
-        is_overdue = (so_far or 0.0) + seconds >= DISPLACEMENT_SECONDS
+        displaced_seconds = state.displacing.get(uid)
+        is_overdue = (displaced_seconds or 0.0) + seconds >= DISPLACEMENT_SECONDS
         # An engine that loads answers no request; one that was evicted already was about to end when its agent ended.
         if uid in evicted or candidate.stage == "loading" or is_overdue:
             evicted.add(uid)
             actions.append(HoldAction("evict", uid))
             continue
-        displacing[uid] = 0.0 if so_far is None else so_far + seconds
-        if so_far is None:
+        displacing[uid] = 0.0 if displaced_seconds is None else displaced_seconds + seconds
+        if displaced_seconds is None:
             actions.append(HoldAction("displace", uid))
     return replace(state, is_paused=True, displacing=displacing, evicted=frozenset(evicted)), tuple(actions)

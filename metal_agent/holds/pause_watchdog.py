@@ -110,7 +110,7 @@ class PauseWatchdog:
             await run_periodically(self.sample, owner_policy.SAMPLE_SECONDS, name="owner policy")
 
     async def sample(self) -> None:
-        """Take one sample and perform the actions that follow from it."""
+        """Take one sample, decide, write the decisions to disk, and perform the actions that follow from them."""
         sample = await asyncio.to_thread(self._read, self._policy.sources)
         now = time.monotonic()
         before = now if self._sampled_at is None else self._sampled_at
@@ -132,18 +132,18 @@ class PauseWatchdog:
             self._perform(action)
         self._gate.refresh()
 
-    def hold_for(self, uid: str) -> Held | None:
+    def find_hold(self, uid: str) -> Held | None:
         """Return the hold that keeps the process from starting an engine while the host is paused, or None."""
         if not self._is_pausing or self._is_spared(uid):
             return None
         return Held(HOST_PAUSED, self._explain(_EVICTED if uid in self.state.evicted else _HELD))
 
-    def displacement_of(self, process: HoldableProcess) -> Held | None:
+    def find_displacement(self, process: HoldableProcess) -> Held | None:
         """Return why the pause displaces the process, or None if it may stay."""
         uid, state = process.assignment.uid, process.state
         if not self._is_pausing or self._is_spared(uid) or state.phase in HOLDS_NO_MEMORY:
             return None
-        # Without an engine it waits for the end of the pause, or fetches weights for an engine that would.
+        # A process without an engine is displaced, too: it would wait here for the end of the pause.
         if uid not in self.state.displacing and uid not in self.state.evicted and state.exists:
             return None
         message = _DISPLACED if state.phase == "Ready" else _EVICTED if uid in self.state.evicted else _HELD
@@ -185,9 +185,9 @@ class PauseWatchdog:
         return f"this host is paused by its owner ({self._describe()}): {consequence}"
 
     def _step_sources(self, sample: OwnerSample, seconds: float) -> None:
-        """Advance each source by the sample, and note since when it holds."""
+        """Advance the state of each source by the sample; note since when each source holds, and log the changes."""
         for source, before in self._sources.items():
-            signal = owner_policy.read_signal(self._policy, source, sample)
+            signal = owner_policy.judge_sample(self._policy, source, sample)
             after = self._sources[source] = owner_policy.step_source(before, signal, seconds, source)
             if after.holds and not before.holds:
                 self._since[source] = rfc3339(sample.moment)
@@ -197,7 +197,7 @@ class PauseWatchdog:
                 log.info("owner_hold_changed", source=source, holds=after.holds, why=self._policy.describe(source))
 
     def _perform(self, action: HoldAction) -> None:
-        """Perform one step, and report it."""
+        """Log and report one action, and perform an eviction; other holds are sent by `HoldGate.refresh`."""
         if action.kind == "evict":
             self._gate.evict(action.uid, Evicted(HOST_PAUSED, self._explain(_EVICTED), is_urgent=False))
         log.info("pause_action", action=action.kind, uid=action.uid)

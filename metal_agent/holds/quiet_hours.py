@@ -33,7 +33,10 @@ class QuietHours(msgspec.Struct, frozen=True):
     zone: "ZoneInfo"
 
     def contains(self, moment: datetime) -> bool:
-        """Return whether `moment`, which has a time zone, is within the quiet hours."""
+        """Return whether `moment`, which has a time zone, is within the quiet hours.
+
+        Hours that end before they begin last until the next day.
+        """
         local = moment.astimezone(self.zone)
         minute, day = local.hour * 60 + local.minute, local.weekday()
         if self.first_minute < self.end_minute:

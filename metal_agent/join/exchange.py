@@ -47,7 +47,7 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
         JoinError: the folder belongs to another host or cannot be used, or the code cannot be redeemed.
     """
     _check_folder(folder, code)
-    credentials = _code_credentials(code)
+    credentials = _build_code_credentials(code)
     await _check_server(replace(credentials, identity=StaticToken(None)))
     async with connect(credentials) as client:
         first_token = await _redeem(client, code)
@@ -69,12 +69,16 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
 
 
 def _check_folder(folder: Path, code: JoinCode) -> None:
-    """Raises JoinError if the folder cannot be used, or the agent or engines of another host or cluster use it."""
+    """Check that this host may use the state folder; return if it can. Raises JoinError otherwise.
+
+    It cannot be used if the agent or engines of another host or cluster use it. An agent of the same host and cluster
+    may run: it takes the new identity.
+    """
     try:
         before = host_identity.read_joined_host(folder)
         has_authority = bool(before and code.authority_pem and before.authority == code.authority_pem)
         if before and before.host == code.host and (before.server == code.server or has_authority):
-            return  # the same cluster: its agent may run, and takes the new identity
+            return  # the same host and cluster
         records = Records(folder / "processes").load().values()
         running = [record.name for record in records if record.identity and is_running(record.identity)]
     except OSError as error:
@@ -92,7 +96,7 @@ def _check_folder(folder: Path, code: JoinCode) -> None:
         raise JoinError(f"{prefix}{error}, then join as {code.host}") from error
 
 
-def _code_credentials(code: JoinCode) -> Credentials:
+def _build_code_credentials(code: JoinCode) -> Credentials:
     """Return the credentials in the code. Raises JoinError."""
     if not code.server.startswith("https://"):
         raise JoinError(f"the join code leads to {code.server}, without TLS: get another by `pomona host join`")
@@ -120,7 +124,7 @@ async def _check_server(anonymous: Credentials) -> None:
 
 
 async def _redeem(client: Client, code: JoinCode) -> str:
-    """Delete the code's PodTemplate; return the token that the answer completes. Raises JoinError."""
+    """Use up the code: delete its PodTemplate; return the token made of answer and code. Raises JoinError."""
     another = f"get another code by `pomona host join {code.host}`"
     try:
         deleted = await client.take(POD_TEMPLATES, join_code_name(code.host), HOSTS_NAMESPACE)

@@ -148,7 +148,7 @@ def _read_authority(credentials: Credentials) -> tuple[bytes, ...]:
 
 
 async def _delete_leftover(client: Client, name: str) -> None:
-    """Delete PodTemplate and ServiceAccount of an earlier code. Raises InvitationError if one is of something else."""
+    """Delete PodTemplate and ServiceAccount of an earlier code. Raises InvitationError if they belong to others."""
     for kind in (POD_TEMPLATES, SERVICE_ACCOUNTS):
         try:
             leftover = await client.get(kind, name, HOSTS_NAMESPACE)
@@ -178,19 +178,19 @@ async def _await_token_policy(credentials: Credentials, name: str, token: str) -
     deadline = time.monotonic() + _POLICY_SECONDS
     async with connect(holder) as client:
         while True:
-            seen = "it shows it"
+            last_answer = "it shows it"
             try:
                 await client.take(POD_TEMPLATES, name, HOSTS_NAMESPACE, dry_run=True)
             except Forbidden as error:
                 if _POLICY_TEXT in error.message:
                     return
-                seen = error.message
+                last_answer = error.message
             except ApiError as error:
-                seen = str(error)
+                last_answer = str(error)
             if time.monotonic() > deadline:
                 raise InvitationError(
                     "the API server does not keep the join code to one use, which the policy pomona-host-tokens does: "
                     "upgrade Pomona in the cluster first: helm upgrade, or kubectl apply --server-side -k deploy/ "
-                    f"({seen})"
+                    f"({last_answer})"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)

@@ -17,7 +17,7 @@ _FORMAT: Final = 2
 """Changes with the content of a code, and with what is deleted to use it."""
 PREFIX: Final = f"pomona-join-{_FORMAT}."
 """Begins each code."""
-_FAMILY: Final = re.compile(r"pomona-join-(\d+)\.")
+_FAMILY: Final = re.compile(r"pomona-join-(?P<format>\d+)\.")
 _ALPHABET: Final = re.compile(r"[A-Za-z0-9_-]*")
 _CHECKSUM_BYTES: Final = 4
 _MOST_BYTES: Final = 65536
@@ -76,8 +76,8 @@ def decode_join_code(text: str) -> JoinCode:
         )
     if family[0] != PREFIX:
         raise JoinCodeError(
-            f"this join code has format {family[1]}, and this Pomona reads format {_FORMAT}: use the same version of "
-            "Pomona on both machines"
+            f"this join code has format {family['format']}, and this Pomona reads format {_FORMAT}: use the same "
+            "version of Pomona on both machines"
         )
     try:
         return _decode_content(compact.removeprefix(PREFIX))
@@ -98,7 +98,10 @@ def split_certificates(pem: bytes) -> tuple[bytes, ...]:
 
 
 def _decode_content(text: str) -> JoinCode:
-    """Raises ValueError, binascii.Error, zlib.error and msgspec.DecodeError."""
+    """Return the content of a code without its prefix.
+
+    Raises ValueError, binascii.Error, zlib.error and msgspec.DecodeError.
+    """
     if not _ALPHABET.fullmatch(text):  # a decoder with `altchars` takes + and / as well
         raise ValueError("there is another character in it")
     raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -58,7 +58,7 @@ async def remove_host(client: Client, host: str) -> list[str]:
     """Remove a host; return what was deleted, as KIND/NAME in order. Raises ApiError and Unreachable."""
     before, after = removal_steps(host)
     names = [await _delete(client, step) for step in before]
-    # Requests go to it no more: it may be a thief's, which need not have labelled them.
+    # All slices are searched, not those with its label: the host may be a thief's, which need not have labelled them.
     slices = await client.list(resources.ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
     for item in slices.items:
         key = object_key(item)

@@ -132,7 +132,7 @@ class PressureWatchdog:
             self._perform(action)
         self._gate.refresh()
 
-    def hold_for(self, uid: str) -> events.Held | None:
+    def find_hold(self, uid: str) -> events.Held | None:
         """Return the hold that keeps the process from starting an engine now, or None if it may start one."""
         if uid in self.state.evicted:
             return events.Held(MEMORY_PRESSURE, _EVICTED)
@@ -153,13 +153,13 @@ class PressureWatchdog:
             status, reason, message = "Unknown", "LevelUnknown", "the operating system reports no memory pressure level"
         return {"type": MEMORY_PRESSURE, "status": status, "reason": reason, "message": message}
 
-    def displacement_of(self, process: HoldableProcess) -> events.Held | None:
+    def find_displacement(self, process: HoldableProcess) -> events.Held | None:
         """Return why the process is displaced for lack of memory, or None if it may stay."""
         uid, state = process.assignment.uid, process.state
         if uid == self.state.displacing and state.phase == "Ready":
             return events.Held(MEMORY_PRESSURE, _DISPLACED)
         if uid == self.state.displacing or uid in self.state.evicted or state.awaits_release:
-            return self.hold_for(uid)
+            return self.find_hold(uid)
         return None
 
     def list_holds(self) -> list[HostHold]:

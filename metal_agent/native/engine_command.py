@@ -22,9 +22,9 @@ def list_installed() -> list[str]:
 
 
 def identify_engine(spec: MetalProcessSpec) -> str:
-    """Return a text that changes with the version of the installed engine of a process. It reads files, so it blocks.
+    """Return a text that changes with the version of the installed engine of a process, or "" if it is unknown.
 
-    Empty: nothing is known of it.
+    It reads files, so it blocks.
     """
     from importlib import metadata  # noqa: PLC0415 - only for a measurement
 

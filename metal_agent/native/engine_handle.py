@@ -65,11 +65,11 @@ class EngineHandle(ABC):
 
     @abstractmethod
     async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
-        """Stop it, by force after the grace if possible, and wait until it is gone.
+        """Stop the engine, by force after the grace if possible, and wait until it is gone.
 
         With `for_all`, a model in a daemon is unloaded although it serves another process of ours too.
         """
 
     @abstractmethod
     def release(self) -> None:
-        """Stop watching it; the engine goes on."""
+        """Stop watching the engine, which goes on."""

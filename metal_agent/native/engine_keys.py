@@ -60,8 +60,8 @@ class EngineKeys:
             return None
         return EngineKey(Path(path), token) if token else None
 
-    def keep(self, paths: Collection[str]) -> None:
-        """Delete all other keys: their engines are gone."""
+    def delete_others(self, paths: Collection[str]) -> None:
+        """Delete all keys except those in the files `paths`: the engines of the others are gone."""
         with contextlib.suppress(FileNotFoundError):
             for path in self._folder.iterdir():
                 if str(path) not in paths:

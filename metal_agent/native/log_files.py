@@ -49,14 +49,14 @@ def previous_log_path(path: Path) -> Path:
     return path.with_suffix(".previous.log")
 
 
-def trim_logs(folder: Path, written: Collection[Path]) -> None:
+def trim_logs(folder: Path, open_logs: Collection[Path]) -> None:
     """Truncate logs that are too large, and delete the oldest logs of engines that are gone. Blocks.
 
     Args:
         folder: the folder of the logs.
-        written: paths of logs that a live process has open.
+        open_logs: paths of logs that a live process has open.
     """
-    for path in written:
+    for path in open_logs:
         try:
             if path.stat().st_size > MAX_BYTES:
                 _truncate(path)
@@ -64,10 +64,10 @@ def trim_logs(folder: Path, written: Collection[Path]) -> None:
             continue
         except OSError as error:
             log.warning("log_not_truncated", path=str(path), error=str(error))
-    needed = {*written, *map(previous_log_path, written)}
+    kept = {*open_logs, *map(previous_log_path, open_logs)}
     try:
-        old = [path for path in folder.glob("*.log") if path not in needed]
-        for path in sorted(old, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_LOGS:]:
+        deletable = [path for path in folder.glob("*.log") if path not in kept]
+        for path in sorted(deletable, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_LOGS:]:
             path.unlink(missing_ok=True)
     except OSError as error:
         log.warning("old_logs_not_deleted", folder=str(folder), error=str(error))
@@ -83,7 +83,7 @@ def trim_own_log(descriptor: int) -> None:
 
 
 def _truncate(path: Path) -> None:
-    """Keep the end of a log beside it, and truncate it."""
+    """Truncate a log, and write the end of what it had to the file of its earlier part."""
     with path.open("r+b") as file:
         file.seek(-min(KEPT_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
         end = file.read()

@@ -72,9 +72,9 @@ class NativeProcess(EngineHandle):
                 os.close(self._watch)
             raise
         if self._watch is None:
-            self._loop.call_soon(self._ended)
+            self._loop.call_soon(self._on_end)
         else:
-            self._loop.add_reader(self._watch, self._ended)
+            self._loop.add_reader(self._watch, self._on_end)
 
     def url(self) -> str | None:
         """Return the URL at which it listens on loopback, as the kernel reports it; None if it does not listen."""
@@ -82,7 +82,7 @@ class NativeProcess(EngineHandle):
         return f"http://{LOOPBACK}:{port}" if port else None
 
     async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:  # noqa: ARG002 - it serves one process
-        """Send SIGTERM to the group, SIGKILL after the grace, and wait until the leader is gone."""
+        """Send SIGTERM to the group, then SIGKILL if the process still runs after the grace; wait until it is gone."""
         if not self._exit.done():
             _signal_group(self.pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
@@ -100,27 +100,27 @@ class NativeProcess(EngineHandle):
             self._exit.cancel()
             self._close()
 
-    def _ended(self) -> None:
-        """Kill the rest of the group of a process that has ended, and report its exit."""
+    def _on_end(self) -> None:
+        """Called when the process has ended: kill the rest of its group, and report its exit."""
         self._close()
         # The pid of a child is not reused before it is waited for, so the rest of its group can still be killed.
         _signal_group(self.pid, signal.SIGKILL)
         self._reap()
 
     def _reap(self) -> None:
-        """Wait for a child that has ended, and report its exit."""
+        """Collect the exit status of a process that has ended, and report it as the exit of the engine."""
         try:
             waited, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
-            how = EngineExit()
+            engine_exit = EngineExit()  # it is no child, so the system reports no exit status
         else:
             if waited == 0:
                 # macOS reports an end a moment before the process can be waited for.
                 self._loop.call_later(_REAP_SECONDS, self._reap)
                 return
-            how = _exit(status)
+            engine_exit = _read_exit(status)
         if not self._exit.done():
-            self._exit.set_result(how)
+            self._exit.set_result(engine_exit)
 
     def _close(self) -> None:
         """Stop watching the process."""
@@ -155,7 +155,7 @@ def spawn_process(
         {**environment, OWNER_VARIABLE: str(owner)},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, _writable(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+            (os.POSIX_SPAWN_OPEN, 1, _prepare_log(log_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
             *((os.POSIX_SPAWN_DUP2, descriptor, first_free + index) for index, descriptor in enumerate(inherited)),
         ],
@@ -173,8 +173,8 @@ def spawn_process(
         raise
 
 
-def _writable(log_path: Path) -> str:
-    """Return a path that can be written, or /dev/null: on a full disk an engine without a log is better than none."""
+def _prepare_log(log_path: Path) -> str:
+    """Create the log if it is missing; return its path, or /dev/null if that fails, as on a full disk."""
     try:
         log_path.parent.mkdir(parents=True, exist_ok=True)
         log_path.touch(mode=0o600)
@@ -261,7 +261,10 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def _watch(pid: int, *, child: bool) -> int | None:
-    """Watch `pid`; None for a child that has ended, which macOS does not watch. Raises OSError."""
+    """Return a descriptor that becomes readable when `pid` has ended; see `watch_exit`. Raises OSError.
+
+    None for a child that has ended already, which macOS does not watch.
+    """
     try:
         return watch_exit(pid)
     except ProcessLookupError:
@@ -270,8 +273,8 @@ def _watch(pid: int, *, child: bool) -> int | None:
         raise
 
 
-def _exit(status: int) -> EngineExit:
-    """Return the exit of a child with this wait status."""
+def _read_exit(status: int) -> EngineExit:
+    """Return exit code or signal from the wait status of a child."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return EngineExit(code=code)

@@ -257,7 +257,7 @@ class Runner:
         return None
 
     async def _drain(self, timeout_seconds: float | None) -> None:
-        """Send the process no new request, and wait until it has none, or until the time is over; None: that of its spec."""
+        """Send the process no new request, and wait until it has none, or for the time; None: that of its spec."""
         if timeout_seconds is None:
             timeout_seconds = self.assignment.spec.drain_seconds
         try:
@@ -350,7 +350,7 @@ class Runner:
         The lock on the weights is released if the daemon has copied them.
         """
         serving = engine_command.build_process_serving(spec, model)
-        await shared.bring(shared.name(spec), serving, self._on_progress)
+        await shared.add_model(shared.build_name(spec), serving, self._on_progress)
         if shared.daemon.copies:
             self._hold_weights(None)
 
@@ -406,7 +406,7 @@ class Runner:
     def _start_engine(self, spec: MetalProcessSpec) -> EngineHandle:
         """Start a process with a new key and log, or load the model in the daemon. Raises OSError and ValueError."""
         if self._daemon:
-            return self._daemon.start(self._daemon.name(spec))
+            return self._daemon.start(self._daemon.build_name(spec))
         weights = self._weights
         assert weights, "no process is started without weights"  # noqa: S101 - for the type checker
         if self.log_path.exists():

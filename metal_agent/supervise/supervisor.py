@@ -67,7 +67,7 @@ class Supervisor:
                 continue
             self._host.ledger.take_over(uid, self._host.peaks.needed_bytes(record.spec))
             self._start(Runner(record.assignment, self._host, record, engine))
-        self._host.keys.keep({runner.record.key_file for runner in self.runners.values() if runner.record})
+        self._host.keys.delete_others({runner.record.key_file for runner in self.runners.values() if runner.record})
         pids = {runner.state.pid for runner in self.runners.values() if runner.state.pid is not None}
         await kill_strays(self._host.folder, pids | set(other_pids))
         self._group.create_task(run_periodically(self._trim_logs, log_files.LOOK_SECONDS, name="log rotation"))

@@ -52,7 +52,10 @@ def check_certificate(tls: Tls, address: str) -> None:
 def _verify_certificate(
     server: ssl.SSLContext, certificate: str, address: str | None
 ) -> ssl.SSLCertVerificationError | None:
-    """Return the error that a client of `address`, or of any name if None, has in a handshake. Raises ssl.SSLError."""
+    """Return the error that a client of `address` (None: of any name) has with the certificate, or None.
+
+    Client and server shake hands in memory: hello, certificate, and the client's verdict on it. Raises ssl.SSLError.
+    """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.load_verify_locations(certificate)
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # its certificate authority is not known here

@@ -48,10 +48,10 @@ class ProxyExposure(ABC):
         self._runners = runners
         self._draining: set[str] = set()
         """The uids of processes that get no new request."""
-        self._configuring = asyncio.Lock()
+        self._configure_lock = asyncio.Lock()
 
     def services(self) -> dict[ObjectKey, list[Runner]]:
-        """Group the processes by the service that they serve."""
+        """Return the processes that are served, grouped by their service."""
         grouped: defaultdict[ObjectKey, list[Runner]] = defaultdict(list)
         for runner in self._runners.values():
             service = runner.assignment.service
@@ -64,7 +64,7 @@ class ProxyExposure(ABC):
 
         Raises ControlUnreachableError and ControlRefusedError.
         """
-        async with self._configuring:
+        async with self._configure_lock:
             # An evicted process may be back: only a process that is Stopping still drains.
             self._draining &= {uid for uid, runner in self._runners.items() if runner.state.phase == "Stopping"}
             return await self._configure()
@@ -80,17 +80,17 @@ class ProxyExposure(ABC):
         """
         self._draining.add(uid)
         loop = asyncio.get_running_loop()
-        until, failing_since = loop.time() + timeout_seconds, math.inf
+        deadline, failing_since = loop.time() + timeout_seconds, math.inf
         while True:
             tried_at = loop.time()
             try:
                 await self.configure()
-                is_idle = await self._wait_idle(uid, max(0.0, until - loop.time()))
+                is_idle = await self._wait_idle(uid, max(0.0, deadline - loop.time()))
             except (ControlUnreachableError, ControlRefusedError) as error:
                 now = loop.time()
-                # One that has waited for long before is the first failure of a row.
+                # A call that failed after a long wait is the first failure: the proxy may have answered until then.
                 failing_since = now if now - tried_at > _PROXY_BACK_SECONDS else min(failing_since, now)
-                if now >= min(until, failing_since + _PROXY_BACK_SECONDS):
+                if now >= min(deadline, failing_since + _PROXY_BACK_SECONDS):
                     log.warning("drain_failed", uid=uid, error=str(error))
                     return
                 await asyncio.sleep(_ASK_AGAIN_SECONDS)
@@ -137,7 +137,7 @@ class ProxyExposure(ABC):
 
     @abstractmethod
     async def _configure(self) -> bool:
-        """Do the work of `configure`, which makes one call at a time."""
+        """Send the configuration; called by `configure`, one call at a time. Return True if the outcome has changed."""
 
     async def _wait_idle(self, uid: str, timeout_seconds: float) -> bool:
         """Wait until the process has no request; return False after the time-out."""
@@ -165,10 +165,10 @@ def proxy_config(
             ServiceListener(
                 name=str(service),
                 address=address,
-                port=place.port,
-                token=place.token,
-                previous_token=place.previous.token if place.previous else None,
-                previous_token_until=float(place.previous.valid_until) if place.previous else 0.0,
+                port=listening.port,
+                token=listening.token,
+                previous_token=listening.previous.token if listening.previous else None,
+                previous_token_until=float(listening.previous.valid_until) if listening.previous else 0.0,
                 backends=tuple(
                     Backend(
                         runner.assignment.uid,
@@ -183,7 +183,7 @@ def proxy_config(
                     if runner.url
                 ),
             )
-            for service, place in sorted(ports.items())
+            for service, listening in sorted(ports.items())
         ),
         tls=tls,
     )

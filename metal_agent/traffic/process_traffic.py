@@ -35,7 +35,7 @@ class ShownTraffic(NamedTuple):
 
 
 def share_rate(rate: ServiceRate, processes: int) -> ProcessTraffic:
-    """Return the traffic of one of the processes that share a service's."""
+    """Return the traffic of one process if `processes` share that of their service equally."""
     tokens = rate.tokens_per_second / processes
     requests = round(rate.requests_per_minute / processes)
     average = round(rate.average_seconds * 1000) if requests and rate.average_seconds is not None else None
@@ -43,11 +43,11 @@ def share_rate(rate: ServiceRate, processes: int) -> ProcessTraffic:
 
 
 def choose_traffic(shown: ShownTraffic | None, measured: ProcessTraffic | None, now: float) -> ShownTraffic | None:
-    """Return the traffic that a status shows: it changes by more than a tenth, at most once a minute; None if unknown.
+    """Return the traffic to show in a status: `measured` if it differs notably and the last change is a minute ago.
 
     Args:
-        shown: what it shows.
-        measured: the traffic of the last minute; None if it is unknown.
+        shown: what the status shows; None if nothing.
+        measured: the traffic of the last minute; None if it is unknown, which is then shown.
         now: the time of the clock of `shown`.
     """
     if measured is None:
@@ -87,7 +87,7 @@ class TrafficReport:
         return shown.traffic if shown and is_serving else None
 
     def update(self, now: float) -> None:
-        """Update the traffic that is shown by the rates at `now` of a monotonic clock."""
+        """Update the traffic that is shown by the rates at `now` of a monotonic clock, and report each change."""
         ready = {uid: runner for uid, runner in self._runners.items() if runner.state.phase == "Ready"}
         sharing = Counter(runner.assignment.service for runner in ready.values())
         current: dict[str, ShownTraffic] = {}

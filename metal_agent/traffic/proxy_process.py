@@ -104,7 +104,10 @@ class Proxy:
                 self.process.release()
 
     async def end(self) -> None:
-        """End the proxy for good, after `run` was cancelled; requests in progress get the grace period."""
+        """End the proxy for good, also one that this agent has not seen yet; requests in progress get the grace period.
+
+        To be called after `run` was cancelled.
+        """
         started = self.process.identity if self.process else None
         self.process = None
         self.adopt()
@@ -126,7 +129,10 @@ class Proxy:
         return frozenset(pid for pid in pids if pid is not None)
 
     async def _run_once(self) -> None:
-        """Start or adopt the proxy, and watch it until it ends or another has taken its place. Raises OSError."""
+        """Adopt or start the proxy, and watch it until it ends or another has taken its place. Raises OSError.
+
+        If no other one serves then, `process` and `state` are None and `answers` is False.
+        """
         self.adopt()
         self.process = process = self.process or self._spawn()
         async with asyncio.TaskGroup() as group:
@@ -196,7 +202,7 @@ class Proxy:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while not ending.done():
-                    if await self._answers_as(successor.pid):
+                    if await self._read_state_of(successor.pid):
                         return successor
                     await asyncio.wait({ending}, timeout=_STARTING_SECONDS)
         except TimeoutError:
@@ -215,7 +221,7 @@ class Proxy:
         loop = asyncio.get_running_loop()
         silent_since = None
         while True:
-            if await self._answers_as(process.pid):
+            if await self._read_state_of(process.pid):
                 silent_since = None
                 if not self.answers:
                     self.answers = True
@@ -226,7 +232,9 @@ class Proxy:
             else:
                 silent_since = silent_since or loop.time()
                 silence = loop.time() - silent_since
-                if silence >= OLDER_PROXY_SECONDS or (silence >= PATIENCE_SECONDS and not await self._serves()):
+                if silence >= OLDER_PROXY_SECONDS or (
+                    silence >= PATIENCE_SECONDS and not await self._has_live_listener()
+                ):
                     log.error("proxy_restarted_after_silence", pid=process.pid, seconds=round(silence))
                     await process.end(GRACE_SECONDS)
                     await asyncio.Future()  # its end is waited for elsewhere
@@ -242,8 +250,8 @@ class Proxy:
         services = self.state.services if self.state else ()
         return self.answers and not any(service.stats.in_flight or service.stats.queued for service in services)
 
-    async def _serves(self) -> bool:
-        """Decide whether a listener of the proxy reacts to a client, if only by closing the connection."""
+    async def _has_live_listener(self) -> bool:
+        """Decide whether any listener of the proxy reacts to a client, if only by closing the connection."""
         for listener in self.state.services if self.state else ():
             if listener.error:
                 continue
@@ -260,8 +268,8 @@ class Proxy:
             return True
         return False
 
-    async def _answers_as(self, pid: int) -> bool:
-        """Read the state of the proxy; return whether process `pid` has answered."""
+    async def _read_state_of(self, pid: int) -> bool:
+        """Read the state of the proxy into `state` and the rates; return whether the process `pid` answered."""
         try:
             self.state = await self.client.state()
         except (ControlUnreachableError, ControlRefusedError):
@@ -271,7 +279,7 @@ class Proxy:
         return self.state.pid == pid
 
     def _spawn(self, *options: str) -> NativeProcess:
-        """Start a proxy."""
+        """Start a proxy process with these further options; Raises OSError."""
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = [*PYTHON, "cli.main", "proxy", "--socket", str(self._socket), *options]
         log_path = self._folder / "logs" / log_files.PROXY_LOG

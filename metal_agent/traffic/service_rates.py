@@ -41,7 +41,7 @@ class ServiceRates:
         """Called with the time after each try to read the state of the proxy."""
 
     def note_state(self, state: ProxyState, now: float) -> None:
-        """Take the counts of a state of the proxy, read at `now` of a monotonic clock."""
+        """Add the counts of the proxy's state at `now` of a monotonic clock; forget those of before the last minute."""
         previous, self._counts = self._counts, {}
         for service in state.services:
             stats, counts = service.stats, previous.get(service.name, deque[_Count]())
@@ -61,9 +61,9 @@ class ServiceRates:
         if not counts or now - counts[-1].at > STALE_SECONDS or counts[-1].at <= counts[0].at:
             return None
         (begin, before), (end, after) = counts[0], counts[-1]
-        requests, lasted = after.requests - before.requests, after.request_seconds - before.request_seconds
+        requests, request_seconds = after.requests - before.requests, after.request_seconds - before.request_seconds
         return ServiceRate(
             (after.tokens_out - before.tokens_out) / (end - begin),
             requests * 60 / max(end - begin, LEAST_SECONDS),
-            lasted / requests if requests else None,
+            request_seconds / requests if requests else None,
         )

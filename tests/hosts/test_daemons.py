@@ -65,11 +65,11 @@ async def test_model_of_the_owner_is_counted_and_stays(served: Served) -> None:
     size = daemon.loaded()[OWNERS]["size"] if isinstance(daemon, OllamaServer) else 3 * GIB
 
     def counted() -> bool:
-        models = machine.known.loaded()
+        models = machine.known.list_loaded()
         return {(model.memory_bytes, model.ours) for model in models if model.name == OWNERS} == {(size, False)}
 
     await eventually(counted)
-    (ours,) = [loaded_model for loaded_model in machine.known.loaded() if loaded_model.ours]
+    (ours,) = [loaded_model for loaded_model in machine.known.list_loaded() if loaded_model.ours]
     assert ours.memory_bytes
     machine.supervisor.assign([])
     await phase(machine, "Stopped")
@@ -143,17 +143,17 @@ async def test_hung_daemon_fails_process_and_slow_one_does_not(served: Served, m
     machine.supervisor.assign([make()])
     model = await served.ready()
     for runtime in (ollama_client, omlx_client):
-        monkeypatch.setattr(runtime, "_LOOK", aiohttp.ClientTimeout(total=0.1))
+        monkeypatch.setattr(runtime, "_QUERY_TIMEOUT", aiohttp.ClientTimeout(total=0.1))
     shared = machine.known.get(daemon_name(daemon))
     assert shared
-    checks, asked, list_loaded = 0, list[int](), shared.daemon.loaded
+    checks, asked, list_loaded = 0, list[int](), shared.daemon.list_loaded
 
     async def loaded() -> list[tuple[str, int | None]]:
         nonlocal checks
         checks += 1
         return await list_loaded()
 
-    monkeypatch.setattr(shared.daemon, "loaded", loaded)
+    monkeypatch.setattr(shared.daemon, "list_loaded", loaded)
     machine.on_change = lambda _runner: asked.append(checks)
     daemon.freeze()
     before = checks
@@ -274,13 +274,13 @@ async def test_daemon_that_is_removed_from_the_machine_counts_no_model_any_more(
 ) -> None:
     machine, daemon, _ = served
     daemon.own(OWNERS, size=GIB)
-    await eventually(lambda: [model.name for model in machine.known.loaded()] == [OWNERS])
+    await eventually(lambda: [model.name for model in machine.known.list_loaded()] == [OWNERS])
     changed: list[str] = []
     machine.known.subscribe(changed.append)
     shared = machine.known.get(daemon_name(daemon))
     assert shared
     monkeypatch.setattr(shared.daemon, "installed", lambda: False)
-    await eventually(lambda: machine.known.loaded() == [])
+    await eventually(lambda: machine.known.list_loaded() == [])
     assert (machine.known.usable(), changed) == ([], [daemon_name(daemon)])
 
 

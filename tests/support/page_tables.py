@@ -101,7 +101,7 @@ def _list_images(runtime: Runtime) -> dict[str, str | None]:
     if pod is None:
         return {}
     in_pods = {name: vendor for name, vendor in VENDORS.items() if vendor.in_pods}
-    images = {name: pod.image(name, vendor, runtime.name) for name, vendor in in_pods.items()}
+    images = {name: pod.find_image(name, vendor, runtime.name) for name, vendor in in_pods.items()}
     by_users = in_pods if pod.from_container else runtime.quantizations
     return {name: image for name, image in images.items() if image or name in by_users}
 

@@ -249,7 +249,7 @@ def _build_container(replica: _Replica) -> Obj:
 
 def _choose_image(replica: _Replica) -> str | None:
     choice = replica.choice
-    return replica.service.spec.image or choice.pod.image(choice.accelerator, choice.vendor, choice.runtime)
+    return replica.service.spec.image or choice.pod.find_image(choice.accelerator, choice.vendor, choice.runtime)
 
 
 def _build_environment(replica: _Replica, serving: PodServing) -> list[Obj]:

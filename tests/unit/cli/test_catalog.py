@@ -46,7 +46,7 @@ def test_default_accelerator_of_every_entry_has_a_source_and_an_image() -> None:
         assert accelerator == entry.accelerator
         pod = RUNTIMES[source.runtime].pod
         assert pod is not None
-        assert pod.image(accelerator, VENDORS[accelerator], source.runtime) is not None, name
+        assert pod.find_image(accelerator, VENDORS[accelerator], source.runtime) is not None, name
 
 
 def test_samples_of_the_guide_are_there() -> None:

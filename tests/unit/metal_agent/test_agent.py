@@ -85,7 +85,7 @@ async def test_process_assigned_during_the_fresh_list_is_not_suspended(
 
     api.on_request = assign
     agent._runners["old"] = Runner(assignment("old"), agent._host.context)
-    await agent._regain()
+    await agent._list_again()
     assert agent._exposed.suspended == {"old"}
 
 
@@ -103,10 +103,10 @@ async def test_list_of_before_another_gap_confirms_no_assignment(
             agent._lease_renewed()
 
     api.on_request = sleep_an_hour
-    await agent._regain()
-    assert (freshness.confirmed, agent._doubted) == (False, True), "the list is an hour old"
-    await agent._regain()
-    assert (freshness.confirmed, agent._doubted) == (True, False)
+    await agent._list_again()
+    assert (freshness.confirmed, agent._may_have_slept) == (False, True), "the list is an hour old"
+    await agent._list_again()
+    assert (freshness.confirmed, agent._may_have_slept) == (True, False)
 
 
 async def test_agent_is_ready_once_it_has_recovered_and_the_lease_is_renewed_or_the_api_away(agent: Agent) -> None:

@@ -66,7 +66,7 @@ async def test_model_that_goes_while_ollama_is_asked_is_in_the_way_of_none() -> 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
         names = listed.pop(0) if request.path == "/api/ps" else []
         if request.path == "/api/show" and (await request.json())["model"] == "others":
-            await ollama.loaded()
+            await ollama.list_loaded()
         models = [{"name": name, "digest": name} for name in names]
         return web.json_response({"models": models, "modelfile": "", "done": True})
 
@@ -204,7 +204,7 @@ async def test_daemon_that_is_not_installed_is_not_contacted(tmp_path: Path, mon
         asked.append(self.url)
         return []
 
-    monkeypatch.setattr(Ollama, "loaded", loaded)
+    monkeypatch.setattr(Ollama, "list_loaded", loaded)
     absent, present = Ollama({"PATH": ""}), Ollama({"PATH": "", "OLLAMA_HOST": "127.0.0.1:1"})
     for ollama in (absent, present):
         await SharedDaemon(ollama, "pomona-1", lambda: None).check_models()
@@ -222,12 +222,12 @@ class _Odd(Ollama):
         self.defect: Exception | None = RuntimeError("nobody foresaw it")
         self.cleaned = 0
 
-    async def loaded(self) -> list[tuple[str, int | None]]:
+    async def list_loaded(self) -> list[tuple[str, int | None]]:
         if self.defect:
             raise self.defect
         return []
 
-    async def marked(self, owner: str) -> set[str]:
+    async def list_marked(self, owner: str) -> set[str]:
         assert owner.startswith("pomona-")
         self.cleaned += 1
         if self.defect:
@@ -279,7 +279,7 @@ async def test_only_repeated_silence_counts_as_the_end() -> None:
         await asyncio.sleep(0)
         raise error
 
-    odd.loaded = ask  # type: ignore[method-assign]
+    odd.list_loaded = ask  # type: ignore[method-assign]
     error = silent
     await shared.check_models()
     handle = shared.adopt("pomona-1/tiny:1-1")

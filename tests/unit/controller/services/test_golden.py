@@ -58,7 +58,7 @@ def list_pairs() -> list[Case]:
         if vendor.in_pods
         and (
             runtime.pod.from_container
-            or runtime.pod.image(accelerator, vendor, name)
+            or runtime.pod.find_image(accelerator, vendor, name)
             or accelerator in RUNTIMES[name].quantizations
         )
     ]
@@ -73,7 +73,7 @@ def render(case: Case) -> str:
     assert pod is not None
     spec: Obj = {"modelRef": "qwen3-8b", "runtime": case.engine, "contextLength": 8192}
     spec["hardware"] = {"accelerator": case.accelerator} | ({"count": case.devices} if case.devices > 1 else {})
-    if pod.image(case.accelerator, vendor, case.engine) is None:
+    if pod.find_image(case.accelerator, vendor, case.engine) is None:
         spec["image"] = STATED_IMAGE
     if pod.from_container:
         spec["container"] = CONTAINER

@@ -10,11 +10,11 @@ from devices.pressure import PressureLevel
 from metal_agent.benchmarks.benchmark_policy import (
     IDLE_SECONDS,
     find_load_seconds,
-    find_pause,
     find_wait,
     is_calm,
     is_measurable,
     may_be_measured,
+    pause_seconds,
     pick_process,
 )
 from metal_agent.engine_health import Suspicion
@@ -102,4 +102,4 @@ def test_time_of_load_is_unknown_if_clock_was_set(started_at: str, ready_at: str
 
 
 def test_pause_doubles_up_to_an_hour() -> None:
-    assert [find_pause(times) for times in (1, 2, 3, 50)] == [60, 120, 240, 3600]
+    assert [pause_seconds(times) for times in (1, 2, 3, 50)] == [60, 120, 240, 3600]

@@ -67,7 +67,7 @@ def benchmarks_of(
 
 async def test_process_whose_requests_are_unknown_holds_up_no_other() -> None:
     runners = {"u1": Serving("u1"), "u2": Serving("u2")}
-    assert await benchmarks_of(runners, {"u2": None})._look() == LOOK_SECONDS
+    assert await benchmarks_of(runners, {"u2": None})._measure_due() == LOOK_SECONDS
     assert [runner.times_found for runner in runners.values()] == [0, 1]
 
 
@@ -84,7 +84,7 @@ async def test_process_that_goes_during_a_look_is_left_out(monkeypatch: pytest.M
 
     monkeypatch.setattr(engine_command, "identify_engine", identify)
     with structlog.testing.capture_logs() as logs:
-        assert await benchmarks_of(runners, {"u1": None, "u2": None})._look() == LOOK_SECONDS
+        assert await benchmarks_of(runners, {"u1": None, "u2": None})._measure_due() == LOOK_SECONDS
     assert runners["u2"].times_found == 1
     assert logs == []
 
@@ -98,6 +98,6 @@ async def test_all_processes_of_the_measured_model_report_its_speed(monkeypatch:
     runners["u3"] = Serving("u3", engine=ENGINE, spec=structs.replace(SPEC, context_length=16384))
     changed: list[str] = []
     benchmarks = benchmarks_of(runners, dict.fromkeys(runners), changed)
-    assert await benchmarks._look() == 0
+    assert await benchmarks._measure_due() == 0
     assert changed == ["u1", "u2"]
     assert list(await benchmarks._list_waiting()) == ["u3"]

@@ -15,7 +15,7 @@ FOUND = MeasuredPerformance(tokens_per_second=52.1, source="host", measured_at="
 
 def test_measurement_outlives_the_agent_and_belongs_to_its_arguments(tmp_path: Path) -> None:
     path = tmp_path / "measurements.json"
-    Measurements(path).begin(SPEC, "b1")
+    Measurements(path).begin_try(SPEC, "b1")
     measurements = Measurements(path)
     assert measurements.count_tries(SPEC, "b1") == 1, "a machine that died of it has tried"
     measurements.finish(SPEC, FOUND)
@@ -32,10 +32,10 @@ def test_measurement_outlives_the_agent_and_belongs_to_its_arguments(tmp_path: P
 
 def test_another_version_of_the_engine_is_measured_anew_and_the_last_speed_is_shown_meanwhile() -> None:
     measurements = Measurements()
-    measurements.begin(SPEC, "b1")
+    measurements.begin_try(SPEC, "b1")
     measurements.finish(SPEC, FOUND)
     assert measurements.count_tries(SPEC, "b2") == 0
-    measurements.begin(SPEC, "b2")
+    measurements.begin_try(SPEC, "b2")
     assert measurements.count_tries(SPEC, "b2") == 1
     assert measurements.find(SPEC) is not None
     measurements.finish(SPEC, structs.replace(FOUND, tokens_per_second=60.0))
@@ -46,11 +46,11 @@ def test_another_version_of_the_engine_is_measured_anew_and_the_last_speed_is_sh
 def test_measurement_that_gave_way_was_no_try() -> None:
     measurements = Measurements()
     for _ in range(5):
-        measurements.begin(SPEC, "b1")
-        measurements.take_back(SPEC)
+        measurements.begin_try(SPEC, "b1")
+        measurements.take_back_try(SPEC)
     assert measurements.count_tries(SPEC, "b1") == 0
     for tries in (1, 2, 3):
-        measurements.begin(SPEC, "b1")
+        measurements.begin_try(SPEC, "b1")
         assert measurements.count_tries(SPEC, "b1") == tries
 
 

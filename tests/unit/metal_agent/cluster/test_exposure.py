@@ -108,11 +108,11 @@ async def test_foreign_port_is_replaced_a_few_times_in_a_row(exposed: ClusterExp
     proxy.error, proxy.taken = "Address already in use", True
     await exposed.configure()
     assert 1 < len(proxy.asked) < 20
-    assert exposed.problem(CHAT) == "Address already in use"
+    assert exposed.find_problem(CHAT) == "Address already in use"
     proxy.error, proxy.taken = "", False
     assert await exposed.configure()
-    assert exposed.problem(CHAT) == ""
-    assert exposed.complete
+    assert exposed.find_problem(CHAT) == ""
+    assert exposed.serves_all
     assert served(proxy)["team-a/chat"] > 18001
 
 
@@ -121,10 +121,10 @@ async def test_missing_address_does_not_change_the_port(exposed: ClusterExposure
     before = served(proxy)
     proxy.error = "Cannot assign requested address"
     assert await exposed.configure(), "a process that is Ready has to say so"
-    assert exposed.problem(CHAT) == "Cannot assign requested address"
-    assert not exposed.complete
+    assert exposed.find_problem(CHAT) == "Cannot assign requested address"
+    assert not exposed.serves_all
     assert served(proxy) == before
-    assert exposed.port(CHAT) == before["team-a/chat"]
+    assert exposed.find_port(CHAT) == before["team-a/chat"]
 
 
 async def test_service_whose_port_cannot_be_saved_blocks_no_other(
@@ -135,15 +135,15 @@ async def test_service_whose_port_cannot_be_saved_blocks_no_other(
     (tmp_path / "ports").touch()
     await exposed.configure()
     assert served(proxy) == {"team-a/chat": 18000}
-    assert "File exists" in exposed.problem(MAIL)
-    assert exposed.problem(CHAT) == ""
+    assert "File exists" in exposed.find_problem(MAIL)
+    assert exposed.find_problem(CHAT) == ""
 
 
 async def test_proxy_that_is_down_is_reported(exposed: ClusterExposure, proxy: Answering) -> None:
     proxy.answers = False
-    assert exposed.problem(CHAT) == "", "nothing is known before its first answer"
+    assert exposed.find_problem(CHAT) == "", "nothing is known before its first answer"
     await exposed.configure()
-    assert "proxy of this host does not run" in exposed.problem(CHAT)
+    assert "proxy of this host does not run" in exposed.find_problem(CHAT)
 
 
 async def test_stopping_process_takes_requests_until_the_withdrawal_can_have_spread(
@@ -216,7 +216,7 @@ async def test_endpoint_stays_ready_until_the_proxy_has_the_successor(
     exposed: ClusterExposure, machine: Machine, assignment: Callable[..., Assignment]
 ) -> None:
     def is_ready() -> bool:
-        slice_ = exposed._slice(CHAT)
+        slice_ = exposed._build_wanted_slice(CHAT)
         assert slice_ is not None
         return bool(slice_["endpoints"][0]["conditions"]["ready"])
 
@@ -228,13 +228,13 @@ async def test_endpoint_stays_ready_until_the_proxy_has_the_successor(
     exposed.freshness.note_renewal(exposure.read_clocks())
     exposed.freshness.confirmed = True
 
-    exposed.accepted = frozenset({"u1"})
+    exposed.proxied_uids = frozenset({"u1"})
     assert is_ready(), "the proxy still sends requests to the predecessor"
-    exposed.accepted = frozenset()
+    exposed.proxied_uids = frozenset()
     assert not is_ready(), "the proxy sends requests to neither"
-    exposed.accepted = frozenset({"u3"})
+    exposed.proxied_uids = frozenset({"u3"})
     assert is_ready()
-    exposed.accepted = frozenset({"u1"})
+    exposed.proxied_uids = frozenset({"u1"})
     del runners["u3"]
     assert not is_ready(), "without a successor it is withdrawn before it is drained"
 
@@ -255,10 +255,10 @@ async def test_machine_that_shuts_down_has_no_ready_endpoint_whatever_the_api_se
     exposed._ports.assign(str(CHAT))
     exposed.freshness.note_renewal(exposure.read_clocks())
     exposed.freshness.confirmed = True
-    exposed.accepted = frozenset({"u1", "u2"})
+    exposed.proxied_uids = frozenset({"u1", "u2"})
 
     def is_ready() -> bool:
-        slice_ = exposed._slice(CHAT)
+        slice_ = exposed._build_wanted_slice(CHAT)
         assert slice_ is not None
         return bool(slice_["endpoints"][0]["conditions"]["ready"])
 

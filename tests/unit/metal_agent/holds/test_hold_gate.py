@@ -34,11 +34,11 @@ class Source:
     name: str
     holding: set[str] = field(default_factory=set)
 
-    def hold_for(self, uid: str) -> Held | None:
+    def find_hold(self, uid: str) -> Held | None:
         return Held(self.name, f"for {self.name}") if self.holding & {uid, EVERY} else None
 
-    def displacement_of(self, process: Any) -> Held | None:
-        return self.hold_for(process.assignment.uid) if process.state.awaits_release else None
+    def find_displacement(self, process: Any) -> Held | None:
+        return self.find_hold(process.assignment.uid) if process.state.awaits_release else None
 
     def list_holds(self) -> list[HostHold]:
         return [HostHold(self.name, "", "2026-11-23T12:00:00Z")] if EVERY in self.holding else []
@@ -78,7 +78,7 @@ class Host:
         self.runners[uid] = Runner(Assignment(uid, "team", f"chat-{uid}", UNREADABLE), state)
 
     def held_by(self, uid: str) -> list[Held]:
-        return [held for source in self.sources if (held := source.hold_for(uid))]
+        return [held for source in self.sources if (held := source.find_hold(uid))]
 
 
 STEPS = st.lists(

@@ -18,7 +18,7 @@ from metal_agent.holds.owner_policy import (
     OwnerSource,
     Signal,
     SourceState,
-    read_signal,
+    judge_sample,
     step_source,
 )
 from metal_agent.holds.quiet_hours import parse_quiet_hours
@@ -40,7 +40,7 @@ def test_nothing_pauses_a_host_by_default() -> None:
     [(None, None), (0.0, "hold"), (29.9, "hold"), (30.0, "between"), (599.0, "between"), (600.0, "free")],
 )
 def test_owner_is_active_by_recent_input_and_then_away(idle_seconds: float | None, signal: Signal | None) -> None:
-    assert read_signal(POLICY, "activity", OwnerSample(NOON, idle_seconds=idle_seconds)) == signal
+    assert judge_sample(POLICY, "activity", OwnerSample(NOON, idle_seconds=idle_seconds)) == signal
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_battery_counts_by_its_charge_and_unknown_says_nothing(
     power: Power, limited: Signal | None, at_any_charge: Signal | None
 ) -> None:
     sample = OwnerSample(NOON, power=power)
-    assert read_signal(POLICY, "battery", sample) == limited
-    assert read_signal(OwnerPolicy(battery_percent=100), "battery", sample) == at_any_charge
+    assert judge_sample(POLICY, "battery", sample) == limited
+    assert judge_sample(OwnerPolicy(battery_percent=100), "battery", sample) == at_any_charge
 
 
 @pytest.mark.parametrize(
@@ -68,14 +68,14 @@ def test_battery_counts_by_its_charge_and_unknown_says_nothing(
     [(None, None), ("nominal", "free"), ("moderate", "between"), *((each, "hold") for each in ("heavy", "trapping"))],
 )
 def test_heat_counts_from_heavy_on(level: ThermalLevel | None, signal: Signal | None) -> None:
-    assert read_signal(POLICY, "heat", OwnerSample(NOON, thermal=level)) == signal
+    assert judge_sample(POLICY, "heat", OwnerSample(NOON, thermal=level)) == signal
 
 
 def test_schedule_begins_and_ends_at_once() -> None:
-    state = step_source(SourceState(), read_signal(POLICY, "schedule", OwnerSample(NOON)), 0.0, "schedule")
+    state = step_source(SourceState(), judge_sample(POLICY, "schedule", OwnerSample(NOON)), 0.0, "schedule")
     assert state.holds
     evening = OwnerSample(NOON.replace(hour=17))
-    assert not step_source(state, read_signal(POLICY, "schedule", evening), 0.0, "schedule").holds
+    assert not step_source(state, judge_sample(POLICY, "schedule", evening), 0.0, "schedule").holds
 
 
 SIGNALS = st.lists(st.tuples(st.sampled_from(["hold", "free", "between", None]), st.floats(0, 30)), max_size=60)

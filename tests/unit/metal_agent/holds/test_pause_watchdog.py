@@ -86,14 +86,14 @@ async def test_pause_outlives_an_agent_also_while_its_source_is_unknown(tmp_path
     policy = OwnerPolicy(idle_minutes=10)
     first = Pauses(tmp_path, policy)
     assert await first.see(ACTIVE) == [HoldAction("pause")]
-    assert first.watchdog.hold_for("a")
+    assert first.watchdog.find_hold("a")
     next_one = Pauses(tmp_path, policy)
-    assert next_one.watchdog.hold_for("a"), "before its first sample"
+    assert next_one.watchdog.find_hold("a"), "before its first sample"
     assert await next_one.see(UNKNOWN) == []
     (hold,) = next_one.watchdog.list_holds()
     assert hold == HostHold("activity", policy.describe("activity"), "2026-11-23T12:00:00Z")
     assert await next_one.see(AWAY) == [HoldAction("resume")]
-    assert (next_one.watchdog.hold_for("a"), next_one.watchdog.list_holds()) == (None, [])
+    assert (next_one.watchdog.find_hold("a"), next_one.watchdog.list_holds()) == (None, [])
 
 
 async def test_source_that_the_owner_turned_off_holds_nothing_any_more(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_agent_that_dies_between_record_and_eviction_leaves_it_to_the_next
         with pytest.raises(KeyboardInterrupt):
             await pass_time(first, 1)
     next_one = Pauses(tmp_path, policy, serving)
-    assert "the engine was stopped" in str(next_one.watchdog.hold_for("a")), "before its first sample"
+    assert "the engine was stopped" in str(next_one.watchdog.find_hold("a")), "before its first sample"
     assert await next_one.see(UNKNOWN) == [HoldAction("evict", "a")]
     (event,) = (evicted for evicted in serving.events if isinstance(evicted, Evicted))
     assert not event.is_urgent, "running requests have as long as those of a process that is removed"
@@ -144,12 +144,12 @@ async def test_displacement_goes_on_under_the_next_agent(tmp_path: Path) -> None
     policy, serving = OwnerPolicy(idle_minutes=10), process("a")
     await Pauses(tmp_path, policy, serving).see(ACTIVE)
     next_one = Pauses(tmp_path, policy, serving)
-    target = next_one.watchdog.displacement_of(serving)
+    target = next_one.watchdog.find_displacement(serving)
     assert target is not None, "before its first sample"
     assert "serves on until its replacement" in target.message
     assert await next_one.see(UNKNOWN) == []
     assert await next_one.see(AWAY) == [HoldAction("cancel", "a"), HoldAction("resume")]
-    assert next_one.watchdog.displacement_of(serving) is None
+    assert next_one.watchdog.find_displacement(serving) is None
 
 
 async def test_sleep_of_the_machine_does_not_use_up_the_time_of_a_displacement(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ async def test_first_of_several_sources_is_the_reason_and_all_are_named(tmp_path
     assert (condition["status"], condition["reason"]) == ("True", "OwnerActive")
     assert condition["message"] == "it runs on battery and somebody works at it, until there is no input for 10 minutes"
     assert await pauses.see(OwnerSample(NOON, 0.0, Power("ac", 80))) == []
-    assert pauses.watchdog.hold_for("a"), "the end of one frees nothing that another holds"
+    assert pauses.watchdog.find_hold("a"), "the end of one frees nothing that another holds"
     assert await pauses.see(OwnerSample(NOON, 3600.0, Power("ac", 80))) == [HoldAction("resume")]
 
 

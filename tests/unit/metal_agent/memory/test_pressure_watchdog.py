@@ -99,6 +99,6 @@ async def test_pressure_that_ended_while_no_agent_ran_holds_nothing(
     path = tmp_path / "p.json"
     durable.write(path, PressureRecord(is_under_pressure=True, **left))
     watchdog = watch(path, level)
-    assert watchdog.hold_for("u2"), "nothing is known before the first sample"
+    assert watchdog.find_hold("u2"), "nothing is known before the first sample"
     await watchdog.sample()
-    assert (watchdog.hold_for("u2") is None) == (level != "warn" and not left)
+    assert (watchdog.find_hold("u2") is None) == (level != "warn" and not left)

@@ -81,7 +81,7 @@ def seconds_until_ended(
         async def fail_to_hand_over() -> None:
             pass
 
-        monkeypatch.setattr(proxy, "_serves", answer_as_listeners)
+        monkeypatch.setattr(proxy, "_has_live_listener", answer_as_listeners)
         monkeypatch.setattr(proxy, "_hand_over", fail_to_hand_over)
         async with asyncio.timeout(10 * HOUR_SECONDS):
             await proxy._run_once()

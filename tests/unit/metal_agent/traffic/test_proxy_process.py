@@ -137,7 +137,7 @@ async def test_agent_outlives_newer_proxy_that_cannot_be_started(folder: Path, m
 async def test_another_proxy_is_started_if_the_newer_one_ends_right_after_it_took_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers_as, crashed = Proxy._answers_as, list[int]()
+    answers_as, crashed = Proxy._read_state_of, list[int]()
 
     async def answers_until_it_took_over(self: Proxy, pid: int) -> bool:
         if pid == older or crashed:
@@ -154,7 +154,7 @@ async def test_another_proxy_is_started_if_the_newer_one_ends_right_after_it_too
             state = await first.client.configure(ProxyConfig((make_service(backend),)))
         async with post_chat(http, f"http://127.0.0.1:{state.services[0].port}") as stream:
             monkeypatch.setattr(proxies, "BUILD", "9.9.9")
-            monkeypatch.setattr(Proxy, "_answers_as", answers_until_it_took_over)
+            monkeypatch.setattr(Proxy, "_read_state_of", answers_until_it_took_over)
             async with agent(folder) as second:
                 await eventually(lambda: crashed and second.process and second.process.pid not in {older, *crashed})
                 newest = await pid(second)
@@ -221,13 +221,13 @@ async def test_proxy_whose_control_socket_is_silent_is_left_alone_while_it_serve
         proxy.state = await proxy.client.configure(ProxyConfig((service,)))
         port = proxy.state.services[0].port
         checks = []
-        answers_as = proxy._serves
+        answers_as = proxy._has_live_listener
 
         async def serves() -> bool:
             checks.append(await answers_as())
             return checks[-1]
 
-        monkeypatch.setattr(proxy, "_serves", serves)
+        monkeypatch.setattr(proxy, "_has_live_listener", serves)
         monkeypatch.setattr(proxies, "PATIENCE_SECONDS", 0.2)
         (folder / "proxy" / "control.sock").unlink()
         await eventually(lambda: len(checks) > 3)
