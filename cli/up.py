@@ -125,7 +125,7 @@ async def _serve(
             showing.cancel()
             await asyncio.wait({task for task in (asking, showing) if task})
         if not signals.hand_over.is_set():
-            for message in machine.list_left():
+            for message in machine.describe_left_engines():
                 print(message, file=sys.stderr)
         if machine.failure and (asking is None or asking.cancelled()):
             raise StartError(machine.failure)

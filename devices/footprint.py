@@ -37,7 +37,7 @@ def footprint_bytes(pid: int) -> int | None:
 
 
 def footprint(pid: int) -> Footprint | None:
-    """Measure as `footprint_bytes` does, with the share that cannot be reclaimed."""
+    """Measure as `footprint_bytes` does, and the part of the memory that cannot be reclaimed."""
     own = _measure_process(pid)
     if own is None:
         return None

@@ -81,22 +81,22 @@ def choose_reading(
         labelled: what labels state, for a node where no probe finds a device.
         bus: devices that the node has whether or not a probe can read them.
     """
-    usable = [reading for reading in readings if reading.devices]
-    if not usable and labelled is not None:
+    with_devices = [reading for reading in readings if reading.devices]
+    if not with_devices and labelled is not None:
         # Labels are all that most nodes without the vendor's runtime class have: nothing has failed there.
-        usable, readings = [labelled], [*readings, labelled]
+        with_devices, readings = [labelled], [*readings, labelled]
     problems = [problem for reading in readings for problem in _explain_failures(reading)]
     answered = {reading.vendor for reading in readings}
     silent = dict.fromkeys(vendor for device in bus if (vendor := _find_vendor(device)) and vendor not in answered)
     problems += (_explain_missing_tool(vendor) for vendor in silent)
-    if not usable:
+    if not with_devices:
         return VendorReading("cpu", "proc", problems=tuple(problems))
     problems += (
         f"the node has devices of {VENDOR_NAMES[reading.vendor]} as well, which are not reported: "
-        f"a node is of one vendor, and this one of {VENDOR_NAMES[usable[0].vendor]}"
-        for reading in usable[1:]
+        f"a node is of one vendor, and this one of {VENDOR_NAMES[with_devices[0].vendor]}"
+        for reading in with_devices[1:]
     )
-    chosen = usable[0]
+    chosen = with_devices[0]
     if len(chosen.devices) > MOST_DEVICES:
         count = len(chosen.devices)
         problems.append(f"{chosen.source} states {count} devices, of which the first {MOST_DEVICES} are reported")

@@ -57,11 +57,13 @@ class DeviceShare(NamedTuple):
 
 
 def read_share(accelerator: str, vendor: Vendor, labels: Mapping[str, str]) -> DeviceShare | None:
-    """Return how pods share the devices of a node by its labels; None: each device is for one pod."""
+    """Return how pods share the devices of a node by its labels; None: each device is for one pod.
+
+    Without the label that states the number of pods, `memory_mib` is 0, since a share may be of any size.
+    """
     strategy, replicas = labels.get(vendor.shared_label or "", ""), labels.get(vendor.replicas_label or "", "")
     pods = int(replicas) if replicas.isascii() and replicas.isdecimal() else 0
     if strategy not in vendor.shared_values and pods <= 1:
         return None
-    # Without the number, a share may be of any size.
-    memory = read_device_mib(accelerator, vendor, labels) if pods else None
-    return DeviceShare(memory or 0, max(1, pods), strategy in vendor.limited_values)
+    memory_mib = read_device_mib(accelerator, vendor, labels) if pods else None
+    return DeviceShare(memory_mib or 0, max(1, pods), strategy in vendor.limited_values)

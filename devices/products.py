@@ -40,8 +40,8 @@ def find_product(vendor: str, text: str, memory_mib: int | None = None) -> Produ
     match = next((product for product in listed if text.strip().lower().removeprefix("0x") in product.ids), None)
     if match is None:
         # Of two names that are in the text, the one with more words says more: A100-80GB, not A100.
-        named = [product for product in listed if _contains(words, _split_words(product.name))]
-        match = max(named, key=_count_words, default=None)
+        named = [product for product in listed if _names_product(words, _split_words(product.name))]
+        match = max(named, key=_rank_name, default=None)
     if match and _PARTITION.search(text):
         return match._replace(memory_mib=None, gb_per_second=None, source="", tflops=None)
     return match
@@ -78,12 +78,12 @@ def _split_words(name: str) -> tuple[str, ...]:
     return tuple(word for word in re.split(r"[^a-z0-9]+", name.lower()) if word)
 
 
-def _contains(words: tuple[str, ...], part: tuple[str, ...]) -> bool:
-    """Return whether all words of `part` are among `words`, in whatever order, with others that make no variant."""
-    return set(part) <= set(words) and not (set(words) - set(part)) & _VARIANTS
+def _names_product(words: tuple[str, ...], product_words: tuple[str, ...]) -> bool:
+    """Return whether all words of a product are among `words`, in any order, with no other word that is a variant."""
+    return set(product_words) <= set(words) and not (set(words) - set(product_words)) & _VARIANTS
 
 
-def _count_words(product: Product) -> tuple[int, bool]:
-    """Return how much the name of a product says, to compare products of which all words match."""
+def _rank_name(product: Product) -> tuple[int, bool]:
+    """Return the number of words of a product's name, by which the most specific of several products is chosen."""
     words = _split_words(product.name)
     return len(words), "pcie" in words

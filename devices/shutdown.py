@@ -28,9 +28,9 @@ def is_stopping(manager_state: str) -> bool:
 def _read_manager_state(systemctl: str) -> str:
     """Return what systemd says of its state, or ""."""
     # The systemd of a user ends with the user's last login, too, and ends the engines with it.
-    of_user = ("--user",) if os.environ.get(_OF_USER_MANAGER) else ()
+    user_option = ("--user",) if os.environ.get(_OF_USER_MANAGER) else ()
     # `is-system-running` itself fails with every state but `running`.
-    argv = (systemctl, *of_user, "show", "--property=SystemState", "--value")
+    argv = (systemctl, *user_option, "show", "--property=SystemState", "--value")
     try:
         return tools.output(*argv, timeout_seconds=_MANAGER_SECONDS)
     except OSError:

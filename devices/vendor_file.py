@@ -98,8 +98,8 @@ def find_vendor_problem(vendor: Vendor, engines: Collection[RuntimeName]) -> Ven
             message = f"environment sets {variable} to {value!r}, {reason}: remove it"
             return VendorProblem(["environment", variable], message)
     for number, toleration in enumerate(vendor.tolerations):
-        if wrong := _refuse_toleration(toleration):
-            return VendorProblem(["tolerations", str(number)], f"tolerations[{number}] {wrong}")
+        if refusal := _refuse_toleration(toleration):
+            return VendorProblem(["tolerations", str(number)], f"tolerations[{number}] {refusal}")
     return None
 
 
@@ -130,8 +130,8 @@ def _build_vendor(root: yaml.Node, name: object, fields: object) -> Vendor:
         raise VendorFileError(f"line {line}: {name} must have fields, such as resource: example.com/npu")
     merged: dict[str, Any] = msgspec.to_builtins(existing or Vendor())
     for field, value in fields.items():
-        both = field in _MERGED and isinstance(value, dict)
-        merged[field] = {**merged[field], **value} if both else value
+        is_merged = field in _MERGED and isinstance(value, dict)
+        merged[field] = {**merged[field], **value} if is_merged else value
     try:
         vendor = msgspec.convert(merged, Vendor)
     except msgspec.ValidationError as error:

@@ -20,7 +20,7 @@ _BITS: Final = 4
 _GIGA: Final = 10**9
 _LLAMA_CPP_ON: Final = frozenset({"cpu", "nvidia", "amd", "intel"})
 """Vendors on which llama.cpp takes a GGUF file, also where the catalog prefers another source."""
-_QUANTIZED: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q[1-8]_[A-Z0-9_]+|BF16|F16|F32)(?=\.gguf$)", re.IGNORECASE)
+_QUANTIZED_NAME: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q[1-8]_[A-Z0-9_]+|BF16|F16|F32)(?=\.gguf$)", re.IGNORECASE)
 _UNQUANTIZED: Final = "bfloat16"
 
 
@@ -43,7 +43,7 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
     @property
     def weights_quantization(self) -> str:
         """Quantization of the weights, as a Model's status states it; empty: unknown."""
-        named = _QUANTIZED.search(self.source)
+        named = _QUANTIZED_NAME.search(self.source)
         if named is not None:
             return named[1].upper()
         return self.quantization or ("" if self.runtime == "ollama" else _UNQUANTIZED)
@@ -107,8 +107,8 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
     def find_source(self, accelerator: str) -> CatalogSource | None:
         """Return the first source of known layout that an engine on an accelerator loads; None: there is none."""
         for source in self.sources:
-            is_taken = source.runtime == "llama.cpp" and accelerator in _LLAMA_CPP_ON
-            if self.find_layout(source) is not None and (accelerator in source.accelerators or is_taken):
+            is_for_llama = source.runtime == "llama.cpp" and accelerator in _LLAMA_CPP_ON
+            if self.find_layout(source) is not None and (accelerator in source.accelerators or is_for_llama):
                 return source
         return None
 

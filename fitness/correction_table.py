@@ -36,7 +36,10 @@ class CorrectionTable:
         self._listeners.append(listener)
 
     def put(self, model_hash: str, ratios: tuple[MeasuredRatio, ...] = ()) -> None:
-        """Take the measurements of a model as they are now; none: they are gone."""
+        """Replace the measurements of a model; none: they are gone.
+
+        The corrections learned from them are forgotten, and the listeners are called with the changed namespaces.
+        """
         by_scope: dict[str, tuple[SpeedRatio, ...]] = {}
         for namespace, ratio in ratios:
             scope = ALL_NAMESPACES if namespace == CONTROLLER_NAMESPACE else namespace
@@ -58,11 +61,11 @@ class CorrectionTable:
                 listener(changed)
 
     def select(self, namespace: str) -> Corrections:
-        """Return the corrections of the estimates of a namespace; empty: those that count for all."""
+        """Return the corrections of the estimates of a namespace, learned if needed; "": those that count for all."""
         # All namespaces without own measurements have what was learned from the shared ones.
         scope = namespace if namespace in self._ratios else ALL_NAMESPACES
         if scope not in self._learned:
-            own = self._ratios.get(scope, {}) if scope != ALL_NAMESPACES else {}
-            members = (*self._ratios.get(ALL_NAMESPACES, {}).values(), *own.values())
-            self._learned[scope] = learn_corrections(ratio for ratios in members for ratio in ratios)
+            own_ratios = self._ratios.get(scope, {}) if scope != ALL_NAMESPACES else {}
+            ratios_by_model = (*self._ratios.get(ALL_NAMESPACES, {}).values(), *own_ratios.values())
+            self._learned[scope] = learn_corrections(ratio for ratios in ratios_by_model for ratio in ratios)
         return self._learned[scope]

@@ -96,27 +96,27 @@ def _learn_vendor(classes: list[list[float]]) -> Correction:
     """Learn from the medians of the classes, so that a device that was measured often counts no more than another."""
     medians = [statistics.median(logs) for logs in classes]
     weight = len(medians) / (len(medians) + _VENDOR_WEIGHT)
-    between = _deviation(medians, _VENDOR_SPREAD)
-    within = statistics.median(_deviation(logs, _CLASS_SPREAD) for logs in classes)
+    between = _estimate_deviation(medians, _VENDOR_SPREAD)
+    within = statistics.median(_estimate_deviation(logs, _CLASS_SPREAD) for logs in classes)
     spread = max(_VENDOR_SPREAD, math.hypot(between, within))
-    return Correction(_limit(weight * statistics.median(medians)), spread, sum(map(len, classes)))
+    return Correction(_limit_factor(weight * statistics.median(medians)), spread, sum(map(len, classes)))
 
 
 def _learn_class(logs: list[float], vendor: Correction) -> Correction:
-    """Learn the correction of a device class, which shrinks towards that of its vendor."""
+    """Return the correction of a device class, mixed with that of its vendor while measurements are few."""
     weight = len(logs) / (len(logs) + _CLASS_WEIGHT)
     ratio = weight * statistics.median(logs) + (1 - weight) * math.log(vendor.ratio)
-    spread = weight * _deviation(logs, _CLASS_SPREAD) + (1 - weight) * vendor.spread
-    return Correction(_limit(ratio), max(_CLASS_SPREAD, spread), len(logs))
+    spread = weight * _estimate_deviation(logs, _CLASS_SPREAD) + (1 - weight) * vendor.spread
+    return Correction(_limit_factor(ratio), max(_CLASS_SPREAD, spread), len(logs))
 
 
-def _limit(logarithm: float) -> float:
+def _limit_factor(logarithm: float) -> float:
     """Return the factor of a logarithm, within its bounds."""
     return min(_LARGEST_FACTOR, max(1 / _LARGEST_FACTOR, math.exp(logarithm)))
 
 
-def _deviation(numbers: list[float], assumed: float) -> float:
-    """Return a standard deviation that outliers do not move, mixed with the assumed one while values are few."""
+def _estimate_deviation(numbers: list[float], assumed: float) -> float:
+    """Return the standard deviation of the numbers without outliers; the fewer there are, the closer to `assumed`."""
     middle = statistics.median(numbers)
     own = _MAD_TO_DEVIATION * statistics.median(abs(number - middle) for number in numbers)
     weight = (len(numbers) - 1) / (len(numbers) + 1)

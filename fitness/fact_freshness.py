@@ -29,9 +29,9 @@ class FactFreshness:
         self._reports: dict[str, _Report] = {}
 
     def note(self, name: str, observed_at: str | None) -> float | None:
-        """Note the heartbeat of a reporter, and return when it was seen first.
+        """Note the heartbeat of a reporter, and return when it was seen first, by `clock`.
 
-        None or empty: it is gone, or has none.
+        Without a heartbeat the reporter is forgotten.
         """
         if not observed_at:
             self._reports.pop(name, None)

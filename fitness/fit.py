@@ -89,34 +89,34 @@ def assess_fit(
         corrections: what was learned from measurements.
         active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
     """
-    free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
-    if free is None:
+    free_bytes = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
+    if free_bytes is None:
         return None
-    now = _find_need(workload, options, devices, free)
-    if now is None:
+    need = _find_need(workload, options, devices, free_bytes)
+    if need is None:
         return None
-    most = max(free, devices.memory_bytes or 0)
-    idle = now if most == free else _find_need(workload, options, devices, most) or now
+    whole_bytes = max(free_bytes, devices.memory_bytes or 0)
+    idle_need = need if whole_bytes == free_bytes else _find_need(workload, options, devices, whole_bytes) or need
     speed, shortfall = None, ""
-    if now.level == "too_tight":
-        shortfall = describe_shortfall(workload, options, devices, now.needed_bytes, free)
+    if need.level == "too_tight":
+        shortfall = describe_shortfall(workload, options, devices, need.needed_bytes, free_bytes)
     elif workload.layout is not None:
         layout, runtime = workload.layout, workload.runtime
         speed = estimate_speed(layout, options, runtime, devices, corrections, active_share=active_share)
     return Fit(
-        level=now.level,
+        level=need.level,
         run_mode=find_run_mode(devices),
-        needed_bytes=now.needed_bytes,
-        available_bytes=free,
-        utilization=now.needed_bytes / free if free else float("inf"),
+        needed_bytes=need.needed_bytes,
+        available_bytes=free_bytes,
+        utilization=need.needed_bytes / free_bytes if free_bytes else float("inf"),
         speed=speed,
         shortfall=shortfall,
-        level_if_idle=idle.level,
+        level_if_idle=idle_need.level,
     )
 
 
 def regrade_fit(idle: Fit, free_bytes: int, least_bytes: int = 0) -> Fit | None:
-    """Return a fit with less free memory, which costs no estimate; None: assess it, as not all of it fits in there.
+    """Return `idle` with less free memory, without a new estimate; None if not all of it fits: then assess it anew.
 
     Args:
         idle: the fit with nothing else on the devices.
@@ -132,8 +132,8 @@ def regrade_fit(idle: Fit, free_bytes: int, least_bytes: int = 0) -> Fit | None:
     )
 
 
-def _pod_devices(devices: ServingDevices) -> int:
-    """Return the devices of a pod, which have memory of their own; 0 on a host or processor."""
+def _count_pod_devices(devices: ServingDevices) -> int:
+    """Return the number of devices with memory of their own that a pod has; 0 on a host or processor."""
     return 0 if devices.vendor in {"cpu", "metal"} else devices.device_count
 
 
@@ -142,7 +142,7 @@ def refuse_devices(workload: Workload, devices: ServingDevices) -> str | None:
 
     What is unknown is not refused: a quantization, or an architecture of which neither the product nor a label says it.
     """
-    refused = refuse_device_count(workload, max(1, _pod_devices(devices)))
+    refused = refuse_device_count(workload, max(1, _count_pod_devices(devices)))
     if refused is not None or not workload.quantization:
         return refused
     return _refuse_weights(workload.quantization, workload.runtime, devices.vendor, devices.product, devices.family)
@@ -157,7 +157,7 @@ def _refuse_weights(quantization: str, engine: str, vendor: str, product: str, f
 
 def _find_need(workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int) -> _Need | None:
     """Return the need with `free_bytes` on each device, and its level; None if the need is unknown."""
-    count = _pod_devices(devices)
+    count = _count_pod_devices(devices)
     memory = estimate_pod(workload, options, count)
     if memory is None:
         return None
@@ -187,7 +187,7 @@ def describe_shortfall(
     workload: Workload, options: ServingOptions, devices: ServingDevices, needed_bytes: int, free_bytes: int
 ) -> str:
     """Return the message that `needed_bytes` are not in `free_bytes` of each device, with the way out."""
-    count, refused = _pod_devices(devices), refuse_devices(workload, devices)
+    count, refused = _count_pod_devices(devices), refuse_devices(workload, devices)
     if refused is not None:
         return refused
     prefix = "each of " if count > 1 else ""

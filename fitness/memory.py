@@ -137,29 +137,38 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
         estimated = estimate(workload, options)
         return PodMemory(estimated) if estimated else None
     memory = find_runtime(workload.runtime).memory
-    own = memory.estimate_device_parts(workload.layout, options, devices) if workload.layout else None
-    draft = memory.estimate_device_parts(workload.draft, options, devices) if workload.draft else None
-    if own is not None and (draft is not None or workload.draft is None):
-        container, device = Estimate(own.container), Estimate(own.device._replace(further_bytes=workload.further_bytes))
-        if draft is not None:
-            container = container._replace(draft=draft.container._replace(engine_bytes=0))
-            device = device._replace(draft=draft.device._replace(engine_bytes=0))
-        return _divide_memory(own, container, device, workload.stated_bytes)
+    model_parts = memory.estimate_device_parts(workload.layout, options, devices) if workload.layout else None
+    draft_parts = memory.estimate_device_parts(workload.draft, options, devices) if workload.draft else None
+    if model_parts is not None and (draft_parts is not None or workload.draft is None):
+        container, device = (
+            Estimate(model_parts.container),
+            Estimate(model_parts.device._replace(further_bytes=workload.further_bytes)),
+        )
+        if draft_parts is not None:
+            container = container._replace(draft=draft_parts.container._replace(engine_bytes=0))
+            device = device._replace(draft=draft_parts.device._replace(engine_bytes=0))
+        return _divide_memory(model_parts, container, device, workload.stated_bytes)
     if workload.stated_bytes is None:
         return None
     # The same formula tells what the engine keeps in the container, which depends on no layer.
     assumed = structs.replace(workload.layout or _UNKNOWN, tensor_bytes=workload.stated_bytes, layers=[])
-    own = memory.estimate_device_parts(assumed, options, devices)
-    return _divide_memory(own, Estimate(own.container), None, workload.stated_bytes) if own else None
+    model_parts = memory.estimate_device_parts(assumed, options, devices)
+    return (
+        _divide_memory(model_parts, Estimate(model_parts.container), None, workload.stated_bytes)
+        if model_parts
+        else None
+    )
 
 
-def _divide_memory(own: DeviceParts, container: Estimate, device: Estimate | None, stated: int | None) -> PodMemory:
+def _divide_memory(
+    parts: DeviceParts, container: Estimate, device: Estimate | None, stated_bytes: int | None
+) -> PodMemory:
     """Return the memory of container and devices, of which each holds the estimate or its share of the stated bytes."""
-    estimated = device.total_bytes if device else 0
-    share = -(-(stated or 0) // own.devices)
+    estimated_bytes = device.total_bytes if device else 0
+    stated_share = -(-(stated_bytes or 0) // parts.devices)
     # Rounded up, so that the engine's share of exactly this much is enough.
-    bytes_each = -(-max(estimated, share) * 1000 // own.used_permille) + _UNUSABLE_DEVICE_BYTES
-    return PodMemory(container, device, bytes_each, share if share > estimated else None)
+    bytes_each = -(-max(estimated_bytes, stated_share) * 1000 // parts.used_permille) + _UNUSABLE_DEVICE_BYTES
+    return PodMemory(container, device, bytes_each, stated_share if stated_share > estimated_bytes else None)
 
 
 def is_understated(stated_bytes: int, needed_bytes: int) -> bool:
@@ -211,7 +220,7 @@ def _compute_needed(workload: Workload, options: ServingOptions, devices: int) -
     return _Needed(memory.device_bytes_each, math.ceil(memory.device.parts.weights_bytes * share))
 
 
-def largest_context(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> int | None:
+def find_largest_context(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> int | None:
     """Return the longest context, shorter than that of `options`, that fits into `limit_bytes`, or None.
 
     With `devices` the limit is the memory of each of them. The estimate never falls with a longer context (a property
@@ -223,24 +232,25 @@ def largest_context(workload: Workload, options: ServingOptions, limit_bytes: in
         needed = _compute_needed(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
         return needed is not None and needed.total_bytes <= limit_bytes
 
-    low, high = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_length - 1) // _CONTEXT_STEP
-    if high < low or not fits(low):
+    fewest, most = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_length - 1) // _CONTEXT_STEP
+    if most < fewest or not fits(fewest):
         return None
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low * _CONTEXT_STEP
+    while fewest < most:
+        middle = (fewest + most + 1) // 2
+        fewest, most = (middle, most) if fits(middle) else (fewest, middle - 1)
+    return fewest * _CONTEXT_STEP
 
 
 def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> str:
-    """Return a message with a change to fit into `limit_bytes`: a shorter context, else fewer requests or bits.
+    """Return a message with the least change by which the model fits into `limit_bytes`.
 
-    With `devices` the limit is the memory of each of them, and more devices are another way out.
+    That is a shorter context, else fewer parallel requests or fewer bits. With `devices` the limit is the memory of
+    each of them, and more devices are another way out.
     """
     if (of_stated := _find_stated_way_out(workload, options, limit_bytes, devices)) is not None:
         return of_stated
-    layout, context = workload.layout, largest_context(workload, options, limit_bytes, devices)
-    count = _enough_devices(workload, options, limit_bytes, devices)
+    layout, context = workload.layout, find_largest_context(workload, options, limit_bytes, devices)
+    count = _find_enough_devices(workload, options, limit_bytes, devices)
     more_devices = [f"a hardware.count of {count}"] if count else []
     if context is not None:
         return f"{' or '.join([f'a contextLength of {context}', *more_devices])} would fit"
@@ -252,14 +262,14 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
     smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_length), parallel=1)
     changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < options.context_length else []
     changes += ["a parallel of 1"] if options.parallel > 1 else []
-    for need, more in ((needed, []), (_compute_needed(workload, smaller, devices), changes)):
-        rest_bytes = need.total_bytes - need.weights_bytes if need else limit_bytes
-        share = (limit_bytes - rest_bytes) / need.weights_bytes if need and need.weights_bytes else 0
-        if share >= 1 and more:
-            return f"{' and '.join(more)} would fit"
+    for need, added_changes in ((needed, []), (_compute_needed(workload, smaller, devices), changes)):
+        other_bytes = need.total_bytes - need.weights_bytes if need else limit_bytes
+        share = (limit_bytes - other_bytes) / need.weights_bytes if need and need.weights_bytes else 0
+        if share >= 1 and added_changes:
+            return f"{' and '.join(added_changes)} would fit"
         if share >= _LEAST_QUANTIZATION_SHARE:
             fewer_bits = f"a quantization with weights of at most {min(99, math.floor(100 * share))}% of the size"
-            return f"{' and '.join([fewer_bits, *more])} would fit"
+            return f"{' and '.join([fewer_bits, *added_changes])} would fit"
     larger = ", or more or larger devices" if devices else " or a larger host"
     return f"no quantization of this model would fit: use a smaller model{larger}"
 
@@ -271,7 +281,7 @@ def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_byte
     alone = estimate_pod(workload._replace(layout=None, draft=None), options, devices)
     if alone is None or alone.device_bytes_each is None or alone.device_bytes_each <= limit_bytes:
         return None
-    count = _enough_devices(workload, options, limit_bytes, devices)
+    count = _find_enough_devices(workload, options, limit_bytes, devices)
     more_devices = f"a hardware.count of {count}" if count else ""
     estimated = estimate_pod(workload._replace(stated_bytes=None), options, devices)
     if estimated is not None and estimated.device_bytes_each is not None:
@@ -292,7 +302,7 @@ def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_byte
     return f"{fits}: use a smaller quantization or a lower contextLength, and state what that takes"
 
 
-def _enough_devices(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int) -> int | None:
+def _find_enough_devices(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int) -> int | None:
     """Return the least number of devices above `devices` that fits and that engines can divide a model among."""
     for count in _DEVICE_COUNTS if devices else ():
         if count > devices and refuse_device_count(workload, count) is None:

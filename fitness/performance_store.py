@@ -171,9 +171,9 @@ def put_record(
 def put_host_record(
     data: Mapping[str, str], key: RecordKey, record: MeasuredPerformance, most_bytes: int = MOST_BYTES
 ) -> StoredData:
-    """Return the data of a ConfigMap with this measurement of a host, which is dropped itself if there is no room.
+    """Return the data of a ConfigMap with this measurement of a host; without room it is left out itself.
 
-    A host is not trusted: no measurement of a Job or of another namespace goes for one of it.
+    A host is not trusted: no measurement of a Job or of another namespace makes room for one of it.
     """
     stored = put_record(data, key, record, most_bytes)
     if stored.dropped:
@@ -186,13 +186,13 @@ def limit_host_records(data: Mapping[str, str], namespace: str, most: int = MOST
 
     A host states its device class itself: one that states another each minute displaces no measurement of others.
     """
-    times: dict[str, str] = {}
+    measured_at: dict[str, str] = {}
     for name, value in data.items():
         with contextlib.suppress(ValueError):
             key, record = _decode_record(name, value)
             if key.namespace == namespace and record.source == "host":
-                times[name] = record.measured_at
-    dropped = sorted(times, key=lambda name: (times[name], name), reverse=True)[most:]
+                measured_at[name] = record.measured_at
+    dropped = sorted(measured_at, key=lambda name: (measured_at[name], name), reverse=True)[most:]
     return StoredData({name: value for name, value in data.items() if name not in dropped}, tuple(sorted(dropped)))
 
 
@@ -228,7 +228,7 @@ class PerformanceTable:
             listener(model_hash)
 
     def update(self, config_map: Obj) -> tuple[DamagedRecord, ...]:
-        """Take a ConfigMap as it is now, and return what is damaged in it."""
+        """Replace the measurements of one model by those of its ConfigMap; return what is damaged in it."""
         model_hash = find_model_hash(config_map)
         if not model_hash:
             self.remove(config_map["metadata"]["name"])

@@ -63,8 +63,8 @@ def describe_devices(
         bandwidth = round(listed.gb_per_second * _GIGA)
         if partition:
             # A partition has its share of the memory, and of the ways to it.
-            sized = memory_bytes and whole_bytes
-            bandwidth = round(bandwidth * min(1.0, (memory_bytes or 0) / (whole_bytes or 1))) if sized else None
+            has_sizes = memory_bytes and whole_bytes
+            bandwidth = round(bandwidth * min(1.0, (memory_bytes or 0) / (whole_bytes or 1))) if has_sizes else None
     return ServingDevices(
         vendor=vendor,
         device_class=name_device_class(vendor, product, count, partition),

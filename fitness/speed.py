@@ -100,16 +100,16 @@ def estimate_speed(
         active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
         filled_tokens: tokens in the cache; None: as while speeds are measured, with a short prompt.
     """
-    share = active_share if layout.expert_outputs else 1.0
-    if share is None or not 0 < share <= 1 or not layout.tensor_bytes:
+    used_share = active_share if layout.expert_outputs else 1.0
+    if used_share is None or not 0 < used_share <= 1 or not layout.tensor_bytes:
         return None
-    read = _Reads(
-        weights_bytes=layout.tensor_bytes * share,
-        cache_bytes=_cached_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_length)),
+    reads = _Reads(
+        weights_bytes=layout.tensor_bytes * used_share,
+        cache_bytes=_count_cache_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_length)),
         layers=sum(layer.count for layer in layout.layers),
-        active_share=share,
+        active_share=used_share,
     )
-    seconds = _token_seconds(read, runtime, devices)
+    seconds = _compute_token_seconds(reads, runtime, devices)
     if seconds is None:
         return None
     correction = corrections.find(devices.vendor, devices.device_class, runtime)
@@ -118,7 +118,7 @@ def estimate_speed(
         prompt=_estimate_prompt(layout, runtime, devices),
         method="corrected" if correction.measurements else "roofline",
         run_mode=find_run_mode(devices),
-        basis=_describe_basis(read, runtime, devices, correction),
+        basis=_describe_basis(reads, runtime, devices, correction),
         measurements=correction.measurements,
     )
 
@@ -169,25 +169,25 @@ class _Reads(NamedTuple):
     """Share of the weights that a token uses."""
 
 
-def _token_seconds(read: _Reads, runtime: str, devices: ServingDevices) -> float | None:
+def _compute_token_seconds(reads: _Reads, runtime: str, devices: ServingDevices) -> float | None:
     """Return the seconds of a token without corrections, or None if a figure is unknown."""
     bandwidth, prior = devices.bandwidth_bytes_per_second, find_runtime(runtime).speed_priors.get(devices.vendor)
     if not bandwidth or prior is None:
         return None
-    rate = bandwidth * prior.efficiency * (_EXPERTS_EFFICIENCY if read.active_share < 1 else 1.0)
-    layers_seconds = read.layers * prior.layer_ms / 1000
+    rate = bandwidth * prior.efficiency * (_EXPERTS_EFFICIENCY if reads.active_share < 1 else 1.0)
+    layers_seconds = reads.layers * prior.layer_ms / 1000
     if find_run_mode(devices) == "cpu":
         # Work in a process ends when its slowest part does, so cores that are fewer than the memory can feed decide.
         rate = min(rate, (devices.cores or math.inf) * _CORE_BYTES_PER_SECOND)
-        return (read.weights_bytes + read.cache_bytes) / rate + layers_seconds
+        return (reads.weights_bytes + reads.cache_bytes) / rate + layers_seconds
     rate *= _FAMILY_EFFICIENCY.get(find_family(devices.vendor, devices.product) or "", 1.0)
     if devices.device_count > 1 and find_runtime(runtime).divides_layers:
         rate *= devices.device_count
-        layers_seconds += read.layers * _REDUCE_MS / 1000
-    return (read.weights_bytes + read.cache_bytes) / rate + layers_seconds
+        layers_seconds += reads.layers * _REDUCE_MS / 1000
+    return (reads.weights_bytes + reads.cache_bytes) / rate + layers_seconds
 
 
-def _cached_bytes(layout: Layout, options: ServingOptions, tokens: int) -> int:
+def _count_cache_bytes(layout: Layout, options: ServingOptions, tokens: int) -> int:
     """Return the bytes of the cache that a token reads when `tokens` are in it."""
     return sum(
         layer.count * (min(tokens, layer.window or tokens) * token_bytes(layer, options) + layer.state_bytes)
@@ -219,9 +219,9 @@ def _build_range(expected: float, spread: float) -> SpeedRange:
     return SpeedRange(expected / factor, expected, expected * factor)
 
 
-def _describe_basis(read: _Reads, runtime: str, devices: ServingDevices, correction: Correction) -> str:
+def _describe_basis(reads: _Reads, runtime: str, devices: ServingDevices, correction: Correction) -> str:
     """Return the figures behind an estimate, for people."""
-    words = f"{size_text(round(read.weights_bytes + read.cache_bytes))} for each token"
+    words = f"{size_text(round(reads.weights_bytes + reads.cache_bytes))} for each token"
     words += f" at {(devices.bandwidth_bytes_per_second or 0) / 1e9:.4g} GB/s"
     if devices.device_count > 1:
         shared = "which share each layer" if find_runtime(runtime).divides_layers else "which take turns by layer"

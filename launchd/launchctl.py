@@ -11,7 +11,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from launchd.launchctl_codes import NO_DOMAIN, NOT_LOADED, WRONG_SESSION, explain_code
+from launchd.launchctl_codes import (
+    IN_PROGRESS,
+    INPUT_OUTPUT_ERROR,
+    NO_DOMAIN,
+    NO_PROCESS,
+    NOT_LOADED,
+    UNLOADING,
+    WRONG_SESSION,
+    explain_code,
+)
 from launchd.property_list import read_plist, render_plist
 from launchd.service_definition import LABEL, ServiceDefinition
 from launchd.service_manager import ServiceError, ServiceManager, ServicePhase, ServiceState, run_command
@@ -124,7 +133,7 @@ class Launchd(ServiceManager):
     def restart(self) -> None:
         """End the agent and start it again; load the job if it is not loaded. Raises ServiceError."""
         domain, _ = self._find_job()
-        self._try_domains(self._kick, (domain,) if domain else self._domains)
+        self._try_domains(self._restart_job, (domain,) if domain else self._domains)
 
     def read_state(self) -> ServiceState:
         """Return launchd's view of the job. Raises ServiceError."""
@@ -133,7 +142,7 @@ class Launchd(ServiceManager):
             manager="launchd",
             job=f"{domain or self._domains[0]}/{LABEL}",
             definition=str(self.definition_path),
-            phase=_phase(job) if domain else "absent",
+            phase=_find_phase(job) if domain else "absent",
             pid=job.pid,
             runs=job.runs,
             last_exit=job.last_exit,
@@ -171,21 +180,27 @@ class Launchd(ServiceManager):
         self._call("enable", job)
         self._unload(domain)
         plist = str(self.definition_path)
-        self._call("bootstrap", domain, plist, again={5, 37}, tries=_BOOTSTRAP_TRIES, pause=_BOOTSTRAP_PAUSE_SECONDS)
-        # 37: RunAtLoad has started it already.
-        self._call("kickstart", job, passed={0, 37})
-        self._verify(job)
+        self._call(
+            "bootstrap",
+            domain,
+            plist,
+            retried={INPUT_OUTPUT_ERROR, IN_PROGRESS},
+            tries=_BOOTSTRAP_TRIES,
+            pause=_BOOTSTRAP_PAUSE_SECONDS,
+        )
+        self._call("kickstart", job, accepted={0, IN_PROGRESS})
+        self._await_stable_run(job)
 
-    def _kick(self, domain: str) -> None:
+    def _restart_job(self, domain: str) -> None:
         """End the job and start it again; load it if it is not loaded."""
         job = f"{domain}/{LABEL}"
         try:
-            self._call("kickstart", "-k", job, passed={0, 37})
+            self._call("kickstart", "-k", job, accepted={0, IN_PROGRESS})
         except _CallError as error:
             if error.code != NOT_LOADED:
                 raise
             return self._load(domain)
-        return self._verify(job)
+        return self._await_stable_run(job)
 
     def _unload_everywhere(self) -> None:
         """Unload the job from each domain that exists."""
@@ -197,20 +212,22 @@ class Launchd(ServiceManager):
                     raise
 
     def _unload(self, domain: str) -> None:
-        """Unload the job, if it is loaded, and wait until it has ended."""
+        """Unload the job, if it is loaded, and wait until it has ended. Raises ServiceError if it does not end."""
         job = f"{domain}/{LABEL}"
-        # 3 and 113: was not loaded; 36: goes on in the background.
-        self._call("bootout", job, passed={0, 3, 36, NOT_LOADED})
+        self._call("bootout", job, accepted={0, NO_PROCESS, UNLOADING, NOT_LOADED})
         tries, pause = _GONE_TRIES, _GONE_PAUSE_SECONDS
         try:
-            self._call("print", job, passed={NOT_LOADED}, again={_STILL_LOADED}, tries=tries, pause=pause)
+            self._call("print", job, accepted={NOT_LOADED}, retried={_STILL_LOADED}, tries=tries, pause=pause)
         except _CallError as error:
             if error.code != _STILL_LOADED:
                 raise
             raise ServiceError(f"{LABEL} is still loaded after {tries * pause:.0f} s: try again later") from error
 
-    def _verify(self, job: str) -> None:
-        """Wait until the job runs as the same process at two looks: one that crashes at once is never the same."""
+    def _await_stable_run(self, job: str) -> None:
+        """Wait until the job runs as the same process at two looks: one that crashes at once is never the same.
+
+        Raises ServiceError if it does not.
+        """
         seen_pid, state = None, JobState()
         for tries in range(_VERIFY_TRIES):
             if tries:
@@ -238,22 +255,22 @@ class Launchd(ServiceManager):
         self,
         verb: str,
         *words: str,
-        passed: Collection[int] = (0,),
-        again: Collection[int] = (),
+        accepted: Collection[int] = (0,),
+        retried: Collection[int] = (),
         tries: int = 1,
         pause: float = 0.0,
     ) -> str:
-        """Call launchctl, again after a pause as long as its code is in `again`; return what it printed.
+        """Call launchctl, again after a pause as long as its code is in `retried`; return what it printed.
 
-        Raises _CallError: its last code is not in `passed`.
+        Raises _CallError: its last code is not in `accepted`.
         """
         for number in range(tries):
             if number:
                 self._pause(pause)
             code, output = run_command([self._program, verb, *words])
-            if code in passed:
+            if code in accepted:
                 return output
-            if code not in again:
+            if code not in retried:
                 break
         raise _CallError(verb, code, f"launchctl {' '.join((verb, *words))}: {explain_code(code, output)}")
 
@@ -269,7 +286,7 @@ def user_launchd(home: Path) -> Launchd:
     return Launchd((f"gui/{uid}", f"user/{uid}"), home / "Library" / "LaunchAgents")
 
 
-def _phase(job: JobState) -> ServicePhase:
+def _find_phase(job: JobState) -> ServicePhase:
     """Return the phase of a job that is loaded."""
     if job.is_running:
         return "running"

@@ -10,6 +10,18 @@ class Meaning(NamedTuple):
     remedy: str
 
 
+NO_PROCESS: Final = 3
+"""bootout: the job was not loaded."""
+
+INPUT_OUTPUT_ERROR: Final = 5
+"""bootstrap: the old job still ends, or there is no such session."""
+
+UNLOADING: Final = 36
+"""bootout: the job is unloaded in the background."""
+
+IN_PROGRESS: Final = 37
+"""bootstrap: the old job still ends. kickstart: RunAtLoad has started the job already."""
+
 NOT_LOADED: Final = 113
 NO_DOMAIN: Final = frozenset({112, 125})
 """Codes for a domain that does not exist now, such as gui/UID without a login at the screen."""

@@ -60,7 +60,7 @@ class Systemd(ServiceManager):
             manager="systemd",
             job=UNIT,
             definition=str(self.definition_path),
-            phase=_phase(properties, pid),
+            phase=_find_phase(properties, pid),
             pid=pid or None,
             # systemd counts only the starts after an end that nobody asked for.
             runs=int(restarts) + 1 if restarts.isdecimal() else None,
@@ -89,7 +89,7 @@ def user_systemd(home: Path) -> Systemd:
     return Systemd(home / ".config" / "systemd" / "user", user=True)
 
 
-def _phase(properties: dict[str, str], pid: int) -> ServicePhase:
+def _find_phase(properties: dict[str, str], pid: int) -> ServicePhase:
     """Return the phase of the unit with these properties; `pid` is its main process, or 0."""
     if properties.get("LoadState") != "loaded":
         return "absent"

@@ -8,7 +8,7 @@ from typing import Final
 from launchd.service_definition import RESTART_SECONDS, STOP_SECONDS, SUPERVISOR_VARIABLE, ServiceDefinition
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
-_WORD: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|(\S+)')
+_WORD: Final = re.compile(r'"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>\S+)')
 _ESCAPES: Final = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
 _ESCAPED: Final = {escaped: plain for plain, escaped in _ESCAPES.items()}
 _APPEND: Final = "append:"
@@ -105,7 +105,9 @@ def _find_value(content: bytes, key: str) -> str:
 
 def _split_words(text: str) -> list[str]:
     """Return the words of a line, each without its quotes and escapes."""
-    words = [(word[1] if word[2] is None else word[2]).replace("%%", "%") for word in _WORD.finditer(text)]
+    words = [
+        (word["quoted"] if word["plain"] is None else word["plain"]).replace("%%", "%") for word in _WORD.finditer(text)
+    ]
     return [re.sub(r"\\.", lambda match: _ESCAPED[match[0]], word) for word in words]
 
 

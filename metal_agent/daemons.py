@@ -123,7 +123,7 @@ class SharedDaemon:
         self._loaded_models: list[tuple[str, int | None]] = []
         self._wake = asyncio.Event()
         self._is_clean = False
-        # Held by `add_model` and by the clean-up, which must not remove a model that is being added and has no handle yet.
+        # Held by `add_model` and the clean-up, which must not remove a model that is being added and has no handle yet.
         self._changing = asyncio.Lock()
 
     def build_name(self, spec: MetalProcessSpec) -> str:

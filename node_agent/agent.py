@@ -73,9 +73,9 @@ class NodeAgent:
         self._clock = clock = asyncio.get_running_loop().time
         self._labels = LabelWriter(client, clock)
         self._fitness = FitnessWriter(client, clock, options.interval_seconds)
-        self._running: asyncio.Future[HardwareReading] | None = None
-        self._started_at = wall_clock()
-        self._logged: object = None
+        self._running_probe: asyncio.Future[HardwareReading] | None = None
+        self._probe_started_at = wall_clock()
+        self._last_logged: object = None
         self._reported: ReportedHardware | None = None
 
     @property
@@ -99,9 +99,9 @@ class NodeAgent:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(watch)
-            group.create_task(self._work(synced))
+            group.create_task(self._probe_at_intervals(synced))
 
-    async def _work(self, synced: asyncio.Event) -> None:
+    async def _probe_at_intervals(self, synced: asyncio.Event) -> None:
         """Probe at intervals until cancelled."""
         try:
             await asyncio.wait_for(synced.wait(), NODE_SECONDS)
@@ -125,20 +125,23 @@ class NodeAgent:
             log.exception("step_failed", node=self._options.node_name)
 
     async def _read_hardware(self) -> str:
-        """Probe the hardware; return a sentence if nothing was read."""
+        """Probe the hardware and report what was read; return "", or a sentence if nothing was read.
+
+        A probe that does not end in time goes on, and the next call waits for it instead of starting another.
+        """
         started = self._clock()
-        if self._running is None:
-            self._started_at = self._wall_clock()
+        if self._running_probe is None:
+            self._probe_started_at = self._wall_clock()
             labels = self._node["metadata"].get("labels", {}) if self._node else {}
-            self._running = asyncio.ensure_future(self._probe(labels))
-        done, _ = await asyncio.wait({self._running}, timeout=PROBE_SECONDS)
+            self._running_probe = asyncio.ensure_future(self._probe(labels))
+        done, _ = await asyncio.wait({self._running_probe}, timeout=PROBE_SECONDS)
         if not done:
             self._metrics.count_probe(self._clock() - started, failed=True)
             return (
-                f"the probe of {rfc3339(self._started_at)} has not ended, so these facts grow old: look at the driver "
-                "of the devices, or restart the node"
+                f"the probe of {rfc3339(self._probe_started_at)} has not ended, so these facts grow old: look at the "
+                "driver of the devices, or restart the node"
             )
-        probe, self._running = self._running, None
+        probe, self._running_probe = self._running_probe, None
         if error := probe.exception():
             log.error("probe_failed", error=repr(error), exc_info=error)
             self._metrics.count_probe(self._clock() - started, failed=True)
@@ -155,10 +158,10 @@ class NodeAgent:
         return ""
 
     def _report_hardware(self, reported: ReportedHardware) -> None:
-        """Take the hardware as what labels, metrics and the REST API show, and log it if it is other than before."""
+        """Keep the hardware for labels and the REST API, show it in the metrics, and log it if it has changed."""
         hardware, state, problems = reported.hardware, reported.devices_state, reported.problems
         logged = state, hardware.vendor, [device.id for device in hardware.devices], problems
-        if logged != self._logged:
+        if logged != self._last_logged:
             log.info(
                 "hardware_read",
                 vendor=hardware.vendor,
@@ -167,12 +170,12 @@ class NodeAgent:
                 devices_state=state,
                 problems=problems,
             )
-            self._logged = logged
+            self._last_logged = logged
         self._reported = reported
         self._metrics.show_devices(hardware.devices)
 
     async def _write_labels(self) -> tuple[LabelConflict, ...]:
-        """Write the labels that are due; return the conflicts with other labellers."""
+        """Write the labels if they are due; return the conflicts with other labellers, which the metrics show, too."""
         node, hardware = self._node, self.hardware
         if node is None or hardware is None:
             return ()

@@ -33,27 +33,27 @@ class RefusedWrites:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._failures = 0
-        self._until = 0.0
+        self._paused_until = 0.0
         self.message = ""
         """The last refusal; empty: the last write was accepted."""
 
     @property
-    def is_over(self) -> bool:
+    def is_pause_over(self) -> bool:
         """True if the next write may be sent."""
-        return self._clock() >= self._until
+        return self._clock() >= self._paused_until
 
-    def note(self, error: ApiError) -> None:
-        """Pause after a refusal."""
+    def note_refusal(self, error: ApiError) -> None:
+        """Pause after a refusal, longer after each in a row, and log it if its message is new."""
         self._failures += 1
         pause = backoff_seconds(self._failures, first=FIRST_PAUSE_SECONDS, most=LAST_PAUSE_SECONDS)
-        self._until = self._clock() + pause
+        self._paused_until = self._clock() + pause
         if self.message != str(error):
             log.warning("write_refused", error=str(error), next_try_seconds=round(pause))
         self.message = str(error)
 
-    def clear(self) -> None:
-        """Note a write that was accepted."""
-        self._failures, self._until, self.message = 0, 0.0, ""
+    def note_success(self) -> None:
+        """Note a write that was accepted: the next one need not wait."""
+        self._failures, self._paused_until, self.message = 0, 0.0, ""
 
 
 class LabelWriter:
@@ -66,9 +66,9 @@ class LabelWriter:
     async def write(self, node: Obj, plan: LabelPlan) -> Obj | None:
         """Apply the labels if that changes the Node; return it as it is then, or None if it was not written."""
         if not plan.is_due:
-            self.refused.clear()
+            self.refused.note_success()
             return None
-        if not self.refused.is_over:
+        if not self.refused.is_pause_over:
             return None
         metadata = {"name": node["metadata"]["name"], "uid": node["metadata"]["uid"], "labels": dict(plan.applied)}
         try:
@@ -81,9 +81,9 @@ class LabelWriter:
             log.warning("labels_not_written", error=str(error))
             return None
         except ApiError as error:
-            self.refused.note(error)
+            self.refused.note_refusal(error)
             return None
-        self.refused.clear()
+        self.refused.note_success()
         log.info("labels_written", labels=dict(plan.applied))
         return written
 
@@ -108,14 +108,14 @@ class FitnessWriter:
             condition: the condition Ready, without lastTransitionTime.
             now: the wall clock.
         """
-        if not self._refused.is_over:
+        if not self._refused.is_pause_over:
             return False
         try:
             observed = self._observed or await self._get_or_create(node)
             before: Mapping[str, Any] = observed.get("status") or {}
             body = encode_status(status, before) if status else dict(before)
-            since = self._written_at
-            silent_seconds = float("inf") if since is None else self._clock() - since
+            written_at = self._written_at
+            silent_seconds = float("inf") if written_at is None else self._clock() - written_at
             body["conditions"] = merge_conditions(before.get("conditions", []), [condition], now)
             if not is_due(body, before, silent_seconds, self._interval_seconds):
                 return False
@@ -123,7 +123,7 @@ class FitnessWriter:
         except NotFound as error:
             # Somebody has deleted it, so the next probe creates it; or the CRD is not installed.
             if self._observed is None:
-                self._refused.note(error)
+                self._refused.note_refusal(error)
             self._observed = None
             return False
         except Unreachable as error:
@@ -131,16 +131,16 @@ class FitnessWriter:
             return False
         except ApiError as error:
             self._observed = None
-            self._refused.note(error)
+            self._refused.note_refusal(error)
             return False
-        self._refused.clear()
+        self._refused.note_success()
         # Agents that start together, or whose API server is back, do not report together for ever: the write counts as
         # an earlier one, so that any of the next probes may be the heartbeat's.
         self._written_at = self._clock()
         if silent_seconds > 2 * HEARTBEAT_SECONDS:
-            probes = max(1, round(HEARTBEAT_SECONDS / self._interval_seconds))
-            nth = random.randrange(probes)  # noqa: S311 - spreads load
-            self._written_at -= max(0.0, HEARTBEAT_SECONDS - (nth + 1) * self._interval_seconds)
+            probes_per_heartbeat = max(1, round(HEARTBEAT_SECONDS / self._interval_seconds))
+            probe_number = random.randrange(probes_per_heartbeat)  # noqa: S311 - spreads load
+            self._written_at -= max(0.0, HEARTBEAT_SECONDS - (probe_number + 1) * self._interval_seconds)
         return True
 
     async def _get_or_create(self, node: Obj) -> Obj:

@@ -48,13 +48,13 @@ def parse_fit_query(query: Mapping[str, str], *, limit: int, search: str = "") -
 def list_fits(hardware: NodeFitnessStatus, query: FitQuery) -> list[dict[str, Any]]:
     """Return the rows that are asked for of a node, the best fit first and there the largest model."""
     devices = _describe_device(hardware)
-    worst = FIT_LEVELS.index(query.min_fit)
+    worst_rank = FIT_LEVELS.index(query.min_fit)
     candidates = list[tuple[int, float, dict[str, Any]]]()
     for name, entry in load_catalog().items():
         if query.search not in name.casefold() and query.search not in entry.title.casefold():
             continue
         fit = _assess_entry(entry, devices)
-        if fit and (rank := FIT_LEVELS.index(fit.level)) <= worst:
+        if fit and (rank := FIT_LEVELS.index(fit.level)) <= worst_rank:
             candidates.append((rank, -entry.parameter_count, _build_row(name, entry, devices.vendor, fit)))
     return [row for _, _, row in sorted(candidates, key=lambda candidate: candidate[:2])]
 

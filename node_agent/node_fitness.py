@@ -41,13 +41,13 @@ def encode_status(status: NodeFitnessStatus, written: Mapping[str, Any]) -> dict
     earlier = {_identify_device(device): device for device in written.get("devices", ())}
     if devices := body.get("devices"):
         body["devices"] = [
-            _keep_steps(device, earlier.get(_identify_device(device), {}), _DEVICE_STEPS) for device in devices
+            _skip_small_changes(device, earlier.get(_identify_device(device), {}), _DEVICE_STEPS) for device in devices
         ]
-    return _keep_steps(body, written, _STEPS)
+    return _skip_small_changes(body, written, _STEPS)
 
 
-def _keep_steps(wanted: dict[str, Any], written: Mapping[str, Any], steps: Mapping[str, int]) -> dict[str, Any]:
-    """Return the values, with those as written that have changed by less than their step."""
+def _skip_small_changes(wanted: dict[str, Any], written: Mapping[str, Any], steps: Mapping[str, int]) -> dict[str, Any]:
+    """Return the wanted values; a value that has changed by less than its step stays as it was written."""
     kept = {
         field: written[field]
         for field, step in steps.items()
@@ -57,7 +57,7 @@ def _keep_steps(wanted: dict[str, Any], written: Mapping[str, Any], steps: Mappi
 
 
 def is_due(body: Mapping[str, Any], written: Mapping[str, Any], silent_seconds: float, interval_seconds: float) -> bool:
-    """Decide whether to write the status now, or to wait for the next probe.
+    """Decide whether to write the status now: at once if its identity has changed, else as a heartbeat.
 
     Args:
         body: the status as it would be written.

@@ -94,18 +94,22 @@ def _build_device_labels(hardware: NodeFitnessStatus) -> dict[str, str]:
 
 
 def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
-    """Decide which wanted labels to apply to `node`, which has at least its labels and managedFields."""
+    """Decide which wanted labels to apply to `node`, which has at least its labels and managedFields.
+
+    A label is applied if it is missing, or if this agent owns it and no other has another value for it. A label of
+    others with another value is a conflict.
+    """
     labels: Mapping[str, str] = node["metadata"].get("labels") or {}
     owners = _list_owners(node)
-    mine = {name for name, managers in owners.items() if FIELD_MANAGER in managers}
+    own_labels = {name for name, managers in owners.items() if FIELD_MANAGER in managers}
     applied, conflicts = dict[str, str](), list[LabelConflict]()
     for name, value in wanted.items():
         others = owners.get(name, set()) - {FIELD_MANAGER}
-        if name not in labels or (name in mine and (not others or labels[name] == value)):
+        if name not in labels or (name in own_labels and (not others or labels[name] == value)):
             applied[name] = value
         elif labels[name] != value:
             conflicts.append(LabelConflict(name, value, labels[name], min(others, default="")))
-    is_due = any(labels.get(name) != value for name, value in applied.items()) or bool(mine - applied.keys())
+    is_due = any(labels.get(name) != value for name, value in applied.items()) or bool(own_labels - applied.keys())
     return LabelPlan(applied, tuple(conflicts), is_due)
 
 

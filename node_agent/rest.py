@@ -140,7 +140,7 @@ _NOT_READ: Final = _fail(503, "the hardware was not read yet: ask again")
 
 
 def _check_key(key_file: Path, question: AskedQuestion) -> WholeAnswer | None:
-    """Return the refusal of a request without the key."""
+    """Return the refusal of a request without the key; None if it has the key, or is for /health."""
     if question.path == "/health":
         return None
     try:

@@ -80,7 +80,7 @@ def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 
 
 def _refuse_companions(_runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return why a GGUF file cannot be the model, projector, draft or adapter that the service takes it for, or None."""
+    """Return why a GGUF file is not the model, projector, draft or adapter that the service takes it for, or None."""
     if demand.format != "gguf":
         return None
     architecture = demand.header.architecture

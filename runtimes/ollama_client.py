@@ -159,7 +159,7 @@ class Ollama:
                 await client.delete(base)
 
     async def load(self, name: str) -> None:
-        """Load the model without expiry, by an empty request. Raises DaemonError, also if that would evict another model.
+        """Load the model without expiry, by an empty request. Raises DaemonError, also if that would evict another one.
 
         Its content is noted first, for `identify_content`.
         """

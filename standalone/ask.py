@@ -123,7 +123,7 @@ async def continue_chat(
         "stream_options": {"include_usage": True},
         "messages": [msgspec.to_builtins(message) for message in messages],
     }
-    started, first, pieces, counted = time.monotonic(), 0.0, list[str](), 0
+    started, first_at, pieces, piece_count = time.monotonic(), 0.0, list[str](), 0
     usage: _Usage | None = None
     try:
         # A redirect could make this machine ask any address, and take the conversation there.
@@ -134,15 +134,15 @@ async def continue_chat(
                 usage = chunk.usage or usage
                 for choice in chunk.choices:
                     thought, text = choice.delta.reasoning_content or choice.delta.reasoning, choice.delta.content
-                    counted += bool(thought) + bool(text)
-                    first = first or (time.monotonic() if counted else 0.0)
+                    piece_count += bool(thought) + bool(text)
+                    first_at = first_at or (time.monotonic() if piece_count else 0.0)
                     if thought and show_thoughts:
                         show_thoughts(thought)
                     if text:
                         pieces.append(text)
                         show(text)
     except (aiohttp.ClientError, LineTooLong, TimeoutError, msgspec.DecodeError, UnicodeDecodeError) as error:
-        if counted:
+        if piece_count:
             show("\n")  # what is reported begins a line of its own
         match error:
             case aiohttp.ClientPayloadError():
@@ -155,8 +155,8 @@ async def continue_chat(
     ended = time.monotonic()
     return ChatAnswer(
         text="".join(pieces),
-        tokens=usage.completion_tokens if usage else counted,
-        first_seconds=(first or ended) - started,
+        tokens=usage.completion_tokens if usage else piece_count,
+        first_seconds=(first_at or ended) - started,
         seconds=ended - started,
     )
 

@@ -147,9 +147,9 @@ class Machine:
         Raises:
             AskError: the endpoint cannot be opened, or the service failed or is suspended.
         """
-        seen = -1
+        seen_changes = -1
         while True:
-            seen = await self.changes.wait_past(seen)
+            seen_changes = await self.changes.wait_past(seen_changes)
             router, replicas = self.exposure.router, self.list_replicas(key)
             if self.exposure.problem:
                 raise AskError(self.exposure.problem)
@@ -243,11 +243,13 @@ class Machine:
         self._note_change()
 
     def _update_assignments(self, supervisor: Supervisor) -> None:
-        """Decide again, and pass the assignments to the supervisor."""
+        """Decide again, and pass the assignments to the supervisor.
+
+        While a Model is not inspected yet, no engine is stopped: one of an earlier run may serve that Model.
+        """
         self._decisions = None
         assigned = [assignment for decision in self.decisions.values() for assignment in decision.assignments]
         if any(model.status.phase == "Pending" for model in self.models.values()):
-            # An engine of an earlier run may serve the pending Model: nothing is stopped before its inspection.
             supervisor.add(assigned)
         else:
             supervisor.assign(assigned)
@@ -255,7 +257,10 @@ class Machine:
         self._note_change()
 
     async def _inspect_until_known(self, supervisor: Supervisor, key: ObjectKey) -> None:
-        """Inspect a Model until the inspection succeeds or fails for good."""
+        """Inspect a Model until that succeeds or fails for good; after each try, update its status and decide again.
+
+        The pause between two tries grows, and is at least what the source asks for.
+        """
         failures = 0
         while True:
             try:
@@ -266,13 +271,13 @@ class Machine:
                 self._update_assignments(supervisor)
                 if not error.retryable:
                     return
-                asked_seconds = error.retry_after_seconds
+                retry_after_seconds = error.retry_after_seconds
             else:
                 self._update_assignments(supervisor)
                 return
             failures += 1
             pause_seconds = backoff_seconds(failures, first=_FIRST_RETRY_SECONDS, most=_LAST_RETRY_SECONDS)
-            await asyncio.sleep(max(pause_seconds, asked_seconds))
+            await asyncio.sleep(max(pause_seconds, retry_after_seconds))
 
     async def _inspect_once(self, model: Model) -> Model:
         """Return the Model with its status; a Model of Ollama's library has the facts of its spec only."""
@@ -284,10 +289,13 @@ class Machine:
         return desired.with_inspection(model, inspection, problem)
 
     async def _end_if_nothing_serves(self) -> None:
-        """Stop everything when the endpoint cannot be opened, or no service serves or may serve without the user."""
-        seen, served = -1, set[ObjectKey]()
+        """Set `failure` and the signal to stop, once the endpoint cannot be opened or no service will serve any more.
+
+        A service may still serve if it has served before, or if what keeps it may pass without the user.
+        """
+        seen_changes, served = -1, set[ObjectKey]()
         while not self.failure:
-            seen = await self.changes.wait_past(seen)
+            seen_changes = await self.changes.wait_past(seen_changes)
             if self.exposure.problem:
                 self.failure = self.exposure.problem
                 continue
@@ -331,7 +339,7 @@ class Machine:
         await self.signals.abort.wait()
         await asyncio.sleep(ABORT_SECONDS)
 
-    def list_left(self) -> list[str]:
+    def describe_left_engines(self) -> list[str]:
         """Return a message for each engine that did not end."""
         return [
             f"{runner.assignment.spec.service_name}: "

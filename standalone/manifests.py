@@ -231,7 +231,7 @@ def _split_list(path: Path, node: yaml.Node, value: object) -> Iterator[Document
 
 
 def _check_size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Count nodes and levels below `node`, each as often as aliases repeat it; raise if there are too many of either.
+    """Return the nodes and levels below `node`, each as often as aliases repeat it; raise if there are too many.
 
     Args:
         node: the top node.
@@ -243,13 +243,16 @@ def _check_size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tu
             raise yaml.MarkedYAMLError(problem="an anchor contains itself", problem_mark=node.start_mark)
         return size
     sizes[id(node)] = None
-    inner: list[yaml.Node] = []
+    children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        inner = [child for pair in node.value for child in pair]
+        children = [child for pair in node.value for child in pair]
     elif isinstance(node, yaml.SequenceNode):
-        inner = node.value
-    counted = [_check_size(child, sizes) for child in inner]
-    nodes, levels = 1 + sum(count for count, _ in counted), 1 + max((deep for _, deep in counted), default=0)
+        children = node.value
+    child_sizes = [_check_size(child, sizes) for child in children]
+    nodes, levels = (
+        1 + sum(count for count, _ in child_sizes),
+        1 + max((child_levels for _, child_levels in child_sizes), default=0),
+    )
     if nodes > _MOST_NODES or levels > _MOST_LEVELS:
         problem = f"more than {_MOST_NODES} values, or {_MOST_LEVELS} levels, with what its aliases repeat"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
@@ -283,7 +286,7 @@ def _find_problems(document: Document) -> Iterator[str]:
 
 
 def _find_source_errors(document: Document) -> Iterator[str]:
-    """Find an invalid source, which a cluster reports in the status of the Model."""
+    """Yield the problem of an invalid source, which a cluster reports in the status of the Model."""
     spec = document.manifest.get("spec")
     source = spec.get("source") if isinstance(spec, dict) else None
     if document.manifest["kind"] == "Model" and isinstance(source, str):
@@ -294,9 +297,9 @@ def _find_source_errors(document: Document) -> Iterator[str]:
 
 
 def find_duplicates(documents: Iterable[Document], *, is_one_machine: bool) -> Iterator[str]:
-    """Find objects with the same name.
+    """Yield a problem for each object with the same kind and name as an earlier one.
 
-    Requests name a service as their model, so that its name is unique on one machine, whatever its namespace.
+    Requests name a service as their model, so on one machine its name is unique, whatever its namespace.
     """
     stated: defaultdict[tuple[str, ...], list[Document]] = defaultdict(list)
     for document in documents:
@@ -316,9 +319,9 @@ def _find_missing_models(documents: Sequence[Document]) -> Iterator[str]:
         if document.manifest["kind"] != "InferenceService":
             continue
         spec = accept_manifest(document.manifest, InferenceService).spec
-        there = ", ".join(sorted(name for namespace, name in models if namespace == document.key.namespace)) or "none"
+        present = ", ".join(sorted(name for namespace, name in models if namespace == document.key.namespace)) or "none"
         companions = [(companion.field, companion.name) for companion in list_companions(spec)]
         for field_name, name in [("modelRef", spec.model_ref), *companions]:
             if ObjectKey(document.key.namespace, name) not in models:
-                problem = f"spec.{field_name}: Model {name} is not in these files: add it (they have {there})"
+                problem = f"spec.{field_name}: Model {name} is not in these files: add it (they have {present})"
                 yield document.describe(problem, ("spec", *field_name.split(".")))

@@ -66,10 +66,10 @@ def build_row(
     if not ordered:
         problem = decision.problem
         return Row(name, problem.phase if problem else "Pending", problem.message if problem else "")
-    worst, reserved, used = ordered[-1]
+    worst, reserved_bytes, used_bytes = ordered[-1]
     ready = sum(status.phase == "Ready" for status, _, _ in ordered)
     measured = [size for _, _, size in ordered if size]
-    detail = _describe_progress(worst, reserved, used)
+    detail = _describe_progress(worst, reserved_bytes, used_bytes)
     if len(ordered) > 1:
         detail = f"{ready} of {len(ordered)} replicas are ready" + (f"; {detail}" if detail else "")
     phase = worst.phase if not ready else "Ready" if ready == len(ordered) else "Degraded"
@@ -90,9 +90,9 @@ def build_row(
 def _describe_progress(status: MetalProcessStatus, reserved: int | None, used: int | None) -> str:
     """Return the progress or the problem of a process."""
     if status.phase == "Fetching" and status.progress:
-        here, total = status.progress.bytes, status.progress.total_bytes
-        share = f" of {size_text(total)}, {100 * here // total} %" if total else ""
-        return f"{size_text(here)}{share}"
+        fetched_bytes, total = status.progress.bytes, status.progress.total_bytes
+        share = f" of {size_text(total)}, {100 * fetched_bytes // total} %" if total else ""
+        return f"{size_text(fetched_bytes)}{share}"
     if status.phase == "Starting" and not status.message:
         return f"loading, {size_text(used)} of about {size_text(reserved)}" if used and reserved else "loading"
     return status.message.replace(LOG_HINT, "")
@@ -110,7 +110,7 @@ class RowBuilder:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
-        self._counted: Mapping[str, tuple[float, int]] = {}
+        self._last_counts: Mapping[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
 
     async def build_rows(self, state: ProxyState | None, now: float) -> list[Row]:
@@ -122,7 +122,7 @@ class RowBuilder:
         for key, decision in machine.decisions.items():
             replicas = []
             for runner in machine.list_replicas(key):
-                status = runner.status(None)
+                status = runner.build_status(None)
                 used = await asyncio.to_thread(footprint_bytes, status.pid) if status.pid else None
                 replicas.append((status, runner.assignment.spec.memory_bytes, used))
             name = "/".join(key)
@@ -135,10 +135,10 @@ class RowBuilder:
         """Compute the rate of each service since the last counts."""
         counted = {name: (now, stat.tokens_out) for name, stat in stats.items()}
         for name, (_, tokens) in counted.items():
-            if name in self._counted:
-                before, earlier = self._counted[name]
+            if name in self._last_counts:
+                before, earlier = self._last_counts[name]
                 self._rates[name] = max(0, tokens - earlier) / max(now - before, 1e-6)
-        self._counted = counted
+        self._last_counts = counted
 
 
 def describe_host(machine: Machine) -> str:
@@ -202,9 +202,9 @@ async def print_changes(machine: Machine, out: IO[str]) -> None:
     try:
         while True:
             seen = await machine.changes.wait_past(seen)
-            printed.refresh()
+            printed.print_changes()
     finally:
-        printed.refresh()
+        printed.print_changes()
 
 
 def draw_table(head: str, rows: Iterable[Row], foot: str) -> Group:
@@ -233,26 +233,26 @@ class ChangePrinter:
         self._clock = clock
         self._started = clock()
         self._printed: dict[str, str] = {}
-        self._next: dict[str, float] = {}
+        self._next_at: dict[str, float] = {}
         self._head = ""
 
-    def refresh(self) -> None:
+    def print_changes(self) -> None:
         """Print the changes since the last call; progress at most every ten seconds."""
         if self._machine.exposure.router and (head := describe_endpoint(self._machine)) != self._head:
             self._head = head
             self._print_line(head)
         for key, decision in self._machine.decisions.items():
-            replicas = ((runner.status(None), None, None) for runner in self._machine.list_replicas(key))
+            replicas = ((runner.build_status(None), None, None) for runner in self._machine.list_replicas(key))
             shown = build_row(key.name, decision, replicas, None, None, answers=key in self._machine.exposure.accepted)
             text = f"{shown.service}: {shown.phase}" + (f" - {shown.detail}" if shown.detail else "")
-            passing = shown.phase in {"Fetching", "Starting"} and self._printed.get(shown.service, "").startswith(
+            is_progress = shown.phase in {"Fetching", "Starting"} and self._printed.get(shown.service, "").startswith(
                 f"{shown.service}: {shown.phase}"
             )
-            nothing_new = text in {self._printed.get(shown.service), f"{shown.service}: Pending"}
-            if nothing_new or (passing and self._clock() < self._next[shown.service]):
+            is_known = text in {self._printed.get(shown.service), f"{shown.service}: Pending"}
+            if is_known or (is_progress and self._clock() < self._next_at[shown.service]):
                 continue
             self._printed[shown.service] = text
-            self._next[shown.service] = self._clock() + PROGRESS_SECONDS
+            self._next_at[shown.service] = self._clock() + PROGRESS_SECONDS
             self._print_line(text)
 
     def _print_line(self, text: str) -> None:

@@ -9,7 +9,9 @@ from devices.node.checked_values import clean_text, parse_celsius
 from devices.proc import read_limited
 
 _MOST_ENTRIES: Final = 4096
-_MODALIAS: Final = re.compile(r"pci:v0000([0-9A-F]{4})d0000([0-9A-F]{4})sv.*bc([0-9A-F]{2})sc([0-9A-F]{2})")
+_MODALIAS: Final = re.compile(
+    r"pci:v0000(?P<vendor>[0-9A-F]{4})d0000(?P<device>[0-9A-F]{4})sv.*bc(?P<base_class>[0-9A-F]{2})sc[0-9A-F]{2}"
+)
 _DISPLAY: Final = "03"
 _ACCELERATOR: Final = "12"
 
@@ -38,8 +40,8 @@ def list_pci_devices(sys: Path) -> tuple[PciDevice, ...]:
     devices = []
     for folder in list_folder(sys / "bus/pci/devices", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"):
         alias = _MODALIAS.match(read_limited(folder / "modalias"))
-        if alias and alias[3] in {_DISPLAY, _ACCELERATOR}:
-            devices.append(PciDevice(alias[1].lower(), alias[2].lower()))
+        if alias and alias["base_class"] in {_DISPLAY, _ACCELERATOR}:
+            devices.append(PciDevice(alias["vendor"].lower(), alias["device"].lower()))
     return tuple(devices)
 
 

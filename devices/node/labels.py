@@ -24,7 +24,7 @@ from devices.vendors import VENDORS
 Labels = Mapping[str, str]
 _GAUDI: Final = ("intel.feature.node.kubernetes.io/gaudi", "habana.ai/gaudi")
 _AMD_COUNT: Final = re.compile(r"(?:beta\.)?amd\.com/gpu\.(?:device-id|product-name|vram)\.\S+")
-_INTEL_COUNT: Final = re.compile(r"gpu\.intel\.com/device-id\.[0-9a-f]{4}-([0-9a-f]{4})\.count")
+_INTEL_COUNT: Final = re.compile(r"gpu\.intel\.com/device-id\.[0-9a-f]{4}-(?P<device_id>[0-9a-f]{4})\.count")
 
 
 def read_labels(labels: Labels) -> VendorReading | None:
@@ -55,18 +55,18 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
 
 def _read_amd(labels: Labels) -> VendorReading | None:
     """Return what AMD's labeller states; None if it states neither product nor device id."""
-    stated = clean_text(labels.get(VENDORS["amd"].product_label or "", ""))
-    number = labels.get("amd.com/gpu.device-id", "") or labels.get("beta.amd.com/gpu.device-id", "")
-    if not stated and not number:
+    stated_name = clean_text(labels.get(VENDORS["amd"].product_label or "", ""))
+    device_id = labels.get("amd.com/gpu.device-id", "") or labels.get("beta.amd.com/gpu.device-id", "")
+    if not stated_name and not device_id:
         return None
-    product = find_product("amd", number) or find_product("amd", stated)
+    product = find_product("amd", device_id) or find_product("amd", stated_name)
     device = NodeDevice(
         id="",
-        product=stated or (product.name if product else clean_text(f"AMD {number}")),
+        product=stated_name or (product.name if product else clean_text(f"AMD {device_id}")),
         architecture=product.capability if product else "",
         memory_bytes=_read_memory_bytes("amd", labels) or (product.memory_bytes if product else None),
     )
-    # Beside each label, its value is a part of another one, which states how many devices have it.
+    # AMD's labeller repeats each value as a part of another label, whose value is the number of devices with it.
     counts = [parse_number(value) for key, value in labels.items() if _AMD_COUNT.fullmatch(key)]
     count = max((amount for amount in counts if amount), default=None)
     return _build_reading("amd", device, count, labels.get("amd.com/gpu.driver-version", ""))
@@ -84,8 +84,10 @@ def _read_intel(labels: Labels) -> VendorReading | None:
     for key, value in labels.items():
         match = _INTEL_COUNT.fullmatch(key)
         # The plugins label integrated GPUs as well, which are no devices of a node.
-        if match and match[1] in INTEL_CARDS:
-            return _build_reading("intel", NodeDevice(id="", product=INTEL_CARDS[match[1]]), parse_number(value), "")
+        if match and match["device_id"] in INTEL_CARDS:
+            return _build_reading(
+                "intel", NodeDevice(id="", product=INTEL_CARDS[match["device_id"]]), parse_number(value), ""
+            )
     return None
 
 

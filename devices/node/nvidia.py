@@ -32,8 +32,10 @@ FIELDS: Final = (
 """Fields that are asked for; versions before 510 know no `compute_cap`, and those before 530 no `addressing_mode`."""
 _REFUSED: Final = re.compile(r'Field "([a-z0-9_.]{1,64})" is not a valid field to query')
 _COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_LISTED_GPU: Final = re.compile(r"GPU [0-9]+: .*\(UUID: (\S+)\)")
-_LISTED_PARTITION: Final = re.compile(r"\s*MIG (\S+)\s+Device\s+([0-9]{1,3}): \(UUID: (\S+)\)")
+_LISTED_GPU: Final = re.compile(r"GPU [0-9]+: .*\(UUID: (?P<uuid>\S+)\)")
+_LISTED_PARTITION: Final = re.compile(
+    r"\s*MIG (?P<profile>\S+)\s+Device\s+(?P<number>[0-9]{1,3}): \(UUID: (?P<uuid>\S+)\)"
+)
 _MOST_LINKS: Final = 32
 _MOST_GPUS: Final = 1024
 
@@ -86,9 +88,9 @@ def parse_partitions(text: str) -> dict[str, list[Partition]]:
     gpu = ""
     for line in text.splitlines():
         if listed := _LISTED_GPU.match(line):
-            gpu = clean_text(listed[1])
+            gpu = clean_text(listed["uuid"])
         elif gpu and (listed := _LISTED_PARTITION.match(line)):
-            partition = Partition(int(listed[2]), clean_text(listed[1]), clean_text(listed[3]))
+            partition = Partition(int(listed["number"]), clean_text(listed["profile"]), clean_text(listed["uuid"]))
             partitions.setdefault(gpu, []).append(partition)
     return partitions
 
@@ -116,13 +118,13 @@ def parse_links(text: str) -> dict[int, list[int]]:
     header = next((cells for cells in lines if len(cells) > 1 and cells[1].strip() == "GPU0"), None)
     links: dict[int, list[int]] = {}
     for cells in lines if header else ():
-        source = _parse_gpu_name(cells[0])
+        source = _parse_gpu_index(cells[0])
         if source is None or header is None or cells is header:
             continue
         targets = [
             target
             for name, link in zip(header[1:], cells[1:], strict=False)
-            if re.fullmatch(r"NV[0-9]+", link.strip()) and (target := _parse_gpu_name(name)) is not None
+            if re.fullmatch(r"NV[0-9]+", link.strip()) and (target := _parse_gpu_index(name)) is not None
         ]
         links[source] = targets[:_MOST_LINKS]
     return links
@@ -191,7 +193,7 @@ def _parse_gpu(cells: Mapping[str, str]) -> NvidiaGpu | None:
     )
 
 
-def _parse_gpu_name(text: str) -> int | None:
+def _parse_gpu_index(text: str) -> int | None:
     """Return the index of a GPU that is named like GPU3, or None."""
     match = re.fullmatch(r"GPU([0-9]{1,3})", text.strip())
     return int(match[1]) if match else None
@@ -228,7 +230,10 @@ def read_nvidia() -> VendorReading | None:
 
 
 def _query_gpus(program: str) -> tuple[list[NvidiaGpu], str]:
-    """Return the GPUs, and the problem; "" if there is none."""
+    """Return the GPUs, and the problem; "" if there is none.
+
+    nvidia-smi refuses a query with a field that it does not know: such fields are left out from then on.
+    """
     for _ in FIELDS:
         fields = [field for field in FIELDS if field not in _refused_fields]
         answer = run_tool(program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
@@ -243,7 +248,7 @@ def _query_gpus(program: str) -> tuple[list[NvidiaGpu], str]:
 
 
 def _find_links(program: str, gpus: Sequence[NvidiaGpu]) -> dict[int, list[int]]:
-    """Return the NVLinks of these GPUs, which nvidia-smi is asked for once."""
+    """Return the NVLinks of these GPUs; nvidia-smi is asked once, and the answer is kept for the same set of GPUs."""
     ids = tuple(gpu.device.id for gpu in gpus)
     if len(ids) <= 1:
         return {}

@@ -97,14 +97,14 @@ async def measure_endpoint(
     plan = plan or BenchPlan()
     ends_at = clock() + plan.most_seconds
     engine = _MeasuredEngine(session, url, CompletionRequest(model, "", plan.tokens), clock)
-    await engine.open(plan.prompt_tokens)
+    await engine.find_request_form(plan.prompt_tokens)
     for _ in range(plan.warmup):
         if clock() < ends_at:
-            await engine.run()
+            await engine.run_once()
     timings = list[CompletionTiming]()
     started = clock()
-    while _is_due(plan, len(timings), clock() - started) and (not timings or clock() < ends_at):
-        timings.append(await engine.run())
+    while _needs_another_run(plan, len(timings), clock() - started) and (not timings or clock() < ends_at):
+        timings.append(await engine.run_once())
     rates = {1: statistics.median(timing.tokens_per_second for timing in timings)}
     for streams in list_stream_counts(plan.parallel)[1:]:
         if clock() >= ends_at:
@@ -126,8 +126,10 @@ class _MeasuredEngine:
         self._session, self._url, self._request, self._clock = session, url, request, clock
         self._prompts = PromptSource(_FIRST_WORDS)
 
-    async def open(self, prompt_tokens: int) -> None:
-        """Send a first short request, and find out which form the engine takes and how many tokens a word has.
+    async def find_request_form(self, prompt_tokens: int) -> None:
+        """Find out, by a first short request, which form of it the engine takes and how many tokens a word has.
+
+        All further runs use that form, and prompts of `prompt_tokens` tokens.
 
         Raises:
             BenchError: the engine does not answer as it should.
@@ -135,32 +137,32 @@ class _MeasuredEngine:
         request = self._request
         self._request = request._replace(tokens=min(request.tokens, _FIRST_TOKENS))
         try:
-            timing = await self.run()
+            timing = await self.run_once()
         except BenchError as error:
-            # Some engines refuse what the API of OpenAI has not.
+            # Some engines refuse `ignore_eos`, which the API of OpenAI lacks.
             if error.reason != "Refused":
                 raise
             request = request._replace(ignores_end=False)
             self._request = self._request._replace(ignores_end=False)
-            timing = await self.run()
+            timing = await self.run_once()
         self._request = request
         self._prompts = PromptSource(round(prompt_tokens * _FIRST_WORDS / timing.prompt_tokens) or 1)
 
-    async def run(self) -> CompletionTiming:
-        """Make one run. Raises BenchError."""
+    async def run_once(self) -> CompletionTiming:
+        """Send one request with a new prompt; return its times. Raises BenchError."""
         request = self._request._replace(prompt=self._prompts.next())
         return await stream_completion(self._session, self._url, request, self._clock)
 
     async def run_together(self, streams: int) -> list[CompletionTiming]:
-        """Make as many runs at once. Raises BenchError: the first that failed."""
-        outcomes = await asyncio.gather(*(self.run() for _ in range(streams)), return_exceptions=True)
+        """Make as many runs at once; return their times. Raises BenchError if one failed."""
+        outcomes = await asyncio.gather(*(self.run_once() for _ in range(streams)), return_exceptions=True)
         if failed := next((exception for exception in outcomes if isinstance(exception, BaseException)), None):
             raise failed
         return [timing for timing in outcomes if isinstance(timing, CompletionTiming)]
 
 
-def _is_due(plan: BenchPlan, runs: int, seconds: float) -> bool:
-    """Decide whether another run follows."""
+def _needs_another_run(plan: BenchPlan, runs: int, seconds: float) -> bool:
+    """Decide whether another run follows after `runs` of them, which took `seconds` together."""
     return runs < MOST_RUNS and (runs < plan.runs or seconds < plan.min_duration_seconds)
 
 

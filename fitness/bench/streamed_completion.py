@@ -157,7 +157,7 @@ async def stream_completion(
             if response.status != HTTPStatus.OK:
                 raise _build_refusal(response.status, _quote(await response.content.read(_QUOTED_CHARACTERS)))
             async for chunk in _read_chunks(response.content, request.tokens):
-                _take_chunk(chunk, received, clock())
+                _add_chunk(chunk, received, clock())
     except BenchError as error:
         login = session.headers.get("Authorization", "").removeprefix("Bearer ")
         raise BenchError(error.reason, _cut_before(error.message, (request.prompt, login))) from None
@@ -179,7 +179,7 @@ def _build_refusal(status: int, quoted: str) -> BenchError:
     return BenchError("Unauthorized" if is_login else "Refused", f"the engine answered {status}: {quoted or 'nothing'}")
 
 
-def _take_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
+def _add_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
     """Add a chunk, which came at `now`, to what has come so far."""
     received.usage = chunk.usage or received.usage
     if not chunk.choices:
@@ -192,7 +192,7 @@ def _take_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
 
 
 def _compute_timing(received: _Received, started: float, wanted: int) -> CompletionTiming:
-    """Return the times of a whole answer."""
+    """Return the times of a whole answer. Raises BenchError if they cannot be measured."""
     usage = received.usage
     if usage is None or not 0 < usage.prompt_tokens <= _MOST_TOKENS:
         message = f"the engine counted no tokens of {received.pieces} pieces: it must know stream_options.include_usage"
@@ -214,19 +214,19 @@ def _compute_timing(received: _Received, started: float, wanted: int) -> Complet
 
 async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterator[_Chunk]:
     """Yield the chunks of a stream until [DONE]. Raises BenchError for all that is none."""
-    read, most = 0, 100 + tokens * _MOST_CHUNKS_FOR_EACH_TOKEN
+    lines_read, most_chunks = 0, 100 + tokens * _MOST_CHUNKS_FOR_EACH_TOKEN
     async for line in lines:
         if not line.startswith(_DATA):
-            read += 1  # blank lines and comments are counted as well: an engine may send them without end
-            if read > most * 4:
-                raise BenchError("BadAnswer", f"the engine sent {read} lines that are no events")
+            lines_read += 1  # blank lines and comments are counted as well: an engine may send them without end
+            if lines_read > most_chunks * 4:
+                raise BenchError("BadAnswer", f"the engine sent {lines_read} lines that are no events")
             continue
         data = line.removeprefix(_DATA).strip()
         if data == _DONE:
             return
-        read += 1
-        if read > most * 4:
-            raise BenchError("BadAnswer", f"the engine sent more than {read} lines for {tokens} tokens")
+        lines_read += 1
+        if lines_read > most_chunks * 4:
+            raise BenchError("BadAnswer", f"the engine sent more than {lines_read} lines for {tokens} tokens")
         try:
             chunk = msgspec.json.decode(data, type=_Chunk)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as problem:
@@ -234,15 +234,15 @@ async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterato
             raise BenchError("BadAnswer", message) from problem
         error = bytes(chunk.error)
         if _UPSTREAM_FAILED in error:
-            raise BenchError("BrokenOff", f"the answer broke off after {read} lines: {_quote(error)}")
+            raise BenchError("BrokenOff", f"the answer broke off after {lines_read} lines: {_quote(error)}")
         if error not in {b"", b"null"}:
             raise BenchError("Refused", f"the engine answered with an error: {_quote(error)}")
         yield chunk
-    raise BenchError("BrokenOff", f"the answer ended before [DONE], after {read} lines: the engine died")
+    raise BenchError("BrokenOff", f"the answer ended before [DONE], after {lines_read} lines: the engine died")
 
 
 def _cut_before(message: str, hidden: Iterable[str]) -> str:
-    """Return a message up to where it repeats the beginning of a text that no message may have."""
+    """Return a message without the part from which on it repeats the beginning of a secret text, or of a prompt."""
     places = [message.find(text[:_RECOGNISED_CHARACTERS]) for text in hidden if text]
     cut = min((place for place in places if place >= 0), default=None)
     return message if cut is None else f"{message[:cut]}..."

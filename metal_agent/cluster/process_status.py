@@ -53,7 +53,7 @@ class ProcessReporter:
     def _build_status(self, runner: Runner) -> dict[str, Any]:
         """Return the status to write: that of the runner with its traffic, and with the reason if it is not exposed."""
         service = runner.assignment.service
-        status = runner.status(self._exposure.find_port(service))
+        status = runner.build_status(self._exposure.find_port(service))
         if (traffic := self._exposure.traffic.find(runner.assignment.uid)) is not None:
             status = msgspec.structs.replace(
                 status,

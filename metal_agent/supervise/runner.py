@@ -143,7 +143,7 @@ class Runner:
             if self._engine:
                 self._engine.release()
 
-    def status(self, port: int | None) -> MetalProcessStatus:
+    def build_status(self, port: int | None) -> MetalProcessStatus:
         """Return the status; `port` is the service's port on the host's address."""
         state, record = self.state, self.record if self.state.exists else None
         return MetalProcessStatus(

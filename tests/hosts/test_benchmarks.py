@@ -32,7 +32,7 @@ async def measured(machine: Machine) -> str:
     """Wait for a measurement, and return its speed and time."""
 
     def found() -> str:
-        performance = machine.runners["u1"].status(None).performance
+        performance = machine.runners["u1"].build_status(None).performance
         assert performance is not None
         return f"{performance.tokens_per_second} at {performance.measured_at}"
 
@@ -54,7 +54,7 @@ async def test_engine_is_measured_once_over_restarts_of_the_agent(machine: Machi
     await serve(machine, assignment)
     async with running(machine.benchmarks.run()):
         first = await measured(machine)
-    performance = machine.runners["u1"].status(None).performance
+    performance = machine.runners["u1"].build_status(None).performance
     assert performance is not None
     assert float(performance.tokens_per_second) > 0
     assert float(performance.prompt_tokens_per_second) > 0
@@ -92,7 +92,7 @@ async def test_measurement_gives_way_to_a_request_at_once_and_is_made_later(
         machine.idle.clear()
         machine.exposure.asked.set()
         await eventually(lambda: tries() == 0)
-        assert machine.runners["u1"].status(None).performance is None
+        assert machine.runners["u1"].build_status(None).performance is None
         assert machine.runners["u1"].state.phase == "Ready"
         machine.exposure.asked.clear()
         machine.idle["u1"] = None

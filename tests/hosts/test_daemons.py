@@ -41,7 +41,7 @@ async def test_model_is_added_loaded_served_and_removed_again(served: Served) ->
     model = await served.ready()
     runner = machine.runners["u1"]
     assert runner.url == daemon.url
-    assert runner.status(18000).pid is None
+    assert runner.build_status(18000).pid is None
     async with aiohttp.ClientSession() as session:
         result = await generate_token(session, daemon.url, model=model, token=runner.api_key, timeout_seconds=60)
     assert result.ok
@@ -93,7 +93,7 @@ async def test_proxy_gets_the_daemons_model_name_and_no_status_has_the_key(
     daemon.api_key = "another"
     assert "OMLX_API_KEY" in await phase(machine, "Failed", "DaemonUnauthorized")
     record = (machine.folder / "processes").glob("*.json")
-    seen = [repr(config), repr(runner.status(1)), *(path.read_text() for path in record), *capfd.readouterr()]
+    seen = [repr(config), repr(runner.build_status(1)), *(path.read_text() for path in record), *capfd.readouterr()]
     assert not [text for text in seen if KEY in text]
     daemon.api_key = KEY
     assert await omlx.ready() == model
@@ -135,7 +135,7 @@ async def test_endpoint_is_gone_with_its_daemon_and_returns_with_it(served: Serv
     await eventually(lambda: machine.known.usable() == [])
     await daemon.start()
     assert await served.ready() == model
-    assert machine.runners["u1"].status(None).restarts
+    assert machine.runners["u1"].build_status(None).restarts
 
 
 async def test_hung_daemon_fails_process_and_slow_one_does_not(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,7 @@ async def test_key_is_in_a_private_file_and_nowhere_else(machine: Machine, assig
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     record = (machine.folder / "processes" / "u1.json").read_text()
-    seen = [*process.cmdline(), *process.environ().values(), record, repr(runner.status(1)), repr(runner.record)]
+    seen = [*process.cmdline(), *process.environ().values(), record, repr(runner.build_status(1)), repr(runner.record)]
     assert not [text for text in seen if key in text]
     machine.supervisor.assign([])
     await eventually(lambda: not path.exists())

@@ -198,7 +198,7 @@ async def test_weights_that_two_names_share_are_loaded_once_and_stay_for_both(ol
     looks = len(daemon.asked)
     await eventually(lambda: len(daemon.asked) > looks + 5)
     assert daemon.changes() == asked
-    assert sum(model.ours for model in machine.known.loaded()) == 1
+    assert sum(model.ours for model in machine.known.list_loaded()) == 1
     await restart(machine)
     assert {uid: runner.state.phase for uid, runner in machine.runners.items()} == {"u1": "Ready", "u2": "Ready"}
     machine.supervisor.assign([other])

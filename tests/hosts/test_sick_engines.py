@@ -65,7 +65,7 @@ async def test_poisoned_engine_is_started_again_and_its_answer_is_in_the_status(
     assert "answered 500: Compute error." in message
     assert machine.exposure.calls == [("withdraw", True), ("drain", True)]
     assert await ready(machine) != first
-    assert machine.runners["u1"].status(None).message == ""
+    assert machine.runners["u1"].build_status(None).message == ""
 
 
 @pytest.mark.usefixtures("impatient")

@@ -33,7 +33,7 @@ async def test_assignment_is_served_until_it_is_removed(machine: Machine, assign
     assert runner.url
     async with aiohttp.ClientSession() as session:
         assert (await generate_token(session, runner.url, model="chat", token=runner.api_key, timeout_seconds=60)).ok
-    status = runner.status(18000)
+    status = runner.build_status(18000)
     assert (status.phase, status.pid, status.port) == ("Ready", pid, 18000)
     assert status.ready_at
     assert machine.ledger.reserved.keys() == {"u1"}
@@ -70,7 +70,7 @@ async def test_crash_is_reported_and_the_engine_comes_back(machine: Machine, ass
     os.kill(pid, signal.SIGKILL)
     assert "SIGKILL" in await phase(machine, "Failed", "EngineExited")
     again = await ready(machine)
-    status = machine.runners["u1"].status(None)
+    status = machine.runners["u1"].build_status(None)
     assert again != pid
     assert status.restarts == 1
     assert status.last_exit
@@ -91,7 +91,7 @@ async def test_crash_loop_backs_off_and_reports_last_log_lines(machine: Machine,
 
     def note_failure(runner: Runner) -> None:
         if runner.state.phase == "Failed":
-            failed.append((runner.status(None), engines(machine)))
+            failed.append((runner.build_status(None), engines(machine)))
 
     machine.on_change = note_failure
     machine.supervisor.assign([assignment(extra_args=["--flash-attn", "perhaps"])])

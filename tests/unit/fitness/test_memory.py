@@ -11,7 +11,7 @@ from msgspec import structs
 
 from crds.serving import ServingOptions
 from crds.weights_header import Layers, Layout
-from fitness.memory import Workload, estimate, largest_context, way_out
+from fitness.memory import Workload, estimate, find_largest_context, way_out
 from runtimes.llama_estimate import _BLOCK_BYTES
 from runtimes.llama_server import CHECKPOINTS
 
@@ -129,7 +129,7 @@ def test_a_draft_counts_without_another_engine() -> None:
 def test_unknown_layout_or_runtime_has_no_estimate() -> None:
     assert estimate(Workload(None), ServingOptions()) is None
     assert estimate(Workload(QWEN3_8B, "of-tomorrow"), ServingOptions()) is None
-    assert largest_context(Workload(None), ServingOptions(), GIB) is None
+    assert find_largest_context(Workload(None), ServingOptions(), GIB) is None
 
 
 def test_cache_types_are_those_of_the_gguf_package() -> None:
@@ -206,7 +206,7 @@ def test_the_largest_context_fits_and_the_next_does_not(
     workload: Workload, options: ServingOptions, share: float
 ) -> None:
     limit = int(_total(workload, options) * share)
-    context = largest_context(workload, options, limit)
+    context = find_largest_context(workload, options, limit)
     if context is None:
         assert options.context_length <= 512 or _total(workload, _with_context(options, 512)) > limit
         return

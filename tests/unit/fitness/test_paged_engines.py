@@ -8,7 +8,7 @@ from msgspec import structs
 
 from crds.serving import ServingOptions
 from crds.weights_header import Layers, Layout
-from fitness.memory import PodMemory, Workload, estimate_pod, largest_context, refuse_device_count, way_out
+from fitness.memory import PodMemory, Workload, estimate_pod, find_largest_context, refuse_device_count, way_out
 
 MIB, GIB = 2**20, 2**30
 LLAMA3_8B = Layout(
@@ -121,7 +121,7 @@ def test_the_longest_context_is_near_to_what_is_published(
     layout: Layout, devices: int, device_bytes: int, percent: int, published: int
 ) -> None:
     options = ServingOptions(context_length=2**20, extra_args=[f"--gpu-memory-utilization=0.{percent}"])
-    context = largest_context(Workload(layout, "vllm"), options, device_bytes, devices)
+    context = find_largest_context(Workload(layout, "vllm"), options, device_bytes, devices)
     assert context == pytest.approx(published, rel=0.2)
 
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from crds.serving import ServingOptions
 from crds.weights_header import Layers, Layout
-from fitness.memory import PodMemory, Workload, estimate, estimate_pod, largest_context, way_out
+from fitness.memory import PodMemory, Workload, estimate, estimate_pod, find_largest_context, way_out
 from runtimes.engine_estimate import EngineMemory
 from runtimes.registry import RUNTIMES
 from tests.unit.fitness.test_memory import LAYOUTS, OPTIONS, QWEN3_8B
@@ -109,7 +109,7 @@ def test_the_largest_context_on_devices_fits_and_the_next_does_not(
     workload: Workload, options: ServingOptions, devices: int, share: float
 ) -> None:
     limit = int(_each(workload, options, devices) * share)
-    context = largest_context(workload, options, limit, devices)
+    context = find_largest_context(workload, options, limit, devices)
     shortest = structs.replace(options, context_length=512)
     if context is None:
         assert options.context_length <= 512 or _each(workload, shortest, devices) > limit

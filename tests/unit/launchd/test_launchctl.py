@@ -125,7 +125,7 @@ def test_no_call_is_repeated_for_ever(
 def test_job_that_ended_for_good_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted(monkeypatch, print=[printed("not running", "0")])
     with pytest.raises(ServiceError, match="does not stay running"):
-        build(tmp_path)._verify("system/x")
+        build(tmp_path)._await_stable_run("system/x")
     assert len(script.calls) == 2, "the first look may be before the start"
 
 

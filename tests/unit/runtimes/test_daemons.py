@@ -154,7 +154,7 @@ def test_name_depends_on_the_model_and_on_the_agent() -> None:
     assert len(contents) == 4
     marks = [daemon.owner_mark(folder) for folder in ("/a", "/b")]
     for client in (Ollama({}), Omlx({}, Path("/none"))):
-        names = {client.name(mark, "qwen", content) for mark in marks for content in contents}
+        names = {client.build_name(mark, "qwen", content) for mark in marks for content in contents}
         assert len(names) == 8
         assert all(name.startswith("pomona-") for name in names)
 
