@@ -38,15 +38,10 @@ def _read_zones(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None
         temperature = _read_millidegrees(zone / "temp")
         for path in zone.glob("trip_point_*_temp"):
             level = _TRIPS.get(proc.read_limited(path.with_name(path.name.replace("_temp", "_type"))).strip())
-            trip_millidegrees = _read_millidegrees(path)
-            if (
-                temperature is None
-                or level is None
-                or trip_millidegrees is None
-                or trip_millidegrees < _COLDEST_MILLIDEGREES
-            ):
+            trip_point = _read_millidegrees(path)
+            if temperature is None or level is None or trip_point is None or trip_point < _COLDEST_MILLIDEGREES:
                 continue
-            index = _LEVELS.index(level) if temperature >= trip_millidegrees else 0
+            index = _LEVELS.index(level) if temperature >= trip_point else 0
             worst = max(worst or 0, index)
     return None if worst is None else _LEVELS[worst]
 

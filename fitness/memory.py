@@ -137,27 +137,21 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
         estimated = estimate(workload, options)
         return PodMemory(estimated) if estimated else None
     memory = find_runtime(workload.runtime).memory
-    model_parts = memory.estimate_device_parts(workload.layout, options, devices) if workload.layout else None
+    parts = memory.estimate_device_parts(workload.layout, options, devices) if workload.layout else None
     draft_parts = memory.estimate_device_parts(workload.draft, options, devices) if workload.draft else None
-    if model_parts is not None and (draft_parts is not None or workload.draft is None):
-        container, device = (
-            Estimate(model_parts.container),
-            Estimate(model_parts.device._replace(further_bytes=workload.further_bytes)),
-        )
+    if parts is not None and (draft_parts is not None or workload.draft is None):
+        container = Estimate(parts.container)
+        device = Estimate(parts.device._replace(further_bytes=workload.further_bytes))
         if draft_parts is not None:
             container = container._replace(draft=draft_parts.container._replace(engine_bytes=0))
             device = device._replace(draft=draft_parts.device._replace(engine_bytes=0))
-        return _divide_memory(model_parts, container, device, workload.stated_bytes)
+        return _divide_memory(parts, container, device, workload.stated_bytes)
     if workload.stated_bytes is None:
         return None
     # The same formula tells what the engine keeps in the container, which depends on no layer.
     assumed = structs.replace(workload.layout or _UNKNOWN, tensor_bytes=workload.stated_bytes, layers=[])
-    model_parts = memory.estimate_device_parts(assumed, options, devices)
-    return (
-        _divide_memory(model_parts, Estimate(model_parts.container), None, workload.stated_bytes)
-        if model_parts
-        else None
-    )
+    parts = memory.estimate_device_parts(assumed, options, devices)
+    return _divide_memory(parts, Estimate(parts.container), None, workload.stated_bytes) if parts else None
 
 
 def _divide_memory(
@@ -242,7 +236,7 @@ def find_largest_context(workload: Workload, options: ServingOptions, limit_byte
 
 
 def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> str:
-    """Return a message with the least change by which the model fits into `limit_bytes`.
+    """Return a message with a change by which the model would fit into `limit_bytes`, or that there is none.
 
     That is a shorter context, else fewer parallel requests or fewer bits. With `devices` the limit is the memory of
     each of them, and more devices are another way out.

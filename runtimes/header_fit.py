@@ -33,10 +33,8 @@ def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
         return f"--pooling {pooling} in extraArgs turns mode rerank off: remove it"
     if not made_for or mode in made_for or (mode == "embeddings" and pooling in _TEXT_POOLING):
         return None
-    possible_modes = " or ".join(other for other in _MODES if other in made_for and other in runtime.modes)
-    way_out = (
-        f"set mode to {possible_modes}, or name a Model for {mode}" if possible_modes else f"name a Model for {mode}"
-    )
+    modes = " or ".join(other for other in _MODES if other in made_for and other in runtime.modes)
+    way_out = f"set mode to {modes}, or name a Model for {mode}" if modes else f"name a Model for {mode}"
     if mode == "chat":
         return f"the header of the weights shows a model that generates no text: {way_out}"
     if mode == "rerank":

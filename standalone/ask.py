@@ -162,7 +162,7 @@ async def continue_chat(
 
 
 async def _quote_error(body: aiohttp.StreamReader) -> str:
-    """Return the beginning of a body, which may have no end."""
+    """Return the beginning of a body as text; the rest, which may have no end, is not read."""
     try:
         read = await body.readexactly(_QUOTED_CHARACTERS)
     except asyncio.IncompleteReadError as error:

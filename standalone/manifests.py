@@ -249,10 +249,8 @@ def _check_size(node: yaml.Node, sizes: dict[int, tuple[int, int] | None]) -> tu
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
     child_sizes = [_check_size(child, sizes) for child in children]
-    nodes, levels = (
-        1 + sum(count for count, _ in child_sizes),
-        1 + max((child_levels for _, child_levels in child_sizes), default=0),
-    )
+    nodes = 1 + sum(child_nodes for child_nodes, _ in child_sizes)
+    levels = 1 + max((child_levels for _, child_levels in child_sizes), default=0)
     if nodes > _MOST_NODES or levels > _MOST_LEVELS:
         problem = f"more than {_MOST_NODES} values, or {_MOST_LEVELS} levels, with what its aliases repeat"
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)

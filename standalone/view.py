@@ -132,7 +132,7 @@ class RowBuilder:
         return rows
 
     def _update_rates(self, stats: Mapping[str, ServiceStats], now: float) -> None:
-        """Compute the rate of each service since the last counts."""
+        """Update the rate of each service by the tokens since the last counts, and keep the new counts."""
         counted = {name: (now, stat.tokens_out) for name, stat in stats.items()}
         for name, (_, tokens) in counted.items():
             if name in self._last_counts:

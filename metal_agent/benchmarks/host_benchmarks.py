@@ -194,11 +194,9 @@ class HostBenchmarks:
             raise
         else:
             engine_record = runner.record
-            load_seconds = (
-                benchmark_policy.find_load_seconds(engine_record.started_at, engine_record.ready_at)
-                if engine_record
-                else None
-            )
+            load_seconds = None
+            if engine_record:
+                load_seconds = benchmark_policy.find_load_seconds(engine_record.started_at, engine_record.ready_at)
             record = structs.replace(
                 record,
                 model=spec.model_name,

@@ -136,7 +136,7 @@ def check_service(
         detail = f"{state.job} has process {state.pid}, and process {agent.pid} serves"
         return Finding(name, "problem", detail, f"end process {agent.pid}: its engines go on")
     if is_outdated:
-        detail = f"{state.definition} is of another version of Pomona"
+        detail = f"{state.definition} was written by another version of Pomona"
         return Finding(name, "warning", detail, "pomona agent restart")
     return Finding(name, "ok", f"{state.job} runs as process {agent.pid}")
 

@@ -103,6 +103,6 @@ class HoldGate:
         return [hold for source in self._sources for hold in source.list_holds()]
 
     def _merge(self, uid: str) -> Held | None:
-        """Return the hold of the most important source that holds the process."""
+        """Return the hold of the most important source that holds the process; None if none does."""
         holds = (source.find_hold(uid) for source in self._sources)
         return next((hold for hold in holds if hold), None)

@@ -56,7 +56,7 @@ class EngineHandle(ABC):
         return self.key.token if self.key else None
 
     async def wait(self) -> EngineExit:
-        """Wait until it has ended, for any reason."""
+        """Wait until the engine has ended, for any reason; return its exit."""
         return await asyncio.shield(self._exit)
 
     @abstractmethod

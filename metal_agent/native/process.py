@@ -254,7 +254,7 @@ def read_last_log_lines(log_path: Path) -> str:
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    """Send a signal to the process group of `pid`, if it exists."""
+    """Send a signal to the process group that `pid` leads, if it exists."""
     # No such group, or one of zombies, which macOS reports as a lack of permission: there is nothing to signal.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)

@@ -145,6 +145,7 @@ async def await_first_token(
                     result = await engine.request_token(PROBE_SECONDS)
                     if result.ok:
                         return engine, Answered()
+                    # All messages of probes begin with the address of the engine.
                     # A process that answers 404 will never serve the path; a daemon may still be loading the model.
                     if result.reason == "Broken" or (result.reason == "NotFound" and engine.pid is not None):
                         return None, Failed("EngineBroken", result.message)

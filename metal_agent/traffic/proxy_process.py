@@ -279,7 +279,7 @@ class Proxy:
         return self.state.pid == pid
 
     def _spawn(self, *options: str) -> NativeProcess:
-        """Start a proxy process with these further options; Raises OSError."""
+        """Start a proxy process with these further options. Raises OSError."""
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = [*PYTHON, "cli.main", "proxy", "--socket", str(self._socket), *options]
         log_path = self._folder / "logs" / log_files.PROXY_LOG

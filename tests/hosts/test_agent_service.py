@@ -279,7 +279,7 @@ async def test_definition_of_another_version_is_written_anew_with_the_same_optio
     path.write_bytes(plistlib.dumps(keys))
     (tmp_path / "python3").touch()  # beside the program, as in an environment
     findings = json.loads((await installed.run("doctor", "-o", "json")).output)
-    assert f"{path} is of another version of Pomona" in [finding["found"] for finding in findings]
+    assert f"{path} was written by another version of Pomona" in [finding["found"] for finding in findings]
     restarted = await installed.run("restart")
     assert restarted.exit_code == 0, restarted.output
     assert path.read_bytes() == written
