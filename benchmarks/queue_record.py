@@ -14,7 +14,7 @@ from controller.placement.queue_places import find_place
 from crds.meta import LABEL_SERVICE, PRIORITY_RANK, QUEUE_GATE, Priority
 from kube.client import Obj
 from kube.resources import CONFIG_MAPS, PODS, Resource
-from tests.support.simulated_nodes import name_class_of_several
+from tests.support.simulated_nodes import count_devices
 
 Claims = Mapping[str, str]
 """The node that the ledger gives to a pod, by uid."""
@@ -120,9 +120,7 @@ class QueueRecord:
         place = None
         if _is_gated(spec):
             place = (PRIORITY_RANK[self._priorities[service]], find_place(pod, 0.0), metadata["uid"])
-        return PodState(
-            metadata["name"], service, name_class_of_several(pod), _find_node(spec), "nodeName" in spec, place
-        )
+        return PodState(metadata["name"], service, count_devices(pod), _find_node(spec), "nodeName" in spec, place)
 
     @property
     def decisions(self) -> int:

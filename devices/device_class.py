@@ -32,10 +32,10 @@ def name_device_class(vendor: str, product: str, count: int = 1, partition: str 
     return f"{_join(vendor, words or 'unknown', _slug(partition).removeprefix('mig-'))}x{count}"
 
 
-def name_class_of_several(single_class: str, count: int) -> str:
+def scale_class(single_class: str, count: int) -> str:
     """Return the class of a replica with `count` devices of a class; with 0, as on a host, the class itself.
 
-    `name_class_of_several("nvidia-l4x1", 2)` is `nvidia-l4x2`.
+    `scale_class("nvidia-l4x1", 2)` is `nvidia-l4x2`.
     """
     return f"{single_class.removesuffix(SINGLE)}x{count}" if count and single_class.endswith(SINGLE) else single_class
 

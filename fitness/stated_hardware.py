@@ -10,7 +10,7 @@ from crds.metalhost import MetalHostStatus
 from crds.nodefitness import NodeFitnessStatus
 from crds.size import GIB, MIB
 from devices.chips import bandwidth_bytes_per_second
-from devices.device_class import SINGLE, name_class_of_several, name_device_class, name_host_class, name_processor_class
+from devices.device_class import SINGLE, name_device_class, name_host_class, name_processor_class, scale_class
 from devices.node_labels import read_device_mib, read_product, read_share
 from devices.vendors import Vendors
 from fitness.serving_devices import ServingDevices, describe_devices
@@ -53,7 +53,7 @@ class DeviceHardware(NamedTuple):
             return self.processor_class
         if partition and self.product:
             return name_device_class(self.vendor, self.product, count, partition)
-        return name_class_of_several(self.single_class, count)
+        return scale_class(self.single_class, count)
 
     def describe_replica(self, count: int, partition: str = "") -> ServingDevices:
         """Return the devices of a replica, for an estimate of its speed."""

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from launchd.launchctl_codes import (
     IN_PROGRESS,
-    INPUT_OUTPUT_ERROR,
+    IO_ERROR,
     NO_DOMAIN,
     NO_PROCESS,
     NOT_LOADED,
@@ -180,14 +180,8 @@ class Launchd(ServiceManager):
         self._call("enable", job)
         self._unload(domain)
         plist = str(self.definition_path)
-        self._call(
-            "bootstrap",
-            domain,
-            plist,
-            retried={INPUT_OUTPUT_ERROR, IN_PROGRESS},
-            tries=_BOOTSTRAP_TRIES,
-            pause=_BOOTSTRAP_PAUSE_SECONDS,
-        )
+        tries, pause = _BOOTSTRAP_TRIES, _BOOTSTRAP_PAUSE_SECONDS
+        self._call("bootstrap", domain, plist, retried={IO_ERROR, IN_PROGRESS}, tries=tries, pause=pause)
         self._call("kickstart", job, accepted={0, IN_PROGRESS})
         self._await_stable_run(job)
 

@@ -13,7 +13,7 @@ class Meaning(NamedTuple):
 NO_PROCESS: Final = 3
 """bootout: the job was not loaded."""
 
-INPUT_OUTPUT_ERROR: Final = 5
+IO_ERROR: Final = 5
 """bootstrap: the old job still ends, or there is no such session."""
 
 UNLOADING: Final = 36

@@ -237,11 +237,8 @@ class SharedDaemon:
         if self._handles or self.daemon.installed():
             await self._list_loaded_models()
         else:
-            self.problem, self._loaded_models, self._is_unknown = (
-                f"{self.daemon.runtime} is not installed here",
-                [],
-                False,
-            )
+            self.problem, self._loaded_models = f"{self.daemon.runtime} is not installed here", []
+            self._is_unknown = False
         if bool(before) != bool(self.problem):
             log.info("daemon_usable_changed", daemon=self.daemon.runtime, usable=not self.problem, problem=self.problem)
             self._is_clean = False

@@ -124,14 +124,8 @@ class Host:
         )
         self.daemons = shared_daemons or daemons.build_daemons(folder, allowed_networks)
         peaks = Peaks(folder / "peaks.json")
-        self.monitor = MemoryMonitor(
-            runners,
-            ledger,
-            peaks,
-            read=read_pressure,
-            changed=callbacks.memory_changed,
-            loaded=self.daemons.list_loaded,
-        )
+        changed, loaded = callbacks.memory_changed, self.daemons.list_loaded
+        self.monitor = MemoryMonitor(runners, ledger, peaks, read=read_pressure, changed=changed, loaded=loaded)
         self.context = RunnerContext(
             folder=folder,
             records=Records(folder / "processes"),

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _START_HINT: Final = "start it with `ollama serve`, or open the Ollama app"
 _QUERY_TIMEOUT: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
-_NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
+_NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
 _BLOCK_BYTES: Final = 1 << 20
 _LIBRARY: Final = "ollama://"
 _REGISTRY: Final = "registry.ollama.ai"
@@ -52,8 +52,8 @@ _REFUSAL: Final = re.compile(r"(?<!\S)(?P<status>[45]\d\d): .*", re.ASCII | re.D
 """A status and a body, as Ollama repeats them; an address with a port, before another error, is no status."""
 _KEEP_FOR_EVER: Final = -1
 _UNLOAD_NOW: Final = 0
-_FILE_LINE: Final = re.compile(r"^(?:FROM|ADAPTER) .*?(sha256-[0-9a-f]{64})", re.ASCII | re.MULTILINE)
-_SETTING_LINE: Final = re.compile(
+_FILE: Final = re.compile(r"^(?:FROM|ADAPTER) .*?(sha256-[0-9a-f]{64})", re.ASCII | re.MULTILINE)
+_SETTING: Final = re.compile(
     r"^PARAMETER (?:num_ctx|num_batch|num_gpu|main_gpu|use_mmap|num_thread) .+$", re.ASCII | re.MULTILINE
 )
 """Parameters for whose sake Ollama loads a model again."""
@@ -274,9 +274,7 @@ class Ollama:
             modelfile = msgspec.json.decode(answer, type=_Shown).modelfile
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url}/api/show is not Ollama's: {error}") from error
-        return _Content(
-            tuple(_FILE_LINE.findall(modelfile)) or (name,), tuple(sorted(_SETTING_LINE.findall(modelfile)))
-        )
+        return _Content(tuple(_FILE.findall(modelfile)) or (name,), tuple(sorted(_SETTING.findall(modelfile))))
 
     async def _list_models(self, path: str) -> list[_Listed]:
         """Return the models of /api/ps or /api/tags."""
@@ -298,9 +296,7 @@ class Ollama:
         async with self._get_session().head(blob, timeout=_QUERY_TIMEOUT) as there:
             if there.status == HTTPStatus.OK:
                 return digest
-        async with self._get_session().post(
-            blob, data=_read_blocks(path, on_progress), timeout=_NO_TIMEOUT
-        ) as response:
+        async with self._get_session().post(blob, data=_read_blocks(path, on_progress), timeout=_NO_LIMIT) as response:
             if response.status not in {HTTPStatus.OK, HTTPStatus.CREATED}:
                 raise DaemonError("DaemonRefused", f"Ollama does not take {path}: {(await response.text())[:300]}")
         return digest

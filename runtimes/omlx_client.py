@@ -28,7 +28,7 @@ _START_HINT: Final = "start it with `brew services start omlx` or `omlx serve`, 
 T = TypeVar("T")
 
 _QUERY_TIMEOUT: Final = aiohttp.ClientTimeout(total=10, sock_connect=2)
-_NO_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
+_NO_LIMIT: Final = aiohttp.ClientTimeout(total=None, sock_connect=2)
 _COOKIE: Final = "omlx_admin_session"
 _QUOTED_CHARACTERS: Final = 400
 _PINNED: Final = {"is_pinned": True, "ttl_seconds": None}
@@ -248,7 +248,7 @@ class Omlx:
         self, method: str, path: str, what: str, body: dict[str, Any] | None = None, *, is_slow: bool = False
     ) -> tuple[int, bytes]:
         """Send a request, and return status and body; if `is_slow`, the answer has no time limit."""
-        timeout, headers = _NO_TIMEOUT if is_slow else _QUERY_TIMEOUT, {}
+        timeout, headers = _NO_LIMIT if is_slow else _QUERY_TIMEOUT, {}
         if key := self.api_key:
             headers["Authorization"] = f"Bearer {key}"
         if self._admin_session and path.startswith("/admin/"):

@@ -254,10 +254,10 @@ def _weights_bytes(layout: Layout, devices: int) -> int:
 
 def _count_projected(layout: Layout, layers: Layers, devices: int) -> int:
     """Return the outputs of the projections of a layer that each device keeps because it needs them for its cache."""
-    return _LATENT_PROJECTIONS * layers.key_elements if _is_latent(layers) else _count_cached(layout, layers, devices)
+    return _LATENT_PROJECTIONS * layers.key_elements if _is_latent(layers) else _count_kept(layout, layers, devices)
 
 
-def _count_cached(layout: Layout, layers: Layers, devices: int) -> int:
+def _count_kept(layout: Layout, layers: Layers, devices: int) -> int:
     """Return the elements that each device caches for a token and layer: keys and values of at least one whole head."""
     if _is_latent(layers):
         return layers.key_elements
@@ -286,25 +286,21 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, near_tok
     # vLLM divides each kind of layers into groups of equal size, and reserves blocks for the missing layers, too.
     group = most if most < fewest * 1.5 else fewest
     total = 0
-    token_bytes = max((_count_cached(layout, layers, devices) for layers in layout.layers), default=0) * _ELEMENT_BYTES
+    token_bytes = max((_count_kept(layout, layers, devices) for layers in layout.layers), default=0) * _ELEMENT_BYTES
     state_bytes = -(-max((layers.state_bytes for layers in layout.layers), default=0) // devices)
     if state_bytes:
         # A block is enlarged until a state fits in, and states are padded to it (`_align_hybrid_block_size`).
         block *= -(-state_bytes // (block * token_bytes))
     for layers in layout.layers:
-        tokens, extra_blocks = options.context_length, 0
+        tokens, extra = options.context_length, 0
         if layers.window is not None and near_tokens is not None:
             # The window seldom begins with a block, hence one more.
-            tokens, extra_blocks = min(tokens, layers.window - 1 + near_tokens), 1
+            tokens, extra = min(tokens, layers.window - 1 + near_tokens), 1
         layer_count = layers.count if near_tokens is None or len(counts) == 1 else -(-layers.count // group) * group
         if layers.state_bytes:
             total += layer_count * _STATE_BLOCKS * block * token_bytes
         total += (
-            layer_count
-            * (-(-tokens // block) + extra_blocks)
-            * block
-            * _count_cached(layout, layers, devices)
-            * _ELEMENT_BYTES
+            layer_count * (-(-tokens // block) + extra) * block * _count_kept(layout, layers, devices) * _ELEMENT_BYTES
         )
     return total * options.parallel
 

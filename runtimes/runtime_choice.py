@@ -17,7 +17,7 @@ from runtimes.registry import RUNTIMES
 from runtimes.runtime import Runtime, RuntimeDemand
 from runtimes.serving import Setting
 
-_FIELD_NAMES: Final[Mapping[Setting, str]] = {
+_FIELDS: Final[Mapping[Setting, str]] = {
     "draft": "speculative",
     "projector": "projectorModelRef",
     "adapters": "adapters",
@@ -115,13 +115,9 @@ def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
         "chat template": options.chat_template is not None,
         "parallel": options.parallel > 1,
     }
-    missing_fields = [
-        _FIELD_NAMES[setting] for setting, is_used in used.items() if is_used and setting not in runtime.settings
-    ]
-    if missing_fields:
-        return (
-            f"runtime {name} cannot do {' and '.join(missing_fields)}: remove it, or serve a GGUF file with llama.cpp"
-        )
+    missing = [_FIELDS[setting] for setting, is_used in used.items() if is_used and setting not in runtime.settings]
+    if missing:
+        return f"runtime {name} cannot do {' and '.join(missing)}: remove it, or serve a GGUF file with llama.cpp"
     for field_name, cache_type in (("cacheTypeK", options.cache_type_k), ("cacheTypeV", options.cache_type_v)):
         if cache_type not in runtime.cache_types:
             return f"runtime {name} has no {field_name} {cache_type}: use {', '.join(sorted(runtime.cache_types))}"

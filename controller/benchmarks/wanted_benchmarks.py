@@ -29,7 +29,7 @@ from controller.services.pods.pod_template import EngineChoice
 from crds.inferenceservice import InferenceService
 from crds.model import Model
 from crds.pods import PodOptions
-from devices.device_class import name_class_of_several
+from devices.device_class import scale_class
 from fitness.performance import MOST_TOKENS_PER_SECOND, hash_model
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
@@ -61,9 +61,7 @@ class PreparedBenchmark(NamedTuple):
         """Return the estimate without corrections, in tokens a second; None: something is unknown."""
         model, number = self.served.model, request_devices(self.service, self.choice.vendor).number
         layout, device_class = model.status.layout, self.wanted.key.device_class
-        of_class = (
-            devices for devices in classes if name_class_of_several(devices.device_class, number) == device_class
-        )
+        of_class = (devices for devices in classes if scale_class(devices.device_class, number) == device_class)
         if layout is None or (one := next(of_class, None)) is None:
             return None
         devices = one._replace(device_class=device_class, device_count=max(1, number))

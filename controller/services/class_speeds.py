@@ -13,7 +13,7 @@ from controller.services.replica_memory import describe_workload, is_memory_stat
 from crds.inferenceservice import InferenceService
 from crds.placement import MOST_CLASSES, ClassSpeed, PlacementDemands, SpeedRefusal, SpeedSource
 from crds.rate import format_rate
-from devices.device_class import name_class_of_several
+from devices.device_class import scale_class
 from devices.vendors import Vendors
 from fitness.corrections import NO_CORRECTIONS, Corrections
 from fitness.fit import FIT_LEVELS, Fit, assess_fit
@@ -57,7 +57,7 @@ def assess_classes(
     speeds = []
     for serving_devices in classes:
         devices = serving_devices._replace(
-            device_class=name_class_of_several(serving_devices.device_class, number), device_count=max(1, number)
+            device_class=scale_class(serving_devices.device_class, number), device_count=max(1, number)
         )
         fit = assess_fit(workload, service.spec, devices, corrections, active_share=share)
         record = measured.get(devices.device_class) if not served.companions else None
@@ -172,9 +172,7 @@ class SpeedAssessor:
         classes = self._list_classes(accelerator)
         corrections = self._measured.corrections.select(key.namespace)
         class_corrections = tuple(
-            corrections.find(
-                devices.vendor, name_class_of_several(devices.device_class, request.number), served.runtime
-            )
+            corrections.find(devices.vendor, scale_class(devices.device_class, request.number), served.runtime)
             for devices in classes
         )
         inputs = (served, service.spec, request.number, classes, records, class_corrections)

@@ -162,12 +162,10 @@ class Endpoints:
         Raises ApiError and Unreachable.
         """
         services = await self.list_services()
-        outdated = {
-            service for service, applied in self._applied.items() if (applied is not None) != (service in services)
-        }
+        outdated = {service for service, last in self._applied.items() if (last is not None) != (service in services)}
         # What was removed, and is gone, is forgotten: services come and go as long as the agent runs.
         self._applied = {
-            name: applied for name, applied in self._applied.items() if applied is not None and name not in outdated
+            name: last for name, last in self._applied.items() if last is not None and name not in outdated
         }
         return outdated
 

@@ -146,10 +146,6 @@ def step_source(state: SourceState, signal: Signal | None, seconds: float, sourc
         return state
     if signal != ("free" if state.holds else "hold"):
         return replace(state, opposed_seconds=None)
-    opposed_seconds = 0.0 if state.opposed_seconds is None else state.opposed_seconds + seconds
-    needed_seconds = (END_SECONDS if state.holds else BEGIN_SECONDS)[source]
-    return (
-        SourceState(not state.holds)
-        if opposed_seconds >= needed_seconds
-        else replace(state, opposed_seconds=opposed_seconds)
-    )
+    opposed = 0.0 if state.opposed_seconds is None else state.opposed_seconds + seconds
+    needed = (END_SECONDS if state.holds else BEGIN_SECONDS)[source]
+    return SourceState(not state.holds) if opposed >= needed else replace(state, opposed_seconds=opposed)

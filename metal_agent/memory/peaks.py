@@ -85,11 +85,9 @@ class Peaks:
 def identify_serving(spec: MetalProcessSpec) -> str:
     """Return the key of everything that determines memory use: artifacts, runtime and options, but not the service."""
     artifacts = [spec.artifact, *(further.artifact for further in spec.further_artifacts)]
-    defaults, spec_options = stated_options(ServingOptions()), stated_options(spec)
+    defaults, stated = stated_options(ServingOptions()), stated_options(spec)
     # An option with its default is left out, so that an option that is added changes no key.
-    options = {
-        name: value for name, value in spec_options.items() if name not in _FREE_OPTIONS and value != defaults[name]
-    }
+    options = {name: value for name, value in stated.items() if name not in _FREE_OPTIONS and value != defaults[name]}
     identity = [[_digest(artifact) for artifact in artifacts], spec.runtime, options]
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
 

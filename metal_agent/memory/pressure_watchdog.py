@@ -95,7 +95,7 @@ class PressureWatchdog:
         """The number of actions of each kind that this agent has performed."""
         self._has_level = False
         self._is_first_sample = True
-        self._under_pressure_since = datetime.now(UTC)
+        self._pressure_since = datetime.now(UTC)
         """Start of the present pressure, or of the agent if that was later."""
         gate.add(self)
 
@@ -164,14 +164,12 @@ class PressureWatchdog:
 
     def list_holds(self) -> list[HostHold]:
         """Return the hold of the whole host while it is short of memory."""
-        return (
-            [HostHold("pressure", _HOLD, rfc3339(self._under_pressure_since))] if self.state.is_under_pressure else []
-        )
+        return [HostHold("pressure", _HOLD, rfc3339(self._pressure_since))] if self.state.is_under_pressure else []
 
     def _perform(self, action: HoldAction) -> None:
         """Count, log and report one action, and perform an eviction; other holds are sent by `HoldGate.refresh`."""
         if action.kind == "hold":
-            self._under_pressure_since = datetime.now(UTC)
+            self._pressure_since = datetime.now(UTC)
         elif action.kind in {"evict", "hasten"}:
             self._gate.evict(action.uid, events.Evicted(MEMORY_PRESSURE, _EVICTED))
         self.action_counts[action.kind] += 1

@@ -50,17 +50,15 @@ class Supervisor:
         daemons.subscribe(self._daemon_changed)
         await daemons.check_models()
         self._group.create_task(daemons.run())
-        adopted_keys = set()
+        adopted = set()
         records = self._host.records.load()
         # An engine that was handed over may have two records: the cluster's is the later one.
         for uid, record in sorted(records.items(), key=lambda entry: entry[1].assignment.is_standalone):
             engine_key = (record.identity, record.spec.runtime, record.model)
             # One model in a daemon can serve several MetalProcesses, each with a record of its own.
-            is_duplicate = engine_key in adopted_keys and (
-                record.identity is not None or record.assignment.is_standalone
-            )
+            is_duplicate = engine_key in adopted and (record.identity is not None or record.assignment.is_standalone)
             engine = None if is_duplicate else self._adopt(record)
-            adopted_keys.add(engine_key)
+            adopted.add(engine_key)
             if engine is None:
                 log.info("recorded_engine_is_gone", process=f"{record.namespace}/{record.name}")
                 self._host.records.remove(uid)
@@ -103,14 +101,12 @@ class Supervisor:
             for assignment in new:
                 del wanted[assignment.uid]
         for uid, runner in list(self.runners.items()):
-            wanted_assignment = wanted.get(uid)
-            if runner.state.phase == "Stopped" and (
-                runner.state.exists or (wanted_assignment and wanted_assignment.deleted)
-            ):
+            assigned = wanted.get(uid)
+            if runner.state.phase == "Stopped" and (runner.state.exists or (assigned and assigned.deleted)):
                 continue
             if runner.state.phase == "Stopped":
                 del self.runners[uid]  # also if it is assigned again: an outdated list lacked it
-            elif wanted_assignment is None and not (keep_unclaimed and uid in unclaimed):
+            elif assigned is None and not (keep_unclaimed and uid in unclaimed):
                 runner.remove()
         self.add(wanted.values())
         self._has_full_list = True

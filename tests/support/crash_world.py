@@ -50,7 +50,7 @@ from tests.support.eventually import eventually
 from tests.support.fake_metal_agent import FakeMetalAgent
 from tests.support.foreign_objects import FOREIGN, foreign_objects
 from tests.support.scoped_transport import ScopedTransport
-from tests.support.simulated_nodes import name_class_of_several
+from tests.support.simulated_nodes import count_devices
 from tests.support.watched_controller import no_credentials
 
 GIB: Final = 2**30
@@ -345,7 +345,7 @@ class CrashWorld:
             for booked in self._booked.values():
                 booked.pop(key, None)
             return
-        self._booked[node][key] = name_class_of_several(new)
+        self._booked[node][key] = count_devices(new)
         if sum(self._booked[node].values()) > DEVICES:
             self.double_bookings.append(f"{node}: {self._booked[node]}")
 

@@ -117,7 +117,7 @@ class SimulatedNodes:
         if key in self.booked[node]:
             return  # what runs may need more than is left after a device has vanished
         self.bound.append(key)
-        self.booked[node][key] = name_class_of_several(new)
+        self.booked[node][key] = count_devices(new)
         if sum(self.booked[node].values()) > self._devices[node]:
             self.double_bookings.append(f"{node}: {self.booked[node]}")
 
@@ -177,7 +177,7 @@ class SimulatedNodes:
         await self._client.patch_json(PODS, metadata["name"], metadata["namespace"], operations, subresource="status")
 
 
-def name_class_of_several(pod: Obj) -> int:
+def count_devices(pod: Obj) -> int:
     """Return the GPUs that a pod requests: an engine is a sidecar, and so among the init containers."""
     spec = pod["spec"]
     containers = (*spec.get("initContainers", ()), *spec.get("containers", ()))
