@@ -64,13 +64,13 @@ def _read_cpu_seconds(pid: int) -> float | None:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the child processes of `pid`, and their descendants."""
-    seen = {pid}
+    """Yield all descendants of the process `pid`, each once."""
+    yielded = {pid}
     waiting = [pid]
     while waiting:
         for child in _list_children(waiting.pop()):
-            if child not in seen:
-                seen.add(child)
+            if child not in yielded:
+                yielded.add(child)
                 waiting.append(child)
                 yield child
 

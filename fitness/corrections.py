@@ -64,8 +64,8 @@ class Corrections(NamedTuple):
 
     def find(self, vendor: str, device_class: str, runtime: str) -> Correction:
         """Return the correction of a device class, else that of its vendor, else none at all."""
-        own = self.by_class.get((device_class, runtime))
-        return own or self.by_vendor.get((vendor, runtime), _NONE)
+        of_class = self.by_class.get((device_class, runtime))
+        return of_class or self.by_vendor.get((vendor, runtime), _NONE)
 
 
 NO_CORRECTIONS: Final = Corrections({}, {})
@@ -117,7 +117,7 @@ def _limit_factor(logarithm: float) -> float:
 
 def _estimate_deviation(numbers: list[float], assumed: float) -> float:
     """Return the standard deviation of the numbers without outliers; the fewer there are, the closer to `assumed`."""
-    middle = statistics.median(numbers)
-    own = _MAD_TO_DEVIATION * statistics.median(abs(number - middle) for number in numbers)
+    median = statistics.median(numbers)
+    measured = _MAD_TO_DEVIATION * statistics.median(abs(number - median) for number in numbers)
     weight = (len(numbers) - 1) / (len(numbers) + 1)
-    return weight * own + (1 - weight) * assumed
+    return weight * measured + (1 - weight) * assumed

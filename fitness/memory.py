@@ -89,12 +89,12 @@ def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
     if workload.layout is None:
         return None
     memory = find_runtime(workload.runtime).memory
-    own = memory.estimate_parts(workload.layout, options)
-    if own is None:
+    parts = memory.estimate_parts(workload.layout, options)
+    if parts is None:
         return None
     draft = memory.estimate_parts(workload.draft, options) if workload.draft else None
     # A draft shares the engine's process, so the engine is counted once.
-    return Estimate(own._replace(further_bytes=workload.further_bytes), draft and draft._replace(engine_bytes=0))
+    return Estimate(parts._replace(further_bytes=workload.further_bytes), draft and draft._replace(engine_bytes=0))
 
 
 class PodMemory(NamedTuple):

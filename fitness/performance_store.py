@@ -259,7 +259,7 @@ class PerformanceTable:
         return self._models.get(model_hash, _NO_RECORDS).records.get(key)
 
     def list_classes(self, model_hash: str, namespace: str = "") -> dict[str, MeasuredPerformance]:
-        """Return the measurements of a model that count in a namespace, by device class."""
+        """Return the measurements of a model that count in a namespace, by device class; those for all win."""
         records = self._models.get(model_hash, _NO_RECORDS).records
         own = {key.device_class: record for key, record in records.items() if namespace and key.namespace == namespace}
         return own | {key.device_class: record for key, record in records.items() if not key.namespace}
@@ -285,7 +285,7 @@ def follow_measurements(store: Store) -> PerformanceTable:
     table = PerformanceTable()
 
     def take_change(resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Keep the table equal to the store after a change of one object."""
+        """Update the table and call its listeners after a change of one object of the store."""
         versions = [obj for obj in (old, new) if obj is not None]
         if resource != CONFIG_MAPS or versions[0]["metadata"].get("namespace") != CONTROLLER_NAMESPACE:
             return

@@ -183,6 +183,6 @@ class Host:
         `changes` counts at least the changes of their states.
         """
         self.supervisor.assign([])
-        seen = changes.count
+        seen_changes = changes.count
         while any(runner.state.phase != "Stopped" for runner in self._runners.values()):
-            seen = await changes.wait_past(seen)
+            seen_changes = await changes.wait_past(seen_changes)

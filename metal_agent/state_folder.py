@@ -47,7 +47,9 @@ class Owner(msgspec.Struct, frozen=True):
 
 @contextlib.contextmanager
 def own_folder(folder: Path, *, standalone: bool = False) -> Iterator[None]:
-    """Own the state folder while the context lasts; the system releases it however its owner ends.
+    """Own the state folder while the context lasts; the system releases the lock however its owner ends.
+
+    The lock file then names this process.
 
     Raises:
         StartError: another process owns it, or it cannot be made.
@@ -128,8 +130,8 @@ def identify_agent(folder: Path) -> str:
     A copy of the folder or of the machine has another one. Raises OSError if the folder cannot be read or written.
     """
     identity = load_identity(folder)
-    place = f"{host.machine_id() or ''} {folder.stat().st_ino}"
-    return f"{identity}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    machine_and_folder = f"{host.machine_id() or ''} {folder.stat().st_ino}"
+    return f"{identity}-{hashlib.sha256(machine_and_folder.encode()).hexdigest()[:8]}"
 
 
 def _open_lock(folder: Path) -> IO[bytes]:

@@ -74,8 +74,8 @@ class HostWeights:
     def pin(self, spec: MetalProcessSpec) -> PinnedWeights | None:
         """Lock those weights of a process that are on the host, so that they are not deleted to make room for others.
 
-        Returns None if there are none. Never raises: weights that cannot be locked are fetched when they are needed.
-        The result may be incomplete; only the result of `fetch` is enough to start an engine.
+        Return None if there are none. Weights that cannot be locked are left out; they are fetched when needed. So
+        the result may be incomplete: only the result of `fetch` is enough to start an engine.
         """
         held = []
         for artifact in _list_artifacts(spec):

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _forbid_web_pages() -> None:
-    """Take the CORS middleware out of the server. Raises UnusableServerError."""
+    """Replace the CORS middleware of the server by one that allows nothing. Raises UnusableServerError."""
     try:
         application: Any = importlib.import_module("llama_cpp.server.app")
     except ImportError as error:

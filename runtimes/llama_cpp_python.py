@@ -78,11 +78,11 @@ def build_environment(base: Mapping[str, str], platform: str = sys.platform) -> 
 
 
 def _has_flash(options: ServingOptions) -> bool:
-    """Decide as the server does: by --flash_attn, and without this argument it is on for a quantized cache only."""
-    asked = find_last_value(options.extra_args, {"--flash_attn"})
-    if asked is None:
+    """Decide whether the server uses flash attention: as --flash_attn says, else only for a quantized cache."""
+    stated = find_last_value(options.extra_args, {"--flash_attn"})
+    if stated is None:
         return (options.cache_type_k, options.cache_type_v) != ("f16", "f16")
-    return asked.lower() in {"true", "1"}
+    return stated.lower() in {"true", "1"}
 
 
 def _refuse_demand(demand: RuntimeDemand) -> str | None:

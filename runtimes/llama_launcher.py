@@ -255,11 +255,11 @@ def _list_devices() -> list[str]:
 
 
 def _serve_until_signal(_server: Any) -> NoReturn:
-    """Keep the server alive until a signal, then exit at once.
+    """Keep the server alive until a signal, then exit at once, without its destructor.
 
-    The server's destructor waits for every request, for ever if a client stays, and handles no second signal
-    meanwhile. So the destructor never runs: the kernel closes the sockets, clients see their streams cut short rather
-    than ended, and draining is left to the proxy in front, which counts requests.
+    The destructor waits for every request, for ever if a client stays, and handles no second signal meanwhile. So the
+    kernel closes the sockets, clients see their streams cut short rather than ended, and draining is left to the proxy
+    in front, which counts requests.
     """
     wake, signalled = os.pipe()
     os.set_blocking(signalled, False)

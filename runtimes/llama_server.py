@@ -114,8 +114,8 @@ def _render_mode(options: ServingOptions) -> list[str]:
     if options.mode == "chat":
         return ["--chat-template", options.chat_template] if options.chat_template else []
     # A text is embedded in one batch; with the default of 512 a longer one would be refused.
-    whole = ["-b", str(options.context_length), "-ub", str(options.context_length)]
-    return ["--embeddings" if options.mode == "embeddings" else "--rerank", *whole]
+    batch_of_context = ["-b", str(options.context_length), "-ub", str(options.context_length)]
+    return ["--embeddings" if options.mode == "embeddings" else "--rerank", *batch_of_context]
 
 
 def _render_memory(options: ServingOptions) -> list[str]:

@@ -163,9 +163,9 @@ class PagedMemory(EngineMemory):
         heads = layout.head_count
         if devices <= 1 or not heads or heads % devices == 0:
             return None
-        able = [str(count) for count in range(1, _MOST_DEVICES + 1) if heads % count == 0]
+        counts = [str(count) for count in range(1, _MOST_DEVICES + 1) if heads % count == 0]
         problem = f"hardware.count {devices} does not divide the {heads} attention heads of the model"
-        return f"{problem}: set it to {' or '.join(able)}"
+        return f"{problem}: set it to {' or '.join(counts)}"
 
     def _is_computable(self, layout: Layout) -> bool:
         """Return whether the cache can be computed: engines pad and copy states and latents each in its own way."""
@@ -197,8 +197,8 @@ class PagedMemory(EngineMemory):
     def _batch_tokens(self, options: ServingOptions, batch: DeviceBatch) -> int:
         """Return the tokens of the largest batch, which a user's argument decides."""
         tokens = _read_stated_number(options, self.batch_argument) or batch.tokens
-        whole = self.whole_prompts or self.whole_prompts_argument in options.extra_args or options.mode != "chat"
-        return max(tokens, options.context_length) if whole else tokens
+        is_whole = self.whole_prompts or self.whole_prompts_argument in options.extra_args or options.mode != "chat"
+        return max(tokens, options.context_length) if is_whole else tokens
 
     def _used_permille(self, options: ServingOptions) -> int:
         """Return the share of a device that the engine uses, in thousandths."""

@@ -163,8 +163,8 @@ async def generate_token(
         return ProbeResult(ok=False, reason=TIMED_OUT, message=message)
     except aiohttp.ClientConnectorCertificateError as error:
         cause = error.certificate_error
-        why = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else str(cause)
-        return ProbeResult(ok=False, reason="Untrusted", message=f"{base_url}: {why}")
+        problem = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else str(cause)
+        return ProbeResult(ok=False, reason="Untrusted", message=f"{base_url}: {problem}")
     except (aiohttp.ClientError, OSError) as error:
         return ProbeResult(ok=False, reason="Unreachable", message=f"{base_url}: {error}")
     if response.status != HTTPStatus.OK:
@@ -176,8 +176,8 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     """Return the body of an answer, at most 1 MiB of it."""
     try:
         return await response.content.readexactly(_READ_BYTES)
-    except asyncio.IncompleteReadError as whole:
-        return whole.partial
+    except asyncio.IncompleteReadError as ended:
+        return ended.partial
 
 
 def _judge_error(base_url: str, engine: str | None, status: int, answer: bytes) -> ProbeResult:

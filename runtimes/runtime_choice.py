@@ -64,10 +64,10 @@ def _refuse_format(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return why the engine cannot load the weights, or None."""
     if demand.format in runtime.formats:
         return None
-    able = " or ".join(_FORMAT_NAMES[file_format] for file_format in sorted(runtime.formats))
+    formats = " or ".join(_FORMAT_NAMES[file_format] for file_format in sorted(runtime.formats))
     return (
         f"runtime {runtime.name} cannot serve {_FORMAT_NAMES[demand.format]}: set runtime to "
-        f"{choose_runtime(demand)}, or give the Model {able} as its source"
+        f"{choose_runtime(demand)}, or give the Model {formats} as its source"
     )
 
 
@@ -99,8 +99,8 @@ def _refuse_place(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 def _list_vendors(runtime: Runtime, vendors: Vendors) -> str:
     """Return the accelerators for which this runtime has an image, built in or of the administrator's file."""
     pod = runtime.pod
-    able = [name for name, vendor in vendors.items() if pod and pod.find_image(name, vendor, runtime.name)]
-    return " or ".join(sorted(able)) or "an accelerator in pods"
+    names = [name for name, vendor in vendors.items() if pod and pod.find_image(name, vendor, runtime.name)]
+    return " or ".join(sorted(names)) or "an accelerator in pods"
 
 
 def _refuse_settings(runtime: Runtime, demand: RuntimeDemand) -> str | None:
@@ -136,15 +136,15 @@ def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     arguments = demand.options.extra_args
     foreign = [argument for argument in arguments if _is_option(argument) and argument not in runtime.tuning]
     if foreign:
-        able = f"it takes {' '.join(runtime.tuning)}" if runtime.tuning else "it takes none"
-        return f"runtime {runtime.name} does not take {' '.join(foreign)} in extraArgs: {able}"
+        remedy = f"it takes {' '.join(runtime.tuning)}" if runtime.tuning else "it takes none"
+        return f"runtime {runtime.name} does not take {' '.join(foreign)} in extraArgs: {remedy}"
     for option, argument in pairwise(("", *arguments, "")):
         takes_value = option in runtime.tuning and option not in runtime.switches
         if takes_value and (not argument or _is_option(argument)):
             return f"{option} in extraArgs has no value: write one after it, as an entry of its own"
         if argument and not takes_value and not _is_option(argument):
-            place = f"after {option}, which takes no value" if option in runtime.switches else "without an option"
-            return f"extraArgs has {argument} {place}: remove {argument}"
+            where = f"after {option}, which takes no value" if option in runtime.switches else "without an option"
+            return f"extraArgs has {argument} {where}: remove {argument}"
     return None
 
 

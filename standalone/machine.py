@@ -233,12 +233,12 @@ class Machine:
         return StartError(f"cannot read which engines run from --state-dir {self._options.folder}: {error}")
 
     def _note_change(self) -> None:
-        """Note a change, for the proxy and the view."""
+        """Have the proxy configured again, and wake the view and all that wait for a change."""
         self._reconfigure.set()
         self.changes.note()
 
     def _note_pressure_action(self, _action: object, note: str) -> None:
-        """Log what was done against memory pressure."""
+        """Log a step against memory pressure, and note the change."""
         log.warning("memory_pressure_handled", note=note)
         self._note_change()
 

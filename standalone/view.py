@@ -197,14 +197,14 @@ def print_command(console: Console, command: str) -> None:
 
 async def print_changes(machine: Machine, out: IO[str]) -> None:
     """Print a line for each change until cancelled, and the last change on cancellation."""
-    printed = ChangePrinter(machine, out)
-    seen = -1
+    printer = ChangePrinter(machine, out)
+    seen_changes = -1
     try:
         while True:
-            seen = await machine.changes.wait_past(seen)
-            printed.print_changes()
+            seen_changes = await machine.changes.wait_past(seen_changes)
+            printer.print_changes()
     finally:
-        printed.print_changes()
+        printer.print_changes()
 
 
 def draw_table(head: str, rows: Iterable[Row], foot: str) -> Group:

@@ -243,9 +243,9 @@ async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterato
 
 def _cut_before(message: str, hidden: Iterable[str]) -> str:
     """Return a message without the part from which on it repeats the beginning of a secret text, or of a prompt."""
-    places = [message.find(text[:_RECOGNISED_CHARACTERS]) for text in hidden if text]
-    cut = min((place for place in places if place >= 0), default=None)
-    return message if cut is None else f"{message[:cut]}..."
+    starts = [message.find(text[:_RECOGNISED_CHARACTERS]) for text in hidden if text]
+    cut_at = min((start for start in starts if start >= 0), default=None)
+    return message if cut_at is None else f"{message[:cut_at]}..."
 
 
 def _quote(data: bytes) -> str:

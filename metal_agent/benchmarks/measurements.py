@@ -76,7 +76,7 @@ class Measurements:
         self._store(spec, structs.replace(measurement, tries=max(0, measurement.tries - 1)))
 
     def finish(self, spec: MetalProcessSpec, performance: MeasuredPerformance) -> None:
-        """Keep a measurement; blocks while the file is written."""
+        """Store the speed of a process, which is then not measured again; blocks while the file is written."""
         measurement = self._measured.get(identify_serving(spec), Measurement())
         self._store(spec, structs.replace(measurement, performance=performance, is_current=True))
 

@@ -87,7 +87,7 @@ class ObservedTransport(AiohttpTransport):
 
     @contextlib.contextmanager
     def _observe_failure(self) -> Iterator[None]:
-        """Note a call that gets no answer."""
+        """Report a call in this context that gets no answer to the connection, and raise its error."""
         try:
             yield
         except Unreachable as error:

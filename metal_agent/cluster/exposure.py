@@ -82,7 +82,7 @@ class ServicePorts:
         return [port for port in reversed(self._range[1:]) if port not in assigned][:_PORTS_TRIED]
 
     def refuse(self, service: str) -> None:
-        """Take its port from `service` and assign the port to no other service: another program uses it."""
+        """Take away the port of `service`, which another program uses; no other service gets that port either."""
         if (port := self._assigned.pop(service, None)) is not None:
             self._foreign.add(port)
 

@@ -208,7 +208,7 @@ async def _allocated(port: str) -> AsyncIterator[None]:
 
 
 async def _await_line(log_path: Path, word: str) -> str:
-    """Return the first line in a log that begins with a word. Raises TimeoutError: there is none."""
+    """Wait for a line in a log that begins with a word, and return the first one. Raises TimeoutError if none comes."""
 
     def find_lines() -> list[str]:
         """Return the lines that begin with the word."""

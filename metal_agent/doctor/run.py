@@ -142,7 +142,7 @@ def check_service(
 
 
 async def _check_service(checked: CheckedHost) -> list[Finding]:
-    """Check the service, and the connection of its agent."""
+    """Check the service and the connection of its agent; no findings on a machine that serves alone."""
     try:
         agent = await AgentClient(checked.folder).status()
     except ControlUnreachableError:

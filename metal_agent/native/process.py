@@ -123,7 +123,7 @@ class NativeProcess(EngineHandle):
             self._exit.set_result(engine_exit)
 
     def _close(self) -> None:
-        """Stop watching the process."""
+        """Close the descriptor that watches the process."""
         if self._watch is not None:
             self._loop.remove_reader(self._watch)
             os.close(self._watch)
