@@ -312,7 +312,7 @@ class Agent:
         self._enqueue(_PROXY, _REPORT)
 
     def _proxy_changed(self) -> None:
-        """Have a proxy that answers again configured; if none answers any more, make all endpoints not ready."""
+        """Configure a proxy that answers again; if none answers any more, make all endpoints not ready."""
         if self._proxy.answers:
             self._enqueue(_PROXY)
         else:

@@ -261,12 +261,12 @@ def _serve_until_signal(_server: Any) -> NoReturn:
     kernel closes the sockets, clients see their streams cut short rather than ended, and draining is left to the proxy
     in front, which counts requests.
     """
-    wake, signalled = os.pipe()
-    os.set_blocking(signalled, False)
-    signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    os.read(wake, 1)
+    os.read(read_end, 1)  # Python writes a byte into the pipe at each signal
     os._exit(0)
 
 

@@ -233,7 +233,7 @@ class Machine:
         return StartError(f"cannot read which engines run from --state-dir {self._options.folder}: {error}")
 
     def _note_change(self) -> None:
-        """Have the proxy configured again, and wake the view and all that wait for a change."""
+        """Request a configuration of the proxy, and wake all tasks that wait for a change."""
         self._reconfigure.set()
         self.changes.note()
 

@@ -85,7 +85,7 @@ class HostBenchmarks:
         """Versions of the engines, by uid and time of their start."""
 
     def wake(self) -> None:
-        """Have `run` look at once whether there is a process to measure."""
+        """Wake `run`, which looks whether there is a process to measure."""
         self._woken.set()
 
     def note_change(self, runner: Runner) -> None:

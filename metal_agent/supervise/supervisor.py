@@ -172,7 +172,7 @@ class Supervisor:
         return True
 
     def _recheck_rejected(self) -> None:
-        """Have processes that were rejected for lack of memory checked again, by priority, as far as they fit now."""
+        """Notify processes that were rejected for lack of memory, by priority, as far as they fit now."""
         free_bytes = self._host.ledger.available_bytes
         for runner in sorted(self.runners.values(), key=lambda runner: runner.priority_rank):
             needed_bytes = runner.state.needed_bytes
