@@ -170,7 +170,7 @@ class _LeadershipTerm:
         uids = {place.unit for place in self._freed}
         self._freed = (*(place for place in inherited.freed if place.unit not in uids), *self._freed)
         for uid, claim in self._claims.add(inherited.claims).items():
-            self._tasks.create_task(self._finish_inherited_claim(uid, claim))
+            self._tasks.create_task(self._finish_uncertain_claim(uid, claim))
 
     async def _await_late_writes(self) -> None:
         """Wait until no write can arrive any more whose claim the damaged ledger may have lost; then write it anew."""
@@ -190,7 +190,7 @@ class _LeadershipTerm:
         failures = dict.fromkeys(uids, error)
         self._parts.on_round(report._replace(round=report.round._replace(actions=()), failures=failures))
 
-    async def _finish_inherited_claim(self, uid: str, claim: Claim) -> None:
+    async def _finish_uncertain_claim(self, uid: str, claim: Claim) -> None:
         """Write a claim whose first write may still arrive: that of another leader, or one that was not answered.
 
         The write is repeated with the same cell until it is known to have arrived or to be stale, even if the cell is
@@ -236,7 +236,7 @@ class _LeadershipTerm:
                 self._claims.expect_late_write(uid, asyncio.get_running_loop().time() + LATE_WRITE_SECONDS)
             if is_own:
                 # A write that was not answered may arrive late, like that of another leader.
-                follow_up = self._finish_inherited_claim if is_unanswered else self._learn_outcome
+                follow_up = self._finish_uncertain_claim if is_unanswered else self._learn_outcome
                 self._tasks.create_task(follow_up(uid, claim))
             return "failed"
         else:

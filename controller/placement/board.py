@@ -296,13 +296,13 @@ class Board:
                 entries[unit.service] = _Entry(
                     unit,
                     lane.pool,
-                    queue.length + 1 if can_start else None,
-                    tuple(queue.ahead),
-                    needed,
-                    nomination,
-                    reason,
-                    self._estimate(unit, lane, needed, reason, can_start=can_start),
-                    find_limit(decided, uid),
+                    position=queue.length + 1 if can_start else None,
+                    ahead=tuple(queue.ahead),
+                    needed=needed,
+                    nomination=nomination,
+                    reason=reason,
+                    start=self._estimate(unit, lane, needed, reason, can_start=can_start),
+                    limit=find_limit(decided, uid),
                 )
             if can_start:
                 queue.length += 1

@@ -245,7 +245,10 @@ class BoundVolumes:
         return (reading.obj, True) if reading is not None else (None, False)
 
     def _find_volume_nodes(self, claim: PersistentVolumeClaim | None, *, is_known: bool) -> frozenset[str] | None:
-        """Return the nodes of the volume of a claim; None: it is anywhere, or not bound."""
+        """Return the nodes of the volume of a claim; None: it is anywhere, or not bound, or we may not read it.
+
+        There are no nodes until claim and volume are read, and while the volume does not exist.
+        """
         if claim is None:
             return None if is_known else _NOWHERE
         if not claim.spec.volume_name:

@@ -192,10 +192,10 @@ def parse_pending(summary: Obj) -> dict[str, KueuePlace]:
     workloads = msgspec.convert(summary, _PendingWorkloads).items
     return {
         owner.uid: KueuePlace(
-            workload.position_in_local_queue + 1,
-            workload.position_in_cluster_queue,
-            workload.metadata.creation_timestamp,
-            workload.metadata.name,
+            position=workload.position_in_local_queue + 1,
+            ahead=workload.position_in_cluster_queue,
+            enqueued_at=workload.metadata.creation_timestamp,
+            workload=workload.metadata.name,
         )
         for workload in workloads
         for owner in workload.metadata.owner_references

@@ -94,7 +94,7 @@ def _list_memory(node: Obj) -> list[str]:
 
 
 def _describe_size(accelerator: str, vendor: Vendor, labels: dict[str, str]) -> str:
-    """Return the memory of the devices of a node as in its index."""
+    """Return the memory of a node's devices as in the index: `MIB`, `MIB/PODS` if shared, or empty if unknown."""
     share = read_share(accelerator, vendor, labels)
     if share is None:
         mib = read_device_mib(accelerator, vendor, labels)

@@ -182,14 +182,14 @@ class Planning:
                 if unit.nomination is not None or not self._has_considered_enough(unit, shape):
                     self._decide(unit, shape)
         return Round(
-            tuple(self._actions),
-            tuple(self._waiting),
-            self._blocked,
-            self._search.left,
-            self._again_seconds,
-            self._search.closed,
-            self._limits,
-            self._candidates,
+            actions=tuple(self._actions),
+            queue=tuple(self._waiting),
+            blocked=self._blocked,
+            left=self._search.left,
+            again_seconds=self._again_seconds,
+            closed=self._search.closed,
+            limits=self._limits,
+            candidates=self._candidates,
         )
 
     def _keep_promises(self, units: Iterable[Unit]) -> set[str]:
@@ -199,12 +199,12 @@ class Planning:
         a free place elsewhere is for the older one first: a nominated unit may move there only if none is ahead.
         """
         settled = set[str]()
-        is_first = True
+        is_none_ahead = True
         for unit in units:
-            if unit.nomination is not None and self._continue_nomination(unit, unit.nomination, may_move=is_first):
+            if unit.nomination is not None and self._continue_nomination(unit, unit.nomination, may_move=is_none_ahead):
                 settled.add(unit.uid)
-            elif is_first and self._could_ever_start(unit):
-                is_first = False
+            elif is_none_ahead and self._could_ever_start(unit):
+                is_none_ahead = False
         return settled
 
     def _could_ever_start(self, unit: Unit) -> bool:

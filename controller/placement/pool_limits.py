@@ -247,12 +247,15 @@ class PoolLimits:
 
 
 def find_pool(unit: Unit, cells: Mapping[str, Cell], pools: Mapping[str, PoolRules]) -> str:
-    """Return the pool of a unit; if its node is not known, the first that is elastic, or its home."""
+    """Return the pool of a placed unit: that of its node, or if this is not known, where it probably was admitted.
+
+    That is the first elastic pool whose labels it demands, else one without labels, else any elastic one, or its home.
+    """
     for name in unit.cells:
         if (cell := cells.get(name)) is not None:
             return cell.pool
     elastic = [pool for pool in unit.pools if pools.get(pool, PoolRules()).elastic > 0]
-    # It was admitted with the labels of its pool; those of a pool that has none say nothing.
+    # A unit without a cell is admitted with a demand for the labels of its pool.
     labels = {pool: pools[pool].node_labels for pool in elastic}
     requirement = unit.requirement
     own = (

@@ -121,12 +121,12 @@ def _add_part(use: _PoolUse, part: Amounts, cell: Cell, home: str, namespace: st
 
 def _find_overlaps(table: PoolTable, cells: Iterable[Cell], find_labels: FindLabels) -> Iterable[PoolProblem]:
     """Yield a problem for each pool that selects what a pool before it has."""
-    lost: dict[tuple[str, str], list[str]] = {}
+    contested: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         first, *later = table.list_selecting(table.find_accelerator(cell.pool), find_labels(cell)) or [""]
         for name in later:
-            lost.setdefault((name, first), []).append(cell.name)
-    for (name, first), names in sorted(lost.items()):
+            contested.setdefault((name, first), []).append(cell.name)
+    for (name, first), names in sorted(contested.items()):
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         named = ", ".join(sorted(names)[:_MOST_NAMED]) + more
         message = f"pool {first} selects {named}, too, and comes first by name: change one nodeSelector"

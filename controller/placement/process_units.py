@@ -69,9 +69,9 @@ def build_process_replica(
     deleted_at = parse_seconds(metadata.deletion_timestamp)
     return ReplicaUnit(
         unit,
-        "",
-        _find_template(process),
-        own_place,
+        rollout="",
+        template=_find_template(process),
+        own_place=own_place,
         ends_by=deleted_at + spec.drain_seconds + MOST_ENDING_SECONDS if deleted_at is not None else None,
     )
 

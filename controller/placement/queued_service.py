@@ -265,6 +265,7 @@ def demand_slices(need: Amounts, service: QueuedService | None, vendors: Vendors
     """Return the demand of a pod on shared devices, or None if it requests none."""
     bytes_each = service.device_bytes if service is not None else None
     for vendor in vendors.values():
+        # Only a vendor with a label for shared devices has any.
         for resource in (vendor.resource, vendor.shared_resource) if vendor.shared_label else ():
             if resource is not None and (number := need.get(resource, 0)) > 0:
                 return SliceDemand(number, bytes_each, wants_slice=resource == vendor.shared_resource)

@@ -78,14 +78,20 @@ class CellCounts(NamedTuple):
 
 
 def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
-    """Sort the counts of a `RefusalCounter` by what they mean."""
+    """Return the counts of a `RefusalCounter` by what its texts, `REASON` or `REASON RESOURCE`, mean to the unit."""
     counts: dict[RefusalMeaning, dict[str, int]] = {meaning: {} for meaning in get_args(RefusalMeaning)}
     for text, number in refusals.items():
         reason, _, resource = text.partition(" ")
         meaning = find_refusal_of(reason).meaning
         counts[meaning][resource if meaning == "short" else reason] = number
     others = sum((*counts["open"].values(), *counts["ready"].values()))
-    return CellCounts(counts["never"], counts["closed"], counts["short"], others, counts["limited"])
+    return CellCounts(
+        never=counts["never"],
+        closed=counts["closed"],
+        short=counts["short"],
+        others=others,
+        limited=counts["limited"],
+    )
 
 
 def find_largest(unit: Unit, cells: Iterable[Cell]) -> Cell | None:

@@ -62,7 +62,14 @@ def choose_engine(
     header = checked.served.model.status.gguf
     unfit = list_unfit_families(header.quantization if header else "", runtime, accelerator)
     return EngineChoice(
-        runtime, accelerator, vendor, memory, needed.cache_bytes, service.spec.container, is_estimate, unfit
+        runtime,
+        accelerator,
+        vendor,
+        memory,
+        cache_bytes=needed.cache_bytes,
+        container=service.spec.container,
+        is_estimate=is_estimate,
+        unfit=unfit,
     )
 
 

@@ -147,23 +147,23 @@ def _render_spread(constraint: SpreadConstraint, service: InferenceService) -> O
 def _merge_affinity(own: Obj, options: PodOptions) -> Obj:
     """Return the user's affinity, with the node affinity of the hardware (`own`) added to each of its terms."""
     stated: Obj = msgspec.to_builtins(options.affinity) if options.affinity is not None else {}
-    nodes, theirs = own.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
+    of_hardware, of_user = own.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
     merged: Obj = {}
     demanded: list[Any] = [
         expression
-        for term in nodes.get(_REQUIRED, {}).get("nodeSelectorTerms", ())
+        for term in of_hardware.get(_REQUIRED, {}).get("nodeSelectorTerms", ())
         for expression in term["matchExpressions"]
     ]
-    terms = theirs.get(_REQUIRED, {}).get("nodeSelectorTerms") or ([{}] if demanded else [])
+    terms = of_user.get(_REQUIRED, {}).get("nodeSelectorTerms") or ([{}] if demanded else [])
     # Terms are alternatives, and an empty one of the user matches no node.
-    is_stated = _REQUIRED in theirs
+    is_stated = _REQUIRED in of_user
     terms = [
         term if is_stated and not term else {**term, "matchExpressions": [*term.get("matchExpressions", ()), *demanded]}
         for term in terms
     ]
     if terms:
         merged[_REQUIRED] = {"nodeSelectorTerms": terms}
-    if preferred := [*nodes.get(_PREFERRED, ()), *theirs.get(_PREFERRED, ())]:
+    if preferred := [*of_hardware.get(_PREFERRED, ()), *of_user.get(_PREFERRED, ())]:
         merged[_PREFERRED] = preferred
     affinity = {**stated, "nodeAffinity": merged}
     return {kind: value for kind, value in affinity.items() if value}

@@ -150,13 +150,13 @@ def build_pod(
     if weights.claim and weights.has_one_node:
         pod = keep_on_one_node(pod, weights.claim, weights.mark)
     proxy = ProxyContainer(
-        settings.image,
-        choice.runtime,
-        choice.pod,
-        settings.environment,
-        _find_loading_seconds(replica),
-        RUNTIMES[choice.runtime].pulse,
-        settings.image_pull_secrets,
+        image=settings.image,
+        runtime=choice.runtime,
+        engine=choice.pod,
+        environment=settings.environment,
+        loading_seconds=_find_loading_seconds(replica),
+        pulse_path=RUNTIMES[choice.runtime].pulse,
+        image_pull_secrets=settings.image_pull_secrets,
     )
     return proxy.put_before_engine(pod, service.metadata, _build_serving(replica))
 

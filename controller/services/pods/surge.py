@@ -31,12 +31,12 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
     living.sort(key=lambda pod: (str(pod["metadata"].get("creationTimestamp")), pod["metadata"]["name"]))
     return [
         PresentReplica(
-            pod["metadata"]["uid"],
-            f"node/{node}" if (node := node_of(pod)) else "",
-            is_ready(pod),
-            _is_marked(pod),
-            pod["metadata"]["name"],
-            tuple(address["ip"] for address in pod.get("status", {}).get("podIPs") or ()),
+            uid=pod["metadata"]["uid"],
+            place=f"node/{node}" if (node := node_of(pod)) else "",
+            is_ready=is_ready(pod),
+            is_marked=_is_marked(pod),
+            name=pod["metadata"]["name"],
+            addresses=tuple(address["ip"] for address in pod.get("status", {}).get("podIPs") or ()),
         )
         for pod in living
     ]

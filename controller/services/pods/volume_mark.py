@@ -46,7 +46,10 @@ class _Marked(NamedTuple):
 
 
 def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datetime) -> VolumeMark:
-    """Return the value of a claim's label for new pods: the present one as long as a pod with it can run.
+    """Return the value of a claim's label for new pods.
+
+    If pods run, it is one of theirs, the present one if possible. If pods with the present one are stuck, it is a new
+    one, made of the uids of these pods. Else the present one stays.
 
     Args:
         claim: the claim.
