@@ -15,7 +15,7 @@ from gateway.proxy.response_end import (
     STREAM_END_BYTES,
     ResponseEnd,
     StreamEnd,
-    judge_error,
+    judge_error_in_body,
     read_stream_end,
     render_error_event,
 )
@@ -390,7 +390,7 @@ def rewrite_json(body: bytes, model: str) -> RewrittenJson:
         body = _replace_model(body, bytes(response.model), msgspec.json.encode(model))
     contents = (response.choices, response.data, response.results, response.output, response.content)
     is_error = bytes(response.error) not in {b"", b"null"} and not any(contents)
-    return RewrittenJson(body, tokens, judge_error(response.error) if is_error else ResponseEnd.COMPLETE)
+    return RewrittenJson(body, tokens, judge_error_in_body(response.error) if is_error else ResponseEnd.COMPLETE)
 
 
 def _replace_model(body: bytes, old: bytes, new: bytes) -> bytes:

@@ -94,7 +94,7 @@ _error = msgspec.json.Decoder(_Error)
 _error_event = msgspec.json.Decoder(_ErrorEvent)
 
 
-def judge_error(error: bytes) -> ResponseEnd:
+def judge_error_in_body(error: bytes) -> ResponseEnd:
     """Return REFUSED if the request is to blame for an engine's error, else FAILED.
 
     The error is an object with a code or a type, or only a text.
@@ -124,11 +124,11 @@ def read_stream_end(end: bytes, route: str) -> StreamEnd:
             if name == b"event":
                 event_name = value
             elif name == b"error":
-                return StreamEnd(judge_error(value), unreadable_error=value)
+                return StreamEnd(judge_error_in_body(value), unreadable_error=value)
             elif name == b"data" and (error := _find_error(value, is_error=event_name == b"error")):
                 # Anthropic's clients look for an event of this name, and OpenAI's for an `error` within the data.
                 is_readable = event_name == b"error" if route == "messages" else error != value
-                return StreamEnd(judge_error(error), unreadable_error=b"" if is_readable else error)
+                return StreamEnd(judge_error_in_body(error), unreadable_error=b"" if is_readable else error)
     mark = _END_MARKS.get(route)
     if mark is None or mark.pattern.search(end, len(end) - _MARK_BYTES) or mark.pattern.search(end):
         return StreamEnd(ResponseEnd.COMPLETE)

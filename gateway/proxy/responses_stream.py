@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from gateway.proxy.errors import RequestError
 from gateway.proxy.response_body import LONGEST_LINE_BYTES, TokenStream
-from gateway.proxy.response_end import ResponseEnd, StreamEnd, judge_error, read_stream_end
+from gateway.proxy.response_end import ResponseEnd, StreamEnd, judge_error_in_body, read_stream_end
 
 _LAST_EVENTS: Final = frozenset({"response.completed", "response.failed", "response.incomplete"})
 _EVENTS_OF_A_PART: Final = tuple(
@@ -124,7 +124,7 @@ class ResponsesStream(TokenStream):
     def _read_end(self, end: bytes) -> StreamEnd:
         """Return how the stream has ended: by its last event, by an error, or cut off."""
         if self._last_type == "response.failed":
-            return StreamEnd(judge_error(self._error))
+            return StreamEnd(judge_error_in_body(self._error))
         if self._last_type:
             return StreamEnd(ResponseEnd.COMPLETE)
         stream_end = read_stream_end(end, "responses")

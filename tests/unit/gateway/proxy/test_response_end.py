@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.proxy import errors
 from gateway.proxy.response_body import TokenStream
-from gateway.proxy.response_end import STREAM_END_BYTES, ResponseEnd, StreamEnd, judge_error, read_stream_end
+from gateway.proxy.response_end import STREAM_END_BYTES, ResponseEnd, StreamEnd, judge_error_in_body, read_stream_end
 from gateway.proxy.responses_stream import ResponsesStream
 
 TOKEN = b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"content":"Hi"}}],"model":"chat"}\n\n'
@@ -97,7 +97,7 @@ def test_error_event_that_clients_of_the_api_cannot_read_is_found(route: str, ev
     ],
 )
 def test_error_is_judged_by_its_code_then_by_its_type(error: object, end: ResponseEnd) -> None:
-    assert judge_error(json.dumps(error).encode()) is end
+    assert judge_error_in_body(json.dumps(error).encode()) is end
 
 
 @pytest.mark.parametrize("last", [DONE, FINISH + DONE, b"data: [DONE]", b"data:[DONE]\n", DONE + b": ping\n\n" * 20])
