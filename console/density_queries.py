@@ -111,7 +111,7 @@ def describe_node(
         ranked, worst = table.rank_models(snapshot.models, profile), RANKS["too_tight"]
         fitting = [fit for fit in ranked if fit.level < worst and flags[fit.position]]
         models = (snapshot.models[fit.position] for fit in page.cut(fitting))
-        places = ((model, table.find_place(model, profile)) for model in models)
+        places = ((model, table.find_best_fit(model, profile)) for model in models)
         model_fits = [describe_fit(model, place) for model, place in places if place is not None]
     return NodeDetailAnswer(
         node_name=name,
@@ -189,6 +189,7 @@ def query_nodes(
     flags = flag_matches(snapshot, visible, query)
     all_match = all(flags)
     worst = RANKS[query.min_fit]
+    # The models of each profile are in order already, so the best of all is found by merging them.
     total, streams = 0, []
     for ordinal, profile in enumerate(snapshot.profiles):
         ranked = table.rank_models(snapshot.models, profile)
@@ -205,7 +206,7 @@ def query_nodes(
         first, passed_nodes = passed_nodes, passed_nodes + len(profile.names)
         if passed_nodes > page.offset:
             model = snapshot.models[ranked_fit.position]
-            place = table.find_place(model, profile)
+            place = table.find_best_fit(model, profile)
             if place is not None:
                 fit, level = describe_fit(model, place), place.fit.level
                 shown = profile.names[max(0, page.offset - first) : wanted - first]
@@ -254,7 +255,7 @@ def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: K
     """Return a model with the nodes on which it fits, the best first."""
     places = list[tuple[tuple[int, float], int, PlaceFit]]()
     for ordinal, profile in enumerate(snapshot.profiles):
-        place = table.find_place(model, profile)
+        place = table.find_best_fit(model, profile)
         if place is not None and place.fit.level != "too_tight":
             places.append((place.rank, ordinal, place))
     places.sort(key=lambda entry: entry[:2])

@@ -114,7 +114,7 @@ def _assess_on_profile(
     table: FitTable, model: KnownModel, profile: MachineProfile, memory_gb: float | None
 ) -> PlaceFit | None:
     """Return the fit of a model on a profile, by the stated memory if there is one; None: it is unknown."""
-    place = table.find_place(model, profile)
+    place = table.find_best_fit(model, profile)
     if memory_gb is None:
         return place
     speed = place.fit.speed if place else None

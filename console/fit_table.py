@@ -237,12 +237,10 @@ class FitTable:
             _list_rows(model, position, -speed),
         )
 
-    def find_place(self, model: KnownModel, profile: MachineProfile) -> PlaceFit | None:
-        """Return the fit of one model on a cell; None: nothing is known of it there.
+    def find_best_fit(self, model: KnownModel, profile: MachineProfile) -> PlaceFit | None:
+        """Return the fit of a model on a profile, with the fewest devices of those that fit best; it is cached.
 
-        Args:
-            model: the model.
-            profile: the cell.
+        None: nothing is known of the model there.
         """
         workload = model.workloads.get(profile.accelerator)
         if workload is None:

@@ -58,7 +58,7 @@ def list_llmfit_models(
         "models": [
             _build_row(snapshot.models[position], place, name, table.options.context_length)
             for position, (_, name, profile) in shown
-            if (place := table.find_place(snapshot.models[position], profile)) is not None
+            if (place := table.find_best_fit(snapshot.models[position], profile)) is not None
         ],
     }
 

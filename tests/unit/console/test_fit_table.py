@@ -36,7 +36,7 @@ def rank_one_by_one(snapshot: DensitySnapshot, names: tuple[str, ...]) -> list[R
     ranked = []
     profile = snapshot.profile_of[names[0]]
     for position, ranked_model in enumerate(snapshot.models):
-        place = FitTable(CONTEXT_LENGTH).find_place(ranked_model, profile)
+        place = FitTable(CONTEXT_LENGTH).find_best_fit(ranked_model, profile)
         if place is not None:
             ranked.append(RankedFit(*place.rank, ranked_model.full_name, position))
     return sorted(ranked)
