@@ -14,7 +14,7 @@ from artifacts.fetch import ExpectedFile, FetchedArtifact, MakeRoom, ReportProgr
 from artifacts.file_choice import ADAPTER_CONFIG, INDEX, choose_files, choose_indexed
 from artifacts.formats import gguf, safetensors_header
 from artifacts.formats.folder_config import CHECKED, CONFIG, QUANTIZATION, parse_safe
-from artifacts.formats.gguf_split import is_gguf_name, keep_part
+from artifacts.formats.gguf_split import append_part_header, is_gguf_name
 from artifacts.formats.safetensors_header import LENGTH_BYTES, SafetensorsHeader
 from artifacts.gguf_reader import read_header
 from artifacts.repositories import local_files
@@ -147,7 +147,7 @@ class FileSet:
                 if error.reason != "HeaderInvalid":
                     raise
                 raise ArtifactError(error.reason, f"{file.path}: {error.message}") from error
-            keep_part(headers, header, file.path)
+            append_part_header(headers, header, file.path)
         return headers
 
     async def _read(self, listing: Listing, file: RepositoryFile, most_bytes: int) -> bytes:

@@ -12,8 +12,8 @@ from artifacts.file_choice import ADAPTER_CONFIG
 from artifacts.file_set import FileSet, read_stored_configs, read_stored_weights, refuse_digest
 from artifacts.formats import folder_config, gguf
 from artifacts.formats.folder_config import CONFIG
-from artifacts.formats.gguf_facts import count_active, layout_of, summarize
-from artifacts.formats.gguf_split import is_gguf_name, keep_part, merge_headers, name_parts
+from artifacts.formats.gguf_facts import count_active, find_layout, summarize
+from artifacts.formats.gguf_split import append_part_header, is_gguf_name, merge_headers, name_parts
 from artifacts.formats.safetensors_header import SafetensorsHeader
 from artifacts.gguf_reader import read_header, read_stored_header
 from artifacts.mirrors import parse_mirrors, read_from_any
@@ -181,7 +181,7 @@ def check_stored(source: Source, path: Path) -> Inspection:
             names = name_parts(path.name) or [path.name]
             headers: list[gguf.GGUFHeader] = []
             for name in names:
-                keep_part(headers, _read_stored_part(path, name), name)
+                append_part_header(headers, _read_stored_part(path, name), name)
             return _describe_gguf(merge_headers(headers, names))
         except ArtifactError as error:
             raise source.error(error.reason, error.message) from error
@@ -199,7 +199,7 @@ def _describe_gguf(header: gguf.GGUFHeader) -> Inspection:
     return Inspection(
         format="gguf",
         gguf=summarize(header),
-        layout=layout_of(header),
+        layout=find_layout(header),
         tensor_bytes=header.tensor_bytes,
         total_parameters=header.parameters,
         active_parameters=count_active(header),
@@ -224,7 +224,7 @@ def _describe_folder(
     return Inspection(
         format="mlx" if weights.written_for == "mlx" or folder_config.is_mlx(config) else "safetensors",
         gguf=folder_config.summarize(config),
-        layout=folder_config.layout_of(config, weights.tensor_bytes),
+        layout=folder_config.find_layout(config, weights.tensor_bytes),
         tensor_bytes=weights.tensor_bytes,
         total_parameters=parameters,
         active_parameters=None

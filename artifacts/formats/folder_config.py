@@ -273,7 +273,7 @@ def _find_packed_bits(stated: dict[str, Any]) -> int | None:
     return None
 
 
-def layout_of(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
+def find_layout(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
     """Return the layout that decides the memory of serving, or None when the configuration does not have all of it."""
     embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
     vocabulary, count = read_count(config.get("vocab_size")), read_count(config.get("num_hidden_layers"))

@@ -1,4 +1,4 @@
-"""Facts of a GGUF header: `summarize` for users, `layout_of` for the memory that serving takes.
+"""Facts of a GGUF header: `summarize` for users, `find_layout` for the memory that serving takes.
 
 The layout is computed layer by layer as llama.cpp does when it loads the file (`src/llama-hparams.cpp`,
 `load_arch_hparams` of `src/models/*.cpp`, `create_memory` of `src/llama-model.cpp`). An architecture that is not named
@@ -76,8 +76,8 @@ def summarize(header: GGUFHeader) -> GGUF:
         context_length=read_count(read(f"{architecture}.context_length")),
         embedding_size=read_count(read(f"{architecture}.embedding_length")),
         layer_count=read_count(read(f"{architecture}.block_count")),
-        head_count=widest(read(f"{architecture}.attention.head_count")),
-        head_count_kv=widest(heads_kv),
+        head_count=find_widest(read(f"{architecture}.attention.head_count")),
+        head_count_kv=find_widest(heads_kv),
         key_head_size=_find_head_size(header, architecture, "key"),
         value_head_size=_find_head_size(header, architecture, "value"),
         modes=_list_modes(header, architecture),
@@ -90,7 +90,10 @@ def summarize(header: GGUFHeader) -> GGUF:
 def _find_head_size(header: GGUFHeader, architecture: str, part: str) -> int | None:
     """Return the elements of a head, the divisor of both sizes of a model with windows; None if it is not stated."""
     read = header.metadata.get
-    heads, embedding = widest(read(f"{architecture}.attention.head_count")), read(f"{architecture}.embedding_length")
+    heads, embedding = (
+        find_widest(read(f"{architecture}.attention.head_count")),
+        read(f"{architecture}.embedding_length"),
+    )
     stated = [read_count(read(f"{architecture}.attention.{part}_length{end}")) or 0 for end in ("", "_swa")]
     if not stated[0]:
         stated[0] = (read_count(embedding) or 0) // heads if heads else 0
@@ -113,7 +116,9 @@ def _list_modes(header: GGUFHeader, architecture: str) -> list[Mode]:
 def count_active(header: GGUFHeader) -> int | None:
     """Return the number of parameters that one token uses, of a model with experts; None if it is not known exactly."""
     architecture = read_text(header.metadata.get("general.architecture"))
-    experts, used = (widest(header.metadata.get(f"{architecture}.expert_{key}")) for key in ("count", "used_count"))
+    experts, used = (
+        find_widest(header.metadata.get(f"{architecture}.expert_{key}")) for key in ("count", "used_count")
+    )
     return count_active_parameters(header.parameters, header.expert_parameters, experts, used)
 
 
@@ -191,7 +196,7 @@ KNOWN: Final = (
 )
 
 
-def layout_of(header: GGUFHeader) -> Layout | None:
+def find_layout(header: GGUFHeader) -> Layout | None:
     """Return the layout that decides the memory of serving, or None when the header does not have all of it."""
     return _LayoutReader(header).read_layout()
 
@@ -211,7 +216,7 @@ class _LayoutReader:
         kinds = self._group_layers()
         if not vocabulary or embedding is None or kinds is None:
             return None
-        heads = widest(self._read_per_layer("attention.head_count", 0)) or 0
+        heads = find_widest(self._read_per_layer("attention.head_count", 0)) or 0
         width = self._read_number("attention.key_length", embedding // heads if heads else 0)
         if latent := self._read_number("attention.key_length_mla"):
             # The estimate counts this width three times, so it is the mean of three: the query, and the query and the
@@ -224,7 +229,7 @@ class _LayoutReader:
             attention_size=heads * (width or 0),
             head_count=heads,
             feed_forward_size=self._count_feed_forward(),
-            expert_outputs=widest(self._header.metadata.get(f"{self._architecture}.expert_used_count")) or 0,
+            expert_outputs=find_widest(self._header.metadata.get(f"{self._architecture}.expert_used_count")) or 0,
             layers=kinds,
         )
         sizes = [size for struct in (layout, *layout.layers) for size in msgspec.structs.astuple(struct)]
@@ -237,7 +242,7 @@ class _LayoutReader:
 
     def _read_per_layer(self, key: str, default: int | None) -> tuple[int, ...] | None:
         """Return the value of each layer; the header states a value for each layer, or one for all layers."""
-        return per_layer(self._header.metadata.get(f"{self._architecture}.{key}", default), self._layer_count)
+        return expand_to_layers(self._header.metadata.get(f"{self._architecture}.{key}", default), self._layer_count)
 
     def _group_layers(self) -> list[Layers] | None:
         """Return the layers by kind, or None when their caches are not known."""
@@ -274,7 +279,7 @@ class _LayoutReader:
         heads = self._read_per_layer("attention.head_count", None)
         states_kv = f"{self._architecture}.attention.head_count_kv" in self._header.metadata
         heads_kv = self._read_per_layer("attention.head_count_kv", None) if states_kv else heads
-        embedding, widest_heads = self._read_number("embedding_length"), widest(heads)
+        embedding, widest_heads = self._read_number("embedding_length"), find_widest(heads)
         if heads_kv is None or embedding is None:
             return None
         default = embedding // widest_heads if widest_heads else None
@@ -314,7 +319,7 @@ class _LayoutReader:
         window = _FIXED_WINDOWS.get(self._architecture, window)
         stated = self._header.metadata.get(f"{self._architecture}.attention.sliding_window_pattern")
         if isinstance(stated, tuple):
-            pattern = per_layer(stated, self._layer_count)
+            pattern = expand_to_layers(stated, self._layer_count)
             return None if pattern is None else [window if near else None for near in pattern]
         period, is_first_full = _WINDOWS[self._architecture]
         period = read_count(stated) or period
@@ -338,7 +343,7 @@ class _LayoutReader:
         if self._architecture in _RECURRENT_BY_INTERVAL:
             stated = self._header.metadata.get(f"{self._architecture}.attention.recurrent_layers")
             if stated is not None:
-                layers = per_layer(stated, self._layer_count)
+                layers = expand_to_layers(stated, self._layer_count)
                 return None if layers is None else [bool(layer) for layer in layers]
             interval = self._read_number("full_attention_interval", 4) or 4
             trunk = self._layer_count - (self._read_number("nextn_predict_layers") or 0)
@@ -362,9 +367,9 @@ class _LayoutReader:
     def _count_feed_forward(self) -> int:
         """Return the width of one token in the widest layer, in elements, over all experts that the token uses."""
         metadata, prefix = self._header.metadata, self._architecture
-        dense = widest(metadata.get(f"{prefix}.feed_forward_length")) or 0
-        used = widest(metadata.get(f"{prefix}.expert_used_count")) or 0
-        expert = widest(metadata.get(f"{prefix}.expert_feed_forward_length")) or dense
+        dense = find_widest(metadata.get(f"{prefix}.feed_forward_length")) or 0
+        used = find_widest(metadata.get(f"{prefix}.expert_used_count")) or 0
+        expert = find_widest(metadata.get(f"{prefix}.expert_feed_forward_length")) or dense
         shared = self._read_number(
             "expert_shared_feed_forward_length", expert * (self._read_number("expert_shared_count") or 0)
         )
@@ -374,7 +379,7 @@ class _LayoutReader:
         return widest_layer + inner // 2 if self._architecture in _BOTH else max(widest_layer, inner)
 
 
-def per_layer(value: Value, layers: int) -> tuple[int, ...] | None:
+def expand_to_layers(value: Value, layers: int) -> tuple[int, ...] | None:
     """Return the count (or flag) of each layer, from a value for each layer or one for all; None if it is not valid."""
     if not isinstance(value, tuple):
         one = read_count(value)
@@ -384,7 +389,7 @@ def per_layer(value: Value, layers: int) -> tuple[int, ...] | None:
     return valid_counts if len(valid_counts) == len(value) == layers else None
 
 
-def widest(value: Value) -> int | None:
+def find_widest(value: Value) -> int | None:
     """Return the largest of the counts per layer, or the single count for all layers."""
     if not isinstance(value, tuple):
         return read_count(value)

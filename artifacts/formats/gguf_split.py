@@ -40,20 +40,20 @@ def name_parts(name: str) -> list[str]:
     return [f"{match['stem']}-{index:05}-of-{count:05}.gguf" for index in range(1, count + 1)]
 
 
-def keep_part(kept: list[GGUFHeader], header: GGUFHeader, name: str) -> None:
-    """Append the header of the next part to `kept`, as far as `merge_headers` reads it.
+def append_part_header(headers: list[GGUFHeader], header: GGUFHeader, name: str) -> None:
+    """Append the header of the next part to `headers`, as far as `merge_headers` reads it.
 
     Raises:
         ArtifactError: HeaderInvalid; the parts have too many tensors, which would fill the memory of the reader.
     """
-    count = sum(gguf_header.tensor_count for gguf_header in kept) + header.tensor_count
+    count = sum(gguf_header.tensor_count for gguf_header in headers) + header.tensor_count
     if count > MOST_TENSORS:
         problem = f"its parts have {count} tensors or more, and no model has more than {MOST_TENSORS}"
         raise ArtifactError("HeaderInvalid", f"{name}: {problem}")
-    if kept:
+    if headers:
         metadata = {key: value for key, value in header.metadata.items() if key in _OF_PART}
         header = dataclasses.replace(header, metadata=metadata)
-    kept.append(header)
+    headers.append(header)
 
 
 def merge_headers(headers: Sequence[GGUFHeader], names: Sequence[str]) -> GGUFHeader:

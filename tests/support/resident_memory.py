@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from artifacts.formats.gguf import parse
-from artifacts.formats.gguf_facts import layout_of
+from artifacts.formats.gguf_facts import find_layout
 from crds.serving import ServingOptions
 from devices.footprint import footprint_bytes
 from fitness.memory import Estimate, Workload, estimate
@@ -53,7 +53,7 @@ def measure(row: Row, folder: Path) -> Measured:
     hollow_gguf.write(path, row.shape)
     try:
         with path.open("rb") as file:
-            layout = layout_of(parse(file.read(_HEADER_BYTES), path.stat().st_size))
+            layout = find_layout(parse(file.read(_HEADER_BYTES), path.stat().st_size))
         estimated = estimate(Workload(layout), row.options)
         assert estimated, f"{row.shape.kind} is not understood"
         return Measured(row, estimated, _resident_bytes(path, row.options))

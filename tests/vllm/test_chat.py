@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from artifacts.formats.folder_config import layout_of
+from artifacts.formats.folder_config import find_layout
 from crds.serving import ServingOptions
 from crds.size import size_text
 from fitness.memory import Workload, estimate
@@ -144,7 +144,7 @@ def test_metrics_of_the_module_exist_and_count(server: RealServer) -> None:
 def test_memory_is_within_the_estimate(server: RealServer, tmp_path: Path) -> None:
     tiny_mlx.write(tmp_path, n_embd=128)
     config = json.loads((tmp_path / "config.json").read_text())
-    layout = layout_of(config, (tmp_path / "model.safetensors").stat().st_size)
+    layout = find_layout(config, (tmp_path / "model.safetensors").stat().st_size)
     estimated = estimate(Workload(layout, runtime="vllm"), ServingOptions(context_length=CONTEXT, parallel=2))
     assert estimated is not None
     measured = server.resident_bytes()

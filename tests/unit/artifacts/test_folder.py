@@ -129,7 +129,7 @@ async def test_a_folder_without_weights_is_refused_with_the_reason(server: FileS
 
 
 def layers(**changes: object) -> list[Layers] | None:
-    layout = folder_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    layout = folder_config.find_layout(LLAMA | changes, WEIGHTS_BYTES)
     return layout.layers if layout else None
 
 
@@ -143,7 +143,7 @@ def test_layers_are_grouped_by_their_window() -> None:
 
 
 def test_stated_head_size_and_experts_are_used() -> None:
-    layout = folder_config.layout_of(
+    layout = folder_config.find_layout(
         LLAMA | {"head_dim": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 100}, WEIGHTS_BYTES
     )
     assert layout
@@ -157,7 +157,7 @@ GEMMA_4 = {"model_type": "gemma4_text", "sliding_window": 512}
 def test_layers_of_gemma_4_with_the_whole_context_have_heads_of_their_own() -> None:
     types = ["sliding_attention", "sliding_attention", "full_attention"]
     sizes = GEMMA_4 | {"layer_types": types, "head_dim": 16, "global_head_dim": 64}
-    layout = folder_config.layout_of(
+    layout = folder_config.find_layout(
         LLAMA | sizes | {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "top_k_experts": 2}, WEIGHTS_BYTES
     )
     assert layout
@@ -175,7 +175,7 @@ def test_layers_of_gemma_4_with_the_whole_context_have_heads_of_their_own() -> N
 def test_last_layers_of_gemma_4_reuse_the_cache_of_earlier_ones() -> None:
     types = ["sliding_attention", "full_attention", "full_attention"]
     sizes = GEMMA_4 | {"layer_types": types, "num_kv_shared_layers": 1, "use_double_wide_mlp": True}
-    layout = folder_config.layout_of(LLAMA | sizes, WEIGHTS_BYTES)
+    layout = folder_config.find_layout(LLAMA | sizes, WEIGHTS_BYTES)
     assert layout
     assert layout.feed_forward_size == 2 * LLAMA["intermediate_size"]
     assert layout.layers == [
@@ -232,7 +232,7 @@ def test_layers_of_gated_delta_rule_attention_keep_a_state(stated: dict[str, obj
     [({}, 576), ({"index_head_dim": 128, "layer_types": ["deepseek_sparse_attention"] * 3}, 704)],
 )
 def test_latent_attention_keeps_no_values(changes: dict[str, object], kept: int) -> None:
-    layout = folder_config.layout_of(LLAMA | LATENT | changes, WEIGHTS_BYTES)
+    layout = folder_config.find_layout(LLAMA | LATENT | changes, WEIGHTS_BYTES)
     assert layout
     assert layout.layers == [Layers(count=3, key_elements=kept)]
     # As a GGUF file of the same model: the mean of 192, 576 and 512 elements.
@@ -242,7 +242,7 @@ def test_latent_attention_keeps_no_values(changes: dict[str, object], kept: int)
 def test_dense_layers_of_llama_4_are_wider_than_its_experts() -> None:
     sizes = {"intermediate_size_mlp": 500, "intermediate_size": 300}
     for used, wide in ((1, 500), (2, 600)):
-        layout = folder_config.layout_of(LLAMA | sizes | {"num_experts_per_tok": used}, WEIGHTS_BYTES)
+        layout = folder_config.find_layout(LLAMA | sizes | {"num_experts_per_tok": used}, WEIGHTS_BYTES)
         assert layout
         assert (layout.feed_forward_size, layout.expert_outputs) == (wide, used)
 
@@ -315,6 +315,6 @@ def test_class_of_a_multimodal_model_is_that_of_all_its_parts() -> None:
     )
 )
 def test_reader_survives_any_configuration(changes: dict[str, object]) -> None:
-    layout = folder_config.layout_of(LLAMA | changes, WEIGHTS_BYTES)
+    layout = folder_config.find_layout(LLAMA | changes, WEIGHTS_BYTES)
     assert layout is None or all(layer.count > 0 for layer in layout.layers)
     folder_config.summarize(LLAMA | changes)

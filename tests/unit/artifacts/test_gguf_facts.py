@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from artifacts.formats.gguf import GGUFHeader, Value, parse
-from artifacts.formats.gguf_facts import layout_of
+from artifacts.formats.gguf_facts import find_layout
 from crds.weights_header import Layers
 from tests.support.tiny_models import hollow_gguf, tiny_gguf
 from tests.support.tiny_models.hollow_gguf import Shape
@@ -22,7 +22,7 @@ def _header(architecture: str, **metadata: Any) -> GGUFHeader:
 
 
 def _layers(architecture: str, **metadata: Any) -> Sequence[Layers] | None:
-    layout = layout_of(_header(architecture, **metadata))
+    layout = find_layout(_header(architecture, **metadata))
     return layout.layers if layout else None
 
 
@@ -34,7 +34,7 @@ def test_layout_of_a_written_file_has_its_dimensions(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     tiny_gguf.write(path, n_layer=3, n_head_kv=[2, 0, 4])
     data = path.read_bytes()
-    layout = layout_of(parse(data, len(data)))
+    layout = find_layout(parse(data, len(data)))
     assert layout
     assert layout.layers == [_full(1, 2 * 16), Layers(count=1), _full(1, 4 * 16)]
     assert (layout.vocabulary_size, layout.embedding_size, layout.feed_forward_size) == (280, 64, 128)
@@ -149,7 +149,9 @@ def test_an_architecture_with_unknown_caches_has_no_layout(architecture: str) ->
 
 
 def test_only_experts_that_a_token_uses_count() -> None:
-    layout = layout_of(_header("qwen3moe", feed_forward_length=8, expert_used_count=8, expert_feed_forward_length=768))
+    layout = find_layout(
+        _header("qwen3moe", feed_forward_length=8, expert_used_count=8, expert_feed_forward_length=768)
+    )
     assert layout
     assert (layout.feed_forward_size, layout.expert_outputs) == (8 * 768, 8)
 
@@ -159,6 +161,6 @@ def test_every_model_of_the_measured_table_has_a_layout(tmp_path: Path, kind: ho
     path = tmp_path / "hollow.gguf"
     hollow_gguf.write(path, Shape(kind=kind, layers=4, vocabulary=300))
     with path.open("rb") as file:
-        layout = layout_of(parse(file.read(2**20), path.stat().st_size))
+        layout = find_layout(parse(file.read(2**20), path.stat().st_size))
     assert layout
     assert sum(layers.count for layers in layout.layers) == 4

@@ -14,7 +14,7 @@ from artifacts.file_choice import INDEX, choose_files
 from artifacts.file_set import FileSet
 from artifacts.formats.folder_config import CONFIG, MOST_VALUES, parse_safe
 from artifacts.formats.gguf import GGUFHeader, Value
-from artifacts.formats.gguf_split import MOST_TENSORS, keep_part, merge_headers
+from artifacts.formats.gguf_split import MOST_TENSORS, append_part_header, merge_headers
 from artifacts.repositories.repository import Listing, RepositoryFile, SourceAccess
 from artifacts.source import Source, parse
 from crds.size import MIB
@@ -29,16 +29,16 @@ def part(number: int, count: int, tensors: int = 1) -> GGUFHeader:
 def test_metadata_of_later_parts_is_not_kept() -> None:
     kept: list[GGUFHeader] = []
     for number in range(3):
-        keep_part(kept, part(number, 3), f"part {number}")
+        append_part_header(kept, part(number, 3), f"part {number}")
     assert [len(header.metadata) for header in kept] == [3, 2, 2]
     assert merge_headers(kept, ["a", "b", "c"]).metadata == part(0, 3).metadata
 
 
 def test_parts_with_more_tensors_than_any_model_are_refused_before_the_others_are_read() -> None:
     kept: list[GGUFHeader] = []
-    keep_part(kept, dataclasses.replace(part(0, 3), tensor_count=MOST_TENSORS), "part 0")
+    append_part_header(kept, dataclasses.replace(part(0, 3), tensor_count=MOST_TENSORS), "part 0")
     with pytest.raises(ArtifactError, match=f"part 1: its parts have {MOST_TENSORS + 1} tensors or more"):
-        keep_part(kept, part(1, 3), "part 1")
+        append_part_header(kept, part(1, 3), "part 1")
     assert len(kept) == 1
 
 

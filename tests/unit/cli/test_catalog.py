@@ -5,7 +5,7 @@ import yaml
 from click.testing import CliRunner
 from msgspec import structs
 
-from artifacts.formats.folder_config import layout_of
+from artifacts.formats.folder_config import find_layout
 from artifacts.source import parse
 from cli.main import main
 from cli.queue.model_headers import find_catalog_header
@@ -135,7 +135,7 @@ def test_layout_is_computed_from_the_configuration_of_the_model(name: str) -> No
     """By the reader of `pomona inspect`, from public copies of config.json."""
     layout = load_catalog()[name].layout
     assert layout
-    assert layout == layout_of(dict(CONFIGURATIONS[name]), layout.tensor_bytes)
+    assert layout == find_layout(dict(CONFIGURATIONS[name]), layout.tensor_bytes)
 
 
 def test_layout_of_a_gguf_file_is_that_of_its_header() -> None:
@@ -148,7 +148,7 @@ def test_model_without_a_layout_has_none_by_its_configuration() -> None:
     assert unknown == {"deepseek-v4-flash", "deepseek-v4-pro"}
     for name, configuration in UNKNOWN.items():
         assert name in unknown
-        assert layout_of(dict(configuration), 1) is None
+        assert find_layout(dict(configuration), 1) is None
 
 
 def test_further_source_has_the_same_layout_and_a_size_of_its_own() -> None:
