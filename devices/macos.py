@@ -34,7 +34,7 @@ def read() -> HostFacts:
     """Read the facts of this machine."""
     values = parse_sysctl(output_or_empty(*SYSCTL))
     version = output_or_empty(*VERSION).strip()
-    memory_bytes = positive(values.get("hw.memsize"))
+    memory_bytes = parse_positive(values.get("hw.memsize"))
     limit_bytes = wired_limit_bytes(values)
     working_set = metal.read().working_set_bytes or None
     gpu_cores = gpu.read().cores or parse_displays(output_or_empty(*DISPLAYS))
@@ -42,7 +42,7 @@ def read() -> HostFacts:
     return HostFacts(
         chip=chip,
         machine=values.get("hw.model"),
-        cpu_cores=positive(values.get("hw.physicalcpu")),
+        cpu_cores=parse_positive(values.get("hw.physicalcpu")),
         core_levels=core_levels(values),
         gpu_cores=gpu_cores,
         os=f"macOS {version}" if version else None,
@@ -65,7 +65,7 @@ def parse_sysctl(text: str) -> dict[str, str]:
     return values
 
 
-def positive(text: str | None) -> int | None:
+def parse_positive(text: str | None) -> int | None:
     """Read a number; None when it is absent, not a number, or 0, which these keys use for "not set"."""
     if text is None or not (text.isascii() and text.isdecimal()) or len(text) > 20:  # noqa: PLR2004 - digits of 64 bits
         return None
@@ -75,8 +75,8 @@ def positive(text: str | None) -> int | None:
 def core_levels(values: dict[str, str]) -> tuple[CoreLevel, ...]:
     """Return the cores by performance level, the fastest first; empty unless all levels are known."""
     levels = []
-    for level in range(min(positive(values.get("hw.nperflevels")) or 0, _MOST_LEVELS)):
-        cores = positive(values.get(f"hw.perflevel{level}.physicalcpu"))
+    for level in range(min(parse_positive(values.get("hw.nperflevels")) or 0, _MOST_LEVELS)):
+        cores = parse_positive(values.get(f"hw.perflevel{level}.physicalcpu"))
         if cores is None:
             return ()
         levels.append(CoreLevel(name=values.get(f"hw.perflevel{level}.name", f"Level {level}"), cores=cores))
@@ -85,7 +85,7 @@ def core_levels(values: dict[str, str]) -> tuple[CoreLevel, ...]:
 
 def wired_limit_bytes(values: dict[str, str]) -> int | None:
     """Return the limit that the owner set; None for 0, with which the system decides."""
-    limits = [positive(values.get(key)) for key in _WIRED_LIMIT_KEYS]
+    limits = [parse_positive(values.get(key)) for key in _WIRED_LIMIT_KEYS]
     return next((limit * 2**20 for limit in limits if limit is not None), None)
 
 
@@ -99,7 +99,7 @@ def parse_displays(text: str) -> int | None:
     """Read the GPU's cores from `system_profiler SPDisplaysDataType -json`, where the number is a string."""
     try:
         adapters = json.loads(text)["SPDisplaysDataType"]
-        core_counts = [positive(adapter.get("sppci_cores")) for adapter in adapters]
+        core_counts = [parse_positive(adapter.get("sppci_cores")) for adapter in adapters]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
     return next((cores for cores in core_counts if cores is not None), None)

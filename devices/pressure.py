@@ -58,13 +58,13 @@ def derived_level(
     if some_percent is None and full_percent is None and (available_bytes is None or memory_bytes is None):
         return None
     waiting_all, waiting_some = full_percent or 0, some_percent or 0
-    short_by_far = short = False
+    is_critical = is_short = False
     if available_bytes is not None and memory_bytes is not None:
-        short_by_far = available_bytes < min(memory_bytes * _CRITICAL_SHARE, _CRITICAL_BYTES)
-        short = available_bytes < min(memory_bytes * _WARN_SHARE, _WARN_BYTES)
-    if short_by_far or waiting_all >= _WAITING_PERCENT:
+        is_critical = available_bytes < min(memory_bytes * _CRITICAL_SHARE, _CRITICAL_BYTES)
+        is_short = available_bytes < min(memory_bytes * _WARN_SHARE, _WARN_BYTES)
+    if is_critical or waiting_all >= _WAITING_PERCENT:
         return "critical"
-    return "warn" if short or waiting_some >= _WAITING_PERCENT else "normal"
+    return "warn" if is_short or waiting_some >= _WAITING_PERCENT else "normal"
 
 
 def available_bytes(memory_bytes: int | None, use: libsystem.MemoryUse | None) -> int | None:

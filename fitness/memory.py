@@ -76,7 +76,7 @@ class Estimate(NamedTuple):
         return sum(self.parts) + (sum(self.draft) if self.draft else 0)
 
     def text(self) -> str:
-        """Return the parts for a message, the largest first."""
+        """Return the sizes of the parts for a message, the largest first; parts of size 0 are left out."""
         named = list(zip(PART_NAMES, self.parts, strict=True))
         if self.draft:
             named.append(("the draft", sum(self.draft)))
@@ -201,7 +201,7 @@ class _Needed(NamedTuple):
 
 
 def _compute_needed(workload: Workload, options: ServingOptions, devices: int) -> _Needed | None:
-    """Return the memory that is compared with a limit; None if it cannot be known."""
+    """Return the memory to compare with a limit, of the container or of each device; None if it cannot be known."""
     memory = estimate_pod(workload, options, devices)
     if memory is None:
         return None
@@ -269,7 +269,7 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
 
 
 def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int) -> str | None:
-    """Return the way out for stated memory that alone is more than the devices have; None if it is not."""
+    """Return the way out if the memory that the Model states is itself too much for the devices; None if it is not."""
     if not devices or workload.stated_bytes is None:
         return None
     alone = estimate_pod(workload._replace(layout=None, draft=None), options, devices)

@@ -272,8 +272,8 @@ class PerformanceTable:
         """
         for model_hash, (records, _) in self._models.items():
             for key, record in records.items():
-                is_own = key.namespace == CONTROLLER_NAMESPACE and RecordKey(key.device_class) not in records
-                if not key.namespace or is_own:
+                is_of_controller = key.namespace == CONTROLLER_NAMESPACE and RecordKey(key.device_class) not in records
+                if not key.namespace or is_of_controller:
                     yield model_hash, key.device_class, record
 
 

@@ -217,7 +217,7 @@ class SharedDaemon:
             self._handles.remove(handle)
 
     async def run(self) -> None:
-        """Check the daemon at intervals until cancelled."""
+        """Check the daemon at intervals and when a model was added, until cancelled; then close its connections."""
         try:
             while True:
                 await self.check_models()

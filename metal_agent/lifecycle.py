@@ -225,7 +225,7 @@ def _start_engine(state: ProcessState) -> ProcessStep:
 
 
 def _resume(state: ProcessState) -> ProcessStep:
-    """Go on with the step that failed or was interrupted, unless the process is held."""
+    """Start the step again that failed or was interrupted, unless the process is held: check, fetch or start."""
     if state.hold and state.admitted:
         return _await_release(state, state.hold)
     if state.fetched:

@@ -142,7 +142,7 @@ class HostWeights:
 
 
 def _least_layout(facts: inspect.Inspection) -> Layout:
-    """Return the layout or, of a header that does not state all of it, one by which the weights alone take memory."""
+    """Return the layout, or one with the size of the weights only if the header does not state all of it."""
     return facts.layout or Layout(
         tensor_bytes=facts.tensor_bytes,
         vocabulary_size=0,

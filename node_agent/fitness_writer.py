@@ -144,7 +144,7 @@ class FitnessWriter:
         return True
 
     async def _get_or_create(self, node: Obj) -> Obj:
-        """Return the NodeFitness of a Node, which is created if it does not exist."""
+        """Return the NodeFitness of a Node; create it if it does not exist."""
         name = node["metadata"]["name"]
         try:
             return await self._client.get(NODE_FITNESSES, name)

@@ -53,7 +53,7 @@ class NodeMetrics:
         self._seconds.set(seconds)
 
     def note_conflicts(self, conflicts: Sequence[LabelConflict]) -> None:
-        """Show the number of conflicting labels, and log each when it appears."""
+        """Set the gauge of conflicting labels, and log each conflict that the last call did not have."""
         for conflict in conflicts:
             if conflict not in self._conflicts:
                 log.warning(

@@ -72,7 +72,7 @@ def is_due(body: Mapping[str, Any], written: Mapping[str, Any], silent_seconds: 
 
 
 def _identify(body: Mapping[str, Any]) -> object:
-    """Return the part of a status whose change is written at once."""
+    """Return the part of a status whose change is written at once: vendor, devices, and the status of conditions."""
     devices = [_identify_device(device) for device in body.get("devices", ())]
     conditions = [(condition["type"], condition["status"]) for condition in body.get("conditions", ())]
     return [body.get(field) for field in _IDENTITY], devices, conditions

@@ -323,7 +323,7 @@ class Ollama:
 
     @contextlib.contextmanager
     def _translate_errors(self, what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
-        """Raise every error of the block as a DaemonError."""
+        """Raise every error of the block as a DaemonError; `what` ends its message: "Ollama did not ..."."""
         try:
             yield
         except DaemonError:

@@ -290,7 +290,7 @@ class Omlx:
 
     @contextlib.contextmanager
     def _translate_errors(self, what: str) -> Iterator[None]:
-        """Raise every error of the connection as a DaemonError."""
+        """Raise every error of the block as a DaemonError; `what` ends its message: "oMLX did not ..."."""
         try:
             yield
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

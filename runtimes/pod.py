@@ -135,11 +135,11 @@ class EnginePod:
 
 def find_overlap(path: str, folders: Iterable[str]) -> str | None:
     """Return the first of `folders` that is at, above or below an absolute path, or None."""
-    wanted = _split_path(path)
+    path_parts = _split_path(path)
     for folder in folders:
-        taken = _split_path(folder)
-        shorter = min(len(wanted), len(taken))
-        if wanted[:shorter] == taken[:shorter]:
+        folder_parts = _split_path(folder)
+        length = min(len(path_parts), len(folder_parts))
+        if path_parts[:length] == folder_parts[:length]:
             return folder
     return None
 

@@ -58,7 +58,10 @@ class ModelInspector:
             return await self._inspect(model.spec)
 
     async def _inspect(self, spec: ModelSpec) -> tuple[Inspection, str]:
-        """Inspect the source, unless pinned weights are stored."""
+        """Return the facts of the source, or of pinned weights that are stored; see `inspect`.
+
+        The facts of a source are recorded for the next run, in which it may be unreachable.
+        """
         source = parse(spec.source, spec.files)
         stored = await asyncio.to_thread(self._find_stored, source, spec.sha256)
         if stored is not None and source.is_pinned:

@@ -134,7 +134,7 @@ def parse_rocm_smi(text: str) -> VendorReading:
 
 
 def _read_device(card: kernel_files.DrmCard, device_id: str, target: str, linked: Sequence[str]) -> NodeDevice:
-    """Return the device of a card, by the kernel's files."""
+    """Return the device of a card by the kernel's files; a GPU that is not partitioned (SPX) has no partition."""
     product = find_product("amd", card.device_id)
     total_bytes = parse_size_bytes(card.read("mem_info_vram_total"))
     compute, memory = clean_text(card.read("current_compute_partition")), card.read("current_memory_partition")

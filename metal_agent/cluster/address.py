@@ -29,7 +29,10 @@ log = structlog.get_logger()
 async def follow_address(
     options: AgentOptions, server: str, current: str, on_moved: Callable[[str], Awaitable[None]]
 ) -> None:
-    """Call `on_moved` with each new address after `current` until cancelled; return if the owner gave the address."""
+    """Call `on_moved` with each new address after `current` until cancelled; return if the owner gave the address.
+
+    The address is looked up after each change that the kernel reports, and at intervals.
+    """
     if options.address:
         return
     problem = ""

@@ -102,7 +102,7 @@ async def report_host(client: Client, host: str, wanted: MetalHostStatus, condit
 
 
 async def _get_or_create(client: Client, host: str) -> Obj:
-    """Return the MetalHost, which is created if it is missing."""
+    """Return the MetalHost; create it if it is missing."""
     try:
         return await client.get(METAL_HOSTS, host)
     except NotFound:

@@ -101,7 +101,7 @@ def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
     memory, memory_of_tool = libsystem.memory_use(), macos.parse_vm_stat(output_or_empty(*macos.VM_STAT))
     used, used_by_tool = memory and memory.total_bytes, memory_of_tool and memory_of_tool.total_bytes
     swap = macos.parse_swap_used(values.get("vm.swapusage"))
-    level = pressure.kernel_level(macos.positive(values.get(_LEVEL_SYSCTL)))
+    level = pressure.kernel_level(macos.parse_positive(values.get(_LEVEL_SYSCTL)))
     displays = macos.parse_displays(output_or_empty(*macos.DISPLAYS))
     return [
         check_same("GPU cores", registry.cores, displays, "system_profiler", needed=False),

@@ -67,7 +67,7 @@ def parse_quiet_hours(text: str) -> QuietHours:
 
 
 def _parse_days(text: str) -> frozenset[int]:
-    """Read days, such as `Mon-Fri`, `Sat,Sun` or `Fri-Mon`. Raises ValueError."""
+    """Return the numbers of days such as `Mon-Fri`, `Sat,Sun` or `Fri-Mon`; 0 is Monday. Raises ValueError."""
     days: set[int] = set()
     for part in text.split(","):
         names = part.split("-")

@@ -207,7 +207,7 @@ def describe_candidate(
 
 
 def memory_stage(state: lifecycle.ProcessState) -> MemoryStage:
-    """Return the stage of a process as the pressure policy sees it."""
+    """Return the stage of a process as the pressure policy sees it; one that starts with a reason is being ended."""
     if state.phase == "Stopping":
         return "draining" if state.exists and not state.is_hastened else "ending"
     if not state.exists:

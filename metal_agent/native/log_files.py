@@ -40,7 +40,7 @@ def read_engine_log_name(path: Path) -> str | None:
     """Return the name of the MetalProcess whose engine has written a log; None for another file or an earlier part."""
     if path.suffix != ".log" or path.stem.endswith(".previous"):
         return None
-    # A namespace has no underscore.
+    # The name of a log is NAMESPACE_NAME.log, and a namespace has no underscore.
     return path.stem.partition("_")[2] or None
 
 

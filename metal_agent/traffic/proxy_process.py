@@ -122,7 +122,7 @@ class Proxy:
 
         An agent that was ended in the middle of a hand-over leaves a newer proxy behind, which takes over or ends.
         """
-        # In this order: a newer proxy is found although it takes its name between the two looks.
+        # A newer proxy listens at an unnamed socket, then takes the name; in this order it is seen at one of the two.
         newer = [unix_listener(path) for path in (self._socket.with_suffix(UNNAMED_SUFFIX), self._socket)]
         last = [unix_listener(path) for path in self._socket.parent.glob(LAST_SOCKET.format(pid="*"))]
         pids = {self.process.pid if self.process else None, *newer, *last}
@@ -165,12 +165,12 @@ class Proxy:
         """Start a new proxy in the place of an adopted one of another build; return it when it serves.
 
         Return None if the older one has handed over, and the new one does not serve. If the hand-over fails, the older
-        one is ended when it has been idle for a while, or after an hour.
+        one is ended when it has been idle for a while, or after an hour. Otherwise this waits until it is cancelled.
         """
         await self._answered.wait()
         state = self.state
         if state is None or process.pid == self._spawned or state.version == BUILD:
-            return await asyncio.Future()
+            return await asyncio.Future()  # nothing to replace: wait for the cancellation
         if successor := await self._hand_over():
             return successor
         if self._has_left(process):
@@ -183,7 +183,7 @@ class Proxy:
             if not self._is_idle():
                 busy = loop.time()
         await process.end(GRACE_SECONDS)
-        return await asyncio.Future()
+        return await asyncio.Future()  # `_run_once` waits for its end
 
     async def _hand_over(self) -> NativeProcess | None:
         """Start a proxy that takes the listeners over; return it when it answers, or None if it does not."""

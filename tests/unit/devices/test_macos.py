@@ -134,7 +134,7 @@ def test_sysctl_values_are_read_with_either_separator() -> None:
 
 @pytest.mark.parametrize("text", [None, "", "0", "-1", "many", "1" * 21, "٣"])
 def test_unknown_value_is_none_and_never_zero(text: str | None) -> None:
-    assert macos.positive(text) is None
+    assert macos.parse_positive(text) is None
 
 
 def test_the_limit_that_the_owner_set_has_two_names() -> None:
@@ -152,7 +152,7 @@ def test_levels_without_all_their_cores_are_unknown() -> None:
 def test_memory_pressure_and_swap_as_sysctl_prints_them() -> None:
     values = macos.parse_sysctl(recorded("sysctl_pressure_critical.txt"))
     assert macos.parse_swap_used(values["vm.swapusage"]) == round(6820.25 * MIB)
-    assert pressure.kernel_level(macos.positive(values["kern.memorystatus_vm_pressure_level"])) == "critical"
+    assert pressure.kernel_level(macos.parse_positive(values["kern.memorystatus_vm_pressure_level"])) == "critical"
     assert macos.parse_swap_used("total = 0.00M  used = 0.00M  free = 0.00M  (encrypted)") == 0
     assert macos.parse_swap_used("total = 0.00M  used = many") is None
     assert macos.parse_swap_used(None) is None
@@ -256,7 +256,7 @@ def test_garbage_is_unknown_and_breaks_nothing(text: str) -> None:
     values = macos.parse_sysctl(text)
     assert macos.core_levels(values) == ()
     assert macos.wired_limit_bytes(values) is None
-    assert macos.positive(text) != 0
+    assert macos.parse_positive(text) != 0
 
 
 @given(st.sampled_from(sorted(path.name for path in FIXTURES.glob("ioreg*"))), st.data())
