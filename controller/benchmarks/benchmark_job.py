@@ -38,7 +38,7 @@ DEADLINE_SECONDS: Final = 3600
 START_SECONDS: Final = 300.0
 """Time in which a pod that the scheduler refuses, or whose image is not pulled, may yet start."""
 _GRACE_SECONDS: Final = 5
-_OF_SERVICE: Final = frozenset({"livenessProbe", "lifecycle"})
+_PROTECTING_FIELDS: Final = frozenset({"livenessProbe", "lifecycle"})
 """Fields of the proxy's container that keep a replica from harm."""
 
 
@@ -74,7 +74,7 @@ def build_benchmark_pod(
         "priorityClassName": PRIORITY_CLASS,
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "containers": [
-            {name: value for name, value in container.items() if name not in _OF_SERVICE}
+            {name: value for name, value in container.items() if name not in _PROTECTING_FIELDS}
             for container in pod["containers"]
         ],
         # The policy of the controller lets a Job mount these keys of a Secret only.
@@ -124,24 +124,24 @@ def read_benchmark(job: Obj, pods: Sequence[Obj], now: datetime) -> Endpoint | J
         if ended := next(filter(None, ends), None):
             said = (ended.get("message") or "").strip()[-500:] or ended.get("reason", "")
             message = f"container {container['name']} ended with exit code {ended['exitCode']}: {said}"
-            return _fail("EngineFailed", message, now)
+            return _describe_failure("EngineFailed", message, now)
     addresses = status.get("podIPs") or []
     if pod is not None and is_ready(pod) and addresses:
         return Endpoint(addresses[0]["ip"], SERVICE_PORT, node=pod["spec"].get("nodeName", ""))
     age_seconds = (now - datetime.fromisoformat(job["metadata"]["creationTimestamp"])).total_seconds()
     if jobs.has_ended(job) or age_seconds > DEADLINE_SECONDS:
-        return _fail("DeadlineExceeded", f"it was not ready after {DEADLINE_SECONDS // 60} minutes", now)
+        return _describe_failure("DeadlineExceeded", f"it was not ready after {DEADLINE_SECONDS // 60} minutes", now)
     if age_seconds > START_SECONDS and pod is None:
         # The Events about the Job have the words of the API server: a quota, a LimitRange or a webhook refuses it.
         name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
         message = f"its pod was not created: see: kubectl -n {namespace} describe job {name}"
-        return _fail(FAILED_CREATE, message, now)
+        return _describe_failure(FAILED_CREATE, message, now)
     waiting = jobs.read_waiting(pod) if pod is not None else JobOutcome(state="Going")
     is_late = bool(waiting.reason) and age_seconds > START_SECONDS
-    return _fail(waiting.reason, waiting.message, now) if is_late else JobOutcome(state="Going")
+    return _describe_failure(waiting.reason, waiting.message, now) if is_late else JobOutcome(state="Going")
 
 
-def _fail(reason: str, message: str, now: datetime) -> JobOutcome:
+def _describe_failure(reason: str, message: str, now: datetime) -> JobOutcome:
     return JobOutcome(state="Broken", reason=reason, message=message, ended=now)
 
 

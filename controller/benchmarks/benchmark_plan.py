@@ -94,37 +94,40 @@ def choose_starts(
         due: the benchmarks that are worth while now.
         going: the node of each benchmark that runs.
         busy: the accelerators for which anything waits in the queue.
-        turns: by namespace the number of its last start, of which later ones have higher numbers.
+        turns: by namespace the number of its last start; a later start has a higher number.
         urgent: the pairs for which services wait.
     """
-    start, taken = list[BenchmarkStart](), dict(going)
+    starts, node_of = list[BenchmarkStart](), dict(going)
     running = Counter((key in urgent, key.namespace) for key in going)
     totals = Counter(key in urgent for key in going)
     while True:
-        able = [
+        startable = [
             BenchmarkStart(wanted, node)
             for wanted in due
-            if wanted.key not in taken
+            if wanted.key not in node_of
             and totals[wanted.key in urgent] < (MOST_PROBES if wanted.key in urgent else MOST_AT_ONCE)
-            and (node := _find_node(wanted, busy, set(taken.values())))
+            and (node := _find_node(wanted, busy, set(node_of.values())))
         ]
-        if not able:
-            return start
+        if not startable:
+            return starts
 
         def rank(start: BenchmarkStart) -> tuple[bool, int, int]:
             key = start.wanted.key
             is_urgent = key in urgent
             return not is_urgent, running[is_urgent, key.namespace], turns.get(key.namespace, 0)
 
-        first = min(able, key=rank)
-        start.append(first)
-        taken[first.wanted.key] = first.node
+        first = min(startable, key=rank)
+        starts.append(first)
+        node_of[first.wanted.key] = first.node
         running[first.wanted.key in urgent, first.wanted.key.namespace] += 1
         totals[first.wanted.key in urgent] += 1
 
 
 def _find_node(wanted: WantedBenchmark, busy: Collection[str], used: Collection[str]) -> str:
-    """Return a node on which no other benchmark runs; empty if there is none."""
+    """Return a node for a benchmark on which no other runs; empty if there is none.
+
+    A replica is measured where it is. A Job gets an idle node, unless anything waits for its accelerator.
+    """
     if wanted.replica is not None:
         return wanted.replica.node if wanted.replica.node not in used else ""
     if wanted.accelerator in busy:

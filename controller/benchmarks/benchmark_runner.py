@@ -127,35 +127,37 @@ class BenchmarkRunner:
         self._wake = asyncio.Event()
         self._waiting_pools: frozenset[str] = frozenset()
         """Pools for which anything waits."""
-        self._given: frozenset[str] = frozenset()
+        self._admitting_cells: frozenset[str] = frozenset()
         """`Cell.id` of the cells where units are being admitted."""
         self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
         """Result of the last look at all services."""
-        self._pairs: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
-        """The pairs of each service, by device class."""
+        self._benchmarks_of: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
+        """The benchmarks of each service, by device class."""
         self._runs: dict[BenchmarkKey, _Run] = {}
         self._failures: dict[BenchmarkKey, BenchmarkFailure] = {}
-        self._rooms: dict[str, str] = {}
+        self._node_of_job: dict[str, str] = {}
         """The node of each Job that was started and whose pod may be there, by its key in `OWNER_INDEX`."""
         self._probes: dict[ObjectKey, _Probe] = {}
-        self._turns: dict[str, int] = {}
+        self._last_turns: dict[str, int] = {}
         """By namespace the number of its last start."""
-        self._look_at = 0.0
+        self._next_look_at = 0.0
         """Time of the loop from which on the next look is made."""
         store.subscribe(self._take_change)
 
-    def take_round(self, waiting_pools: frozenset[str], given: frozenset[str]) -> None:
+    def take_round(self, waiting_pools: frozenset[str], admitting_cells: frozenset[str]) -> None:
         """Mark the benchmarks that are in the way of the queue, so that they end soon.
 
         Args:
             waiting_pools: the pools for which anything waits after a round of the queue.
-            given: the cells where units are admitted.
+            admitting_cells: `Cell.id` of the cells where units are admitted.
         """
-        self._waiting_pools, self._given = waiting_pools, given
+        self._waiting_pools, self._admitting_cells = waiting_pools, admitting_cells
         busy = self._find_busy()
         for run in self._runs.values():
             start = run.start
-            if start.wanted.replica is None and (start.wanted.accelerator in busy or f"node/{start.node}" in given):
+            if start.wanted.replica is None and (
+                start.wanted.accelerator in busy or f"node/{start.node}" in admitting_cells
+            ):
                 run.is_in_the_way = True
                 self._wake.set()
 
@@ -180,13 +182,13 @@ class BenchmarkRunner:
     def restart(self) -> None:
         """Forget what an earlier leadership knew."""
         self._probes.clear()
-        self._waiting_pools = self._given = frozenset()
+        self._waiting_pools = self._admitting_cells = frozenset()
 
     async def run(self, leading: Leading) -> None:
         """Run benchmarks while this replica leads."""
-        for part in (self._prepared, self._pairs, self._failures, self._rooms, self._turns):
+        for part in (self._prepared, self._benchmarks_of, self._failures, self._node_of_job, self._last_turns):
             part.clear()
-        self._look_at = 0.0
+        self._next_look_at = 0.0
         self._wake.set()
         pause: float = _IDLE_SECONDS
         try:
@@ -202,7 +204,7 @@ class BenchmarkRunner:
                 except Unreachable as error:
                     log.warning("benchmark_round_failed", error=str(error))
                     pause, has_failed = _RETRY_SECONDS, True
-                self._show_rooms()
+                self._report_rooms()
                 await asyncio.sleep(_FAILED_SECONDS if has_failed else _PAUSE_SECONDS)
         finally:
             for run in self._runs.values():
@@ -215,12 +217,12 @@ class BenchmarkRunner:
         """Start, follow and end benchmarks once; return the seconds until the next round."""
         loop_time, now = asyncio.get_running_loop().time, datetime.now(UTC)
         self._probes = {service: probe for service, probe in self._probes.items() if now < probe.until}
-        if is_look := loop_time() >= self._look_at:
+        if is_look := loop_time() >= self._next_look_at:
             started_at = loop_time()
-            await self._look()
-            self._look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
+            await self._list_benchmarks()
+            self._next_look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
         wanted, busy = self._list_wanted(), self._find_busy()
-        pauses = [_IDLE_SECONDS, *([] if is_look else [max(0.0, self._look_at - loop_time())])]
+        pauses = [_IDLE_SECONDS, *([] if is_look else [max(0.0, self._next_look_at - loop_time())])]
         for key in list(self._runs):
             pauses += await _try(self._follow(leading, key, wanted.get(key), now))
         wanted = self._list_wanted()
@@ -230,8 +232,8 @@ class BenchmarkRunner:
             if key in wanted and wanted[key].inputs == failure.inputs
         }
         # What waits for a device is worth more than a measurement.
-        for job in self._list_ended():
-            pauses += await _try(_end(leading, job))
+        for job in self._list_jobs_to_delete():
+            pauses += await _try(_delete_job(leading, job))
         if is_look:
             waits = {key: failure.find_wait(now) for key, failure in self._failures.items() if not failure.is_final}
             pauses += [wait for wait in waits.values() if wait > 0]
@@ -242,16 +244,19 @@ class BenchmarkRunner:
                 if (benchmark.is_ready or key in urgent)
                 and (key not in self._failures or waits.get(key, math.inf) <= 0)
             ]
-            for start in choose_starts(due, going, busy, self._turns, urgent):
+            for start in choose_starts(due, going, busy, self._last_turns, urgent):
                 pauses += await _try(self._start(leading, start, now))
         problems = {wanted[key].service: failure.describe(key) for key, failure in self._failures.items()}
         self._measured.report_problems(problems)
         self._answer_probes(leading, is_look=is_look)
         return min(pauses)
 
-    async def _look(self) -> None:
-        """List the benchmarks that are worth while for any service."""
-        cells = [cell if cell.id not in self._given else replace(cell, free=NOTHING) for cell in self._list_cells()]
+    async def _list_benchmarks(self) -> None:
+        """List the benchmarks that are worth while for any service, into `_prepared`."""
+        # What is free on a cell where a unit is being admitted is that unit's.
+        cells = [
+            cell if cell.id not in self._admitting_cells else replace(cell, free=NOTHING) for cell in self._list_cells()
+        ]
         scope = open_scope(self._store, self._settings, self._measured.table, cells)
         prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
         pairs: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
@@ -266,7 +271,7 @@ class BenchmarkRunner:
                 pairs.setdefault(wanted.service, {})[wanted.key.device_class] = wanted.key
             if number % _SERVICES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._prepared, self._pairs = prepared, pairs
+        self._prepared, self._benchmarks_of = prepared, pairs
 
     def _list_wanted(self) -> dict[BenchmarkKey, WantedBenchmark]:
         """Return the benchmarks that are worth while and not measured yet."""
@@ -278,7 +283,7 @@ class BenchmarkRunner:
         }
 
     def _find_busy(self) -> set[str]:
-        """Return the accelerators for which anything waits."""
+        """Return the accelerators for which anything waits in the queue."""
         pools = self._store.list(ACCELERATOR_POOLS)
         accelerators = {pool["metadata"]["name"]: pool["spec"]["accelerator"] for pool in pools}
         return {accelerators.get(pool, pool) for pool in self._waiting_pools}
@@ -288,14 +293,17 @@ class BenchmarkRunner:
         return {
             key
             for service, probe in self._probes.items()
-            for device_class, key in self._pairs.get(service, {}).items()
+            for device_class, key in self._benchmarks_of.get(service, {}).items()
             if device_class in probe.classes and key not in self._failures
         }
 
     async def _follow(self, leading: Leading, key: BenchmarkKey, wanted: WantedBenchmark | None, now: datetime) -> None:
-        """Store the result of a benchmark that has ended; stop one that is not wanted any more. Raises as `Client`."""
+        """Store the result of a benchmark that has ended, or note its failure; stop one that may not go on.
+
+        That is one that is not wanted any more, whose Job is gone, or for whose room a unit waits. Raises as `Client`.
+        """
         run = self._runs[key]
-        result = self._read(leading, run, now)
+        result = self._read_result(leading, run, now)
         if result is None or wanted is None or wanted.inputs != run.start.wanted.inputs:
             self._drop(key)
         elif isinstance(result, MeasuredPerformance):
@@ -307,7 +315,7 @@ class BenchmarkRunner:
         elif run.is_in_the_way:
             self._drop(key)
 
-    def _read(self, leading: Leading, run: _Run, now: datetime) -> MeasuredPerformance | JobOutcome | None:
+    def _read_result(self, leading: Leading, run: _Run, now: datetime) -> MeasuredPerformance | JobOutcome | None:
         """Return the result or the state of a benchmark; begin to measure a pod that is up. None: its Job is gone."""
         if run.job is not None:
             metadata = run.job["metadata"]
@@ -324,7 +332,7 @@ class BenchmarkRunner:
         return run.task.result() if run.task is not None and run.task.done() else JobOutcome(state="Going")
 
     def _measure(self, leading: Leading, run: _Run, pod: Endpoint) -> None:
-        """Begin to measure a pod."""
+        """Begin to measure a pod by a task, at whose end the loop wakes."""
         source: Literal["job", "live"] = "live" if run.job is None else "job"
         run.task = asyncio.create_task(measure_pod(leading.client, run.service, pod, run.engine, source))
         run.task.add_done_callback(lambda _: self._wake.set())
@@ -344,21 +352,24 @@ class BenchmarkRunner:
         self._wake.set()
         log.warning("benchmark_failed", **key._asdict(), reason=outcome.reason, problem=outcome.message)
 
-    def _list_ended(self) -> list[Obj]:
+    def _list_jobs_to_delete(self) -> list[Obj]:
         """Return the Jobs to delete: all but those of running benchmarks, first those whose room units may get."""
         kept = {run.job["metadata"]["uid"] for run in self._runs.values() if run.job is not None}
         labelled = self._store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
         others = [
             job for job in labelled if job["metadata"]["uid"] not in kept and "deletionTimestamp" not in job["metadata"]
         ]
-        return sorted(others, key=lambda job: owner_key(job) not in self._rooms)[:MOST_ENDED]
+        return sorted(others, key=lambda job: owner_key(job) not in self._node_of_job)[:MOST_ENDED]
 
     async def _start(self, leading: Leading, start: BenchmarkStart, now: datetime) -> None:
-        """Start a benchmark. Raises as `Client`."""
+        """Start a benchmark: measure a replica now, or create the Job whose pod is measured once it is ready.
+
+        A Job that the API server refuses counts as a failed try. Raises as `Client`.
+        """
         wanted, prepared = start.wanted, self._prepared[start.wanted.key]
         key, service = wanted.key, prepared.service
         run = _Run(start, service, prepared.describe_engine(self._list_classes(wanted.accelerator)))
-        self._turns[key.namespace] = max(self._turns.values(), default=0) + 1
+        self._last_turns[key.namespace] = max(self._last_turns.values(), default=0) + 1
         if wanted.replica is not None:
             self._measure(leading, run, wanted.replica)
         else:
@@ -368,7 +379,7 @@ class BenchmarkRunner:
                 service, prepared.served, prepared.choice, self._settings, node=start.node, digest=digest
             )
             leading.require_leadership()
-            # A unit may be admitted to the node meanwhile.
+            # So that `take_round` finds it if a unit is admitted to the node meanwhile.
             self._runs[key] = run
             try:
                 run.job = await leading.client.create(JOBS, job)
@@ -383,15 +394,15 @@ class BenchmarkRunner:
                 self._drop(key)
                 raise
             self._store.put(JOBS, run.job)
-            self._rooms[owner_key(run.job)] = start.node
+            self._node_of_job[owner_key(run.job)] = start.node
         self._runs[key] = run
         log.info("benchmark_started", **key._asdict(), node=start.node, is_job=run.job is not None)
 
-    def _show_rooms(self) -> None:
-        """Report the Jobs whose room units may take: those that run, and those whose pod still holds its device."""
+    def _report_rooms(self) -> None:
+        """Tell the queue on which nodes units may take the room of a Job: one that runs, or whose pod has not ended."""
         going = {owner_key(run.job) for run in self._runs.values() if run.job is not None}
-        self._rooms = {key: node for key, node in self._rooms.items() if key in going or self._has_pod(key)}
-        self._set_rooms(self._rooms)
+        self._node_of_job = {key: node for key, node in self._node_of_job.items() if key in going or self._has_pod(key)}
+        self._set_rooms(self._node_of_job)
 
     def _has_pod(self, job: str) -> bool:
         """Return whether the pod of a Job still holds its device."""
@@ -402,14 +413,15 @@ class BenchmarkRunner:
         """Update the device classes that are measured for each waiting service, and enqueue it if they changed."""
         for service, probe in self._probes.items():
             if probe.answer is None and not is_look:
-                continue
-            pairs = self._pairs.get(service, {})
+                continue  # its benchmarks are listed by the next look
+            pairs = self._benchmarks_of.get(service, {})
             answer = frozenset(name for name in probe.classes if pairs.get(name) in self._runs)
             if answer != probe.answer:
                 probe.answer = answer
                 leading.enqueue(INFERENCE_SERVICES, service)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Wake the loop after a change on which benchmarks may depend."""
         obj = new or old
         if resource in _WAKING or (resource == PODS and obj and LABEL_BENCHMARK in obj["metadata"].get("labels", {})):
             self._wake.set()
@@ -425,7 +437,7 @@ async def _try(step: Awaitable[None]) -> list[float]:
     return []
 
 
-async def _end(leading: Leading, job: Obj) -> None:
+async def _delete_job(leading: Leading, job: Obj) -> None:
     """Delete a Job. Raises as `Client`: a policy of a tenant may protect it."""
     metadata = job["metadata"]
     leading.require_leadership()

@@ -123,26 +123,27 @@ class HostResults:
 
     def __init__(self, store: Store, measured: PerformanceSource) -> None:
         self._store, self._measured = store, measured
-        self._due: WorkQueue[ObjectKey] | None = None
+        self._queue: WorkQueue[ObjectKey] | None = None
         """None: this replica does not lead."""
         store.subscribe(self._take_change)
 
     async def run(self, leading: Leading) -> None:
         """Copy the measurements of hosts while this replica leads."""
-        self._due = due = WorkQueue[ObjectKey](PAUSE_SECONDS)
+        self._queue = due = WorkQueue[ObjectKey](PAUSE_SECONDS)
         try:
             for process in self._store.list(METAL_PROCESSES):
                 self._take_change(METAL_PROCESSES, None, process)
             await run_workers(due, functools.partial(self._store_result, leading), _WORKERS, _WRITE_SECONDS)
         finally:
-            self._due = None
+            self._queue = None
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        if resource != METAL_PROCESSES or self._due is None or new is None:
+        """Enqueue a process that reports another measurement than before, while this replica leads."""
+        if resource != METAL_PROCESSES or self._queue is None or new is None:
             return
-        reported = _find_reported(new)
-        if reported is not None and (old is None or reported != _find_reported(old)):
-            self._due.add(object_key(new))
+        reported = _read_reported(new)
+        if reported is not None and (old is None or reported != _read_reported(old)):
+            self._queue.add(object_key(new))
 
     async def _store_result(self, leading: Leading, key: ObjectKey) -> float | None:
         """Store the measurement of a process, unless a later one is known. Raises as `Client`.
@@ -164,6 +165,7 @@ class HostResults:
         return None
 
     def _read_result(self, key: ObjectKey) -> HostResult | str | None:
+        """Return the measurement of a process, or the reason to refuse it; None: it has none, or is gone."""
         snapshot = Snapshot(self._store, datetime.now(UTC))
         process = snapshot.read(METAL_PROCESSES, key, MetalProcess)
         if process is None or process.metadata.deletion_timestamp is not None or process.status.performance is None:
@@ -175,5 +177,5 @@ class HostResults:
         return read_host_result(process, host, model, snapshot.now)
 
 
-def _find_reported(process: Obj) -> object:
+def _read_reported(process: Obj) -> object:
     return (process.get("status") or {}).get("performance")

@@ -161,7 +161,10 @@ def _prepare_on_accelerator(
     accelerator: str,
     replicas: Mapping[str, Endpoint],
 ) -> Iterator[PreparedBenchmark]:
-    """Yield the benchmarks of a service on the device classes of one accelerator."""
+    """Yield the benchmarks of a service on the device classes of one accelerator, without those that were measured.
+
+    `replicas` has its idle replicas, by node: one of them is measured in place of a Job.
+    """
     checked = check_replica(scope.store, service, model, (), scope.settings)
     served, choice = checked.checked.served, checked.choice
     if served is None or choice is None or checked.checked.problem is not None:
@@ -179,18 +182,18 @@ def _prepare_on_accelerator(
     pod = build_benchmark_pod(service, served, choice, scope.settings)
     need, requirement = count_requests(pod), build_requirement(pod, None)
     for device_class, of_class in sorted(cells.items()):
-        able = [cell for cell in of_class if not requirement.refuse(cell)]
+        suitable = [cell for cell in of_class if not requirement.refuse(cell)]
         replica = next((replicas[cell.name] for cell in of_class if cell.name in replicas), None)
-        if not able and replica is None:
+        if not suitable and replica is None:
             continue
-        idle = [cell.name for cell in able if not cell.closed and fits(need, cell.free)]
+        idle = [cell.name for cell in suitable if not cell.closed and fits(need, cell.free)]
         wanted = WantedBenchmark(
-            BenchmarkKey(namespace, model_hash, device_class),
-            ObjectKey(namespace, name),
-            accelerator,
-            digest_inputs(service, choice, scope.settings),
-            service.status.phase == "Ready",
-            tuple(idle[:_MOST_NODES]),
-            replica,
+            key=BenchmarkKey(namespace, model_hash, device_class),
+            service=ObjectKey(namespace, name),
+            accelerator=accelerator,
+            inputs=digest_inputs(service, choice, scope.settings),
+            is_ready=service.status.phase == "Ready",
+            nodes=tuple(idle[:_MOST_NODES]),
+            replica=replica,
         )
         yield PreparedBenchmark(wanted, service, served, choice)

@@ -58,7 +58,9 @@ class ReachabilityAnswer(NamedTuple):
     message: str
 
 
-class _Asked(NamedTuple):
+class _AskedHost(NamedTuple):
+    """A host that is asked."""
+
     place: AgentPlace
     answer: ReachabilityAnswer | None
     failures: int
@@ -68,30 +70,31 @@ class ReachabilityProber:
     """The questions to all hosts and their last answers."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, _Asked] = {}
+        self._hosts: dict[str, _AskedHost] = {}
+        """By host: the place that is asked, with the last answer."""
         self._asked_at: dict[str, float] = {}
         """When each host was last asked, on the clock of the event loop, in seconds."""
         self._queue: WorkQueue[str] = WorkQueue()
 
     def find_answer(self, host: str, place: AgentPlace) -> ReachabilityAnswer | None:
         """Return the last answer from this place, or None if there is none yet."""
-        asked = self._asked.get(host)
-        return asked.answer if asked is not None and asked.place == place else None
+        record = self._hosts.get(host)
+        return record.answer if record is not None and record.place == place else None
 
     def perform(self, key: ObjectKey, effect: AskAgent) -> None:
-        """Ask the agent at this place from now on; None: stop asking."""
+        """Ask the agent at the place of `effect` from now on; without a place, stop asking."""
         host, place = key.name, effect.place
-        asked = self._asked.get(host)
+        record = self._hosts.get(host)
         if place is None:
-            self._asked.pop(host, None)
-        elif asked is None or asked.place != place:
-            self._asked[host] = _Asked(place, None, 0)
+            self._hosts.pop(host, None)
+        elif record is None or record.place != place:
+            self._hosts[host] = _AskedHost(place, None, 0)
             # A stolen host could state one place after the other, and have the controller look what is there.
             self._queue.add_after(host, self._wait_seconds(host))
 
     async def run(self, leading: Leading) -> None:
         """Ask for ever, while this replica leads."""
-        self._asked = {}
+        self._hosts = {}
 
         async def ask(host: str) -> float | None:
             return await self._ask(leading, host)
@@ -104,20 +107,23 @@ class ReachabilityProber:
         return 0.0 if last is None else max(0.0, last + LEAST_PAUSE_SECONDS - asyncio.get_running_loop().time())
 
     async def _ask(self, leading: Leading, host: str) -> float | None:
-        """Ask one host; return the seconds until it is asked again."""
+        """Ask one host and keep the answer; enqueue the host if the answer has changed.
+
+        Returns the seconds until it is asked again; None: it is not to be asked, or is queued already.
+        """
         if wait := self._wait_seconds(host):
             return wait
-        asked = self._asked.get(host)
-        if asked is None:
+        record = self._hosts.get(host)
+        if record is None:
             self._asked_at.pop(host, None)
             return None
         self._asked_at[host] = asyncio.get_running_loop().time()
-        answer = await ask_agent(host, asked.place)
-        if self._asked.get(host) != asked:
-            return None  # forgotten, or another question is queued already
-        failures = 0 if answer.reached else asked.failures + 1
-        self._asked[host] = _Asked(asked.place, answer, failures)
-        if answer != asked.answer:
+        answer = await ask_agent(host, record.place)
+        if self._hosts.get(host) != record:
+            return None  # the host was forgotten, or another question is queued already
+        failures = 0 if answer.reached else record.failures + 1
+        self._hosts[host] = _AskedHost(record.place, answer, failures)
+        if answer != record.answer:
             log.info("host_asked", host=host, reached=answer.reached, reason=answer.reason)
             leading.enqueue(METAL_HOSTS, ObjectKey("", host))
         if failures:
@@ -131,7 +137,7 @@ async def ask_agent(host: str, place: AgentPlace) -> ReachabilityAnswer:
     where = f"{place.address} port {place.port}"
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            said = await _read_answer(place)
+            answered_name = await _read_answer(place)
     except TimeoutError:
         message = (
             f"no answer from {where}: a firewall may drop the packets, or the cluster has no route to this address; "
@@ -144,7 +150,7 @@ async def ask_agent(host: str, place: AgentPlace) -> ReachabilityAnswer:
             "start the agent with another --address"
         )
         return ReachabilityAnswer(reached=False, reason="NotConnected", message=message)
-    if said != host:
+    if answered_name != host:
         message = (
             f"another program than the agent of this host answers at {where}: give each host an address of its own"
         )

@@ -61,8 +61,7 @@ class _Reading(NamedTuple):
     """The token of a Secret as it was read."""
 
     token: str | None
-    due: datetime
-    """When to read it again."""
+    read_again_at: datetime
 
 
 class HostSecrets:
@@ -76,7 +75,8 @@ class HostSecrets:
         self._service_tokens = tokens
         self._readings: dict[NeededSecret, _Reading] = {}
         """For all hosts: Secrets of users, and those that the controller may not read, without those that are due."""
-        self._own: dict[str, tuple[Obj, datetime]] = {}
+        self._host_secrets: dict[str, tuple[Obj, datetime]] = {}
+        """By host: its Secret, and when that was read."""
 
     async def read_tokens(
         self, client: Client, host: str, needs: Iterable[NeededSecret], now: datetime
@@ -92,9 +92,13 @@ class HostSecrets:
         return fitting
 
     async def _find_token(self, client: Client, needed: NeededSecret, now: datetime) -> str | None:
-        """Return a token; one that the controller may not read any more stays as it was."""
+        """Return the base64 token of a Secret, or None if there is none.
+
+        A user's Secret is read at most once within `READ_SOURCE_AGAIN`. If the controller may not read a Secret any
+        more, its last token stays.
+        """
         last = self._readings.get(needed)
-        if last is not None and now < last.due:
+        if last is not None and now < last.read_again_at:
             return last.token
         try:
             if needed.service_uid:
@@ -104,39 +108,41 @@ class HostSecrets:
                 if token is None or self._service_tokens.is_known(key, needed.service_uid, needed.rotation):
                     return token
             else:
-                token = await _read_source(client, needed)
+                token = await _read_user_token(client, needed)
         except Forbidden as error:
             log.warning("secret_not_read", namespace=needed.namespace, name=needed.name, error=str(error))
             token = last.token if last else None
-        # Those that are due are dropped, as no host may need them any more.
-        self._readings = {source: reading for source, reading in self._readings.items() if now < reading.due}
+        # Readings that are too old are dropped, since perhaps no host needs them any more.
+        self._readings = {source: reading for source, reading in self._readings.items() if now < reading.read_again_at}
         self._readings[needed] = _Reading(token, now + READ_SOURCE_AGAIN)
         return token
 
     async def read_own(self, client: Client, host: str, now: datetime) -> Obj | None:
-        """Return the host's existing Secret, or None."""
-        cached = self._own.get(host)
-        if cached is not None and now - cached[1] < READ_OWN_AGAIN:
-            return cached[0]
+        """Return the host's existing Secret as it was read within `READ_OWN_AGAIN` or is now; None if there is none."""
+        if host in self._host_secrets:
+            cached, read_at = self._host_secrets[host]
+            if now - read_at < READ_OWN_AGAIN:
+                return cached
         secret = await read_secret(client, HOSTS_NAMESPACE, host)
         if secret is not None:
-            self._own[host] = secret, now
+            self._host_secrets[host] = secret, now
         return secret
 
     def remember(self, resource: Resource, answer: Obj) -> None:
-        """Note the answer to a write of a host's Secret."""
+        """Cache a host's Secret as the answer to a write has it; it is read again no later for that."""
         host = answer["metadata"]["name"]
-        if resource == SECRETS and host in self._own:
-            self._own[host] = answer, self._own[host][1]
+        if resource == SECRETS and host in self._host_secrets:
+            _, read_at = self._host_secrets[host]
+            self._host_secrets[host] = answer, read_at
 
     def restart(self) -> None:
         """Forget all readings: another leader may have written since."""
         self._readings.clear()
-        self._own.clear()
+        self._host_secrets.clear()
 
     def forget(self, host: str) -> None:
         """Forget a host that is gone."""
-        self._own.pop(host, None)
+        self._host_secrets.pop(host, None)
 
 
 def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:
@@ -153,7 +159,9 @@ def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:
 def keep_previous_tokens(
     tokens: Mapping[str, str], service_keys: Collection[str], existing: Mapping[str, str], now: datetime
 ) -> dict[str, str]:
-    """Return the data of a host's Secret: the tokens, and those of services that they replaced a while ago.
+    """Return the data of a host's Secret: the tokens, and those of services that were replaced and are still valid.
+
+    The replaced ones are together under one key, each until `OVERLAP_SECONDS` after it was replaced.
 
     Args:
         tokens: the base64 values of the tokens by data key.
@@ -185,8 +193,8 @@ def host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, O
     return child(SECRETS, host.metadata.name, METAL_HOSTS, owner, {}, type="Opaque", data=dict(tokens))
 
 
-async def _read_source(client: Client, needed: NeededSecret) -> str | None:
-    """Return the token of a user's Secret, if its owner gave it to sources."""
+async def _read_user_token(client: Client, needed: NeededSecret) -> str | None:
+    """Return the token of a user's Secret; None if it does not exist, or its type or label does not allow this use."""
     secret = await read_secret(client, needed.namespace, needed.name)
     if secret is None or not is_source_secret(secret):
         return None

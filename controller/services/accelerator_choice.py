@@ -202,7 +202,11 @@ def _choose_by_room(
     counts: Mapping[str, ReplicaCounts],
     rooms: RoomSource,
 ) -> ChosenAccelerators:
-    """Return the choice among the accelerators, whose room is known."""
+    """Return how many replicas go to which accelerator, and when to choose again.
+
+    With pools, their order decides, and replicas move to a preferred one only once it has had room for
+    `BETTER_SECONDS`. Without pools, the speed decides.
+    """
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     candidates = [
         _describe_candidate(
@@ -226,21 +230,21 @@ def _choose_by_room(
         # Python's sort is stable: accelerators of equal or unknown speed stay in the order of the table.
         candidates.sort(key=lambda candidate: -candidate.tokens_per_second)
     last, inputs = service.status.choice or AcceleratorChoice(), _digest_spec(service)
-    before = {share.accelerator: share.replicas for share in last.accelerators}
+    last_counts = {share.accelerator: share.replicas for share in last.accelerators}
     wanted = wanted_replicas(service)
-    chosen = choose(wanted, candidates, before if last.inputs == inputs else None)
+    chosen = choose(wanted, candidates, last_counts if last.inputs == inputs else None)
     watched = list_watched(candidates, chosen, is_ordered=is_ordered)
-    pauses = _list_settling_seconds(snapshot, candidates, chosen, counts)
-    roomy = {candidate.accelerator for candidate in candidates if candidate.room}
-    pauses += [
+    recheck_seconds = _list_settling_seconds(snapshot, candidates, chosen, counts)
+    with_room = {candidate.accelerator for candidate in candidates if candidate.room}
+    recheck_seconds += [
         BETTER_SECONDS - seconds
         for name, seconds in free_seconds.items()
-        if name in watched and name in roomy and seconds < BETTER_SECONDS
+        if name in watched and name in with_room and seconds < BETTER_SECONDS
     ]
     return ChosenAccelerators(
         list_shares(candidates, chosen),
         inputs,
-        again_seconds=min(pauses, default=None),
+        again_seconds=min(recheck_seconds, default=None),
         watched={
             candidate.accelerator: candidate.prospect
             for candidate in checked

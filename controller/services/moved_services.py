@@ -61,13 +61,18 @@ class MovedServices:
         self._current.clear()
 
     def keep(self, snapshot: Snapshot, key: ObjectKey, plan: Plan) -> None:
-        """Keep a service that was decided, if it only waits for all of its replicas."""
+        """Keep the view and status of a service that was just decided, for `report`, if all of its replicas wait.
+
+        It is not kept if something about it has changed since its view was built.
+        """
         inputs: ServiceInputs | None = snapshot.inputs
         if inputs is None or inputs.view is None or inputs.revision != snapshot.store.revision:
             return
         view, now = inputs.view, snapshot.now
-        is_plain, again = view.chosen is None and not view.endpoints, plan.again_seconds
-        if key not in self._current or not waits_whole(view) or not is_plain or plan.status is None or again is None:
+        # Of a service with a choice of accelerators or with endpoints, more may change than its place.
+        has_place_only, again = view.accelerator_choice is None and not view.endpoints, plan.again_seconds
+        is_unchanged = key in self._current
+        if not (is_unchanged and waits_whole(view) and has_place_only) or plan.status is None or again is None:
             return
         nothing = Replicas(total=0)
         replicas = msgspec.structs.replace(view.replicas, **{name: getattr(nothing, name) for name in _UNREPORTED})
@@ -77,7 +82,10 @@ class MovedServices:
         self._decided[key] = _DecidedService(view, plan.status, now, until, again)
 
     def report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
-        """Return a plan that reports the place of a service; None: it is decided now, as more may have changed."""
+        """Return a plan that only reports the place of a service; None: it must be decided, as more may have changed.
+
+        Then it counts as unchanged from now on, until `forget`: so `keep` sees whether the decision is still current.
+        """
         plan = self._find_report(snapshot, key)
         if plan is None:
             self._decided.pop(key, None)
@@ -85,6 +93,7 @@ class MovedServices:
         return plan
 
     def _find_report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
+        """Return the plan of `report` by the kept view, if that still holds."""
         decided_service, now = self._decided.get(key), snapshot.now
         if decided_service is None or not decided_service.since <= now < decided_service.until:
             return None
@@ -106,4 +115,5 @@ def waits_whole(view: ServiceView) -> bool:
 
 
 def _identify(service: InferenceService) -> tuple[str, int, str | None]:
+    """Return what differs if a service was made anew, edited or deleted."""
     return service.metadata.uid, service.metadata.generation, service.metadata.deletion_timestamp

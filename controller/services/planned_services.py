@@ -113,15 +113,15 @@ def plan_services(
 def _put_manifest(copy: ClusterCopy, resource: Resource, manifest: Obj, now: datetime) -> None:
     """Put a manifest into the copy; of an object that exists, fields that the manifest leaves out stay."""
     key = object_key(manifest)
-    there = copy.store.get(resource, key.name, key.namespace)
-    if there is None:
+    existing = copy.store.get(resource, key.name, key.namespace)
+    if existing is None:
         metadata = manifest["metadata"] | _identify(resource, key, now) | {"generation": 1}
         copy.store.put(resource, {**manifest, "metadata": metadata, "status": {}})
         return
-    spec = {**there["spec"], **manifest["spec"]}
-    if spec != there["spec"]:
-        generation = there["metadata"].get("generation", 1) + 1
-        copy.store.put(resource, revise({**there, "spec": spec}, generation=generation))
+    spec = {**existing["spec"], **manifest["spec"]}
+    if spec != existing["spec"]:
+        generation = existing["metadata"].get("generation", 1) + 1
+        copy.store.put(resource, revise({**existing, "spec": spec}, generation=generation))
 
 
 def _identify(resource: Resource, key: ObjectKey, now: datetime) -> Obj:
@@ -148,7 +148,7 @@ def _plan_service(
     notes += _assume_weights(copy, snapshot.read(MODELS, model_key, Model))
     rooms, pods = _CopiedRooms(copy, now), copy.settings.pods
     chosen = choose_accelerators(snapshot, service, pods, rooms, find_speeds=speeds.find_speeds)
-    view = build_view(snapshot, key, service, copy.settings.pods, ViewFacts(chosen=chosen))
+    view = build_view(snapshot, key, service, copy.settings.pods, ViewFacts(accelerator_choice=chosen))
     if view.blocker is not None and view.wanted:
         return PlannedService(key, _explain_problem(view.blocker), notes)
     if chosen is not None and view.wanted:
@@ -174,6 +174,7 @@ def _note_status(copy: ClusterCopy, view: ServiceView, key: ObjectKey, classes: 
 
 
 def _explain_problem(problem: ServiceProblem) -> ServiceProblem:
+    """Return the problem, with what to do before the plan can be made, if something is unknown until then."""
     if problem.reason == "Downloading":
         copies = "no plan tells on which nodes its copies will be: apply the Model, and plan again once it has some"
         return problem._replace(message=f"{problem.message}: {copies}")
@@ -194,49 +195,56 @@ def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
     ready, cached = (find(model.status.conditions, kind) for kind in ("Ready", "Cached"))
     if ready is None or ready.status != "True" or cached is None or cached.status == "True":
         return ()
-    there = copy.store.get(MODELS, model.metadata.name, model.metadata.namespace)
-    if there is None:
+    obj = copy.store.get(MODELS, model.metadata.name, model.metadata.namespace)
+    if obj is None:
         return ()
     conditions = [
         {**condition, "status": "True"} if condition["type"] == "Cached" else condition
-        for condition in there["status"]["conditions"]
+        for condition in obj["status"]["conditions"]
     ]
-    copy.store.put(MODELS, revise({**there, "status": {**there["status"], "conditions": conditions}}))
+    copy.store.put(MODELS, revise({**obj, "status": {**obj["status"], "conditions": conditions}}))
     return (f"after the weights of Model {model.metadata.name} have been fetched",)
 
 
 def _put_pods(copy: ClusterCopy, view: ServiceView, key: ObjectKey, now: datetime) -> set[bool]:
-    """Put the pods of a service into the copy; return whether these wait for the queue."""
-    live: dict[str, list[Obj]] = {}
+    """Put the new pods of a service into the copy, and remove those that it needs no more.
+
+    The result has True if a new pod waits for the queue, and False if another scheduler places one.
+    """
+    pods_of: dict[str, list[Obj]] = {}
+    """The pods that stay, by the name of their Deployment."""
     for pod in copy.store.by_index(PODS, SERVICE_INDEX, namespaced(*key)):
         if "deletionTimestamp" not in pod["metadata"]:
-            live.setdefault(find_template(pod)[0], []).append(pod)
+            pods_of.setdefault(find_template(pod)[0], []).append(pod)
     if not view.wanted:
-        for pods in live.values():
+        for pods in pods_of.values():
             _remove_pods(copy, pods)
     queued: set[bool] = set()
     for _, desired in view.replicas.apply:
-        there = live.get(desired["metadata"]["name"], [])
-        queued |= {is_gated(pod) for pod in _roll_out(copy, desired, there, now)}
+        existing = pods_of.get(desired["metadata"]["name"], [])
+        queued |= {is_gated(pod) for pod in _roll_out(copy, desired, existing, now)}
     return queued
 
 
-def _roll_out(copy: ClusterCopy, desired: Obj, there: Sequence[Obj], now: datetime) -> list[Obj]:
-    """Put the new pods of a Deployment into the copy, and take those out that nothing keeps; return the new ones."""
+def _roll_out(copy: ClusterCopy, desired: Obj, existing: Sequence[Obj], now: datetime) -> list[Obj]:
+    """Put a Deployment and its new pods into the copy, remove its pods that are too many; return the new ones.
+
+    If its template changes, pods that have a node stay beside the new ones; those that wait leave them their places.
+    """
     name, namespace = desired["metadata"]["name"], desired["metadata"]["namespace"]
     observed = copy.store.get(DEPLOYMENTS, name, namespace)
     wanted: int = desired["spec"]["replicas"]
-    inherited: list[str] = []
+    inherited_places: list[str] = []
     template, mark = _TEMPLATE, read_template_mark(desired["spec"]["template"])
     if observed is not None and _has_template(observed, desired):
-        template = find_template(there[0])[1] if there else _TEMPLATE
+        template = find_template(existing[0])[1] if existing else _TEMPLATE
         mark = read_template_mark(observed["spec"]["template"])
-        missing = max(0, wanted - len(there))
-        _remove_pods(copy, _sort_by_removal(there)[: max(0, len(there) - wanted)])
+        missing = max(0, wanted - len(existing))
+        _remove_pods(copy, _sort_by_removal(existing)[: max(0, len(existing) - wanted)])
     else:
-        waiting = [pod for pod in there if is_gated(pod)]
-        placed = _sort_by_removal(pod for pod in there if not is_gated(pod))
-        inherited = [format_place(find_place(pod, 0.0)) for pod in waiting]
+        waiting = [pod for pod in existing if is_gated(pod)]
+        placed = _sort_by_removal(pod for pod in existing if not is_gated(pod))
+        inherited_places = [format_place(find_place(pod, 0.0)) for pod in waiting]
         _remove_pods(copy, [*waiting, *placed[: max(0, len(placed) - wanted)]])
         missing = wanted
         if observed is not None:
@@ -244,13 +252,15 @@ def _roll_out(copy: ClusterCopy, desired: Obj, there: Sequence[Obj], now: dateti
     if observed is None:
         identity = _identify(DEPLOYMENTS, ObjectKey(namespace, name), now)
         copy.store.put(DEPLOYMENTS, {**desired, "metadata": {**desired["metadata"], **identity, "generation": 1}})
-    made = []
+    new_pods = []
     for number in range(missing):
-        annotations = {POD_TEMPLATE: mark} | ({ENQUEUED_AT: inherited[number]} if number < len(inherited) else {})
+        annotations = {POD_TEMPLATE: mark} | (
+            {ENQUEUED_AT: inherited_places[number]} if number < len(inherited_places) else {}
+        )
         pod = _build_pod(desired, f"{name}-{template}", number, annotations, now)
         copy.store.put(PODS, pod)
-        made.append(pod)
-    return made
+        new_pods.append(pod)
+    return new_pods
 
 
 def _has_template(observed: Obj, desired: Obj) -> bool:
@@ -294,7 +304,11 @@ def _build_pod(deployment: Obj, prefix: str, number: int, annotations: Mapping[s
 
 
 def _put_processes(copy: ClusterCopy, view: ServiceView, now: datetime) -> set[bool]:
-    """Put the next MetalProcesses of a service into the copy, and let those end that it deletes."""
+    """Put the next MetalProcesses of a service into the copy, and remove those that it deletes.
+
+    One that has a host is only marked as deleted, since it holds its memory until it ends. The result has True if any
+    new one waits for the queue, as all do.
+    """
     queued: set[bool] = set()
     for _, made in view.replicas.create:
         identity = _identify(METAL_PROCESSES, object_key(made), now)

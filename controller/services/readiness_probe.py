@@ -153,7 +153,11 @@ class Prober:
     async def _ask(
         self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, timeout_seconds: float
     ) -> None:
-        """Probe once; enqueue the next probe unless none is needed."""
+        """Probe a service once, note the answer, and enqueue the next probe unless none is needed.
+
+        If the answer is another than before, the service is reconciled. A probe that takes longer than a short
+        `timeout_seconds` is repeated by the patient workers, without a verdict.
+        """
         service = self._services.get(key)
         if service is None or (service.is_well and not service.question.in_pods):
             return
@@ -170,7 +174,7 @@ class Prober:
         if probe.result.reason in {TOKEN_EDITED, TOKEN_NOT_FOUND}:
             self._on_stale_token(key)
             leading.enqueue(INFERENCE_SERVICES, key)
-        if _take_probe(key, service, probe):
+        if _note_probe(key, service, probe):
             leading.enqueue(INFERENCE_SERVICES, key)
         if service.trouble is None:
             self._repeat_later(key, question)
@@ -184,16 +188,16 @@ class Prober:
             self._quick.add_after(key, seconds_to_repeat(question.service_uid, asyncio.get_running_loop().time()))
 
 
-def _take_probe(key: ObjectKey, service: _ProbedService, probe: Probe) -> bool:
-    """Note a probe of a service; return whether it is another answer than the last one."""
+def _note_probe(key: ObjectKey, service: _ProbedService, probe: Probe) -> bool:
+    """Note a probe of a service and the answer that follows from it; return whether the answer has changed."""
     result, last = probe.result, service.last_answer
     now = asyncio.get_running_loop().time()
     service.trouble = update_trouble(service.trouble, probe, now)
-    answered = service.answered_endpoints.intersection(service.question.endpoints)
+    answered_before = service.answered_endpoints.intersection(service.question.endpoints)
     if result.ok and probe.endpoint is not None:
-        service.answered_endpoints = answered | {probe.endpoint}
+        service.answered_endpoints = answered_before | {probe.endpoint}
     failing_seconds = service.trouble.failing_seconds(result.reason, now) if service.trouble else 0.0
-    judged = judge_probe(probe, last, failing_seconds, has_answered=bool(answered))
+    judged = judge_probe(probe, last, failing_seconds, has_answered=bool(answered_before))
     if judged is None and not result.ok:
         log.info("probe_unanswered", service=str(key), reason=result.reason, message=result.message)
     if judged is None or judged == last:
@@ -212,7 +216,10 @@ async def _probe(
     *,
     first: Endpoint | None,
 ) -> Probe:
-    """Probe the endpoints of a question, first one that failed before."""
+    """Probe an endpoint of a question, and if it fails some others; one that answers decides.
+
+    `first` is an endpoint that failed before; None: a random one is the first.
+    """
     token = await read_token(client, key, question.service_uid)
     if isinstance(token, ProbeResult):
         return Probe(token)
@@ -266,7 +273,7 @@ async def read_token(client: Client, key: ObjectKey, service_uid: str) -> str | 
 
 
 def _explain_untrusted(probe: ProbeResult, endpoint: Endpoint) -> ProbeResult:
-    """Name the host whose certificate is not trusted, and the way out."""
+    """Return a result; its message names the host and the way out if that host's certificate is not trusted."""
     if probe.reason != "Untrusted":
         return probe
     message = (

@@ -99,7 +99,7 @@ class ServiceSources(NamedTuple):
         if service is None:
             return None
         has_claims = self.devices is None or await self.devices.settle()
-        revision, report = snapshot.store.revision, read_kueue(service, snapshot.store, self.kueue)
+        revision, kueue_report = snapshot.store.revision, read_kueue(service, snapshot.store, self.kueue)
         chosen = choose_accelerators(
             snapshot,
             service,
@@ -109,8 +109,9 @@ class ServiceSources(NamedTuple):
             find_speeds=speeds.find_speeds,
             probes=speeds.probes,
         )
-        standing = self.find_standing(key, recall_standing(service.status.queue)) if report == NO_REPORT else None
-        facts = ViewFacts(self.pacer.may_roll_out(key), standing, report, chosen, has_claims)
+        is_in_kueue = kueue_report != NO_REPORT
+        standing = None if is_in_kueue else self.find_standing(key, recall_standing(service.status.queue))
+        facts = ViewFacts(self.pacer.may_roll_out(key), standing, kueue_report, chosen, has_claims)
         view = build_view(snapshot, key, service, settings, facts)
         serves = _has_replicas(snapshot, service)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
@@ -127,7 +128,7 @@ class ServiceSources(NamedTuple):
         )
 
     def perform(self, key: ObjectKey, effects: ServiceEffects) -> None:
-        """Begin and end what goes on for a service."""
+        """Begin or end probes and readings of metrics of a service; note the update and the rooms that it waits for."""
         if effects.question is not None:
             self.prober.ask(key, effects.question, effects.proof)
         else:
@@ -178,14 +179,17 @@ def _has_replicas(snapshot: Snapshot, service: InferenceService) -> bool:
 
 
 def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = DEFAULT_SETTINGS) -> Plan:
-    """Decide about one service; one that is being deleted needs nothing, because its objects are garbage-collected."""
+    """Return all writes, Events and effects for one service.
+
+    One that is being deleted is only forgotten, because its objects are garbage-collected.
+    """
     service = _read_service(snapshot, key)
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
         return Plan(effects=(ServiceEffects(is_gone=True),))
     view = inputs.view if inputs.revision == snapshot.store.revision else None
     view = view or build_view(snapshot, key, service, settings, inputs.facts)
-    replicas, token, chosen = view.replicas, inputs.token, view.chosen
+    replicas, token, chosen = view.replicas, inputs.token, view.accelerator_choice
     replacement = inputs.speed.replacement or report_without_replacer(service)
     target = _find_traffic_target(view)
     status = _report_status(view, inputs, _sum_traffic(snapshot, view, target, inputs), replacement)
@@ -231,15 +235,20 @@ def _report_status(view: ServiceView, inputs: ServiceInputs, traffic: Traffic, r
 
 
 def _prune_pods(snapshot: Snapshot, view: ServiceView, beside: Sequence[tuple[Resource, Obj]]) -> tuple[Ref, ...]:
-    """Return the objects to delete that a service has for pods; `beside` are those beside its pods that it needs."""
-    has_pods = bool(view.replicas.apply or view.replicas.keep)
-    # After a change of accelerator, pods stay until hosts serve in their place. What is beside pods that stay, such as
-    # a policy whose option is off by now, may be why they are not ready.
-    is_pruned = has_pods or (view.blocker is None and len(view.replicas.ready) >= view.wanted)
-    if view.chosen is not None:
-        # All pods that serve until others do are kept.
-        is_pruned = view.blocker is None
-    if view.wanted and not is_pruned:
+    """Return the Deployments, and the objects beside their pods, that a service needs no more, to be deleted.
+
+    `beside` are the objects beside its pods that it needs: a disruption budget, a network policy and a PodMonitor.
+    """
+    if view.accelerator_choice is not None:
+        # `replicas` names all Deployments whose pods serve until replicas on other accelerators do: the rest may go.
+        may_prune = view.blocker is None
+    else:
+        has_pods = bool(view.replicas.apply or view.replicas.keep)
+        has_successors = view.blocker is None and len(view.replicas.ready) >= view.wanted
+        # After a change of accelerator, pods stay until hosts serve in their place. What is beside pods that stay, such
+        # as a policy whose option is off by now, may be why they are not ready.
+        may_prune = has_pods or has_successors
+    if view.wanted and not may_prune:
         return ()
     metadata = view.service.metadata
     children = {kind: snapshot.children(kind, metadata.namespace, metadata.uid) for kind in OF_PODS}
@@ -255,7 +264,7 @@ def _find_traffic_target(view: ServiceView) -> TrafficTarget | None:
 
 
 def _sum_traffic(snapshot: Snapshot, view: ServiceView, target: TrafficTarget | None, inputs: ServiceInputs) -> Traffic:
-    """Return the traffic of pods and hosts; as long as this leader has not read the pods, that in the status."""
+    """Return the traffic of pods and hosts together; until this leader has read the pods, what the status shows."""
     shown, metadata = read_traffic(view.service.status), view.service.metadata
     of_pods = inputs.traffic if target is not None else UNKNOWN_TRAFFIC
     if of_pods is None:
@@ -268,7 +277,7 @@ def _list_labels(view: ServiceView) -> dict[str, str] | None:
     if view.served is None or view.accelerator is None:
         return None
     stated = view.service.spec.resources.memory
-    # What is stated is the memory of the node, and the tiers count that of devices, too.
+    # `resources.memory` states the memory of the node only, and the label's tiers count that of devices, too.
     if stated is None or view.memory.device_bytes_each is not None:
         memory_bytes = view.memory.total_bytes
     else:
@@ -279,7 +288,7 @@ def _list_labels(view: ServiceView) -> dict[str, str] | None:
 def _list_beside_pods(
     snapshot: Snapshot, view: ServiceView, settings: PodSettings, *, is_monitored: bool
 ) -> tuple[tuple[Resource, Obj], ...]:
-    """Return the objects that a service has as long as it has pods."""
+    """Return the disruption budget, network policy and PodMonitor that a service is to have; none if it has no pods."""
     service = view.service
     if not (view.replicas.apply or view.replicas.keep):
         return ()

@@ -54,7 +54,7 @@ class ViewFacts(NamedTuple):
     """Place in the queue of the first replica that waits; None: none waits."""
     kueue: KueueReport = NO_REPORT
     """Facts about Kueue."""
-    chosen: ChosenAccelerators | None = None
+    accelerator_choice: ChosenAccelerators | None = None
     """The accelerators of a service that may use several; None: it uses one."""
     has_claims: bool = True
     """True if devices can be claimed in the cluster."""
@@ -118,7 +118,7 @@ def build_view(
     return ServiceView(
         service=service,
         accelerator=replica.accelerator,
-        chosen=chosen,
+        accelerator_choice=chosen,
         runtime=runtime_of(shown, model, settings.vendors) if model is not None and is_known else "",
         pod_runtime=pod_runtime,
         remarks=(*remarks, AWAITS_UPDATE) if replicas.awaiting and not may_roll_out else remarks,

@@ -115,7 +115,7 @@ class SpeedReplacer:
     ) -> None:
         self.watch = watch
         self._rooms, self._settings, self._find_speeds, self._count = rooms, settings, find_speeds, count
-        self._last: dict[ObjectKey, SpeedReplacement | None] = {}
+        self._last_replacements: dict[ObjectKey, SpeedReplacement | None] = {}
         """The last replacement of each service."""
         self._moving: set[ObjectKey] = set()
         """The services of which a replica is being replaced: those of this leader, and those that it has found."""
@@ -123,13 +123,13 @@ class SpeedReplacer:
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
         self.watch.forget(key)
-        self._last.pop(key, None)
+        self._last_replacements.pop(key, None)
         self._moving.discard(key)
 
     def restart(self) -> None:
         """Forget everything: another replica may have led since."""
         self.watch.restart()
-        self._last.clear()
+        self._last_replacements.clear()
         self._moving.clear()
 
     def report(
@@ -142,34 +142,36 @@ class SpeedReplacer:
         facts = describe_service(snapshot, view, self._settings)
         again_seconds: float | None
         if last is not None and is_active(last) and not self.watch.rules.is_on:
-            # The pods follow.
+            # The pods follow from `status.replacement`, which is removed.
             last, reason, detail, again_seconds = None, "ReplacementOff", "", _STEP_SECONDS
         elif last is not None and is_active(last):
-            if key not in self._last:
-                # Whoever may write the status could keep all others from theirs: one that came later counts for itself.
+            if key not in self._last_replacements:
+                # This leader has found it. One that comes into a status later keeps no other service from its own:
+                # whoever may write the status could forge it.
                 self._moving.add(key)
-            last, again_seconds = self._go_on(key, last, facts, snapshot)
+            last, again_seconds = self._continue(key, last, facts, snapshot)
             reason, detail = _REPLACING if is_active(last) else "CoolDown", last.message
         else:
             last = record_recovery(last, watched.healthy) if last is not None else None
-            hold = self._begin(snapshot, view, degraded, facts, last) if degraded else None
-            if isinstance(hold, SpeedReplacement):
-                last, reason, detail, again_seconds = hold, _REPLACING, hold.message, _STEP_SECONDS
+            begun_or_hold = self._begin(snapshot, view, degraded, facts, last) if degraded else None
+            if isinstance(begun_or_hold, SpeedReplacement):
+                last, reason, detail, again_seconds = begun_or_hold, _REPLACING, begun_or_hold.message, _STEP_SECONDS
                 self._moving.add(key)
             else:
+                hold = begun_or_hold
                 reason, detail = (hold.reason, hold.message) if hold is not None else ("", "")
                 again_seconds = hold.again_seconds if hold is not None else None
         if not is_active(last):
             self._moving.discard(key)
-        self._last[key] = last
+        self._last_replacements[key] = last
         return ReplacementReport(
             last, _list_conditions(service, degraded, facts, last, (reason, detail)), again_seconds
         )
 
-    def _go_on(
+    def _continue(
         self, key: ObjectKey, last: SpeedReplacement, facts: ServiceFacts, snapshot: Snapshot
     ) -> tuple[SpeedReplacement, float | None]:
-        """Return the next state of a replacement, and the seconds until the next look at it."""
+        """Return the next state of a replacement, and the seconds until the next look at it; count its end."""
         progress = continue_replacement(last, facts, snapshot.now)
         made = progress.replacement
         if made.ended_at is None or made.outcome is None:
@@ -192,7 +194,7 @@ class SpeedReplacer:
         worst, rules = pick_worst(degraded), self.watch.rules
         beside = [
             replacement
-            for other, replacement in self._last.items()
+            for other, replacement in self._last_replacements.items()
             if replacement is not None and other.namespace == key.namespace and other != key
         ]
         is_other_moving = bool(self._moving - {key})
@@ -281,7 +283,7 @@ def describe_service(snapshot: Snapshot, view: ServiceView, settings: PodSetting
 def _find_obstacle(snapshot: Snapshot, view: ServiceView, settings: PodSettings) -> str:
     """Return why no pod of a service can be replaced while it serves; empty if one can."""
     service = view.service
-    if view.chosen is not None:
+    if view.accelerator_choice is not None:
         return "it may use several accelerators, of which replicas are not compared: name one to have them replaced"
     vendor = settings.vendors.get(view.accelerator or "")
     if vendor is None or not vendor.in_pods or not is_queued(service, request_devices(service, vendor), settings):
@@ -299,10 +301,13 @@ def _list_conditions(
     degraded: Sequence[DegradedReplica],
     facts: ServiceFacts,
     last: SpeedReplacement | None,
-    said: tuple[str, str],
+    next_step: tuple[str, str],
 ) -> tuple[Obj, ...]:
-    """Return SpeedDegraded and FitDegraded if a replica is slow or does not fit, with the step that follows."""
-    generation, shown, (reason, detail) = service.metadata.generation, [], said
+    """Return SpeedDegraded and FitDegraded if a replica is slow or does not fit, with the step that follows.
+
+    `next_step` has its reason and, in words, why it is that one.
+    """
+    generation, shown, (reason, detail) = service.metadata.generation, [], next_step
     for kind, of_kind in (
         (SPEED_DEGRADED, [replica for replica in degraded if not replica.misfit]),
         (FIT_DEGRADED, [replica for replica in degraded if replica.misfit]),

@@ -76,8 +76,8 @@ class SpeedSources(NamedTuple):
 
     def report(self, snapshot: Snapshot, key: ObjectKey, view: ServiceView, vendors: Vendors) -> SpeedReport:
         """Return the speed of a service, follow that of its model from now on, and begin a replacement that is due."""
-        if view.chosen is not None:
-            classes = view.chosen.speeds
+        if view.accelerator_choice is not None:
+            classes = view.accelerator_choice.speeds
         else:
             classes = self.find_speeds(key, view.service, view.accelerator, view.served)
         # Measurements are made without companions.
@@ -107,7 +107,9 @@ class SpeedSources(NamedTuple):
         if self.measured is not None and view.served is not None:
             model_hash = hash_model(view.served.model, view.served.runtime, view.service.spec)
             record = self.measured.table.find(model_hash, device_class, key.namespace)
-        return find_basis(speed, record, view.chosen.probing_since if view.chosen is not None else "")
+        return find_basis(
+            speed, record, view.accelerator_choice.probing_since if view.accelerator_choice is not None else ""
+        )
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
@@ -148,7 +150,9 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
 
 def _list_replica_classes(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> set[str]:
     """Return the device classes of the replicas of a service, on the first `MOST_NODES` nodes."""
-    accelerators = ((view.accelerator if view.chosen is None else view.chosen.accelerator) or "").split(",")
+    accelerators = (
+        (view.accelerator if view.accelerator_choice is None else view.accelerator_choice.accelerator) or ""
+    ).split(",")
     places = sorted(view.replicas.nodes)[:MOST_NODES]
     classes = (find_replica_class(snapshot, view.service, accelerators, place, vendors) for place in places)
     return {name for name in classes if name is not None}

@@ -69,13 +69,17 @@ class SpeedWatch:
         return self._summarize(service)
 
     def take(self, key: ObjectKey, speeds: Mapping[Endpoint, float], now: float) -> None:
-        """Store new readings of a service; a replica without a reading had no request that ran alone."""
+        """Store new readings of a service, and report it if other replicas are slow or healthy than before.
+
+        A replica without a reading had no request that ran alone; its last reading counts until `FORGET_SECONDS`.
+        """
         service = self._services.get(key)
         if service is None:
             return
         before, last = self._summarize(service), service.readings
         service.readings = {pod: reading for pod, reading in last.items() if now - reading.read_at < FORGET_SECONDS}
         for pod, speed in speeds.items():
+            # A small change is not shown, since each new number is a write of the status.
             shown = last[pod].speed if pod in last and not is_notable_change(last[pod].speed, speed) else speed
             service.readings[pod] = SpeedReading(shown, now)
         if self._summarize(service) != before:
@@ -90,6 +94,7 @@ class SpeedWatch:
         self._services.clear()
 
     def _summarize(self, service: _WatchedService) -> WatchedSpeeds:
+        """Return which pods are slower than expected by more than the threshold, and on which nodes others are not."""
         slow, healthy = [], set[str]()
         for pod, expected in service.expected.items():
             reading = service.readings.get(pod)

@@ -63,7 +63,7 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     service: InferenceService
     accelerator: Accelerator | None
     """Accelerator of the replicas; the first one if they are on several."""
-    chosen: ChosenAccelerators | None = None
+    accelerator_choice: ChosenAccelerators | None = None
     """The accelerators of a service that may use several; None: it uses one."""
     runtime: str = ""
     """Engine of the replicas; empty while it depends on a Model that does not exist."""
@@ -218,7 +218,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
     # While the service is still Ready by an earlier answer, the proof of that answer stays.
     proof = question.digest if question else view.service.status.proof if _is_true(ready) else ""
     optional = {
-        "choice": without_defaults(view.chosen.status) if view.chosen is not None else None,
+        "choice": without_defaults(view.accelerator_choice.status) if view.accelerator_choice is not None else None,
         "runtime": view.runtime,
         "memory": size_text(view.memory_bytes) if view.memory_bytes else "",
         "deviceMemory": view.device_memory,
@@ -234,7 +234,9 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "readyReplicas": len(view.replicas.ready),
         "availableReplicas": view.replicas.available,
         "selector": f"{LABEL_SERVICE}={metadata.name}",
-        "accelerator": (view.accelerator or "") if view.chosen is None else view.chosen.accelerator,
+        "accelerator": (view.accelerator or "")
+        if view.accelerator_choice is None
+        else view.accelerator_choice.accelerator,
         "endpoint": f"{_find_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
         "conditions": [ready, _build_model_condition(view)],
     } | {name: value for name, value in optional.items() if value}
@@ -301,7 +303,7 @@ def _find_problem(view: ServiceView) -> ServiceProblem | None:
         return view.blocker
     ready = len(view.replicas.ready)
     if ready >= view.wanted:
-        return _find_mixed_schemes(view.endpoints, has_pods=view.chosen is not None)
+        return _find_mixed_schemes(view.endpoints, has_pods=view.accelerator_choice is not None)
     counted = f"{ready} of {view.wanted} replicas are ready"
     cause = explain_wait(view.replicas.problem, view.standing)
     if cause is None:

@@ -94,18 +94,19 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
     """
     annotations = secret["metadata"].get("annotations") or {}
     token = _read_token(secret)
-    noted = annotations.get(TOKEN_DIGEST)
+    noted_digest = annotations.get(TOKEN_DIGEST)
     rotation = annotations.get(TOKEN_ROTATION, "")
     edited = is_edited(secret, service_uid)
-    asked = ROTATE_TOKEN in annotations
-    is_new = is_new_rotation(wanted, rotation)
-    if noted is not None and token and not (edited or asked or is_new):
+    secret_asks = ROTATE_TOKEN in annotations
+    service_asks = is_new_rotation(wanted, rotation)
+    if noted_digest is not None and token and not (edited or secret_asks or service_asks):
         return None
-    if is_new:
+    if service_asks:
         rotation = wanted
-    elif edited or asked or not token:
+    elif edited or secret_asks or not token:
         rotation = next_rotation(rotation)
-    if not token or (not edited and (asked or is_new)):
+    # The token of an edit is kept, and only noted.
+    if not token or (not edited and (secret_asks or service_asks)):
         token = secrets.token_urlsafe(TOKEN_BYTES).encode()
         return _patch_secret(secret, service_uid, rotation, token, replace=True)
     return _patch_secret(secret, service_uid, rotation, token, replace=False)
@@ -148,25 +149,24 @@ def _token_digest(service_uid: str, token: bytes) -> str:
     return hashlib.sha256(service_uid.encode() + b"/" + token.strip()).hexdigest()[:16]
 
 
-class _Sighting(NamedTuple):
+class _CachedSecret(NamedTuple):
     service_uid: str
     rotation: str
     token: str
     """As it is in the Secret, in base64."""
-    due: datetime
-    """When to read the Secret again."""
+    read_again_at: datetime
 
 
 class KnownTokens:
-    """The token Secrets that were created or seen, as Secrets are not watched.
+    """A cache of the token Secrets that were created or read, as Secrets are not watched.
 
-    A new service's Secret is created without a look at it first, and its hosts get the token without one. Any other is
-    read once, for the service and for all hosts that know of the same replacement, and again within `READ_AGAIN`, so
-    that an edited Secret is followed and a deleted one is replaced; that of a service which waits, when it starts.
+    The Secret of a new service is created and copied to its hosts without being read. Any other is read once, for the
+    service and for all hosts that know of the same replacement. It is read again within `READ_AGAIN`, so that an edited
+    Secret is followed and a deleted one is replaced. The Secret of a service whose replicas all wait is not.
     """
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._seen: dict[ObjectKey, _Sighting] = {}
+        self._cached: dict[ObjectKey, _CachedSecret] = {}
         """By namespace and name of the Secret."""
         self._now = now
 
@@ -182,6 +182,9 @@ class KnownTokens:
     ) -> TokenStep:
         """Return the next step for the service's token.
 
+        The Secret is read, and then cached, if it is not cached, if it is time to read it again, or if the service has
+        a new annotation that asks for another token.
+
         Args:
             client: the API.
             service_key: namespace and name of the service.
@@ -193,11 +196,11 @@ class KnownTokens:
         Raises as `Client`.
         """
         key = _secret_key(service_key)
-        uid, seen, wanted = service.metadata.uid, self._seen.get(key), wanted_rotation(service)
-        is_current = seen is not None and seen.service_uid == uid and (waits or now < seen.due)
-        if seen is None or not is_current or is_new_rotation(wanted, seen.rotation):
-            if seen is None and not service.status.conditions:
-                # Never decided: one that another leader made before it died is found by its creation.
+        uid, cached, wanted = service.metadata.uid, self._cached.get(key), wanted_rotation(service)
+        is_current = cached is not None and cached.service_uid == uid and (waits or now < cached.read_again_at)
+        if cached is None or not is_current or is_new_rotation(wanted, cached.rotation):
+            if cached is None and not service.status.conditions:
+                # A new service. If an earlier leader has made the Secret already, its creation fails as a conflict.
                 return TokenStep(_make_token())
             try:
                 secret = await client.get(SECRETS, key.name, key.namespace)
@@ -205,27 +208,30 @@ class KnownTokens:
                 # The controller is held to other namespaces: the creation is refused too, and that is reported.
                 return TokenStep(_make_token())
             except NotFound:
-                self._seen.pop(key, None)
+                self._cached.pop(key, None)
                 # Replicas have the token of a Secret that was deleted: they are to follow the new one.
                 rotation = next_rotation(wanted) if serves else ""
                 return TokenStep(_make_token(), rotation)
             if not is_token_secret(secret, uid):
-                self._seen.pop(key, None)
+                self._cached.pop(key, None)
                 return TokenStep(_make_token())
             if patch := decide_rotation(secret, uid, wanted):
                 return TokenStep(patch=patch)
-            seen = self._seen[key] = _note_secret(secret, uid, now)
-        rotation = "" if seen.rotation == service.status.token_rotation else seen.rotation
-        due = _find_due_time(uid, now) if waits else seen.due
+            cached = self._cached[key] = _build_cache_entry(secret, uid, now)
+        rotation = "" if cached.rotation == service.status.token_rotation else cached.rotation
+        due = _find_due_time(uid, now) if waits else cached.read_again_at
         return TokenStep(rotation=rotation, again_seconds=(due - now).total_seconds())
 
     def is_known(self, key: ObjectKey, service_uid: str, rotation: str) -> bool:
         """Return whether the token as of a replacement is known; the arguments are those of `find_token`."""
-        seen = self._seen.get(key)
-        return seen is not None and (seen.service_uid, seen.rotation) == (service_uid, rotation)
+        cached = self._cached.get(key)
+        return cached is not None and (cached.service_uid, cached.rotation) == (service_uid, rotation)
 
     async def find_token(self, client: Client, key: ObjectKey, service_uid: str, rotation: str) -> str | None:
         """Return the token of a service in base64, for its replicas on a host; None if it has none.
+
+        If no token of this replacement is cached, the Secret is read and cached. If another task has cached the Secret
+        meanwhile, the token that was read here is returned, although it may be the earlier one, and is not cached.
 
         Args:
             client: the API.
@@ -235,58 +241,58 @@ class KnownTokens:
 
         Raises as `Client`.
         """
-        seen = self._seen.get(key)
-        if seen is not None and self.is_known(key, service_uid, rotation):
-            return seen.token
+        cached = self._cached.get(key)
+        if cached is not None and self.is_known(key, service_uid, rotation):
+            return cached.token
         try:
             secret = await client.get(SECRETS, key.name, key.namespace)
         except NotFound:
             secret = None
-        is_newer_known = self._seen.get(key) is not seen  # it was written after this read began
+        is_newer_known = self._cached.get(key) is not cached  # it was cached after this read began
         if secret is None or not is_token_secret(secret, service_uid):
-            if seen is not None and seen.service_uid == service_uid and not is_newer_known:
-                del self._seen[key]
+            if cached is not None and cached.service_uid == service_uid and not is_newer_known:
+                del self._cached[key]
             return None
         if not is_newer_known:
-            self._keep(secret, service_uid, self._now())
+            self._cache(secret, service_uid, self._now())
         token: str | None = (secret.get("data") or {}).get(TOKEN_KEY)
         return token
 
     def remember(self, resource: Resource, secret: Obj) -> None:
-        """Keep the answer to a write of a token Secret."""
+        """Cache a token Secret as the answer to a write has it; answers to other writes are ignored."""
         owner = controller_of(secret)
         if resource == SECRETS and owner is not None:
-            self._keep(secret, owner["uid"], self._now())
+            self._cache(secret, owner["uid"], self._now())
 
     def read_again(self, key: ObjectKey) -> None:
-        """Read the Secret of a service at its next reconcile."""
-        if (seen := self._seen.get(_secret_key(key))) is not None:
-            self._seen[_secret_key(key)] = seen._replace(due=datetime.min.replace(tzinfo=UTC))
+        """Mark the Secret of a service as outdated, so that its next reconcile reads it."""
+        if (cached := self._cached.get(_secret_key(key))) is not None:
+            self._cached[_secret_key(key)] = cached._replace(read_again_at=datetime.min.replace(tzinfo=UTC))
 
     def restart(self) -> None:
         """Forget all Secrets: another leader may have written since."""
-        self._seen.clear()
+        self._cached.clear()
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
-        self._seen.pop(_secret_key(key), None)
+        self._cached.pop(_secret_key(key), None)
 
-    def _keep(self, secret: Obj, service_uid: str, now: datetime) -> None:
-        """Keep the token of a Secret, unless its service has a step to do, which reads it again."""
+    def _cache(self, secret: Obj, service_uid: str, now: datetime) -> None:
+        """Cache a Secret. If its token must be replaced or noted first, forget it, so that the next step reads it."""
         key = object_key(secret)
         if decide_rotation(secret, service_uid, "") is not None:
-            self._seen.pop(key, None)
+            self._cached.pop(key, None)
         else:
-            self._seen[key] = _note_secret(secret, service_uid, now)
+            self._cached[key] = _build_cache_entry(secret, service_uid, now)
 
 
 def _secret_key(service: ObjectKey) -> ObjectKey:
     return ObjectKey(service.namespace, token_name(service.name))
 
 
-def _note_secret(secret: Obj, service_uid: str, now: datetime) -> _Sighting:
+def _build_cache_entry(secret: Obj, service_uid: str, now: datetime) -> _CachedSecret:
     rotation = secret["metadata"]["annotations"].get(TOKEN_ROTATION, "")
-    return _Sighting(service_uid, rotation, secret["data"][TOKEN_KEY], _find_due_time(service_uid, now))
+    return _CachedSecret(service_uid, rotation, secret["data"][TOKEN_KEY], _find_due_time(service_uid, now))
 
 
 def _find_due_time(service_uid: str, now: datetime) -> datetime:

@@ -101,9 +101,9 @@ class _MeteredService:
     """Those of the last minute, and the one before."""
     failures: int = 0
     """Readings in a row in which a pod did not answer."""
-    streams: dict[Endpoint, MetricsSample] = field(default_factory=dict)
+    stream_baselines: dict[Endpoint, MetricsSample] = field(default_factory=dict)
     """The readings from which the speed of single requests counts."""
-    speed_at: float = 0.0
+    next_speed_at: float = 0.0
     """Time of the next look at that speed."""
     token: str = ""
 
@@ -177,7 +177,10 @@ class TrafficMeter:
         return max(seconds, self._pods / MOST_PER_SECOND)
 
     async def _read(self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey) -> float | None:
-        """Read the pods of a service; return the seconds until the next reading, or None if it is not followed."""
+        """Read the pods of a service and report what has changed; return the seconds until the next reading.
+
+        None: the service is not followed any more, or was replaced by another one of its name.
+        """
         service = self._services.get(key)
         if service is None:
             return None
@@ -186,24 +189,27 @@ class TrafficMeter:
             # Another service of this name is read at moments of its own.
             return None
         now = asyncio.get_running_loop().time()
-        self._take_speeds(key, service, samples, now)
+        self._report_speeds(key, service, samples, now)
         measured = self._measure(key, service, samples, now)
         _report(service, measured, leading, key, now)
         service.failures = 0 if len(samples) == _count_pods(service.target) else service.failures + 1
-        usual = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
+        pause = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
         if self._watch is not None:
-            usual = min(usual, service.speed_at - now)
-        usual = self._pace(max(usual, LEAST_SECONDS))
-        return min(usual * 2.0**service.failures, max(usual, FAILING_SECONDS))
+            pause = min(pause, service.next_speed_at - now)
+        pause = self._pace(max(pause, LEAST_SECONDS))
+        return min(pause * 2.0**service.failures, max(pause, FAILING_SECONDS))
 
     def _measure(
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float
     ) -> Traffic | None:
-        """Return the traffic of the last minute; while a pod is silent for a moment, the last one that was reported."""
+        """Return the traffic of the last minute; while pods are silent for a moment, the last one that was reported.
+
+        The samples are added to the readings of the service, and its tokens per second are shown in the metrics.
+        """
         readings = service.readings
         while len(readings) > 1 and readings[1].at <= now - MINUTE_SECONDS:
             readings.popleft()
-        # Of a pod that came later, its first one.
+        # The oldest sample of each pod: of one that came later, its first.
         before = {pod: sample for reading in reversed(readings) for pod, sample in reading.samples.items()}
         if samples:
             readings.append(_Reading(now, samples))
@@ -222,23 +228,31 @@ class TrafficMeter:
         rate = min(sum(rates.values()), MOST_TOKENS_PER_SECOND)
         return measured._replace(tokens_per_second=rate if rate >= LEAST_RATE else 0.0)
 
-    def _take_speeds(
+    def _report_speeds(
         self, key: ObjectKey, service: _MeteredService, samples: Mapping[Endpoint, MetricsSample], now: float
     ) -> None:
-        """Pass the speed of single requests to the watch, once in each of its windows."""
-        if self._watch is None or now < service.speed_at:
+        """Pass the speed of single requests since the last window to the watch, if the next window has begun.
+
+        Then these samples are what the next window is compared with.
+        """
+        if self._watch is None or now < service.next_speed_at:
             return
-        speeds = measure_streams(service.streams, samples)
-        # Where few tokens were generated since, more are waited for.
-        few = {pod: sample for pod, sample in service.streams.items() if pod in samples and pod not in speeds}
-        service.streams = {**samples, **few}
-        service.speed_at = now + self._watch.window_seconds
+        speeds = measure_streams(service.stream_baselines, samples)
+        # A pod that generated too few tokens is compared with its earlier sample once more.
+        earlier = {
+            pod: sample for pod, sample in service.stream_baselines.items() if pod in samples and pod not in speeds
+        }
+        service.stream_baselines = {**samples, **earlier}
+        service.next_speed_at = now + self._watch.window_seconds
         self._watch.take(key, speeds, now)
 
     async def _read_pods(
         self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, service: _MeteredService
     ) -> dict[Endpoint, MetricsSample]:
-        """Return a sample of each pod that answers with the series."""
+        """Return a sample of each pod that answers with the series; none if the token cannot be read.
+
+        The token is kept in `service` until a pod does not answer with it.
+        """
         target = service.target
         if not service.token:
             token = await read_token(leading.client, key, target.service_uid)
@@ -253,6 +267,7 @@ class TrafficMeter:
         return {pod: sample for pod, sample in zip(pods, samples, strict=True) if sample is not None}
 
     async def _read_pod(self, session: aiohttp.ClientSession, endpoint: Endpoint, token: str) -> MetricsSample | None:
+        """Return a sample of a pod; None if it does not answer with the proxy's series."""
         async with self._slots:
             text = await _read_metrics(session, endpoint, token)
         values = parse_series(text, (*TRAFFIC_SERIES, *STREAM_SERIES)) if text is not None else {}
@@ -281,7 +296,10 @@ def _is_idle(traffic: Traffic | None) -> bool:
 
 
 def _report(service: _MeteredService, traffic: Traffic | None, leading: Leading, key: ObjectKey, now: float) -> None:
-    """Enqueue a service whose traffic differs by more than a tenth from the last that was reported."""
+    """Note and report traffic that differs by more than a tenth from the last that was reported, once a minute at most.
+
+    To report it, the service is enqueued. It is not delayed if the traffic was unknown or becomes unknown.
+    """
     if traffic is None:
         return
     is_due = now - service.reported_at >= SHOWN_SECONDS or UNKNOWN_TRAFFIC in (service.traffic, traffic)

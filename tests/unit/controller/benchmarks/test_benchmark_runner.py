@@ -436,13 +436,13 @@ def test_new_leader_ends_the_jobs_of_the_last_one_and_starts_them_again(world: W
 
 def test_services_are_looked_at_only_after_a_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = list[float]()
-    prepare = BenchmarkRunner._look
+    prepare = BenchmarkRunner._list_benchmarks
 
     async def count(self: BenchmarkRunner) -> None:
         looks.append(asyncio.get_running_loop().time())
         await prepare(self)
 
-    monkeypatch.setattr(BenchmarkRunner, "_look", count)
+    monkeypatch.setattr(BenchmarkRunner, "_list_benchmarks", count)
 
     async def story() -> None:
         before = len(looks)

@@ -100,7 +100,7 @@ def with_choice(chat: Obj, chosen: ChosenAccelerators | None) -> Obj:
 
 def decide(chosen: ChosenAccelerators | None, *objects: tuple[Resource, Obj], of: Obj | None = None) -> Plan:
     """Return the plan for a service that has a choice."""
-    return decide_chat((MODELS, of or model()), *objects, chosen=chosen)
+    return decide_chat((MODELS, of or model()), *objects, accelerator_choice=chosen)
 
 
 def test_single_accelerator_is_no_choice() -> None:

@@ -196,7 +196,7 @@ def test_service_that_waits_has_no_replica_and_says_why() -> None:
     assert (list(chosen.shares), chosen.probing_since, chosen.again_seconds) == ([], rfc3339(NOW), PROBE_SECONDS)
     assert probes.asked == [(USABLE, NOW + timedelta(seconds=PROBE_SECONDS))]
     assert not chosen.watched
-    made = decide_chat((INFERENCE_SERVICES, service(**AUTO)), (MODELS, model()), chosen=chosen)
+    made = decide_chat((INFERENCE_SERVICES, service(**AUTO)), (MODELS, model()), accelerator_choice=chosen)
     assert ready_outcome(made) == ("Progressing", "False", "MeasuringSpeed")
     assert "nvidia-l4x1" in planned_condition(made, "Ready")["message"]
     assert made.status is not None
