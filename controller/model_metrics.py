@@ -84,7 +84,7 @@ class ModelMetrics:
 
     Args:
         registry: the registry of the controller.
-        prefix: beginning of the names that another project has, too.
+        prefix: prefix of the metric names that are shared with another project.
         read_now: seconds since 1970, by the clock of this process.
     """
 

@@ -109,10 +109,10 @@ def allowed_tolerations(tolerations: Iterable[Toleration], limits: TenantLimits)
 
 
 def _is_allowed(toleration: Toleration, limits: TenantLimits) -> bool:
-    refused = (*(() if limits.control_plane else CONTROL_PLANE_TAINTS), *limits.system_taints)
+    refused_taints = (*(() if limits.control_plane else CONTROL_PLANE_TAINTS), *limits.system_taints)
     # An empty key with Exists tolerates every taint.
-    is_any = toleration.key == "" and bool(refused)
-    return not is_any and not any(_matches_taint(toleration.key, taint) for taint in refused)
+    tolerates_all = toleration.key == "" and bool(refused_taints)
+    return not tolerates_all and not any(_matches_taint(toleration.key, taint) for taint in refused_taints)
 
 
 def _matches_taint(key: str, taint: str) -> bool:

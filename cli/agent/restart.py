@@ -30,8 +30,8 @@ from metal_agent.control.agent_status import AgentStatus
 def command(ctx: click.Context) -> None:
     """Start the installed agent anew, by the version that is installed now; engines keep running, and no request fails.
 
-    The command ends well when the new agent is ready. If this version writes another plist or unit, it is written
-    before, with the options of the installed one; that of the system needs root.
+    Exits with 0 once the new agent is ready. If this release has a new plist or unit, it is installed first and the
+    options are kept; for a service of the system that needs root.
 
     \b
     Examples:
@@ -48,7 +48,10 @@ def command(ctx: click.Context) -> None:
         raise click.ClickException(f"{error.message}{_advise_return(previous)}") from error
     print(describe_agent(status))
     if outdated and _is_roots(manager):
-        print(f"{manager.definition_path} is of another version of Pomona: run `sudo {_program()} agent restart`")
+        print(
+            f"{manager.definition_path} was written by another version of Pomona; to update it, run: "
+            f"sudo {_program()} agent restart"
+        )
 
 
 def restart_agent(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--prices",
     "prices_path",
     type=EXISTING_FILE,
-    help="YAML file with currency, perKwh, and watts and perHour by device. Default: what is taken is listed alone.",
+    help="YAML file with currency, perKwh, and watts and perHour by device. Without it no costs are shown.",
 )
 @facts_option("table")
 @vendors_option
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, target: ClusterOptions) -> None:
     """Show the devices, memory, electricity and money that each service and namespace takes.
 
-    A device has the name of its class without the number, such as nvidia-l4, or of its vendor. The price of a million
-    tokens is that at the speed of now, else as measured or estimated with a replica that generates all the time. What
-    is not known is ?, and named on standard error; a sum of which a part is not known is ?, too.
+    A device has the name of its class without the number, such as nvidia-l4, or of its vendor. The price per million
+    tokens uses the current speed, or else the measured or estimated speed of a busy replica. Unknown values, and sums
+    that contain one, are shown as ?, and named on standard error.
 
     \b
     Examples:
@@ -43,7 +43,8 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
     from console.density_queries import MOST_LIMIT, Page  # noqa: PLC0415 - same
 
     prices = load_prices(prices_path)
-    answer = list_costs(read_density(target, vendors)[0], prices, None, Page(0, MOST_LIMIT))
+    snapshot, _table = read_density(target, vendors)
+    answer = list_costs(snapshot, prices, None, Page(0, MOST_LIMIT))
     if output_format in DATA_FORMATS:
         print_facts(msgspec.to_builtins(answer), output_format)
         return

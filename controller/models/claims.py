@@ -71,10 +71,10 @@ def observe_claims(snapshot: Snapshot, model: Model, classes: Mapping[str, Obj])
     own = list_claims(snapshot, model)
     claims = [claim for claim in own if claim.metadata.deletion_timestamp is None]
     names = [claim.metadata.name for claim in claims]
-    there = {obj["metadata"]["name"] for obj in of_name} | {claim.metadata.name for claim in own}
+    all_names = {obj["metadata"]["name"] for obj in of_name} | {claim.metadata.name for claim in own}
     return ObservedClaims(
         claims=claims,
-        leaving=frozenset(there.difference(names)),
+        leaving=frozenset(all_names.difference(names)),
         mounted=frozenset(
             name
             for name in names
@@ -113,22 +113,22 @@ def _list_readers(snapshot: Snapshot, claim: str) -> list[OwnerReference]:
 def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
     """Return the patches by which exactly the services that read a claim own it beside the Model.
 
-    Kubernetes deletes an object when its last owner is gone: so the volume of a Model that is deleted stays for the
-    services that read it, whose pods may be replaced meanwhile. It takes away owners that are gone by itself; one that
-    reads other weights by now would keep the volume as long as it lives.
+    Kubernetes deletes an object when its last owner is gone: so the volume of a deleted Model stays for the services
+    that still read it. A service that reads other weights by now is removed from the owners, or the volume would stay
+    as long as that service exists.
     """
     patches = []
     for claim in observed.claims:
-        there = claim.metadata.owner_references
+        current_owners = claim.metadata.owner_references
         readers = {reader.uid: reader for reader in observed.readers.get(claim.metadata.name, ())}
-        kept = [owner for owner in there if owner.kind != INFERENCE_SERVICES.kind or owner.uid in readers]
+        kept = [owner for owner in current_owners if owner.kind != INFERENCE_SERVICES.kind or owner.uid in readers]
         uids = {owner.uid for owner in kept}
         added = [reader for reader in readers.values() if reader.uid not in uids]
         owners = [*kept, *added[: max(0, _MOST_READERS - len(kept))]]
-        if owners != there:
+        if owners != current_owners:
             operations = (
                 {"op": "test", "path": "/metadata/uid", "value": claim.metadata.uid},
-                {"op": "test", "path": "/metadata/ownerReferences", "value": msgspec.to_builtins(there)},
+                {"op": "test", "path": "/metadata/ownerReferences", "value": msgspec.to_builtins(current_owners)},
                 {"op": "replace", "path": "/metadata/ownerReferences", "value": msgspec.to_builtins(owners)},
             )
             patches.append(Patch(ref_to(PVCS, claim.metadata), operations))
@@ -157,9 +157,10 @@ async def read_classes(client: Client, snapshot: Snapshot, model: Model) -> Mapp
 def decide_volume(
     model: Model, facts: ModelFacts, path: str, observed: ObservedClaims, *, is_needed: bool, is_edited: bool = False
 ) -> VolumeDecision:
-    """Decide which claim holds the weights at `path`; without a consumer none is created and none changes.
+    """Decide which claim is for the weights at `path`; unless `is_needed`, none is created and none grows.
 
-    Pods serve earlier weights meanwhile, unless the Model is edited: then its owner wants others.
+    Until the target is verified, pods serve from the verified claim in the status (the holder); not if `is_edited` and
+    it has other weights, because the user wants those of the edit.
     """
     cache, cached = model.spec.cache, model.status.cached
     cached_uid = cached.claim if cached is not None else None
@@ -192,7 +193,7 @@ def decide_volume(
 
 
 def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedClaims) -> tuple[Ref, ...]:
-    """Return the superseded claims to delete: those that nothing mounts and that the status does not name for pods."""
+    """Return the superseded claims to delete: those that nothing mounts, but the one that the status offers to pods."""
     cached = model.status.cached
     return tuple(
         ref_to(PVCS, claim.metadata)
@@ -251,14 +252,14 @@ def _describe_unfinished_growth(claim: PersistentVolumeClaim) -> tuple[str, str]
     if not claim.is_bound or capacity is None or capacity >= (parse_quantity(claim.requested) or 0):
         return None
     reason, message = _describe_growth(claim, claim.requested)
-    said = next((condition.message for condition in claim.status.conditions if condition.message), "")
-    return reason, f"{message} ({said})" if said else message
+    driver_message = next((condition.message for condition in claim.status.conditions if condition.message), "")
+    return reason, f"{message} ({driver_message})" if driver_message else message
 
 
 def _describe_replacement(
     name: str, superseded: Sequence[PersistentVolumeClaim], holder: CachedWeights | None, cache: CacheOptions
 ) -> tuple[str, str] | None:
-    """Return reason and message while the claim of this name replaces others; None: all others are deleted."""
+    """Return reason and message while the claim of this name replaces others; None: there are no others."""
     if not superseded:
         return None
     earlier = ", ".join(sorted(claim.metadata.name for claim in superseded))

@@ -43,7 +43,7 @@ class CopyClaim(NamedTuple):
 
     @property
     def age(self) -> tuple[str, str]:
-        """The oldest first."""
+        """Creation time and name, by which claims are sorted from the oldest to the newest."""
         return self.claim.metadata.creation_timestamp, self.name
 
 
@@ -77,7 +77,11 @@ class SortedClaims(NamedTuple):
 
 
 def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
-    """Return the claims of the Model that are not being deleted, the oldest first; `path` is that of the weights."""
+    """Return the claims of the Model that are not being deleted, the oldest first; `path` is that of the weights.
+
+    The copy of a claim is None if nothing on it is verified, if its node is gone, or if it is of other weights than the
+    wanted ones although the claim is for those, or although the Model was edited: then pods need no earlier ones.
+    """
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
     cache, verified = model.spec.cache, {copy.claim: copy for copy in model.status.copies}
     surveyed = []
@@ -88,8 +92,8 @@ def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
         is_of_class = claim.spec.storage_class_name == cache.storage_class_name
         is_for_weights = claim.metadata.annotations.get(WEIGHTS) == path
         fits = is_for_weights and is_of_class and not claims.is_too_small(claim, cache) and not is_gone
-        is_wanted = copy is not None and (copy.path, copy.sha256) == (path, facts.sha256)
-        if is_gone or (not is_wanted and (fits or inspected.is_edited)):
+        has_wanted_weights = copy is not None and (copy.path, copy.sha256) == (path, facts.sha256)
+        if is_gone or (not has_wanted_weights and (fits or inspected.is_edited)):
             copy = None
         is_mounted, is_refused = name in observed.claims.mounted, name in observed.copies.refused
         surveyed.append(CopyClaim(claim, node, copy, fits, is_mounted, is_refused))
@@ -106,20 +110,20 @@ def list_ready(surveyed: Iterable[CopyClaim]) -> list[CopyClaim]:
 
 
 def count_demand(consumers: Sequence[CopyConsumer], surveyed: Sequence[CopyClaim]) -> CopyDemand:
-    """Return the number of copies: one for each replica, and one more if no present copy has room for a replica.
+    """Return the number of copies: one for each replica, and one more if a service finds room beside no ready copy.
 
-    Services share copies, so the one with the most replicas decides. Where pods of earlier weights are about to leave
-    their place, a refusal is not final.
+    Services share copies, so the one with the most replicas decides. A refusal by the scheduler does not count while
+    pods with earlier weights are still on the node of a ready copy, because they are about to leave it.
     """
     serving = [consumer for consumer in consumers if wanted_replicas(consumer.service) > 0]
     if not serving:
         return CopyDemand(0)
     largest, ready = max(serving, key=lambda consumer: wanted_replicas(consumer.service)), list_ready(surveyed)
-    number, names = min(wanted_replicas(largest.service), MOST_COPIES), {claim.name for claim in ready}
+    number, ready_names = min(wanted_replicas(largest.service), MOST_COPIES), {claim.name for claim in ready}
     leaving_nodes = {claim.node for claim in surveyed if claim.is_mounted and not claim.fits}
     if ready and leaving_nodes.isdisjoint(claim.node for claim in ready):
         for consumer in serving:
-            if names <= consumer.refused:
+            if ready_names <= consumer.refused:
                 return CopyDemand(min(max(number, len(ready) + 1), MOST_COPIES), consumer)
     return CopyDemand(number, largest)
 
@@ -130,23 +134,25 @@ def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand:
     in_use = _list_in_use(ready, demand)
     ready = [claim for claim in ready if claim.name in in_use or claim.claim.metadata.uid not in victims]
     ready_nodes = {claim.node for claim in ready}
-    others = [claim for claim in surveyed if claim not in ready]
+    other_claims = [claim for claim in surveyed if claim not in ready]
     earlier = [
         claim
-        for claim in others
+        for claim in other_claims
         if claim.copy is not None
         and not claim.fits
         and (not ready or (claim.is_mounted and claim.node not in ready_nodes))
     ]
     in_use |= {claim.name for claim in earlier if claim.is_mounted or (not ready and demand.number)}
-    started = [claim for claim in others if claim.copy is None and claim.fits]
-    placed = {claim.node: claim for claim in reversed(started) if claim.node and claim.node not in ready_nodes}
-    lacking = max(0, demand.number - len(ready))
-    making = sorted(placed.values(), key=lambda claim: claim.age)
-    going = [claim for claim in making if not claim.is_refused][:lacking]
-    # Where the node takes no pod, another copy is made meanwhile; the refused pod stays, by which that is known.
-    making = [*going, *[claim for claim in making if claim.is_refused][:lacking]]
-    unplaced = [claim for claim in started if not claim.node][: min(1, lacking - len(going))]
+    unverified = [claim for claim in other_claims if claim.copy is None and claim.fits]
+    unverified_by_node = {
+        claim.node: claim for claim in reversed(unverified) if claim.node and claim.node not in ready_nodes
+    }
+    missing_count = max(0, demand.number - len(ready))
+    making = sorted(unverified_by_node.values(), key=lambda claim: claim.age)
+    proceeding = [claim for claim in making if not claim.is_refused][:missing_count]
+    # While the scheduler refuses the pod of a claim, another copy is made; the pod stays, as it shows the refusal.
+    making = [*proceeding, *[claim for claim in making if claim.is_refused][:missing_count]]
+    unplaced = [claim for claim in unverified if not claim.node][: min(1, missing_count - len(proceeding))]
     kept = [*ready, *earlier, *making, *unplaced]
     deleted = [claim for claim in surveyed if claim not in kept]
     return SortedClaims(ready, earlier, making, unplaced, deleted, frozenset(in_use))
@@ -155,7 +161,7 @@ def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand:
 def _list_in_use(ready: Sequence[CopyClaim], demand: CopyDemand) -> set[str]:
     """Return the names of the copies that pods mount, and of those that a replica needs beside them."""
     mounted = {claim.name for claim in ready if claim.is_mounted}
-    # The one that was in use last is needed next.
-    spare = [claim for claim in ready if not claim.is_mounted]
-    spare.sort(key=lambda claim: (claim.copy.unused_since if claim.copy else "") or "9", reverse=True)
-    return mounted | {claim.name for claim in spare[: max(0, demand.number - len(mounted))]}
+    # The one that was in use last is needed next; "9" sorts one that is still in use after every time.
+    unmounted = [claim for claim in ready if not claim.is_mounted]
+    unmounted.sort(key=lambda claim: (claim.copy.unused_since if claim.copy else "") or "9", reverse=True)
+    return mounted | {claim.name for claim in unmounted[: max(0, demand.number - len(mounted))]}

@@ -125,19 +125,23 @@ def observe_copies(
     ]
     pod_nodes = {name: node for pod in (*mounting, *fetching) if (node := _node_of(pod)) for name in _claims_of(pod)}
     refused = frozenset(name for pod in fetching if is_refused(pod) for name in _claims_of(pod))
-    nodes = {copy.node for copy in copies}
-    stated = {*map(stated_node, claims), *pod_nodes.values()} - {""}
-    unused = {copy.node for copy in copies if copy.unused_since}
+    copy_nodes = {copy.node for copy in copies}
+    claim_nodes = {*map(stated_node, claims), *pod_nodes.values()} - {""}
+    nodes_with_unused = {copy.node for copy in copies if copy.unused_since}
     storage_class = classes.get(model.spec.cache.storage_class_name or "")
     mode = "WaitForFirstConsumer" if storage_class is None else storage_class.get("volumeBindingMode", "Immediate")
     consumers = (_observe_consumer(snapshot, model, service, reserve, vendors) for service in services)
     return ObservedCopies(
         consumers=[consumer for consumer in consumers if consumer is not None],
-        gone_nodes=frozenset(node for node in nodes | stated if _is_deleted(store, node)),
+        gone_nodes=frozenset(node for node in copy_nodes | claim_nodes if _is_deleted(store, node)),
         pod_nodes=pod_nodes,
         refused=refused,
-        victims=frozenset(victim.claim for node in unused for victim in find_victims(store, node, limit_bytes)),
-        node_bytes={node: sum(copy.size_bytes for copy in _list_copies(store, node)) for node in stated - nodes},
+        victims=frozenset(
+            victim.claim for node in nodes_with_unused for victim in find_victims(store, node, limit_bytes)
+        ),
+        node_bytes={
+            node: sum(copy.size_bytes for copy in _list_copies(store, node)) for node in claim_nodes - copy_nodes
+        },
         binds_immediately=mode == "Immediate",
     )
 
@@ -150,11 +154,15 @@ def _observe_consumer(
     namespace, name = service.metadata.namespace, service.metadata.name
     companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
     stored = store.get(INFERENCE_SERVICES, name, namespace)
-    measure = functools.partial(reserve, service, Served(model, runtime_of(service, model, vendors), companions))
+    reserve_replica = functools.partial(
+        reserve, service, Served(model, runtime_of(service, model, vendors), companions)
+    )
     # A Model may have a thousand services, each pod of which wakes it.
     models = (model, *(companion.model for companion in companions))
     reservation = (
-        measure() if stored is None else store.derive(INFERENCE_SERVICES, stored, "reservation", measure, *models)
+        reserve_replica()
+        if stored is None
+        else store.derive(INFERENCE_SERVICES, stored, "reservation", reserve_replica, *models)
     )
     if reservation is None:
         return None
@@ -162,17 +170,19 @@ def _observe_consumer(
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     refused = {claim for pod in staying if lacks_room(pod, now) for claim in _claims_of(pod)}
     # The pods of a lost node are never gone, which is no reason to wait for them.
-    ends = {claim: end for pod in pods if (end := end_of_pod(pod, now)) is not None for claim in _claims_of(pod)}
-    # A pod that the queue lets wait has no room later than one that the scheduler refuses.
-    waits = [seconds for pod in pods if (seconds := queue_seconds(pod, now)) is not None]
-    waits += [(ends[claim] - now).total_seconds() + _RELEASE_SECONDS for claim in refused & ends.keys()]
+    end_times = {claim: end for pod in pods if (end := end_of_pod(pod, now)) is not None for claim in _claims_of(pod)}
+    # Refusals are not final yet while a pod waits in the queue, or while another pod leaves the node of a refused one.
+    wait_seconds = [seconds for pod in pods if (seconds := queue_seconds(pod, now)) is not None]
+    wait_seconds += [
+        (end_times[claim] - now).total_seconds() + _RELEASE_SECONDS for claim in refused & end_times.keys()
+    ]
     nodes = {_node_of(pod) for pod in staying if not _has_ended(pod)}
     return CopyConsumer(
-        service,
-        reservation,
-        frozenset(refused - ends.keys()),
-        min(waits, default=None),
-        frozenset(node for node in nodes if node and not _is_deleted(store, node)),
+        service=service,
+        reservation=reservation,
+        refused=frozenset(refused - end_times.keys()),
+        final_seconds=min(wait_seconds, default=None),
+        nodes=frozenset(node for node in nodes if node and not _is_deleted(store, node)),
     )
 
 
@@ -223,8 +233,13 @@ def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[Store
 
 def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[StoredCopy]:
     """Return the copies to evict from a node, by the administrator's limit and by the shortages of its disk."""
-    short = decode_stored(store, MODELS, store.by_index(MODELS, SHORTAGE_INDEX, node), Model)
-    limits = [shortage.keep_bytes for model in short for shortage in model.status.shortages if shortage.node == node]
+    models_short_of_space = decode_stored(store, MODELS, store.by_index(MODELS, SHORTAGE_INDEX, node), Model)
+    limits = [
+        shortage.keep_bytes
+        for model in models_short_of_space
+        for shortage in model.status.shortages
+        if shortage.node == node
+    ]
     if limit_bytes is not None:
         limits.append(limit_bytes)
     return choose_victims(_list_copies(store, node), min(limits)) if limits else []
@@ -256,7 +271,7 @@ def read_copies(model: Obj) -> list[list[Obj]]:
 
 
 def models_of_mounts(store: Store, user: Obj) -> list[ObjectKey]:
-    """Return the Models whose copies a pod mounts, or any of whose volumes a Deployment does."""
+    """Return the Models whose volumes a pod or a Deployment mounts; of a pod, only those with a copy on each node."""
     namespace, spec = user["metadata"]["namespace"], user.get("spec") or {}
     is_deployment = "template" in spec
     keys = set()

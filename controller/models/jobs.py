@@ -142,13 +142,16 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.owner.name}-{self.verb}-{digest[:8]}"
 
     def read_attempt(self, attempt: Obj, pods: Sequence[Obj], now: datetime) -> "JobOutcome":
-        """Return the outcome of an attempt so far; `pods` are those of the Job."""
+        """Return the outcome of an attempt so far; `pods` are those of the Job.
+
+        A Job cannot be changed. So one that cannot start counts as Broken, and is replaced, if another Job of this work
+        would be placed differently, or have a pull secret that this one lacks.
+        """
         outcome = read_outcome(attempt, pods, now)
         if outcome.reason == _STORAGE_FAILED and self.claim:
             of_class = f"of StorageClass {self.storage_class}" if self.storage_class else "of no StorageClass"
             volume = f"the volume is that of PersistentVolumeClaim {self.claim}, {of_class}"
             return msgspec.structs.replace(outcome, message=f"{outcome.message}; {volume}")
-        # A Job cannot be changed: another one is made with what this one lacks.
         created = _parse_time(attempt["metadata"].get("creationTimestamp"))
         placed = (attempt["metadata"].get("annotations") or {}).get(ANNOTATION_PLACED, "")
         # A quota or a policy may refuse what a Job without a pod asks for.
@@ -226,7 +229,7 @@ def proceed(work: Work, jobs: Sequence[Obj], pods: ObservedPods, now: datetime) 
     current = _find_current(work, jobs)
     if current is None:
         return _start(work, 0, JobOutcome(state="Going"))
-    attempt = _attempt(current)
+    attempt = _read_attempt_number(current)
     outcome = work.read_attempt(current, pods.find(current), now)
     outcome = _read_refusal(outcome, pods.refusals.get(current["metadata"]["uid"]))
     progress = JobProgress(outcome=outcome, job=work.name(attempt))
@@ -270,7 +273,7 @@ def _find_current(work: Work, jobs: Iterable[Obj]) -> Obj | None:
         if "deletionTimestamp" not in job["metadata"]
         and job["metadata"].get("annotations", {}).get(ANNOTATION_WORK) == digest
     )
-    return max(attempts, key=_attempt, default=None)
+    return max(attempts, key=_read_attempt_number, default=None)
 
 
 def name_last_job(work: Work, jobs: Iterable[Obj]) -> str:
@@ -305,13 +308,13 @@ def read_outcome(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
 def _read_terminated(state: Obj, ended: _Ended | None) -> JobOutcome:
     """Return the outcome by the termination message of the Job's container."""
     when = ended.when if ended else _parse_time(state.get("finishedAt"))
-    said = state.get("message") or ""
+    termination_message = state.get("message") or ""
     try:
-        answer = msgspec.json.decode(said, type=JobResult)
+        answer = msgspec.json.decode(termination_message, type=JobResult)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         answer = JobResult()  # a killed container writes no result
-        if said or state["exitCode"] == 0:
-            message = f"the Job's result cannot be decoded ({error}): {said[-500:]!r}"
+        if termination_message or state["exitCode"] == 0:
+            message = f"the Job's result cannot be decoded ({error}): {termination_message[-500:]!r}"
             answer = JobResult(reason="ResultUnreadable", message=message)
     else:
         if state["exitCode"] == 0:
@@ -358,7 +361,7 @@ def _parse_time(text: str | None) -> datetime:
     return min(datetime.fromisoformat(text), _LATEST) if text else datetime.fromtimestamp(0, UTC)
 
 
-def _attempt(job: Obj) -> int:
+def _read_attempt_number(job: Obj) -> int:
     return int(job["metadata"]["annotations"][ANNOTATION_ATTEMPT])
 
 
@@ -373,7 +376,7 @@ def build_job(work: Work, attempt: int) -> Obj:
         "securityContext": POD_SECURITY,
         "nodeSelector": work.placement.node_selector,
         "tolerations": list(work.placement.tolerations),
-        "containers": [_container(work)],
+        "containers": [_build_container(work)],
     }
     if work.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in work.image_pull_secrets]
@@ -407,7 +410,7 @@ def build_job(work: Work, attempt: int) -> Obj:
     return job
 
 
-def _container(work: Work) -> Obj:
+def _build_container(work: Work) -> Obj:
     environment: list[Obj] = [{"name": name, "value": value} for name, value in sorted(work.environment.items())]
     if work.login_secret is not None:
         environment.append({"name": SECRET_VARIABLE, "value": LOGIN_PATH})
@@ -423,7 +426,7 @@ def _container(work: Work) -> Obj:
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "File",
         "securityContext": CONTAINER_SECURITY,
-        "resources": _resources(work.reservation),
+        "resources": _build_resources(work.reservation),
     }
     container["volumeMounts"] = []
     if work.claim is not None:
@@ -434,7 +437,7 @@ def _container(work: Work) -> Obj:
     return container
 
 
-def _resources(reservation: Reservation) -> Obj:
+def _build_resources(reservation: Reservation) -> Obj:
     """Return the resources of a Job's container: those that Pomona needs, or the reserved ones where they are more."""
     requests = {"cpu": "100m", "memory": "128Mi"}
     for name, quantity in reservation.requests.items():

@@ -77,23 +77,25 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     consumers = observed.copies.consumers if is_for_pods else ()
     demand = count_demand(consumers, surveyed)
     claims = sort_claims(observed.copies.victims, surveyed, demand)
-    nodes = frozenset[str]().union(*(consumer.nodes for consumer in consumers))
+    consumer_nodes = frozenset[str]().union(*(consumer.nodes for consumer in consumers))
     if not any(claim.is_refused for claim in claims.unplaced):
         # Until the room is known to be that of the pods to replace, only nodes with earlier weights are sure to fit.
-        nodes &= {claim.node for claim in (*claims.earlier, *claims.deleted) if claim.is_mounted and not claim.fits}
-    replaced = sorted(nodes - claims.taken_nodes)
-    plan = _CopyPlan(inspected, path, demand, claims, replaced)
-    # The replicas of an inspection that the status does not have yet cannot be measured.
-    is_news = facts != volume.read_facts(model)
+        consumer_nodes &= {
+            claim.node for claim in (*claims.earlier, *claims.deleted) if claim.is_mounted and not claim.fits
+        }
+    outdated_nodes = sorted(consumer_nodes - claims.taken_nodes)
+    plan = _CopyPlan(inspected, path, demand, claims, outdated_nodes)
+    # What a replica takes is measured by the facts in the status: until it has the new ones, no claim is created.
+    has_new_facts = facts != volume.read_facts(model)
     obstacle = find_obstacle(inspected) if demand.number > len(claims.ready) else None
-    fetches = [] if obstacle else plan.fetch()
+    fetches = [] if obstacle else plan.proceed_fetches()
     copies = plan.list_copies(fetch.claim for fetch in fetches if fetch.is_done)
     offered = {copy.claim for copy in model.status.copies}
     released = [claim for claim in claims.deleted if not claim.is_mounted]
     waits = [consumer.final_seconds for consumer in consumers if consumer.final_seconds is not None]
     if obstacle:
         waits.append(_READ_AGAIN_SECONDS)
-    if any(claim.claim.metadata.uid in offered for claim in released) or (is_news and demand.number):
+    if any(claim.claim.metadata.uid in offered for claim in released) or (has_new_facts and demand.number):
         waits.append(0.0)
     phase, lack = obstacle or _explain_lack(model, demand, copies, [fetch for fetch in fetches if not fetch.is_done])
     return ModelDecision(
@@ -102,8 +104,8 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
         facts=_update_facts(inspected, claims, fetches),
         copies=copies,
         shortages=[short for fetch in fetches if (short := _find_shortage(inspected, fetch)) is not None],
-        works=[inspected.inspected, *(fetch.progress for fetch in fetches), *plan.records()],
-        create=() if obstacle or is_news else tuple(plan.new_claims()),
+        works=[inspected.inspected, *(fetch.progress for fetch in fetches), *plan.list_ended_works()],
+        create=() if obstacle or has_new_facts else tuple(plan.build_claims()),
         # A claim is deleted when the status does not offer it to services any more.
         delete=tuple(
             ref_to(PVCS, claim.claim.metadata) for claim in released if claim.claim.metadata.uid not in offered
@@ -113,7 +115,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
 
 
 def find_obstacle(inspected: InspectedModel) -> tuple[str, Explanation] | None:
-    """Return the phase of a Model of which no copy can be made, and the cause with the way out; None: it can."""
+    """Return the phase of a Model of which no copy can be made, and why, with the way out; None: it can be made."""
     cache, observed = inspected.model.spec.cache, inspected.observed
     if observed.copies.binds_immediately:
         message = (
@@ -173,31 +175,36 @@ class _CopyPlan(NamedTuple):
     path: str
     demand: CopyDemand
     claims: SortedClaims
-    replaced: Sequence[str]
+    outdated_nodes: Sequence[str]
     """Nodes without a copy on which pods of the services serve something else."""
 
-    def fetch(self) -> list[_Fetch]:
-        """Return the works that make copies."""
-        return [_Fetch(claim, self._fetch(claim)) for claim in (*self.claims.making, *self.claims.unplaced)]
+    def proceed_fetches(self) -> list[_Fetch]:
+        """Return the next step of each work that makes a copy."""
+        return [_Fetch(claim, self._proceed_fetch(claim)) for claim in (*self.claims.making, *self.claims.unplaced)]
 
-    def _fetch(self, claim: CopyClaim) -> JobProgress:
+    def _proceed_fetch(self, claim: CopyClaim) -> JobProgress:
+        """Return the next step of the fetch to a claim.
+
+        If a replica needs devices and the scheduler chooses the node, a first Job asks for them, too, so that the node
+        has them. Once the volume is bound, a second Job without devices goes on, unless the first has succeeded.
+        """
         placement, reservation = self._place_anywhere()
         has_devices = reservation.has_devices
         if claim.node:
-            # The devices of a replica may be in use there, and the service may ask for others by now.
+            # A Job on a known node asks for no devices: they may be in use, and the service may need others by now.
             placement, reservation = Placement(tolerations=placement.tolerations), _reserve_node("In", [claim.node])
         if has_devices and not claim.is_made_for_node:
-            first = self._proceed(self._work(claim, placement, reservation, holds_devices=True))
+            first = self._proceed(self._prepare_fetch(claim, placement, reservation, holds_devices=True))
             # A small download has ended before its volume is seen to be there.
             if not (claim.node and claim.claim.is_bound) or first.outcome.state == "Succeeded":
                 return first
-        return self._proceed(self._work(claim, placement, reservation))
+        return self._proceed(self._prepare_fetch(claim, placement, reservation))
 
     def _proceed(self, work: Work) -> JobProgress:
         observed = self.inspected.observed
         return jobs.proceed(work, observed.jobs, observed.pods, self.inspected.now)
 
-    def _work(
+    def _prepare_fetch(
         self, claim: CopyClaim, placement: Placement, reservation: Reservation, *, holds_devices: bool = False
     ) -> Work:
         model, facts, settings = self.inspected.model, self.inspected.facts, self.inspected.settings
@@ -206,38 +213,38 @@ class _CopyPlan(NamedTuple):
         )
 
     def _place_anywhere(self) -> tuple[Placement, Reservation]:
-        """Return what a Job asks whose node the scheduler chooses."""
+        """Return placement and reservation of a Job whose node the scheduler chooses, among those without a copy."""
         consumer = self.demand.consumer
         if consumer is None:
             return Placement(), Reservation()
         placement = volume.place_fetch(self.inspected.model, consumer.service, self.inspected.settings)
-        taken = sorted({*self.claims.taken_nodes, *self.replaced})
+        taken = sorted({*self.claims.taken_nodes, *self.outdated_nodes})
         return placement, _reserve_node("NotIn", taken, consumer.reservation)
 
-    def records(self) -> list[JobProgress]:
+    def list_ended_works(self) -> list[JobProgress]:
         """Return the ended works of the copies, whose last Jobs are kept."""
         works = (
-            self._work(copy, Placement(), Reservation(), holds_devices=held)
+            self._prepare_fetch(copy, Placement(), Reservation(), holds_devices=held)
             for copy in self.claims.ready
             for held in (False, True)
         )
         return [JobProgress(outcome=DONE, job=jobs.name_last_job(work, self.inspected.observed.jobs)) for work in works]
 
-    def new_claims(self) -> Iterator[tuple[Resource, Obj]]:
-        """Yield the claims to create: where pods serve something else, and one whose node the scheduler chooses."""
+    def build_claims(self) -> Iterator[tuple[Resource, Obj]]:
+        """Yield the claims to create: on `outdated_nodes`, and at most one whose node the scheduler chooses."""
         claims, model, observed = self.claims, self.inspected.model, self.inspected.observed.claims
-        going = sum(not claim.is_refused for claim in claims.making)
-        lacking = max(0, min(self.demand.number - len(claims.ready), MOST_FETCHES) - going)
-        marks = [{NODE: node} for node in self.replaced[:lacking]]
-        if lacking > len(marks) and not claims.unplaced:
-            marks.append({})
+        proceeding = sum(not claim.is_refused for claim in claims.making)
+        missing_count = max(0, min(self.demand.number - len(claims.ready), MOST_FETCHES) - proceeding)
+        annotations = [{NODE: node} for node in self.outdated_nodes[:missing_count]]
+        if missing_count > len(annotations) and not claims.unplaced:
+            annotations.append({})
         used = {*(claim.metadata.name for claim in observed.claims), *observed.leaving}
         used |= {copy.name for copy in model.status.copies}
-        for mark in marks:
+        for node_annotation in annotations:
             name = _free_name(model, self.path, used)
             used.add(name)
             resource, claim = volume.new_claim(model, self.inspected.facts, name, self.path)
-            claim["metadata"]["annotations"] |= mark
+            claim["metadata"]["annotations"] |= node_annotation
             yield resource, claim
 
     def list_copies(self, done: Iterable[CopyClaim]) -> list[NodeCopy]:
@@ -267,7 +274,7 @@ def _free_name(model: Model, path: str, used: Collection[str]) -> str:
 
 
 def _update_facts(inspected: InspectedModel, claims: SortedClaims, fetches: Iterable[_Fetch]) -> ModelFacts:
-    """Return the facts, with those of the header that arrived."""
+    """Return the facts, with those of the fetched header: of the status, or of the first fetch that has succeeded."""
     if claims.ready:
         return volume.keep_fetched(inspected.facts, inspected.model)
     answer = next((fetch.progress.outcome.answer for fetch in fetches if fetch.is_done), None)
@@ -275,18 +282,22 @@ def _update_facts(inspected: InspectedModel, claims: SortedClaims, fetches: Iter
 
 
 def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | None:
-    """Return the shortage that a fetch found last; each attempt that finds one demands its space once."""
+    """Return the shortage of disk on the node of a fetch, or None; each failed attempt reports its own one once."""
     node, outcome = fetch.claim.node, fetch.progress.outcome
-    last = next((shortage for shortage in inspected.model.status.shortages if shortage.node == node), None)
+    reported = next((shortage for shortage in inspected.model.status.shortages if shortage.node == node), None)
     if fetch.is_done or outcome.state == "Failed":
         return None
-    # With the next attempt comes the outcome of the last one, whose shortage is in the status.
-    is_news = last is None or last.job != fetch.progress.job
-    if (outcome.state, outcome.reason) != ("Broken", NO_SPACE) or fetch.progress.create is not None or not is_news:
-        return last
+    # The progress of the next attempt still has the outcome of the last one, which is reported already.
+    is_unreported = reported is None or reported.job != fetch.progress.job
+    if (
+        (outcome.state, outcome.reason) != ("Broken", NO_SPACE)
+        or fetch.progress.create is not None
+        or not is_unreported
+    ):
+        return reported
     requested, weights = claims.requested_bytes(fetch.claim.claim), inspected.facts.size_bytes
     if weights is None or requested < weights:
-        return last  # the volume itself may be too small, and copies of others would go for nothing
+        return reported  # the volume itself may be too small, and copies of others would go for nothing
     needed = min(requested, int(parse_quantity(volume.sufficient_size(inspected.facts)) or 0))
     keep_bytes = inspected.observed.copies.node_bytes.get(node, 0) - needed
     return NodeShortage(node=node, job=fetch.progress.job, keep_bytes=max(0, keep_bytes))

@@ -61,7 +61,7 @@ def observe_model(
 ) -> ObservedModel:
     """Gather the inputs of a decision about this Model from the store."""
     children = snapshot.children(JOBS, key.namespace, model.metadata.uid)
-    owned = [job for job in children if LABEL_BENCHMARK not in job["metadata"].get("labels", {})]
+    model_jobs = [job for job in children if LABEL_BENCHMARK not in job["metadata"].get("labels", {})]
     inputs: ModelInputs = snapshot.inputs or ModelInputs()
     consumers = _find_consumers(snapshot, _list_services(snapshot, key), model, settings.vendors)
     consumer, copies = next(consumers, None), ObservedCopies()
@@ -81,9 +81,12 @@ def observe_model(
             classes=inputs.classes,
         )
     return ObservedModel(
-        jobs=owned,
+        jobs=model_jobs,
         pods=ObservedPods(
-            {uid: snapshot.children(PODS, key.namespace, uid) for uid in (job["metadata"]["uid"] for job in owned)},
+            {
+                uid: snapshot.children(PODS, key.namespace, uid)
+                for uid in (job["metadata"]["uid"] for job in model_jobs)
+            },
             inputs.refusals,
         ),
         claims=observe_claims(snapshot, model, inputs.classes),
@@ -137,10 +140,10 @@ def _list_placed(service: InferenceService, model: Model) -> Iterator[InferenceS
     if hardware.accelerator in {None, AUTO_ACCELERATOR} and status.choice is not None:
         for share in status.choice.accelerators:
             if share.replicas:
-                yield _place(service, share.accelerator, share.replicas)
+                yield _state_accelerator(service, share.accelerator, share.replicas)
     # The pools may be of another accelerator than that of the Model: it is not decided yet.
     elif hardware.accelerator is not None or not spec.scheduling.pools or status.accelerator:
-        yield _place(service, accelerator_of(service, model), wanted_replicas(service))
+        yield _state_accelerator(service, accelerator_of(service, model), wanted_replicas(service))
 
 
 def read_placement(service: Obj) -> object:
@@ -152,7 +155,7 @@ def read_placement(service: Obj) -> object:
     return all_but_status(service), [pod for pod in in_pods if pod[1]], is_decided
 
 
-def _place(service: InferenceService, accelerator: str, replicas: int) -> InferenceService:
+def _state_accelerator(service: InferenceService, accelerator: str, replicas: int) -> InferenceService:
     """Return the service with an accelerator stated in its spec, and its replicas there."""
     spec = service.spec
     hardware = msgspec.structs.replace(spec.hardware, accelerator=accelerator)

@@ -137,11 +137,11 @@ def select_nodes(service: InferenceService, model: Model, vendors: Vendors) -> d
 
 def own_claim(model: Model) -> str | None:
     """Return the claim that spec.source names, whose volume has the weights already; None for any other source."""
-    return _own_place(model.spec.source)[0] or None
+    return _read_claim_source(model.spec.source)[0] or None
 
 
 @functools.lru_cache(maxsize=_SOURCES_KEPT)
-def _own_place(text: str) -> tuple[str, str]:
+def _read_claim_source(text: str) -> tuple[str, str]:
     """Return claim and folder of a valid pvc:// source; two empty strings for any other source."""
     try:
         source = parse(text) if scheme_of(text) == "pvc" else None
@@ -183,7 +183,7 @@ def cache_path(model: Model) -> str:
     """
     if is_mounted_image(model):
         return model.status.file
-    claim, folder = _own_place(model.spec.source)
+    claim, folder = _read_claim_source(model.spec.source)
     if claim:
         return f"{folder}/{model.status.file}".strip("/")
     if model.status.cached is not None:

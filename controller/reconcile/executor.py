@@ -54,26 +54,29 @@ class Executor:
     async def reconcile(self, reconciler: Reconciler, key: ObjectKey) -> float | None:
         """Reconcile one object; returns the seconds after which to reconcile it again, or None.
 
+        If the writes have changed the store, the object is decided once more, for a status that reports them; what that
+        decision would write beyond is left to the next call, which is due at once.
+
         Raises ApiError, LeadershipLost, Unreachable and NotOurs; the caller retries with back-off.
         """
         snapshot, plan, resource = Snapshot(self._store, self._now()), Plan(), reconciler.resource
         if reconciler.report is not None and (report := reconciler.report(snapshot, key)) is not None:
             await self._report(resource, key, report)
             return report.again_seconds
-        decided = self._find(resource, key)
+        observed = self._find(resource, key)
         try:
             if reconciler.observe is not None:
                 inputs = await reconciler.observe(self._client, snapshot, key)
                 snapshot = Snapshot(self._store, self._now(), inputs)
-            decided = self._find(resource, key)
+            observed = self._find(resource, key)
             plan = reconciler.decide(snapshot, key)
             if (perform := reconciler.perform) is not None:
                 for effect in plan.effects:
                     perform(key, effect)
             revision = self._store.revision
-            overtaken = await self.writer.write((resource, key), plan, reconciler.written)
+            others_wrote = await self.writer.write((resource, key), plan, reconciler.written)
         except (ApiError, NotOurs) as error:
-            if decided is not None and (refused := self._refusals.find_report(resource, decided, plan, error)):
+            if observed is not None and (refused := self._refusals.find_report(resource, observed, plan, error)):
                 await self._report(resource, key, refused)
             raise
         self._refusals.forget(resource, key)
@@ -82,12 +85,12 @@ class Executor:
             earlier, snapshot = plan, Snapshot(self._store, self._now(), snapshot.inputs)
             # The objects just written are not at work yet, so this decision ends nothing in this process.
             plan = reconciler.decide(snapshot, key)
-            if overtaken or _has_more_writes(plan, earlier):
+            if others_wrote or _has_more_writes(plan, earlier):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
         elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or dropped):
             reconciler.decided(snapshot, key, plan)
-        if dropped and decided is not None:
-            plan = await self._dropped.add_condition(plan, dropped, decided, (resource, key))
+        if dropped and observed is not None:
+            plan = await self._dropped.add_condition(plan, dropped, observed, (resource, key))
         await self._report(resource, key, plan)
         again = await self._write_labels(resource, key, plan.labels) if plan.labels is not None else None
         return min((seconds for seconds in (plan.again_seconds, again) if seconds is not None), default=None)

@@ -211,7 +211,7 @@ async def _operate(
         _subscribe(registry, selection.resource, deliver)
     tasks = await kopf.spawn_tasks(
         registry=registry,
-        settings=_settings(watched),
+        settings=_build_settings(watched),
         # Without it kopf asks for the name of its user, and ends if there is none. It is written nowhere.
         identity=cast("Any", "pomona-controller"),
         clusterwide=namespace is None,
@@ -236,7 +236,7 @@ def _subscribe(
     @kopf.on.event(
         group=resource.group, version=resource.version, plural=resource.plural, id=str(resource), registry=registry
     )
-    async def seen(event: kopf.RawEvent, **_: Any) -> None:
+    async def deliver_event(event: kopf.RawEvent, **_: Any) -> None:
         deliver(resource, event)
 
 
@@ -251,7 +251,10 @@ class _Logins:
         self.sessions: list[aiohttp.ClientSession] = []
 
     async def log_in(self, **_: Any) -> kopf.AiohttpSession:
-        """Return another session, at first or because the API server has refused the last one."""
+        """Return another session, at first or because the API server has refused the last one.
+
+        If there are no newer credentials, `stop` is set instead and this never returns: kopf is started again later.
+        """
         credentials = self._credentials
         is_new = not self.sessions
         with contextlib.suppress(CredentialsError):  # our own lists report it
@@ -281,7 +284,7 @@ class _Logins:
         return await send(request)
 
 
-def _settings(watched: Iterable[Selection]) -> kopf.OperatorSettings:
+def _build_settings(watched: Iterable[Selection]) -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.process.ultimate_exiting_timeout = None  # after such a time-out kopf ends our process with SIGKILL
     settings.posting.enabled = False

@@ -134,6 +134,7 @@ class _SharedEntries:
         return kept
 
     def _share(self, entry: Obj) -> Obj:
+        """Return an entry without its time, one object in memory for all equal ones; one without a manager as it is."""
         if "manager" not in entry:
             return entry
         timeless = {name: value for name, value in entry.items() if name != "time"}
@@ -167,11 +168,11 @@ def _keep(value: Any, fields: Fields | None) -> Any:
     return {name: _keep(value[name], nested) for name, nested in fields.items() if name in value}
 
 
-def _unmanaged(obj: Obj) -> Obj:
+def _drop_managed_fields(obj: Obj) -> Obj:
     return {**obj, "metadata": {name: value for name, value in obj["metadata"].items() if name != "managedFields"}}
 
 
-def _managed_by_us(obj: Obj) -> Obj:
+def _keep_our_managed_fields(obj: Obj) -> Obj:
     """Return the object with our entries of managedFields only, and without the copy of itself that kubectl adds."""
     entries = [
         entry
@@ -186,17 +187,17 @@ def _managed_by_us(obj: Obj) -> Obj:
     return {**obj, "metadata": metadata}
 
 
-def _of_process(obj: Obj) -> Obj:
+def _reduce_process(obj: Obj) -> Obj:
     """Return a MetalProcess with the time of its last report, from which the back-off of a rejection counts."""
-    kept = _managed_by_us(obj)
+    kept = _keep_our_managed_fields(obj)
     entries = [entry for entry in obj["metadata"].get("managedFields", ()) if entry.get("subresource") == "status"]
     kept["metadata"]["managedFields"] += _keep(entries, _only("subresource", "time"))
     return kept
 
 
-def _of_pod(obj: Obj) -> Obj:
+def _reduce_pod(obj: Obj) -> Obj:
     """Return a pod with the fields that decisions read."""
-    kept: Obj = {"spec": {}, "status": {}, **_keep(_unmanaged(obj), _POD)}
+    kept: Obj = {"spec": {}, "status": {}, **_keep(_drop_managed_fields(obj), _POD)}
     spec, status = kept["spec"] or {}, kept["status"] or {}
     if spec.get("nodeName"):
         spec = {name: value for name, value in spec.items() if name not in _SELECTS_NODE}
@@ -215,9 +216,9 @@ def _keep_annotations(metadata: Obj, names: Fields) -> Obj:
     return kept
 
 
-def _of_deployment(obj: Obj) -> Obj:
+def _reduce_deployment(obj: Obj) -> Obj:
     """Return a Deployment with the fields that decisions read."""
-    kept: Obj = _keep(_managed_by_us(obj), _DEPLOYMENT)
+    kept: Obj = _keep(_keep_our_managed_fields(obj), _DEPLOYMENT)
     kept["metadata"] = metadata = _keep_annotations(kept["metadata"], _DEPLOYMENT_ANNOTATIONS)
     # The fields of the metadata name the owner, so they would differ in each object.
     metadata["managedFields"] = [
@@ -236,9 +237,9 @@ def _of_deployment(obj: Obj) -> Obj:
     return kept
 
 
-def _applied_spec(obj: Obj) -> Obj:
+def _keep_applied_spec(obj: Obj) -> Obj:
     """Return an object with the fields of its spec that we applied, and without its status."""
-    kept = _managed_by_us(obj)
+    kept = _keep_our_managed_fields(obj)
     owned = {
         name for entry in kept["metadata"]["managedFields"] for name in entry.get("fieldsV1", {}).get("f:spec", {})
     }
@@ -247,14 +248,16 @@ def _applied_spec(obj: Obj) -> Obj:
 
 
 _PARTS: Final[Mapping[Resource, Callable[[Obj], Obj]]] = {
-    PODS: _of_pod,
-    DEPLOYMENTS: _of_deployment,
+    PODS: _reduce_pod,
+    DEPLOYMENTS: _reduce_deployment,
     **dict.fromkeys(
-        (SERVICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS, RESOURCE_CLAIM_TEMPLATES), _applied_spec
+        (SERVICES, POD_DISRUPTION_BUDGETS, NETWORK_POLICIES, POD_MONITORS, RESOURCE_CLAIM_TEMPLATES), _keep_applied_spec
     ),
-    METAL_PROCESSES: _of_process,
-    JOBS: lambda job: _keep(_unmanaged(job), _JOB),
-    RESOURCE_CLAIMS: lambda claim: _keep(_unmanaged(claim), _RESOURCE_CLAIM),
-    **dict.fromkeys((PVCS, ENDPOINT_SLICES, RESOURCE_SLICES, NODE_FITNESSES), _unmanaged),
-    **dict.fromkeys((INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, ROLES, ROLE_BINDINGS), _managed_by_us),
+    METAL_PROCESSES: _reduce_process,
+    JOBS: lambda job: _keep(_drop_managed_fields(job), _JOB),
+    RESOURCE_CLAIMS: lambda claim: _keep(_drop_managed_fields(claim), _RESOURCE_CLAIM),
+    **dict.fromkeys((PVCS, ENDPOINT_SLICES, RESOURCE_SLICES, NODE_FITNESSES), _drop_managed_fields),
+    **dict.fromkeys(
+        (INFERENCE_SERVICES, MODELS, METAL_HOSTS, ACCELERATOR_POOLS, ROLES, ROLE_BINDINGS), _keep_our_managed_fields
+    ),
 }

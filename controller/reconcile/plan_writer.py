@@ -70,12 +70,15 @@ class PlanWriter:
     async def write(
         self, writer: Reconciled, plan: Plan, written: Callable[[Resource, Obj], None] | None = None
     ) -> bool:
-        """Make all writes but the status's; return whether somebody else has changed one of the objects meanwhile."""
-        overtaken = False
-        is_doubted = self._dropped.is_doubted(writer)
+        """Make all writes but the status's, and put the answers into the store, or pass them to `written` if unwatched.
 
-        def keep(write: Write, answer: Obj, sent: Obj | None = None) -> None:
-            nonlocal overtaken
+        Returns whether somebody else has changed one of the objects meanwhile, so that the plan may be outdated.
+        """
+        others_wrote = False
+        must_apply_again = self._dropped.must_apply_again(writer)
+
+        def record_answer(write: Write, answer: Obj, sent: Obj | None = None) -> None:
+            nonlocal others_wrote
             if sent is not None:
                 self._dropped.note(write.writer, write.resource, sent, answer)
             if write.resource in UNWATCHED:
@@ -83,29 +86,29 @@ class PlanWriter:
                     written(write.resource, answer)
             else:
                 self._store.put(write.resource, answer)
-                overtaken |= not write.seen <= {answer["metadata"]["resourceVersion"]}
+                others_wrote |= not write.seen <= {answer["metadata"]["resourceVersion"]}
 
         for resource, obj in plan.create:
             with self.writing(resource, object_key(obj), writer) as write:
                 answer, is_new = await self._create(resource, obj)
-                keep(write, answer, obj if is_new else None)
+                record_answer(write, answer, obj if is_new else None)
         for resource, obj in plan.apply:
             with self.writing(resource, object_key(obj), writer) as write:
                 try:
-                    applied = await self._apply(resource, obj, is_doubted=is_doubted)
+                    applied = await self._apply(resource, obj, must_apply_again=must_apply_again)
                 except (Forbidden, NotFound) as error:
                     if resource not in MONITORING:
                         raise
                     log.warning("monitor_refused", object=f"{resource.kind} {object_key(obj)}", error=str(error))
                     continue
                 if applied is not None:
-                    keep(write, applied, obj)
+                    record_answer(write, applied, obj)
         for patch in plan.patch:
             resource, namespace, name, _uid = patch.ref
             with self.writing(resource, ObjectKey(namespace, name), writer) as write:
-                keep(write, await self.client.patch_json(resource, name, namespace or None, patch.operations))
+                record_answer(write, await self.client.patch_json(resource, name, namespace or None, patch.operations))
         await self._delete_all(plan.delete)
-        return overtaken
+        return others_wrote
 
     @contextlib.contextmanager
     def writing(self, resource: Resource, key: ObjectKey, writer: Reconciled) -> Iterator[Write]:
@@ -125,7 +128,7 @@ class PlanWriter:
                 raise
             return await self._get_ours(resource, obj), False
 
-    async def _apply(self, resource: Resource, obj: Obj, *, is_doubted: bool) -> Obj | None:
+    async def _apply(self, resource: Resource, obj: Obj, *, must_apply_again: bool) -> Obj | None:
         """Apply an object; returns the answer, or None if the store shows that it would change nothing.
 
         The store keeps too little to see that a field was dropped: in doubt, the API server is asked again.
@@ -135,7 +138,7 @@ class PlanWriter:
         if observed is None:
             return await self._apply_first(resource, obj)
         _require_ours(resource, observed, obj)
-        if not is_doubted and not needs_apply(resource, obj, observed):
+        if not must_apply_again and not needs_apply(resource, obj, observed):
             return None
         return await self.client.apply(resource, obj, field_manager=FIELD_MANAGER)
 
@@ -158,6 +161,7 @@ class PlanWriter:
         return existing
 
     async def _delete_all(self, refs: Sequence[Ref]) -> None:
+        """Delete all objects, also after a refusal; then raise the first refusal."""
         refused: list[ApiError] = []
         for ref in refs:
             try:
@@ -168,6 +172,7 @@ class PlanWriter:
             raise refused[0]
 
     async def _delete(self, ref: Ref) -> None:
+        """Delete an object; if it is gone, or its name belongs to another one, only remove it from the store."""
         try:
             await self.client.delete(ref.resource, ref.name, ref.namespace or None, uid=ref.uid)
         except (NotFound, Conflict) as error:
@@ -198,11 +203,13 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     if theirs is not None and (theirs["kind"], theirs["name"]) == (ours["kind"], ours["name"]):
         if ours["kind"] == METAL_HOSTS.kind:
             return
-        mounted = resource == PVCS and "deletionTimestamp" in existing["metadata"]
+        is_claim_in_deletion = resource == PVCS and "deletionTimestamp" in existing["metadata"]
         wait = (
-            "until no pod mounts it: suspend the InferenceServices of the Model" if mounted else "until it is deleted"
+            "until no pod mounts it: suspend the InferenceServices of the Model"
+            if is_claim_in_deletion
+            else "until it is deleted"
         )
-        error = NotOurs if mounted else NotDeletedYet
+        error = NotOurs if is_claim_in_deletion else NotDeletedYet
         raise error(f"{what} of a former {ours['kind']} {ours['name']} still exists: waiting {wait}")
     owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "was not made by Pomona"
     raise NotOurs(f"{what} exists and {owner}: delete it, or choose another name for {ours['kind']} {ours['name']}")

@@ -74,16 +74,16 @@ class WriteRefusals:
         # A user who has edited the object, which may be since this was decided, waits for the answer to this edit.
         identity = decided["metadata"]["uid"], decided["metadata"]["generation"], reason
         last = self._refusals.get((resource, key))
-        if last is None or last[:3] != identity:
+        if last is None or (last.uid, last.generation, last.reason) != identity:
             last = WriteRefusal(*identity, now, None)
         self._refusals[resource, key] = last
-        lasts = not _is_reported_if_it_lasts(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
+        is_lasting = not _is_reported_if_it_lasts(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
         refused = report_refusal(plan, reason, _describe_refusal(error), decided["metadata"]["generation"])
         # What else has changed meanwhile, such as the Model of a service, is no less true for the refusal.
         conditions = (refused.status or {}).get("conditions", ())
         reported = frozenset((condition["type"], condition["status"], condition["reason"]) for condition in conditions)
-        is_old = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS
-        if not lasts or not (is_old or reported != last.reported):
+        may_report_again = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS
+        if not is_lasting or not (may_report_again or reported != last.reported):
             return None
         if last.reported_at is not None:
             refused = msgspec.structs.replace(refused, events=())
@@ -166,17 +166,20 @@ class DroppedFields:
         ]
 
     def list_missing(self, writer: Reconciled) -> list[str]:
-        """Return the fields that the API server has not kept, of the objects that were made for `writer` and exist."""
+        """Return the fields that the API server has not kept, of existing objects for `writer`; forget the rest."""
         dropped = self._dropped.pop(writer, {})
-        there = {what: lost for what, lost in dropped.items() if lost and self._find(what) is not None}
-        if there:
-            self._dropped[writer] = there
+        existing = {what: lost for what, lost in dropped.items() if lost and self._find(what) is not None}
+        if existing:
+            self._dropped[writer] = existing
         else:
             self._answers.pop(writer, None)
-        return [path for lost in there.values() for path in lost]
+        return [path for lost in existing.values() for path in lost]
 
-    def is_doubted(self, writer: Reconciled) -> bool:
-        """Return whether all objects of `writer` are applied again, since the API server may keep the fields by now."""
+    def must_apply_again(self, writer: Reconciled) -> bool:
+        """Return whether all objects of `writer` are to be applied again, as the API server may keep the fields by now.
+
+        If so, its last answer is forgotten, so that the next one is asked for and noted.
+        """
         current, answer = self._find(writer), self._answers.get(writer)
         if current is None or not _lacks_fields(current):
             return False
@@ -186,7 +189,10 @@ class DroppedFields:
         return True
 
     async def add_condition(self, plan: Plan, dropped: Sequence[str], decided: Obj, writer: Reconciled) -> Plan:
-        """Return the plan with the condition about fields that the API server has not kept."""
+        """Return the plan with a condition about the `dropped` fields, an Event if it is new, and a time of recheck.
+
+        The version of the API server is read for the message, once for each recheck.
+        """
         if writer not in self._answers:
             try:
                 version = await self._client.get_version()
