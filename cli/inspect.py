@@ -75,7 +75,7 @@ def command(*, wanted: InspectedSource, output_format: str, result: Path | None)
     if output_format != "text":
         print_facts(facts, output_format)
         return
-    for name, value in _rows(facts):
+    for name, value in _build_rows(facts):
         if sys.stdout.isatty():
             first, *rest = wrap_text(value, terminal_width(), " " * _LABEL_WIDTH) or [""]
             print("\n".join([dim(f"{name:{_LABEL_WIDTH}}") + first.lstrip(), *rest]))
@@ -108,7 +108,7 @@ async def inspect_source(wanted: InspectedSource) -> dict[str, Any]:
     }
 
 
-def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+def _build_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return names and values to print; facts that the file lacks are left out."""
     gguf = facts["gguf"]
     tensors = gguf.get("tensorCount")
@@ -119,13 +119,13 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("size", size_text(facts["sizeBytes"])),
         ("weights", size_text(facts["tensorBytes"]) + (f" in {tensors} tensors" if tensors else "")),
         ("format", facts["format"]),
-        ("parameters", _parameters(facts)),
+        ("parameters", _describe_parameters(facts)),
         ("architecture", gguf.get("architecture")),
         ("quantization", gguf.get("quantization")),
         ("context", f"{gguf['contextLength']:,} tokens" if gguf.get("contextLength") else None),
         ("layers", gguf.get("layerCount")),
         ("heads", f"{heads} ({heads_kv} for keys and values)" if heads else None),
-        ("memory", _memory(facts["layout"], "llama.cpp" if facts["format"] == "gguf" else "mlx-lm")),
+        ("memory", _describe_memory(facts["layout"], "llama.cpp" if facts["format"] == "gguf" else "mlx-lm")),
         ("license", gguf.get("license")),
         ("revision", facts["revision"]),
         ("sha256", facts["sha256"]),
@@ -133,12 +133,12 @@ def _rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in rows if value not in (None, "")]
 
 
-def _parameters(facts: dict[str, Any]) -> str:
+def _describe_parameters(facts: dict[str, Any]) -> str:
     total, active = facts["totalParameters"], facts["activeParameters"]
     return (f"{total:,}" if total else "") + (f", of which a token uses {active:,}" if active else "")
 
 
-def _memory(layout: dict[str, Any] | None, runtime: str) -> str:
+def _describe_memory(layout: dict[str, Any] | None, runtime: str) -> str:
     """Return the memory that serving needs with the default context of a service."""
     from fitness.memory import Workload, estimate  # noqa: PLC0415
 

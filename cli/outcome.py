@@ -133,13 +133,13 @@ def write_result(verb: str, facts: dict[str, Any], result: Path | None) -> None:
 def encode_within(facts: dict[str, Any], limit_bytes: int) -> bytes:
     """Return JSON of at most `limit_bytes`: the longest strings are cut in half until it fits."""
     while len(encoded := msgspec.json.encode(facts)) > limit_bytes:
-        facts = _halve(facts, max(_lengths(facts)))
+        facts = _halve(facts, max(_list_lengths(facts)))
     return encoded
 
 
-def _lengths(value: object) -> list[int]:
+def _list_lengths(value: object) -> list[int]:
     if isinstance(value, dict):
-        return [length for inner in value.values() for length in _lengths(inner)]
+        return [length for inner in value.values() for length in _list_lengths(inner)]
     return [len(value)] if isinstance(value, str) else [0]
 
 

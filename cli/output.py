@@ -170,7 +170,7 @@ def render_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: in
 
 
 def _shrink(widths: list[int], width: int, names: set[int]) -> None:
-    """Make the widest columns narrower until all fit, or nothing can be cut any more."""
+    """Reduce the largest of `widths` in place until all fit, or nothing can be cut any more; those of `names` last."""
     for group in (set(range(len(widths))) - names, names):
         while sum(widths) > width:
             widest = max(group, key=lambda number: widths[number], default=None)

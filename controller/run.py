@@ -131,7 +131,7 @@ class Controller:
         self._precedence = AdmissionPrecedence()
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
-        self._withheld: set[str | None] = set(options.namespaces)
+        self._incomplete_namespaces: set[str | None] = set(options.namespaces)
         """Namespaces whose objects are not all in the store yet: nothing of them is reconciled."""
         leases = LeaseReader()
         view = ClusterView(options.pods.vendors, (), is_alive=leases.bindable)
@@ -240,7 +240,7 @@ class Controller:
             tasks.create_task(self._health.beat())
             on_restart = functools.partial(self._metrics.count_watch_restart, "kopf")
             for feed in self._feeds:
-                tasks.create_task(feed.run(self._credentials, on_complete=self._admit, on_restart=on_restart))
+                tasks.create_task(feed.run(self._credentials, on_complete=self._start_namespace, on_restart=on_restart))
             for kind in self._optional_kinds:
                 tasks.create_task(kind.follow(self._client, self.store))
             if self._registry is not None:
@@ -260,10 +260,10 @@ class Controller:
             log.info("store_complete", identity=self._identity)
             await (self._compete(self._elector) if self._elector else self._lead())
 
-    def _admit(self, namespace: str | None) -> None:
+    def _start_namespace(self, namespace: str | None) -> None:
         """Start to reconcile a namespace whose objects are now all in the store."""
-        if namespace in self._withheld:
-            self._withheld.discard(namespace)
+        if namespace in self._incomplete_namespaces:
+            self._incomplete_namespaces.discard(namespace)
             for item in self._list_items():
                 if item.key.namespace == namespace:
                     self._enqueue(*item)
@@ -305,6 +305,7 @@ class Controller:
         return queue.oldest_seconds() if queue is not None else 0.0
 
     async def _reconcile(self, item: Item) -> float | None:
+        """Reconcile an object and count that; return the seconds after which it is due again, or None."""
         async with self._precedence.reconciling():
             started, kind = time.monotonic(), item.resource.kind
             result: ReconcileResult = "error"
@@ -324,11 +325,12 @@ class Controller:
         listing = asyncio.Semaphore(LISTS)
         async with asyncio.TaskGroup() as tasks:
             for feed in self._feeds:
-                if feed.namespace not in self._withheld:
+                if feed.namespace not in self._incomplete_namespaces:
                     for selection in feed.watched:
                         tasks.create_task(self._load_kind(feed.namespace, selection, listing))
 
     async def _load_kind(self, namespace: str | None, selection: Selection, listing: asyncio.Semaphore) -> None:
+        """List one kind into the store, and retry until that succeeds or the namespace refuses the controller."""
         for failures in itertools.count(1):
             try:
                 async with listing:
@@ -357,19 +359,23 @@ class Controller:
         return [Item(resource, object_key(obj)) for resource in self._reconcilers for obj in self.store.list(resource)]
 
     def _enqueue(self, resource: Resource, key: ObjectKey) -> None:
+        """Enqueue an object to be decided again: what its reconciler remembers of the last decision is outdated."""
         if (outdate := self._reconcilers[resource].outdate) is not None:
             outdate(key)
         self._enqueue_report(resource, key)
 
     def _enqueue_report(self, resource: Resource, key: ObjectKey) -> None:
         """Enqueue an object whose status alone may change: what was decided about it still holds."""
-        if self._queue is not None and key.namespace not in self._withheld:
+        if self._queue is not None and key.namespace not in self._incomplete_namespaces:
             stored = self.store.get(resource, key.name, key.namespace or None)
             # In a burst, an object that was never decided goes before those that are decided again.
             self._queue.add(Item(resource, key), urgent=stored is not None and not stored.get("status"))
 
     def _enqueue_concerned(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Enqueue all objects that a change concerns."""
+        """Enqueue all objects that a change of the store concerns.
+
+        An object that is being reconciled is not enqueued by its own write: the write notes the version instead.
+        """
         if self._queue is None:
             return
         for enqueued, trigger in self._triggers[resource]:
@@ -378,12 +384,12 @@ class Controller:
                     for item in self._queue.processing():
                         if item.resource == enqueued:
                             self._enqueue(*item)
-                there = [obj for obj in (old, new) if obj is not None]
-                write = self._executor.writer.under_way.get((resource, object_key(there[-1])))
+                versions = [obj for obj in (old, new) if obj is not None]
+                write = self._executor.writer.under_way.get((resource, object_key(versions[-1])))
                 # Most are found by the object before the change and after it.
-                for key in dict.fromkeys(key for obj in there for key in trigger.keys(self.store, obj)):
+                for key in dict.fromkeys(key for obj in versions for key in trigger.keys(self.store, obj)):
                     if write is not None and (enqueued, key) == write.writer:
-                        write.seen.add(new["metadata"]["resourceVersion"] if new is not None else "")
+                        write.watched_versions.add(new["metadata"]["resourceVersion"] if new is not None else "")
                     else:
                         self._enqueue(enqueued, key)
 

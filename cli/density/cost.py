@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     "--prices",
     "prices_path",
     type=EXISTING_FILE,
-    help="YAML file with currency, perKwh, and watts and perHour by device. Without it no costs are shown.",
+    help="YAML file with currency, perKwh, and watts and perHour by device. Default: costs are unknown.",
 )
 @facts_option("table")
 @vendors_option

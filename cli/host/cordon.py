@@ -100,14 +100,14 @@ async def wait_until_drained(cluster: Cluster, host: Obj) -> None:
     metadata, last = host["metadata"], ""
     states = watch_object(cluster.client, METAL_HOSTS, metadata["name"])
     async with contextlib.aclosing(states):
-        async for now in states:
-            if now is None or now["metadata"]["uid"] != metadata["uid"]:
+        async for current in states:
+            if current is None or current["metadata"]["uid"] != metadata["uid"]:
                 raise click.ClickException(f"MetalHost {metadata['name']} was removed while it was drained")
-            if not now["spec"].get("drain"):
+            if not current["spec"].get("drain"):
                 raise click.ClickException(
                     f"the drain of {metadata['name']} was taken back (spec.drain is not true): what is left there stays"
                 )
-            drained = find_condition(now, DRAINED)
+            drained = find_condition(current, DRAINED)
             if drained.get("observedGeneration", 0) < metadata["generation"]:
                 continue  # it is that of an earlier drain
             if drained["status"] == "True":

@@ -35,12 +35,12 @@ controller_options: Final = gather_options(
         "--min-run",
         "min_run_seconds",
         type=DURATION,
-        help="That of the controller. Default: as its Deployment states it.",
+        help="Value of the controller's option --min-run. Default: as in its Deployment.",
     ),
     click.option(
         "--scheduling-mode",
         type=click.Choice(get_args(DefaultSchedulingMode)),
-        help="That of the controller. Default: as its Deployment states it.",
+        help="Value of the controller's option --scheduling-mode. Default: as in its Deployment.",
     ),
 )
 """Adds `--min-run` and `--scheduling-mode` to a command, which gets them as `stated`."""

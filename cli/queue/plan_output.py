@@ -133,6 +133,7 @@ def render_changes(changes: Sequence[PlannedChange], width: int | None) -> str:
 
 
 def _describe_outcome(change: PlannedChange) -> str:
+    """Return the outcome with the place in the queue, such as `waits 2/5`, or with the time after which it comes."""
     text = change.outcome
     if change.wait is not None and text != "stays":
         place = f"{change.wait.position}/{change.wait.length}" if change.wait.position else "without a place"

@@ -137,25 +137,25 @@ def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
     while copied.store.get(resource, metadata["name"]) is not None:
         metadata["name"] += "-new"
     copied.store.put(resource, added)
-    more = copied.list_cells()
-    if len(more) == len(cells):
+    cells_with_added = copied.list_cells()
+    if len(cells_with_added) == len(cells):
         raise click.ClickException("the node has no device of a known accelerator: state its allocatable resources")
     units = copied.list_units(now)
-    after = forecast(more, units, copied.rules, now.timestamp())
+    after = forecast(cells_with_added, units, copied.rules, now.timestamp())
     changes = list_changes(before, after, (), copied.list_speeds)
     if changes:
         return QueuePlan(changes, after)
     cell_ids = {cell.id for cell in cells}
-    (cell,) = (candidate for candidate in more if candidate.id not in cell_ids)
-    made = plan(more, units, copied.rules, now.timestamp())
-    return QueuePlan(changes, after, list_refusals(cell, made, copied.rules))
+    (cell,) = (candidate for candidate in cells_with_added if candidate.id not in cell_ids)
+    planned_round = plan(cells_with_added, units, copied.rules, now.timestamp())
+    return QueuePlan(changes, after, list_refusals(cell, planned_round, copied.rules))
 
 
-def list_refusals(cell: Cell, made: Round, rules: PlanRules) -> list[str]:
-    """Return for each of the first services that wait after a round why it is not on a cell, and what would help."""
-    first = {unit.service: unit for unit in reversed(made.queue)}
+def list_refusals(cell: Cell, planned_round: Round, rules: PlanRules) -> list[str]:
+    """Return, for the first services that still wait after a round, why they are not on a cell, and what would help."""
+    first = {unit.service: unit for unit in reversed(planned_round.queue)}
     shown = sorted(first.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
-    explanations = [(unit.service, explain(unit, [cell], made, rules)[0]) for unit in shown]
+    explanations = [(unit.service, explain(unit, [cell], planned_round, rules)[0]) for unit in shown]
     return [f"{service}: {explanation.message}: {explanation.remedy}" for service, explanation in explanations]
 
 

@@ -88,7 +88,7 @@ def _measure_service(target: ClusterOptions, wanted: BenchTarget, plan: BenchPla
 
 
 async def _measure_in_cluster(cluster: Cluster, wanted: BenchTarget, plan: BenchPlan) -> MeasuredPerformance:
-
+    """Measure a replica of a service, by default with as many streams as the service works on at once."""
     name = wanted.name
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
     parallel = plan.parallel or service["spec"].get("parallel", 1)
@@ -99,7 +99,7 @@ async def _measure_in_cluster(cluster: Cluster, wanted: BenchTarget, plan: Bench
 
 
 async def _measure(session: aiohttp.ClientSession, url: str, model: str, plan: BenchPlan) -> MeasuredPerformance:
-
+    """Measure a model at a URL; measurements with more streams that failed are named on standard error."""
     result = await measure_endpoint(session, url, model, plan)
     if result.failed is not None:
         print(f"pomona bench: more streams were not measured: {result.failed.message}", file=sys.stderr)

@@ -185,15 +185,15 @@ async def _check_model(cluster: Cluster, name: str, first: Obj) -> None:
         return
     model, source = first["metadata"]["name"], first["spec"]["source"]
     try:
-        there = (await cluster.client.get(MODELS, model, namespace))["spec"]["source"]
+        present = (await cluster.client.get(MODELS, model, namespace))["spec"]["source"]
     except NotFound:
         return
-    if there == source:
+    if present == source:
         return
     users = find_users(model, name, (await cluster.client.list(INFERENCE_SERVICES, namespace)).items)
     if users:
         raise click.ClickException(
-            f"Model {model} has source {there} and is used by {', '.join(users)}: choose another with --model-name"
+            f"Model {model} has source {present} and is used by {', '.join(users)}: choose another with --model-name"
         )
 
 

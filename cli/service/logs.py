@@ -47,6 +47,7 @@ def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | N
 
 
 async def _print_logs(cluster: Cluster, name: str, replica: str | None, *, follow: bool, tail: int | None) -> None:
+    """Print the logs of one replica or of all, those of pods at the same time."""
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     label = f"{LABEL_SERVICE}={name}"

@@ -43,16 +43,16 @@ class ProgressPrinter:
         self._started = clock()
         self._state = ("", "")
         self._text = ""
-        self._next = 0.0
+        self._next_progress_at = 0.0
 
     def print_verdict(self, phase: str, verdict: Verdict) -> None:
         """Print what has changed since the last call."""
         now, state = self._clock(), (phase, verdict.reason)
         text = f"{phase}: {verdict.message}" if verdict.message else phase
-        is_progress = state == self._state and now < self._next
+        is_progress = state == self._state and now < self._next_progress_at
         if text == self._text or is_progress:
             return
-        self._state, self._text, self._next = state, text, now + PROGRESS_SECONDS
+        self._state, self._text, self._next_progress_at = state, text, now + PROGRESS_SECONDS
         self.print_line(text)
 
     def print_line(self, text: str) -> None:
@@ -84,16 +84,16 @@ async def wait_until_serving(
     try:
         states = watch_object(client, INFERENCE_SERVICES, metadata["name"], metadata["namespace"])
         async with contextlib.aclosing(states):
-            async for now in states:
-                if now is None:
+            async for current in states:
+                if current is None:
                     return Verdict(
                         "cannot serve", f"InferenceService {metadata['name']} was deleted", "Deleted", "deploy it again"
                     )
-                verdict = judge_service(now, program_name(), target)
-                if verdict.state == "not seen" or now["metadata"]["generation"] < metadata["generation"]:
+                verdict = judge_service(current, program_name(), target)
+                if verdict.state == "not seen" or current["metadata"]["generation"] < metadata["generation"]:
                     continue
                 hint.cancel()
-                printer.print_verdict(now["status"].get("phase", ""), verdict)
+                printer.print_verdict(current["status"].get("phase", ""), verdict)
                 if verdict.state in DONE or verdict.state == "cannot serve":
                     return verdict
     finally:

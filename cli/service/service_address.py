@@ -68,13 +68,13 @@ async def open_service(
     slices = (await cluster.client.list(ENDPOINT_SLICES, cluster.namespace, label_selector=label)).items
     address = next(list_host_urls(slices), None)
     if address is None:
-        raise _no_replica(cluster, name)
+        raise _explain_missing_replica(cluster, name)
     async with open_session(aiohttp.TCPConnector(ssl=tls), token) as session:
         await check_host(session, address, name)
         yield session, address
 
 
-def _no_replica(cluster: Cluster, name: str) -> click.ClickException:
+def _explain_missing_replica(cluster: Cluster, name: str) -> click.ClickException:
     command = f"{program_name()} status {name}{cluster.target.render()}"
     return click.ClickException(f"{name} has no ready replica: `{command}` says what it waits for")
 
@@ -83,7 +83,7 @@ async def _read_token(cluster: Cluster, name: str) -> str:
     try:
         secret = await cluster.client.get(SECRETS, f"{name}-token", cluster.namespace)
     except NotFound as error:
-        raise _no_replica(cluster, name) from error
+        raise _explain_missing_replica(cluster, name) from error
     token = b64decode(secret.get("data", {}).get("token", "")).decode(errors="replace")
     if not (token.isascii() and token.isprintable()):
         raise click.ClickException(

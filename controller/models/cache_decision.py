@@ -29,23 +29,23 @@ from kube.client import Obj
 
 
 def decide_weights(inspected: InspectedModel) -> ModelDecision:
-    """Decide about the weights of an inspected Model."""
+    """Decide how pods get the weights of an inspected Model: from a claim, an image, copies on nodes or one volume."""
     model, facts = inspected.model, inspected.facts
     if (claim := own_claim(model)) is not None:
         message = f"weights are on the volume of PersistentVolumeClaim {claim}, which pods mount read-only"
-        held, cached = model_condition(model, CACHED, true=True, reason="OnVolume", message=message), None
+        cached_condition, cached = model_condition(model, CACHED, true=True, reason="OnVolume", message=message), None
     elif is_mounted_image(model):
         image = image_of(model.spec.source, facts.revision)
-        held = _judge_image(model, image, inspected.settings.limits)
+        cached_condition = _judge_image(model, image, inspected.settings.limits)
         mounted = CachedWeights(image=image, path=facts.file, sha256=facts.sha256)
-        cached = mounted if held["status"] == "True" else None
+        cached = mounted if cached_condition["status"] == "True" else None
     elif model.spec.cache.scope == "node":
         return decide_copies(inspected, is_for_pods=_is_for_pods(model, facts))
     else:
         return _decide_volume(inspected)
     ready = model_condition(model, READY, true=True, reason="Inspected", message=inspected_message(facts))
     return ModelDecision(
-        phase="Ready", conditions=[ready, held], facts=facts, cached=cached, works=[inspected.inspected]
+        phase="Ready", conditions=[ready, cached_condition], facts=facts, cached=cached, works=[inspected.inspected]
     )
 
 

@@ -95,13 +95,18 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
 
 
 def desired(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> Plan:
-    """Decide about a Model: its Jobs, its volume and its status."""
+    """Return the plan for a Model: its Jobs, its volumes and its status."""
     decision = _decide(model, observed, settings, now)
     conditions = [*decision.conditions, *source_secret.list_conditions(model, observed.secret)]
     return _plan(model, observed, msgspec.structs.replace(decision, conditions=conditions), settings)
 
 
 def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> ModelDecision:
+    """Return the decision: a Job inspects the header first, and again after an edit; then the weights are decided.
+
+    A Model with an invalid source fails. One that hosts or Ollama inspect gets no Job. A source that moves is checked
+    again from time to time, while its weights stay in use.
+    """
     try:
         source = parse(model.spec.source, model.spec.files)
     except SourceError as error:
@@ -127,9 +132,12 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
             undecided=[job for job in observed.jobs if jobs.read_verb(job) == "fetch"],
         )
     is_watched = refresh.is_watched(model)
-    # An edit takes the answer of a Job that is kept. That of a source which moves may be out of date by then.
-    kept = "" if is_watched else jobs.name_last_job(volume.prepare_inspection(model, settings), observed.jobs)
-    facts, progress = volume.read_facts(model), JobProgress(outcome=DONE, job=kept)
+    # The last inspection Job is kept: an edit that leaves the source unchanged uses its result again. If the source
+    # moves, the result may be out of date by then.
+    last_inspection_job = (
+        "" if is_watched else jobs.name_last_job(volume.prepare_inspection(model, settings), observed.jobs)
+    )
+    facts, progress = volume.read_facts(model), JobProgress(outcome=DONE, job=last_inspection_job)
     inspected = InspectedModel(model, observed, settings, now, facts, progress)
     if refused or not is_watched:
         return decide_weights(inspected)
@@ -146,14 +154,14 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
 def _inspect(
     model: Model, observed: ObservedModel, settings: PodSettings, now: datetime, last_checked: str = ""
 ) -> JobProgress:
-    """Read the artifact's header by a Job; `last_checked` is that of `volume.prepare_inspection`."""
+    """Return the next step of the Job that reads the header; `last_checked` is that of `volume.prepare_inspection`."""
     placement = volume.place_inspection(model, observed.consumer, observed.undecided, settings)
     work = volume.prepare_inspection(model, settings, placement=placement, last_checked=last_checked)
     return jobs.proceed(work, observed.jobs, observed.pods, now)
 
 
 def _await_inspection(model: Model, reason: str, message: str) -> ModelDecision:
-    """Return the decision about a Model whose header is not read: an edit may leave the weights unchanged."""
+    """Return the decision about a Model whose header is not read; its weights stay, as an edit may not change them."""
     cached = find(model.status.conditions, CACHED)
     has_weights = model.status.cached is not None or model.status.copies
     return ModelDecision(
@@ -203,7 +211,7 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
 def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settings: PodSettings) -> Plan:
     """Return the plan: create the attempts that are needed, delete the others, and write the status."""
     kept = {work.job for work in decision.works} | {job["metadata"]["name"] for job in decision.undecided}
-    past = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept]
+    unneeded_jobs = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept]
     status: Obj = {
         "observedGeneration": model.metadata.generation,
         "phase": decision.phase,
@@ -219,20 +227,20 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
         status["lastChecked"] = decision.last_checked
     if parameters := describe_parameters(model.spec, status.get("totalParameters"), status.get("activeParameters")):
         status["parameters"] = parameters
-    waits = [decision.again_seconds, *(work.again_seconds for work in decision.works)]
+    wait_seconds = [decision.again_seconds, *(work.again_seconds for work in decision.works)]
     if refused_secret(observed):
-        waits.append(source_secret.READ_AGAIN_SECONDS)
+        wait_seconds.append(source_secret.READ_AGAIN_SECONDS)
     return Plan(
         create=(*decision.create, *((JOBS, work.create) for work in decision.works if work.create)),
         patch=(*decision.patch, *claims.share_claims(observed.claims)),
-        delete=(*prune(past, ()), *decision.delete),
+        delete=(*prune(unneeded_jobs, ()), *decision.delete),
         status=status,
         waiting=(CACHED,) if _waits_for_weights(decision) else (),
         labels=label_model(model, status, settings.vendors),
         events=transitions(
             model.status.conditions, decision.conditions, action="Reconcile", silent=REASONS_WITHOUT_EVENT
         ),
-        again_seconds=min((wait for wait in waits if wait is not None), default=None),
+        again_seconds=min((seconds for seconds in wait_seconds if seconds is not None), default=None),
     )
 
 

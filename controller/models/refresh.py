@@ -71,7 +71,7 @@ def check_source(
     inspect: Callable[[str], JobProgress],
     now: datetime,
 ) -> SourceCheck:
-    """Decide about the next check of a source that is watched; `facts` are those of the last one.
+    """Return the result of the last check of a watched source, and the next check; `facts` are those of the last one.
 
     `inspect` gets the time of the last check, and inspects the source once for each such time.
     """
@@ -82,21 +82,23 @@ def check_source(
         conditions.append(_condition(model, true=is_true, reason=earlier.reason, message=earlier.message))
     if seconds := wait_seconds(model, now):
         return SourceCheck(facts, _wait(seconds), last_checked, conditions)
-    rest = _wait(model.spec.refresh_interval_seconds)
+    until_next_check = _wait(model.spec.refresh_interval_seconds)
     progress = inspect(last_checked) if last_checked else None
     if progress is None or progress.outcome.state == "Succeeded":
         reason, message = UP_TO_DATE, f"the source has revision {facts.revision}"
         if progress is not None and (fresh := take_answer(model, progress.outcome.answer)).revision != facts.revision:
             reason, message = "RevisionChanged", f"the source has revision {fresh.revision}, after {facts.revision}"
             facts = fresh
-        return SourceCheck(facts, rest, rfc3339(now), [_condition(model, true=True, reason=reason, message=message)])
+        return SourceCheck(
+            facts, until_next_check, rfc3339(now), [_condition(model, true=True, reason=reason, message=message)]
+        )
     outcome = progress.outcome
     if outcome.state == "Going":
         return SourceCheck(facts, progress, last_checked, conditions)
     way_out = "the last revision stays in use, and the source is checked again"
     failed = _condition(model, true=False, reason=outcome.reason, message=f"{outcome.message.rstrip('.')}; {way_out}")
     if outcome.state == "Failed":
-        return SourceCheck(facts, rest, rfc3339(now), [failed])
+        return SourceCheck(facts, until_next_check, rfc3339(now), [failed])
     return SourceCheck(facts, progress, last_checked, [failed])
 
 

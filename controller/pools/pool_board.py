@@ -37,7 +37,7 @@ class PoolBoard:
         self._store, self._vendors, self._registry, self._on_change = store, vendors, registry, on_change
         self._units: Sequence[Unit] = ()
         self._standings: Mapping[str, PoolStanding] = {}
-        self._measured_of: PoolTable | None = None
+        self._measured_table: PoolTable | None = None
         self._changed = asyncio.Event()
         self._has_units = False
         registry.subscribe(self._changed.set)
@@ -49,15 +49,15 @@ class PoolBoard:
         self._changed.set()
 
     def standing(self, pool: str) -> PoolStanding | None:
-        """Return the standing of a pool; None: it is not known yet."""
-        if self._measured_of is not None and read_pools(self._store, self._vendors) is not self._measured_of:
+        """Return the standing of a pool, computed anew if pools have changed since; None: it is not known yet."""
+        if self._measured_table is not None and read_pools(self._store, self._vendors) is not self._measured_table:
             self._measure()
         return self._standings.get(pool)
 
     async def run(self, _leading: object) -> None:
         """Measure all pools after each change, for ever."""
         loop = asyncio.get_running_loop()
-        self._units, self._has_units, self._measured_of, self._standings = (), False, None, {}
+        self._units, self._has_units, self._measured_table, self._standings = (), False, None, {}
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -71,7 +71,8 @@ class PoolBoard:
             await asyncio.sleep(max(MEASURE_SECONDS, (loop.time() - started) * IDLE_SHARE))
 
     def _measure(self) -> None:
-        self._measured_of = table = read_pools(self._store, self._vendors)
+        """Compute the standings of all pools, and keep them and the table of pools that they follow from."""
+        self._measured_table = table = read_pools(self._store, self._vendors)
         is_needed = table.defined or table.refused
         cells = self._registry.list_cells() if is_needed else ()
         self._standings = measure_pools(table, cells, self._units, self._find_labels) if is_needed else {}
@@ -81,5 +82,6 @@ class PoolBoard:
         return labels_of(machine) if machine is not None else {}
 
     def _take_change(self, resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
-        if resource == ACCELERATOR_POOLS and read_pools(self._store, self._vendors) is not self._measured_of:
+        """Have the pools measured again if a change of the store changes their table."""
+        if resource == ACCELERATOR_POOLS and read_pools(self._store, self._vendors) is not self._measured_table:
             self._changed.set()

@@ -69,7 +69,10 @@ def parse_review(body: bytes | bytearray) -> ReviewedWrite:
     if (request.resource.group, request.resource.resource) != (INFERENCE_SERVICES.group, INFERENCE_SERVICES.plural):
         raise InvalidReviewError(f"request.resource is not {INFERENCE_SERVICES.plural}.{INFERENCE_SERVICES.group}")
     return ReviewedWrite(
-        request.uid, _convert(request.object), _convert(request.old_object), is_update=request.operation == "UPDATE"
+        request.uid,
+        _convert_service(request.object),
+        _convert_service(request.old_object),
+        is_update=request.operation == "UPDATE",
     )
 
 
@@ -84,7 +87,7 @@ def encode_answer(uid: str, answer: PreflightAnswer = ALLOWED) -> bytes:
     return msgspec.json.encode({"apiVersion": _API_VERSION, "kind": "AdmissionReview", "response": response})
 
 
-def _convert(obj: dict[str, Any] | None) -> InferenceService | None:
+def _convert_service(obj: dict[str, Any] | None) -> InferenceService | None:
     """Return a service without its status; None if there is none, or it cannot be decoded."""
     if obj is None:
         return None

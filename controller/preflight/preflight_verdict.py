@@ -131,8 +131,8 @@ def judge_service(
     """
     if not _wants_replicas(service):
         return ALLOWED
-    is_same = before is not None and _list_demands(before) == _list_demands(service)
-    if before is not None and is_same and _wants_replicas(before):
+    has_same_demands = before is not None and _list_demands(before) == _list_demands(service)
+    if before is not None and has_same_demands and _wants_replicas(before):
         return ALLOWED
     verdict = _judge(find_fit(service))
     if verdict.state == "fits":
@@ -140,7 +140,7 @@ def judge_service(
     if verdict.state == "unknown":
         return PreflightAnswer(warning=verdict.message)
     # A service that is resumed or scaled is not held up by nodes that have gone in the meantime.
-    if is_same or (before is not None and _judge(find_fit(before)).state == "unfit"):
+    if has_same_demands or (before is not None and _judge(find_fit(before)).state == "unfit"):
         return PreflightAnswer(warning=verdict.message)
     name = f"InferenceService {service.metadata.namespace}/{service.metadata.name}"
     reason = shorten_text(verdict.message, LONGEST_REASON)

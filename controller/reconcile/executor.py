@@ -124,7 +124,7 @@ class Executor:
                 log.warning("labels_refused", object=f"{resource.kind} {key}", error=str(error))
                 return None if isinstance(error, Forbidden) else LABEL_SECONDS
             self._store.put(resource, answer)
-            return None if write.seen <= {answer["metadata"]["resourceVersion"]} else 0.0
+            return None if write.watched_versions <= {answer["metadata"]["resourceVersion"]} else 0.0
 
     async def _write_status(self, resource: Resource, key: ObjectKey, observed: Obj, status: Obj) -> None:
         old = observed.get("status", {}).get("conditions", [])

@@ -37,8 +37,8 @@ class Write:
     resource: Resource
     writer: Reconciled
     """The object for which this write is made."""
-    seen: set[str] = field(default_factory=set)
-    """The resourceVersions that came meanwhile and concern the writer; empty: the object is gone."""
+    watched_versions: set[str] = field(default_factory=set)
+    """The resourceVersions that a watch has reported meanwhile and that concern the writer; "": the object is gone."""
 
 
 class PlanWriter:
@@ -86,7 +86,7 @@ class PlanWriter:
                     written(write.resource, answer)
             else:
                 self._store.put(write.resource, answer)
-                others_wrote |= not write.seen <= {answer["metadata"]["resourceVersion"]}
+                others_wrote |= not write.watched_versions <= {answer["metadata"]["resourceVersion"]}
 
         for resource, obj in plan.create:
             with self.writing(resource, object_key(obj), writer) as write:

@@ -121,7 +121,10 @@ def lacks_room(pod: Obj, now: datetime) -> bool:
 
 
 def queue_seconds(pod: Obj, now: datetime) -> float | None:
-    """Return the seconds after which a pod in the queue counts as one without room; None: it is in none, or counts."""
+    """Return the seconds after which a pod in the queue counts as one without room.
+
+    None: it counts as one already, is not in the queue, or is promised room there.
+    """
     if not _may_lack_room(pod):
         return None
     since = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])

@@ -143,7 +143,8 @@ def test_definition_of_another_version_is_written_anew_or_left_to_root(
     assert result.exit_code == 0, result.output
     assert "runs as process 101" in result.output
     assert service.written == is_root
-    assert ("agent.plist was written by another version of Pomona; to update it, run: sudo " in result.output) == (not is_root)
+    hint = "agent.plist was written by another version of Pomona; to update it, run: sudo "
+    assert (hint in result.output) == (not is_root)
 
 
 def test_definition_of_another_installation_is_not_written(service: SimulatedService) -> None:

@@ -91,7 +91,7 @@ def test_namespace_that_is_not_bound_holds_up_no_other_and_is_served_when_it_is(
 async def test_new_leader_waits_for_no_namespace_that_is_gone() -> None:
     api = Namespaces()
     controller = namespaced(api, "a", "b")
-    controller._withheld.clear()
+    controller._incomplete_namespaces.clear()
     api.refusing.add("a")
     async with running(controller._lead()):
         await eventually(lambda: "b" in api.written)
@@ -113,7 +113,7 @@ async def test_lists_of_a_new_leader_leave_connections_for_its_lease() -> None:
     names = [f"team-{number}" for number in range(2 * CONNECTIONS)]
     api = Counted()
     controller = namespaced(api, *names)
-    controller._withheld.clear()
+    controller._incomplete_namespaces.clear()
     async with running(controller._lead()):
         await eventually(lambda: set(names) <= {*api.written})
     assert 1 < most <= CONNECTIONS // 2
