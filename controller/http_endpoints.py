@@ -132,6 +132,7 @@ class _ServingThread(threading.Thread):
         self.join()
 
     async def _serve(self) -> None:
+        """Serve until `end`; while the address cannot be used, log each new problem and try again."""
         problem = ""
         while not self._ending.is_set():
             try:

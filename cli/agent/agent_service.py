@@ -239,7 +239,7 @@ def _explain_folder_error(folder: Path, error: OSError) -> click.ClickException:
 
 
 def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceManager | None = None) -> bool:
-    """Drain and stop everything by the agent, and wait for its end; return False if no agent answers.
+    """Make the agent drain and stop everything, and wait for its end; return False if no agent answers.
 
     Root asks only the process that the `manager` of the system names: an owner could lead it to the agent of another.
 
@@ -257,17 +257,17 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
         pid = asyncio.run(AgentClient(folder, only_pid).stop())
     except (ControlUnreachableError, ControlRefusedError) as error:
         raise click.ClickException(str(error)) from error
-    started, said = time.monotonic(), -_LINE_SECONDS
+    started, printed_at = time.monotonic(), -_LINE_SECONDS
     while psutil.pid_exists(pid):
         waited = time.monotonic() - started
         if waited >= _STOP_SECONDS:
             raise click.ClickException(
                 f"process {pid} has not stopped everything within {_STOP_SECONDS:.0f} s: see `pomona agent logs`"
             )
-        left = _list_running(folder, pid)
-        if left and waited - said >= _LINE_SECONDS:
-            said = waited
-            say(f"waiting for running requests of {', '.join(left)}")
+        still_running = _list_running(folder, pid)
+        if still_running and waited - printed_at >= _LINE_SECONDS:
+            printed_at = waited
+            say(f"waiting for running requests of {', '.join(still_running)}")
         time.sleep(_PAUSE_SECONDS)
     if not was_stopped(folder):
         ended = read_last_exit(folder)

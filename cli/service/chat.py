@@ -55,6 +55,7 @@ def command(name: str, question: str | None, *, target: ClusterOptions, url: str
 
 
 async def _check(cluster: Cluster, name: str, url: str | None, hosts_ca: Path | None) -> None:
+    """Find a replica and its token, and raise as `open_service` if the service cannot be asked."""
     from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
 
     async with open_service(cluster, name, url, hosts_ca):
@@ -107,10 +108,10 @@ async def _read_line() -> str:
 
 
 async def _wait_for_input(descriptor: int) -> None:
-    loop, is_there = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(descriptor, is_there.set)
+    loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, is_readable.set)
     try:
-        await is_there.wait()
+        await is_readable.wait()
     finally:
         loop.remove_reader(descriptor)
 

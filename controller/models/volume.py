@@ -135,8 +135,8 @@ def prepare_fetch(
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     revision = ("--revision", facts.revision) if facts.revision else ()
     # Which files of a repository are fetched may differ from one version to the next.
-    is_one = facts.size_bytes is not None and not parse(model.spec.source, model.spec.files).has_listing
-    sized = ("--size-bytes", str(facts.size_bytes)) if is_one else ()
+    is_single_file = facts.size_bytes is not None and not parse(model.spec.source, model.spec.files).has_listing
+    sized = ("--size-bytes", str(facts.size_bytes)) if is_single_file else ()
     verified = ("--sha256", facts.sha256) if facts.sha256 else ()
     folder = f"{MODELS_PATH}/{path.partition('/')[0]}"
     work = _prepare_work(model, settings, "fetch", (*revision, *sized, "--to", folder, *verified))
@@ -171,8 +171,8 @@ def place_inspection(
 ) -> Placement:
     """Return the placement of an inspection, which tolerates the taints that pods of the Model's service tolerate.
 
-    Only the volume of a claim may be out of reach of some nodes. `find_undecided` returns a service whose accelerator
-    is chosen after the Model is inspected, so that it may be any.
+    It selects nodes only if the weights are on a claim, whose volume some nodes may not reach. `find_undecided` returns
+    a service whose accelerator is chosen after the inspection: then the taints of all accelerators are tolerated.
     """
     if consumer is not None:
         placement = place_fetch(model, consumer, settings)

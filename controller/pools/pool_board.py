@@ -82,6 +82,6 @@ class PoolBoard:
         return labels_of(machine) if machine is not None else {}
 
     def _take_change(self, resource: Resource, _old: Obj | None, _new: Obj | None) -> None:
-        """Have the pools measured again if a change of the store changes their table."""
+        """Start a new measurement if a change of the store changes the table of pools."""
         if resource == ACCELERATOR_POOLS and read_pools(self._store, self._vendors) is not self._measured_table:
             self._changed.set()

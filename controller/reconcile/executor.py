@@ -127,6 +127,7 @@ class Executor:
             return None if write.watched_versions <= {answer["metadata"]["resourceVersion"]} else 0.0
 
     async def _write_status(self, resource: Resource, key: ObjectKey, observed: Obj, status: Obj) -> None:
+        """Write a status, whose conditions keep their times where they have not changed, and store the answer."""
         old = observed.get("status", {}).get("conditions", [])
         status = status | {"conditions": merge_conditions(old, status.get("conditions", []), self._now())}
         try:

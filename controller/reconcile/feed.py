@@ -102,6 +102,7 @@ class Feed:
             self.settled.set()
 
     async def _wait_until_readable(self, namespace: str) -> None:
+        """List everything into the store, again after a pause until that succeeds; a refusal counts as settled."""
         while True:
             pause_seconds = RETRY_SECONDS
             try:

@@ -141,8 +141,8 @@ def _value_at(*path: str, in_namespace: bool = True) -> IndexKeys:
 
 def _benchmarks(job: Obj) -> list[str]:
     metadata = job["metadata"]
-    is_one = LABEL_BENCHMARK in (metadata.get("labels") or {}) and "deletionTimestamp" not in metadata
-    return [ALL_BENCHMARKS] if is_one else []
+    is_benchmark = LABEL_BENCHMARK in (metadata.get("labels") or {}) and "deletionTimestamp" not in metadata
+    return [ALL_BENCHMARKS] if is_benchmark else []
 
 
 def _models(obj: Obj) -> list[str]:
@@ -213,6 +213,8 @@ def _claims_of_deployment(deployment: Obj) -> list[str]:
 
 
 def _stated_nodes(field: str) -> IndexKeys:
+    """Return the keys of an index of Models by the nodes in a list of their status."""
+
     def keys(model: Obj) -> set[str]:
         return {entry["node"] for entry in (model.get("status") or {}).get(field) or ()}
 
@@ -232,6 +234,7 @@ def stated_addresses(host: Obj) -> list[str]:
 
 
 def _find_orders(host: Obj) -> list[str]:
+    """Return the key of `ORDERS_INDEX` if a host is being drained or has a taint NoExecute."""
     spec = host.get("spec") or {}
     evicts = any(taint.get("effect") == "NoExecute" for taint in spec.get("taints") or ())
     return [HAS_ORDERS] if spec.get("drain") or evicts else []

@@ -144,16 +144,16 @@ async def _run_kopf(
 ) -> None:
     """Run kopf in a thread until it ends, or we are cancelled. Raises the error of kopf."""
     # kopf steps through its loop several times for each event: with asyncio's own loop that is most of its cost.
-    ours, its = asyncio.get_running_loop(), uvloop.new_event_loop()
-    its.set_exception_handler(_log_in_one_line)
+    our_loop, kopf_loop = asyncio.get_running_loop(), uvloop.new_event_loop()
+    kopf_loop.set_exception_handler(_log_in_one_line)
     stop, outcome = asyncio.Event(), Future[None]()
 
     def deliver(resource: Resource, event: kopf.RawEvent) -> None:
-        ours.call_soon_threadsafe(_store_event, store, resource, event, relisted)
+        our_loop.call_soon_threadsafe(_store_event, store, resource, event, relisted)
 
     def run() -> None:
         try:
-            with asyncio.Runner(loop_factory=lambda: its) as runner:
+            with asyncio.Runner(loop_factory=lambda: kopf_loop) as runner:
                 runner.run(_operate(watched, credentials(), deliver, stop, namespace))
         except BaseException as error:  # noqa: BLE001 - the thread's end, whatever it is, is reported to its owner
             outcome.set_exception(error)
@@ -167,7 +167,7 @@ async def _run_kopf(
         await asyncio.shield(ended)
     except asyncio.CancelledError:
         with contextlib.suppress(RuntimeError):  # kopf has ended meanwhile, and closed its loop
-            its.call_soon_threadsafe(stop.set)
+            kopf_loop.call_soon_threadsafe(stop.set)
         await asyncio.wait([ended], timeout=STOP_SECONDS)
         raise
 
@@ -233,6 +233,8 @@ async def _operate(
 def _subscribe(
     registry: kopf.OperatorRegistry, resource: Resource, deliver: Callable[[Resource, kopf.RawEvent], None]
 ) -> None:
+    """Register a handler that passes each event of a kind to `deliver`."""
+
     @kopf.on.event(
         group=resource.group, version=resource.version, plural=resource.plural, id=str(resource), registry=registry
     )
@@ -285,6 +287,7 @@ class _Logins:
 
 
 def _build_settings(watched: Iterable[Selection]) -> kopf.OperatorSettings:
+    """Return settings that switch off what kopf need not do here, with the label selectors of what is watched."""
     settings = kopf.OperatorSettings()
     settings.process.ultimate_exiting_timeout = None  # after such a time-out kopf ends our process with SIGKILL
     settings.posting.enabled = False

@@ -16,13 +16,13 @@ LABEL_MANAGER: Final = "pomona-discovery"
 
 
 def desired_labels(resource: Resource, labels: Mapping[str, str], observed: Obj) -> Obj | None:
-    """Return what has to be applied as `LABEL_MANAGER`, or None if the object has it; foreign labels stay foreign."""
+    """Return what to apply as `LABEL_MANAGER`, without labels that others own; None if that would change nothing."""
     owned = owned_fields(observed, LABEL_MANAGER)
     ours: Mapping[str, Any] = (owned or {}).get("f:metadata", {}).get("f:labels", {})
-    there = observed["metadata"].get("labels") or {}
-    mine = {name: value for name, value in sorted(labels.items()) if name not in there or f"f:{name}" in ours}
+    present = observed["metadata"].get("labels") or {}
+    writable = {name: value for name, value in sorted(labels.items()) if name not in present or f"f:{name}" in ours}
     metadata = {key: observed["metadata"][key] for key in ("name", "namespace", "uid") if key in observed["metadata"]}
-    desired: Obj = {"metadata": metadata | ({"labels": mine} if mine else {})}
-    if not (mine or owned) or is_applied(resource, desired, observed, LABEL_MANAGER):
+    desired: Obj = {"metadata": metadata | ({"labels": writable} if writable else {})}
+    if not (writable or owned) or is_applied(resource, desired, observed, LABEL_MANAGER):
         return None
     return desired

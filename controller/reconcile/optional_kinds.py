@@ -89,12 +89,12 @@ class OptionalKind:
 
     async def _wait_until_changed(self, client: Client, namespaces: Collection[str | None]) -> None:
         """Wait until two discoveries, one after the other, do not find these namespaces."""
-        refusals = 0
-        while refusals <= 1:
-            await asyncio.sleep(RETRY_SECONDS if refusals else DISCOVERY_SECONDS)
+        differences = 0
+        while differences <= 1:
+            await asyncio.sleep(RETRY_SECONDS if differences else DISCOVERY_SECONDS)
             with contextlib.suppress(ApiError, Unreachable):
                 # A server that starts, or whose roles are being replaced, may say once that there is no such kind.
-                refusals = refusals + 1 if await self._find_namespaces(client) != namespaces else 0
+                differences = differences + 1 if await self._find_namespaces(client) != namespaces else 0
 
     async def _find_namespaces(self, client: Client) -> list[str | None]:
         """Return the namespaces in which the kind can be read; None stands for all. Raises as `Client`."""

@@ -157,6 +157,7 @@ def decode_stored(store: Store, resource: Resource, objects: Iterable[Obj], stru
 
 
 def _decode(obj: Obj, struct: type[T]) -> T | None:
+    """Return the object as a struct, else with an empty status, else None; each failure is logged."""
     for variant in (obj, {**obj, "status": {}}):
         try:
             return msgspec.convert(variant, struct)
