@@ -84,7 +84,7 @@ async def test_measurement_gives_way_to_a_request_at_once_and_is_made_later(
     machine: Machine, assignment: MakeAssignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measurement, "plan_one_stream", lambda *_: BenchPlan(runs=100, most_seconds=600))
-    monkeypatch.setattr(benchmark_policy, "find_pause", lambda _times: 0.1)
+    monkeypatch.setattr(benchmark_policy, "pause_seconds", lambda _times: 0.1)
     await serve(machine, assignment)
     tries = await count_tries(machine)
     async with running(machine.benchmarks.run()):
@@ -139,7 +139,7 @@ async def test_engine_that_cannot_be_measured_is_tried_three_times(
 ) -> None:
     # No prompt of this length has room in the context.
     monkeypatch.setattr(measurement, "plan_one_stream", lambda *_: BenchPlan(prompt_tokens=5000))
-    monkeypatch.setattr(benchmark_policy, "find_pause", lambda _times: 0.01)
+    monkeypatch.setattr(benchmark_policy, "pause_seconds", lambda _times: 0.01)
     await serve(machine, assignment)
     tries = await count_tries(machine)
     engine = await machine.runners["u1"].find_engine()
