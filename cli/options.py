@@ -257,7 +257,7 @@ metric_prefix_option: Final = click.option(
     show_default=True,
     type=name_type(r"[a-z][a-z0-9_]*", 63, "cannot begin a metric's name: give one such as pomona, of a-z, 0-9 and _"),
     metavar="TEXT",
-    help="Beginning of the names of metrics that FlexInfer has, too, such as flexinfer: docs/metrics.md lists them.",
+    help="Prefix of the names of metrics that FlexInfer has, too, such as flexinfer. docs/metrics.md lists them.",
 )
 """Option of whatever has such metrics."""
 

@@ -75,6 +75,7 @@ def build_queue(
     benchmarks = _build_benchmarks(store, registry, measured, options) if options.benchmarks else None
 
     def show_round(report: RoundReport) -> None:
+        """Pass a round of the queue to all that follow it: board, metrics, pools, rooms and benchmarks."""
         board.update(report.round, report.cells, report.now, units=report.units, failures=report.failures)
         metrics.queue.observe_plan(report.plan_seconds)
         pools.update(report)

@@ -56,7 +56,7 @@ class AgentGroup(LazyGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the sub-command. The value of an option that is a flag in this version is taken for one.
+        """Find the sub-command; the value of an option that is a flag in this version is taken for one that is unknown.
 
         Raises as `make_context`.
         """

@@ -91,16 +91,16 @@ async def _read_vendors(cluster: Cluster) -> Vendors:
 
 
 def merge_settings(arguments: Sequence[str], vendors: Vendors, stated: StatedSettings) -> "QueueSettings":
-    """Return the options of a controller with these arguments, if the user does not state others."""
+    """Return the settings of the queue: what the user states, else the arguments of the controller, else defaults."""
     from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - not needed for --help
     from controller.pod_settings import PodSettings  # noqa: PLC0415 - same
 
     default = QueueSettings()
-    min_run = find_option(arguments, "--min-run")
+    min_run_text = find_option(arguments, "--min-run")
     mode = find_option(arguments, "--scheduling-mode")
-    seconds = stated.min_run_seconds
-    if seconds is None:
-        seconds = DURATION.convert(min_run, None, None) if min_run else default.min_run_seconds
+    min_run_seconds = stated.min_run_seconds
+    if min_run_seconds is None:
+        min_run_seconds = DURATION.convert(min_run_text, None, None) if min_run_text else default.min_run_seconds
     # A controller of some namespaces has no queue.
     is_native = mode == "Native" or (mode is None and find_option(arguments, "--namespace") is not None)
     default_mode: DefaultSchedulingMode = "Native" if is_native else default.pods.scheduling_mode
@@ -110,7 +110,7 @@ def merge_settings(arguments: Sequence[str], vendors: Vendors, stated: StatedSet
         vendors=vendors,
         scheduling_mode=stated.scheduling_mode or default_mode,
     )
-    return QueueSettings(pods, seconds)
+    return QueueSettings(pods, min_run_seconds)
 
 
 def find_option(arguments: Sequence[str], name: str) -> str | None:

@@ -110,7 +110,7 @@ def _list_readers(snapshot: Snapshot, claim: str) -> list[OwnerReference]:
     return [owners[name] for name in sorted(owners)]
 
 
-def share_claims(observed: ObservedClaims) -> tuple[Patch, ...]:
+def build_owner_patches(observed: ObservedClaims) -> tuple[Patch, ...]:
     """Return the patches by which exactly the services that read a claim own it beside the Model.
 
     Kubernetes deletes an object when its last owner is gone: so the volume of a deleted Model stays for the services

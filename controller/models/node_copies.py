@@ -70,7 +70,10 @@ class _Fetch(NamedTuple):
 
 
 def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecision:
-    """Decide about the copies of an inspected Model."""
+    """Decide about the copies of an inspected Model: fetches, copies in the status, and claims to create and delete.
+
+    Without consumers in pods no copy is made, and verified ones stay until they are evicted.
+    """
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     surveyed = survey_claims(inspected, path)

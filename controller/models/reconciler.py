@@ -64,7 +64,7 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
         model = snapshot.read(MODELS, key, Model)
         if model is None or model.metadata.deletion_timestamp is not None:
             return Plan()  # its children are garbage-collected
-        return desired(model, observe_model(snapshot, key, model, settings, reserve), settings, snapshot.now)
+        return decide_model(model, observe_model(snapshot, key, model, settings, reserve), settings, snapshot.now)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ModelInputs | None:
         model = snapshot.read(MODELS, key, Model)
@@ -94,7 +94,7 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
     )
 
 
-def desired(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> Plan:
+def decide_model(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> Plan:
     """Return the plan for a Model: its Jobs, its volumes and its status."""
     decision = _decide(model, observed, settings, now)
     conditions = [*decision.conditions, *source_secret.list_conditions(model, observed.secret)]
@@ -232,7 +232,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
         wait_seconds.append(source_secret.READ_AGAIN_SECONDS)
     return Plan(
         create=(*decision.create, *((JOBS, work.create) for work in decision.works if work.create)),
-        patch=(*decision.patch, *claims.share_claims(observed.claims)),
+        patch=(*decision.patch, *claims.build_owner_patches(observed.claims)),
         delete=(*prune(unneeded_jobs, ()), *decision.delete),
         status=status,
         waiting=(CACHED,) if _waits_for_weights(decision) else (),

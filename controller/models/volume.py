@@ -127,10 +127,10 @@ def prepare_fetch(
     reservation: Reservation | None = None,
     holds_devices: bool = False,
 ) -> Work:
-    """Return the download onto the claim's volume; a volume that waits for its first pod is created for this one.
+    """Return the work that downloads the weights to the volume of `claim`; its pod may be the first one of the volume.
 
-    With a `reservation` the claim is for one node, whatever the placement. A Job that holds devices until the volume
-    has a node, and the Job that goes on without them, are two works.
+    Without a `reservation`, another placement makes another work. With one, the claim is a copy for one node:
+    `holds_devices` tells the Job that holds devices until the volume has a node from the one that goes on without.
     """
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     revision = ("--revision", facts.revision) if facts.revision else ()

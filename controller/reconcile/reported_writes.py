@@ -63,10 +63,10 @@ class WriteRefusals:
         self._refusals.pop((resource, key), None)
 
     def find_report(self, resource: Resource, decided: Obj, plan: Plan, error: ApiError | NotOurs) -> Plan | None:
-        """Return the report of a lasting refusal: at most one in `REPORT_SECONDS`, the Event when its reason changes.
+        """Remember a refusal, and return its report if one is due: status and Event, without the Event if it is known.
 
-        A condition that changes meanwhile is reported at once. The plan is empty if a read was refused, on which it
-        depends: then there is only the Event.
+        A report is due once the refusal lasts, when a condition changes, and else every `REPORT_SECONDS`. If a read was
+        refused on which the plan depends, the plan is empty and the report is the Event alone.
         """
         if _is_never_reported(error):
             return None

@@ -12,7 +12,7 @@ import msgspec
 
 from controller.models.decision import CACHED, READY, inspected_message, model_condition
 from controller.models.observation import ObservedModel
-from controller.models.reconciler import desired
+from controller.models.reconciler import decide_model
 from controller.models.volume import read_facts, take_answer
 from controller.placement.cluster_copy import ClusterCopy
 from controller.reconcile.plan import Snapshot, readable
@@ -59,7 +59,7 @@ def assume_inspection(
     obj = copy.store.get(MODELS, key.name, key.namespace)
     if model is None or obj is None or model.status.observed_generation == model.metadata.generation:
         return ""
-    status, note = desired(model, ObservedModel(), copy.settings.pods, now).status, ""
+    status, note = decide_model(model, ObservedModel(), copy.settings.pods, now).status, ""
     status = status or {}
     assumed = _assume_facts(copy, model, earlier, headers.get(key)) if status.get("phase") == "Pending" else None
     if assumed is not None:

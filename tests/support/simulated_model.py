@@ -9,7 +9,7 @@ import msgspec
 from controller.models.claims import ObservedClaims
 from controller.models.job_pods import ObservedPods
 from controller.models.observation import ObservedModel
-from controller.models.reconciler import desired
+from controller.models.reconciler import decide_model
 from controller.models.source_secret import SecretVerdict
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find
@@ -75,7 +75,7 @@ class SimulatedModel:
         settings = msgspec.structs.replace(
             SETTINGS, limits=self.limits, image=self.image, image_pull_secrets=self.pull_secrets
         )
-        return desired(self.model, observed, settings, self.now)
+        return decide_model(self.model, observed, settings, self.now)
 
     def step(self) -> Plan:
         """Decide once, execute the plan, and return it."""

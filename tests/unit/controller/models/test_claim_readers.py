@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from controller.models.claims import observe_claims, share_claims
+from controller.models.claims import build_owner_patches, observe_claims
 from controller.models.copy_observation import models_of_mounts
 from controller.models.reconciler import model_reconciler
 from controller.pod_settings import DEFAULT_SETTINGS
@@ -57,7 +57,7 @@ class Cluster:
         snapshot = Snapshot(self.store, NOW)
         tiny = self.store.get(MODELS, "tiny", "team")
         assert tiny is not None
-        return share_claims(observe_claims(snapshot, as_model(tiny), {}))
+        return build_owner_patches(observe_claims(snapshot, as_model(tiny), {}))
 
 
 def owners_of(patch: Patch) -> list[Obj]:
