@@ -146,6 +146,7 @@ def _describe_failure(reason: str, message: str, now: datetime) -> JobOutcome:
 
 
 def _mount_key(volume: Obj) -> Obj:
+    """Return a volume of a pod; that of the token Secret mounts no key but the token."""
     if volume["name"] != "token":
         return volume
     return {**volume, "secret": {**volume["secret"], "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}]}}

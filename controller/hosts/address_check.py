@@ -129,8 +129,9 @@ class AddressCheck:
         self._listing = asyncio.Lock()
 
     async def find_use(self, client: Client, host: str, address: str, *, granted: bool) -> AddressUse | None:
-        """Return the use of the address that a host states; None if it is not known now.
+        """Return the use of the address that a host states, as it was found lately or is now; None if it is not known.
 
+        It is not known if the search fails, or if the host has stated another address a moment ago.
         An address that is `granted` was searched for by an earlier leader, and is searched for again within the hour.
         """
         now = self._clock()
@@ -139,12 +140,12 @@ class AddressCheck:
             # The addresses of many hosts are not searched for all at once: this host's name gives it its turn.
             last = self._searches[host] = _Search(address, now - hash(host) % AGAIN_SECONDS, FREE)
         if last is not None:
-            same = last.address == address
+            is_same_address = last.address == address
             valid_seconds = AGAIN_SECONDS if last.use == FREE else REFUSED_SECONDS
-            if same and last.use is not None and now - last.at < valid_seconds:
+            if is_same_address and last.use is not None and now - last.at < valid_seconds:
                 return last.use
             if now - last.at < PAUSE_SECONDS:
-                return last.use if same else None
+                return last.use if is_same_address else None
         use: AddressUse | None
         try:
             use = await self._search_address(client, address, GRANTED_LISTS_SECONDS if granted else LISTS_SECONDS)

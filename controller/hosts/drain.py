@@ -131,6 +131,7 @@ def _age_seconds(since: str, now: datetime) -> float:
 
 
 def _count(processes: Sequence[HostedProcess]) -> str:
+    """Return the number of processes in words, with the verb."""
     return f"{len(processes)} {'process is' if len(processes) == 1 else 'processes are'}"
 
 

@@ -62,14 +62,15 @@ class HostDistrust(NamedTuple):
     """The part of it that is left; None: it is not alive."""
 
 
-class _Host:
+class _HostRecord:
     """Observations of one host."""
 
     def __init__(self, lease: Lease | None, now: float, *, fresh: bool, expiries: Sequence[datetime] = ()) -> None:
         self.lease = lease
-        self.since = now
+        self.silent_since = now
+        """When it was first observed, its renewTime changed or an outage of the API server ended: the latest of these."""
         self.alive_since = now
-        self.proven = fresh
+        self.has_renewed = fresh
         self.expired_at: float | None = None
         self.expiries = tuple(expiries)
         """Wall clock times, the latest last."""
@@ -82,20 +83,20 @@ class _Host:
     def liveness(self) -> Liveness:
         if self.expired_at is not None:
             return "Expired"
-        return "Alive" if self.proven else "Unproven"
+        return "Alive" if self.has_renewed else "Unproven"
 
 
 class HostLiveness:
     """The liveness of all hosts. Pure: `now` is the caller's monotonic clock in seconds, which never goes back."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, _Host] = {}
-        self._answered: float | None = None
+        self._hosts: dict[str, _HostRecord] = {}
+        self._last_answer_at: float | None = None
 
     def restart(self) -> None:
         """Forget all observations: a new leader has not watched the hosts before."""
         self._hosts = {}
-        self._answered = None
+        self._last_answer_at = None
 
     def state(self, host: str) -> Liveness:
         """Return the liveness of a host."""
@@ -119,7 +120,7 @@ class HostLiveness:
         record = self._hosts.get(host)
         return None if record is None else tuple(rfc3339(expiry) for expiry in _list_recent(record.expiries, today))
 
-    def distrust(self, host: str, now: float, today: datetime) -> HostDistrust | None:
+    def find_distrust(self, host: str, now: float, today: datetime) -> HostDistrust | None:
         """Return why a host that expires again and again gets no new process yet; None: it may get one."""
         record = self._hosts.get(host)
         if record is None:
@@ -150,10 +151,10 @@ class HostLiveness:
             today: the wall clock, which is compared with a renewTime at the first observation only.
             read_expiries: returns the expiries in the status of a host that is observed for the first time.
         """
-        if self._answered is not None and now - self._answered > OUTAGE_SECONDS:
+        if self._last_answer_at is not None and now - self._last_answer_at > OUTAGE_SECONDS:
             for host in self._hosts.values():
-                host.since = now
-        self._answered = now
+                host.silent_since = now
+        self._last_answer_at = now
         seen = {lease.host: lease for lease in leases}
         names = {*registered, *seen}
         before = {name: self.state(name) for name in {*names, *self._hosts}}
@@ -167,21 +168,24 @@ class HostLiveness:
         now: float,
         today: datetime,
         read_expiries: Callable[[str], Iterable[str]],
-    ) -> _Host:
-        """Return the record of a host after an answer of the API server."""
+    ) -> _HostRecord:
+        """Return the record of a host after an answer of the API server.
+
+        A changed renewTime makes the host alive; without one for the duration of its Lease, it expires.
+        """
         host = self._hosts.get(name)
         if host is None:
             earlier = filter(None, map(parse_time, read_expiries(name)))
             fresh = lease is not None and _is_fresh(lease, today)
-            return _Host(lease, now, fresh=fresh, expiries=_list_recent(earlier, today))
+            return _HostRecord(lease, now, fresh=fresh, expiries=_list_recent(earlier, today))
         if lease is not None and (host.lease is None or lease.renewed != host.lease.renewed):
-            renewed = _Host(lease, now, fresh=True, expiries=host.expiries)
+            renewed = _HostRecord(lease, now, fresh=True, expiries=host.expiries)
             if host.liveness == "Alive":
                 renewed.alive_since = host.alive_since
             return renewed
-        if host.expired_at is None and now - host.since >= host.duration_seconds:
-            # A host that was never alive here is no more flapping than it was.
-            if host.proven:
+        if host.expired_at is None and now - host.silent_since >= host.duration_seconds:
+            # The expiry of a host that this leader never saw alive is not counted.
+            if host.has_renewed:
                 host.expiries = (*_list_recent(host.expiries, today), today)[-MOST_EXPIRIES:]
             host.expired_at = now
         return host

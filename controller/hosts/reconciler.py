@@ -152,7 +152,7 @@ class LeaseReader:
 
     def find_distrust(self, host: str, today: datetime) -> HostDistrust | None:
         """Return why a host gets no new process yet, or None."""
-        return self.liveness.distrust(host, self._clock(), today)
+        return self.liveness.find_distrust(host, self._clock(), today)
 
 
 class HostInputs(NamedTuple):
@@ -198,7 +198,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         granted = address in granted_addresses(_find_grants_role(snapshot, key.name))
         readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
         use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
-        # The controller connects there: not to what something else has since it was granted.
+        # The controller connects to this address, so something else that has got it since it was granted must not.
         askable = granted and not (use and use.owner)
         place = find_agent_place(readable_host) if askable and readable_host is not None else None
         bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
@@ -277,7 +277,7 @@ def _host_of_slice(_store: Store, obj: Obj) -> list[ObjectKey]:
 
 
 def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
-    """Decide about one host: its Secret, its condition Ready, and the removal of its endpoints once it has expired."""
+    """Return all writes for a host: its Secret, grants and conditions; if it expired, remove its endpoints."""
     host = snapshot.read(METAL_HOSTS, key, MetalHost)
     inputs: HostInputs = snapshot.inputs
     expired = inputs.liveness == "Expired"

@@ -177,10 +177,11 @@ class SpeedAssessor:
         )
         inputs = (served, service.spec, request.number, classes, records, class_corrections)
         assessed = self._assessed.setdefault(key, {})
-        if accelerator not in assessed or assessed[accelerator][0] != inputs:
+        last_inputs, speeds = assessed.get(accelerator, (None, ()))
+        if last_inputs != inputs:
             speeds = assess_classes(service, served, request.number, classes, records, corrections=corrections)
             assessed[accelerator] = inputs, speeds
-        return assessed[accelerator][1]
+        return speeds
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""

@@ -55,7 +55,8 @@ def find_host_class(host: MetalHost) -> str | None:
 def find_node_class(service: InferenceService, accelerator: str, vendor: Vendor, node: Obj) -> str | None:
     """Return the device class that a replica of a service has on a node with devices of a vendor.
 
-    None also if pods share the devices: then the speed of one depends on the others.
+    None if it is unknown, if the node has no such device, or if pods share the devices: then the speed of one pod
+    depends on the others.
     """
     labels: dict[str, str] = node["metadata"]["labels"]
     devices = request_devices(service, vendor)

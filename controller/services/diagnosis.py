@@ -126,11 +126,13 @@ def _describe_last_end(container: Obj, memory: Mapping[str, str]) -> str:
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None:
         return ""
-    words = find_cause(ended.get("message", ""))
+    last_output = find_cause(ended.get("message", ""))
     cause = f" ({ended['reason']})" if ended.get("reason") not in {None, "", "Error"} else ""
     if ended.get("reason") == _OUT_OF_MEMORY:
         return _describe_killed(container["name"], memory.get(container["name"], ""))
-    return f"{container['name']} ended with exit code {ended['exitCode']}{cause}{': ' if words else ''}{words}"
+    return (
+        f"{container['name']} ended with exit code {ended['exitCode']}{cause}{': ' if last_output else ''}{last_output}"
+    )
 
 
 def _describe_killed(container: str, memory: str) -> str:
@@ -196,24 +198,24 @@ class _ClosedHosts(NamedTuple):
 
 
 def _list_closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str | None]) -> list[_ClosedHosts]:
-    """Return the reasons for which some of these hosts take no process now.
+    """Return the reasons for which some of these hosts take no process now, each with the hosts that it names.
+
+    No message counts hosts: while an administrator drains one host after the other, each new number would rewrite the
+    status of all that waits.
 
     Args:
         capable: hosts that could run the replica.
         short_hosts: hosts that displace a replica of the service because they are short of memory.
-
-    They are not counted: while an administrator drains one host after the other, each new number would rewrite the
-    status of all that waits.
     """
     closed = []
     cordoned = [capacity.host for capacity in capable if capacity.is_cordoned]
     paused = [capacity for capacity in capable if capacity.pause and not capacity.is_cordoned]
     flapping = [capacity for capacity in capable if capacity.distrust]
-    named = {*cordoned, *(capacity.host for capacity in (*paused, *flapping))}
+    named_for_another_reason = {*cordoned, *(capacity.host for capacity in (*paused, *flapping))}
     short = [
         capacity.host
         for capacity in capable
-        if capacity.host not in named and (capacity.short_of_memory or capacity.host in short_hosts)
+        if capacity.host not in named_for_another_reason and (capacity.short_of_memory or capacity.host in short_hosts)
     ]
     if short:
         state = f"host {short[0]} is short of memory and accepts nothing until it has recovered"
@@ -251,12 +253,12 @@ def _explain_rules(capable: Sequence[HostCapacity], requirement: HostRequirement
 
 def _explain_shortage(
     needed: int,
-    left: Sequence[HostCapacity],
+    eligible: Sequence[HostCapacity],
     advise: Callable[[int], MemoryAdvice],
 ) -> str:
-    """Return why a replica fits none of the hosts that are left."""
+    """Return why a replica fits none of these hosts now, which could run it if enough memory were free."""
     # No message quotes the free memory: it changes every few seconds, and each change would rewrite all that waits.
-    largest = min(left, key=lambda capacity: (-capacity.budget_bytes, capacity.host))
+    largest = min(eligible, key=lambda capacity: (-capacity.budget_bytes, capacity.host))
     advice = advise(largest.budget_bytes)
     parts = f" ({advice.memory_parts})" if advice.memory_parts else ""
     message = f"a replica needs {size_text(needed)}{parts}; the largest host, {largest.host}, has "
@@ -277,21 +279,24 @@ def _diagnose_unbound(
     advise: Callable[[int], MemoryAdvice],
     requirement: HostRequirement,
 ) -> ServiceProblem:
-    """Return why no host runs a process: the first demand that no host meets."""
+    """Return why no host runs a process: the first demand that no host meets.
+
+    The demands are checked one after the other, each by the hosts that meet all before it.
+    """
     runtime, namespace, needed = process.spec.runtime, process.metadata.namespace, process.spec.memory_bytes
     if not capacities:
         message = f"no live host: run `pomona agent` on a host that has {size_text(needed)} of memory free"
         return ServiceProblem("NoHost", message, "Pending")
-    given = [capacity for capacity in capacities if capacity.accepts(namespace)]
-    if not given:
+    allowed = [capacity for capacity in capacities if capacity.accepts(namespace)]
+    if not allowed:
         message = (
             f"none of the {len(capacities)} live hosts is given to namespace {namespace}: an administrator may add it "
             f"to spec.namespaces of one, such as MetalHost {min(host.host for host in capacities)}"
         )
         return ServiceProblem("NoHost", message, "Pending")
-    reachable = [capacity for capacity in given if not capacity.address_problem]
+    reachable = [capacity for capacity in allowed if not capacity.address_problem]
     if not reachable:
-        message = f"no endpoint of host {given[0].host} is accepted: {given[0].address_problem}"
+        message = f"no endpoint of host {allowed[0].host} is accepted: {allowed[0].address_problem}"
         return ServiceProblem("NoHost", message, "Pending")
     capable = [capacity for capacity in reachable if runtime in capacity.runtimes]
     if not capable:
@@ -301,26 +306,26 @@ def _diagnose_unbound(
     admitting = [host for host in capable if requirement.refuse_host(host) not in {"LabelMissing", "Taint"}]
     if not admitting:
         return ServiceProblem("NoHost", _explain_rules(capable, requirement), "Pending")
-    refused = {process.spec.host_name: process.status.message or "it has stopped it" for process in siblings.rejected}
-    left_by = {displaced.process.spec.host_name for displaced in siblings.displaced}
+    rejecting = {process.spec.host_name: process.status.message or "it has stopped it" for process in siblings.rejected}
+    displacing = {displaced.process.spec.host_name for displaced in siblings.displaced}
     short = {
         displaced.process.spec.host_name for displaced in siblings.displaced if displaced.why.cause == MEMORY_PRESSURE
     }
     closed = _list_closed_hosts(admitting, short)
-    left = list_eligible_hosts(requirement, {*refused, *left_by}, reachable)
-    if not left and closed:
+    eligible = list_eligible_hosts(requirement, {*rejecting, *displacing}, reachable)
+    if not eligible and closed:
         reason, state, remedy = closed[0]
         message = f"{state}; no other host can run it: {remedy}"
         message += f", or run `pomona agent` on a host that has {size_text(needed)} free"
         return ServiceProblem(reason, "; ".join((message, *(hosts.state for hosts in closed[1:]))), "Pending")
-    if not left:
-        host, why = next(iter(refused.items()))
+    if not eligible:
+        host, why = next(iter(rejecting.items()))
         return ServiceProblem("Rejected", f"host {host} rejected it: {why}", "Failed")
-    best = left[0]
+    best = eligible[0]
     if best.free_bytes >= needed:
         return ServiceProblem(BINDING, f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
-    message = _explain_shortage(needed, left, advise)
+    message = _explain_shortage(needed, eligible, advise)
     message = "; ".join((message, *(hosts.state for hosts in closed)))
-    if len(given) < len(capacities):
-        message += f"; {len(capacities) - len(given)} more live hosts are not given to namespace {namespace}"
+    if len(allowed) < len(capacities):
+        message += f"; {len(capacities) - len(allowed)} more live hosts are not given to namespace {namespace}"
     return ServiceProblem(_NO_HOST_FITS, message, "Pending")

@@ -48,7 +48,10 @@ BINDING_SECONDS: Final = 2.0
 def observe_hosts(
     snapshot: Snapshot, service: InferenceService, served: Served | None, wanted: int, memory: int | None = None
 ) -> Replicas:
-    """Return replicas on hosts of `memory` bytes each, and the next steps. Without `served` none is created."""
+    """Return the replicas of a service on hosts, and the next steps towards `wanted` ones of `memory` bytes each.
+
+    Without `served` or `memory`, none is created.
+    """
     children = snapshot.children(METAL_PROCESSES, service.metadata.namespace, service.metadata.uid)
     spec = desired_spec(service, served, memory) if served is not None and memory is not None else None
     if not children and not (spec and wanted):
@@ -62,14 +65,15 @@ def observe_hosts(
     else:
         hosts, capacities = read_hosts(snapshot.store, {process.spec.host_name for process in processes}), []
     name = process_prefix(service.metadata.name, spec) if spec else None
+    # If the memory is an estimate, bound processes that differ in nothing but an earlier estimate are kept.
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
     exposed = exposed_hosts(snapshot.store, service.metadata.namespace, service.metadata.name)
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
-    moved = set[str]()
+    moving_uids = set[str]()
     if name is not None and (requested_at or list_moved(processes)):
         current = [process for process in processes if is_current(process, name, estimated)]
-        moved = choose_moves(current, requested_at, demands, capacities, snapshot.now)
-    standing = sort_processes(
+        moving_uids = choose_moves(current, requested_at, demands, capacities, snapshot.now)
+    grouped = sort_processes(
         name,
         wanted,
         processes,
@@ -77,14 +81,14 @@ def observe_hosts(
         exposed=exposed,
         estimated=estimated,
         demands=demands,
-        displacements=find_displacements(processes, read_orders(snapshot.store), demands.tolerations, moved),
+        displacements=find_displacements(processes, read_orders(snapshot.store), demands.tolerations, moving_uids),
     )
     taken = {obj["metadata"]["name"] for obj in children}
     steps = plan_steps(
         service,
         spec,
         wanted,
-        standing,
+        grouped,
         exposed=exposed,
         taken=taken,
         capacities=capacities,
@@ -94,66 +98,70 @@ def observe_hosts(
     def advise(free_bytes: int) -> MemoryAdvice:
         return replica_memory.advise_memory(service, served, free_bytes) if served else MemoryAdvice()
 
-    problems = _diagnose_kept(standing, capacities, advise, demands)
-    return _describe_replicas(standing, wanted, hosts, steps, problems)
+    problems = _diagnose_kept(grouped, capacities, advise, demands)
+    return _describe_replicas(grouped, wanted, hosts, steps, problems)
 
 
 def _describe_replicas(
-    standing: SortedProcesses,
+    grouped: SortedProcesses,
     wanted: int,
     hosts: Mapping[str, MetalHost],
     steps: MetalProcessSteps,
     problems: Sequence[ServiceProblem | None],
 ) -> Replicas:
+    """Return the counts of the replicas on hosts, their most severe problem, and the next steps."""
     # A displaced process counts while it answers.
-    displaced = (leaving.process for leaving in standing.displaced)
-    answering = [process for process in (*standing.kept, *displaced) if process.status.phase == "Ready"]
-    existing = (*standing.kept, *standing.surplus, *standing.superseded)
+    displaced = (leaving.process for leaving in grouped.displaced)
+    answering = [process for process in (*grouped.kept, *displaced) if process.status.phase == "Ready"]
+    existing = (*grouped.kept, *grouped.surplus, *grouped.superseded)
     serving = [process for process in existing if process.status.phase == "Ready"]
     return Replicas(
         total=len(existing),
         ready=tuple(sorted(process.metadata.uid for process in answering[:wanted])),
         available=sum(not is_host_lost(process.spec.host_name or "", hosts) for process in serving),
-        nodes=frozenset(process.spec.host_name for process in standing.kept if process.spec.host_name),
+        nodes=frozenset(process.spec.host_name for process in grouped.kept if process.spec.host_name),
         problem=diagnosis.pick_most_severe(problems),
         create=steps.create,
         patch=steps.patch,
         delete=steps.delete,
-        again_seconds=_find_recheck_seconds(steps, standing, problems),
+        again_seconds=_find_recheck_seconds(steps, grouped, problems),
     )
 
 
 def _find_recheck_seconds(
-    steps: MetalProcessSteps, standing: SortedProcesses, problems: Sequence[ServiceProblem | None]
+    steps: MetalProcessSteps, grouped: SortedProcesses, problems: Sequence[ServiceProblem | None]
 ) -> float | None:
     """Return the seconds after which a service is decided again although nothing enqueues it."""
     if any(problem is not None and problem.reason == "Binding" for problem in problems):
-        # It is bound in a moment, or other processes take that memory.
+        # It will be bound in a moment, or other processes will take the memory that is free for it now.
         return BINDING_SECONDS
-    if standing.superseded and any(process.spec.host_name is None for process in standing.kept):
-        # The memory that others free may make room for the replacement once its predecessor goes.
+    if grouped.superseded and any(process.spec.host_name is None for process in grouped.kept):
+        # If others free memory, it may be enough together with that of the predecessor, which is then deleted.
         return min(steps.again_seconds or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS)
     return steps.again_seconds
 
 
 def _diagnose_kept(
-    standing: SortedProcesses,
+    grouped: SortedProcesses,
     capacities: Sequence[HostCapacity],
     advise: Callable[[int], MemoryAdvice],
     demands: HostDemands,
 ) -> list[ServiceProblem | None]:
-    """Return why each process that is kept does not serve. All hosts are looked at once for those that wait alike."""
+    """Return why each process that is kept does not serve.
+
+    Processes that wait for a host with the same demands and memory have the same diagnosis, which is made once.
+    """
     problems = []
-    by_kind: dict[tuple[HostRequirement, int], ServiceProblem | None] = {}
-    for process in standing.kept:
+    of_waiting: dict[tuple[HostRequirement, int], ServiceProblem | None] = {}
+    for process in grouped.kept:
         requirement = require_host(process, demands)
-        kind = requirement, process.spec.memory_bytes
-        if process.spec.host_name is None and kind in by_kind:
-            problems.append(by_kind[kind])
+        demand = requirement, process.spec.memory_bytes
+        if process.spec.host_name is None and demand in of_waiting:
+            problems.append(of_waiting[demand])
             continue
-        problems.append(diagnosis.diagnose_process(process, capacities, standing, advise, requirement))
+        problems.append(diagnosis.diagnose_process(process, capacities, grouped, advise, requirement))
         if process.spec.host_name is None:
-            by_kind[kind] = problems[-1]
+            of_waiting[demand] = problems[-1]
     return problems
 
 
@@ -205,6 +213,7 @@ def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -
 
 
 def _build_artifact(model: Model) -> Artifact:
+    """Return what a host needs to fetch the weights of a Model."""
     return Artifact(
         source=model.spec.source,
         revision=model.status.revision,
@@ -244,6 +253,7 @@ def _release_facts(process: Obj) -> object:
 
 
 def _deleted_processes_of_host(store: Store, host: Obj) -> list[ObjectKey]:
+    """Return the processes of a host that are being deleted: a change of the host may release them."""
     name = host["metadata"]["name"]
     bound = store.by_index(METAL_PROCESSES, HOST_INDEX, name)
     return [object_key(obj) for obj in bound if "deletionTimestamp" in obj["metadata"]]

@@ -61,24 +61,24 @@ class PerformanceSource:
         table.subscribe(self._take_change)
 
     async def write(self, leading: Leading, model_hash: str, key: RecordKey, record: MeasuredPerformance) -> None:
-        """Store a measurement, unless it is stored: one after the other, as a write states all those of a model.
+        """Store a measurement in the ConfigMap of its model, unless it is stored already.
 
-        Raises as `Client`.
+        Each write states all measurements of a model, so only one write goes on at a time. Raises as `Client`.
         """
         async with self._writing:
             if not self.kind.exists:
-                # Without those that are stored, a write would replace them.
+                # A write that leaves out those that are stored would remove them.
                 raise Unreachable(f"measurements in ConfigMaps of {CONTROLLER_NAMESPACE} are not listed yet")
             name = name_config_map(model_hash)
             stored_map = self._store.get(CONFIG_MAPS, name, CONTROLLER_NAMESPACE)
             if stored_map is None:
-                # One without its label, or of another leader, is not in this watch cache: its measurements stay, too.
+                # The ConfigMap may exist without its label, or be too new for this watch cache: what it has stays.
                 selector = f"metadata.name={name}"
                 listed = await leading.client.list(CONFIG_MAPS, CONTROLLER_NAMESPACE, field_selector=selector)
                 stored_map = next(iter(listed.items), None)
             before: dict[str, str] = (stored_map or {}).get("data") or {}
-            put = put_host_record if record.source == "host" else put_record
-            stored = put(before, key, record)
+            add_record = put_host_record if record.source == "host" else put_record
+            stored = add_record(before, key, record)
             if stored.dropped:
                 log.warning("measurements_dropped", config_map=name, keys=stored.dropped)
             if stored.data == before:
@@ -101,7 +101,10 @@ class PerformanceSource:
     def find_performance(
         self, key: ObjectKey, model_hash: str, device_classes: Iterable[str]
     ) -> ServicePerformance | None:
-        """Return the speed of a model on the slowest of these device classes, which a service follows from now on."""
+        """Return the measured speed of a model on the slowest of these device classes; None: it was not measured.
+
+        The service is enqueued from now on when a measurement of the model changes.
+        """
         self._hashes[key] = model_hash
         records = self.table.list_classes(model_hash, key.namespace)
         measured = [(records[name], name) for name in sorted(device_classes) if name in records]
@@ -126,6 +129,7 @@ class PerformanceSource:
         self._hashes.pop(key, None)
 
     def _take_change(self, model_hash: str) -> None:
+        """Enqueue the services that follow the measurements of a model."""
         for key in sorted(key for key, followed in self._hashes.items() if followed == model_hash):
             self._enqueue(key)
 

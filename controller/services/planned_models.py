@@ -87,7 +87,10 @@ def _assume_facts(
 
 
 def _find_alike(copy: ClusterCopy, model: Model, earlier: Obj | None) -> Model | None:
-    """Return a Model of the same files whose header is known: first itself before an edit of other fields."""
+    """Return a Model with the same source and files whose header was read; None if there is none.
+
+    `earlier` is the Model itself before an edit: it is preferred, as its source may have stayed.
+    """
     for obj in (*((earlier,) if earlier is not None else ()), *sorted(copy.store.list(MODELS), key=object_key)):
         status = obj.get("status") or {}
         # The status of an edited Model is about its earlier source.

@@ -115,25 +115,27 @@ def judge_probe(probe: Probe, last: Answer | None, failing_seconds: float, *, ha
         has_answered: an endpoint of the service has generated a token.
     """
     result = probe.result
-    is_plain = last is not None and last.result.ok and not last.has_note
-    if result.ok and probe.failed is None and is_plain:
+    was_well = last is not None and last.result.ok and not last.has_note
+    if result.ok and probe.failed is None and was_well:
         return None  # another endpoint answered than before: that is no news
     if result.ok or not has_answered:
         return Answer(result, has_note=probe.failed is not None)
     if result.reason not in UNKNOWN:
+        # An error: the service is not ready once it has failed for some time.
         return Answer(result) if failing_seconds >= DOUBT_SECONDS else None
-    if last is None or not is_plain or result.reason != TIMED_OUT or failing_seconds < SILENT_SECONDS:
+    # A probe that proves nothing leaves the service ready. After a long silence, its message says so.
+    if last is None or not was_well or result.reason != TIMED_OUT or failing_seconds < SILENT_SECONDS:
         return None
     message = f"{last.result.message}; {result.message}: it is busy, or it hangs and must be restarted"
     return Answer(msgspec.structs.replace(last.result, message=message), has_note=True)
 
 
 def seconds_to_repeat(service_uid: str, now: float) -> float:
-    """Return the seconds from `now` to the moment of each `REPEAT_SECONDS` that is the service's."""
+    """Return the seconds from `now` to the service's next turn: one moment in each `REPEAT_SECONDS`."""
     return seconds_to_turn(service_uid, now, REPEAT_SECONDS)
 
 
 def seconds_to_turn(service_uid: str, now: float, period_seconds: float) -> float:
-    """Return the seconds from `now` to the moment of each period that is the service's."""
+    """Return the seconds from `now` to the service's next turn: one moment in each period, spread by its uid."""
     share = zlib.crc32(service_uid.encode()) / 2**32
     return (share * period_seconds - now) % period_seconds

@@ -26,7 +26,7 @@ SILENT_QUEUE_REASONS: Final = (
     "AdmissionFailed",
 )
 """Reasons for which Ready changes while a service waits, for which no Event is sent: those of the queue are."""
-_OF_OTHERS: Final = frozenset({"HeadOfLine", "Draining", "Quota", "NotConsidered", "AdmissionFailed"})
+_CAUSED_BY_OTHERS: Final = frozenset({"HeadOfLine", "Draining", "Quota", "NotConsidered", "AdmissionFailed"})
 """Reasons that lie in other replicas, of which a diagnosis of one replica knows nothing."""
 _MOST_LISTED: Final = 32
 
@@ -91,7 +91,7 @@ def explain_wait(problem: ServiceProblem | None, standing: ServiceStanding | Non
     if standing is None or problem is None:
         return problem
     waits_for_host = problem.phase == "Pending" and problem.reason in WAITS_FOR_HOST
-    if problem.reason in {QUEUED, BINDING} or (waits_for_host and standing.reason in _OF_OTHERS):
+    if problem.reason in {QUEUED, BINDING} or (waits_for_host and standing.reason in _CAUSED_BY_OTHERS):
         return ServiceProblem(standing.reason, standing.message, "WaitingForGPU")
     return problem._replace(phase="WaitingForGPU") if waits_for_host else problem
 

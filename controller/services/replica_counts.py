@@ -58,12 +58,18 @@ def find_pod_labels(snapshot: Snapshot, service: InferenceService, vendors: Vend
 
 
 def choose_label(labels: Iterable[tuple[str, str]], accelerator: str) -> str:
-    """Return the label of the pods on one of several accelerators; empty if they were made without a label."""
+    """Return the label of the pods on one of several accelerators.
+
+    It is empty if they were made while the service used one accelerator. If none exist, new ones get the accelerator.
+    """
     return max((label for name, label in labels if name == accelerator), default=accelerator)
 
 
-def keep_label(snapshot: Snapshot, service: InferenceService, accelerator: str | None) -> str:
-    """Return the label of the pods on the only accelerator, which they have if there were several before."""
+def find_single_label(snapshot: Snapshot, service: InferenceService, accelerator: str | None) -> str:
+    """Return the label of the pods of a service that uses one accelerator now.
+
+    Pods that were made while it could use several are labelled with their accelerator, and keep that; others have none.
+    """
     owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
     return next((label for deployment in owned if (label := accelerator_label(deployment)) == accelerator), "")
 

@@ -94,7 +94,10 @@ def is_memory_stated(served: Served) -> bool:
 
 
 def measure_replica(service: InferenceService, served: Served, devices: int = 0) -> ReplicaMemory:
-    """Return the memory of a replica, on a host or in a pod with this number of devices."""
+    """Return the memory of a replica, on a host or in a pod with this number of devices.
+
+    `in_pod` is left out where it is unknown, and where nothing but the stated memory counts: without devices.
+    """
     workload = describe_workload(served)
     estimated = estimate(workload, service.spec)
     has_draft = any(companion.role == "draft" for companion in served.companions)
@@ -106,6 +109,7 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
         further = further_bytes(role, model.status.size_bytes) if model else None
         models.append(_measure_model(companion.name, model, draft_bytes if role == "draft" else further))
     memory = ReplicaMemory(tuple(models), is_stated=is_memory_stated(served), devices=devices)
+    # If any Model states its memory, that of all must be known; a draft without an estimate leaves the whole unknown.
     is_unknown = memory.stated_bytes is None if memory.is_stated else has_draft and draft_bytes is None
     if is_unknown or (memory.is_stated and not devices):
         return memory

@@ -58,11 +58,11 @@ class MetalProcessSteps(NamedTuple):
 
 def process_prefix(service: str, spec: MetalProcessSpec) -> str:
     """Return the name of a service's processes with this spec, without the number at its end."""
-    encoded = msgspec.json.encode(without_defaults(_keep_deciding(spec)), order="sorted")
+    encoded = msgspec.json.encode(without_defaults(_select_deciding_fields(spec)), order="sorted")
     return f"{service}-{hashlib.sha256(encoded).hexdigest()[:8]}"
 
 
-def _keep_deciding(spec: MetalProcessSpec) -> MetalProcessSpec:
+def _select_deciding_fields(spec: MetalProcessSpec) -> MetalProcessSpec:
     """Return the part of a spec of which a change replaces the process.
 
     The same weights come from all mirrors, another extent of benchmarks serves nothing else, and what is mutable is
@@ -140,7 +140,7 @@ def sort_processes(
         demands: the demands of the service on its hosts.
         displacements: why processes should leave their hosts, by uid.
     """
-    standing = SortedProcesses([], [], [], [], [], [], [])
+    grouped = SortedProcesses([], [], [], [], [], [], [])
     usable = []
     for process in observed:
         phase, host = process.status.phase, process.spec.host_name
@@ -149,29 +149,29 @@ def sort_processes(
         lost = host is not None and is_host_lost(host, hosts)
         if process.metadata.deletion_timestamp is not None:
             if host is not None and phase not in HOLDS_NO_MEMORY and not lost:
-                standing.terminating.append(process)
+                grouped.terminating.append(process)
         elif not current and (phase in HOLDS_NO_MEMORY or host is None):
-            standing.finished.append(process)
+            grouped.finished.append(process)
         elif phase in HOLDS_NO_MEMORY and (
             administered.is_cordoned or find_untolerated(administered.taints, demands.tolerations) is not None
         ):
             # The agent takes it after all once memory is free, and knows nothing of cordon and taints.
-            standing.finished.append(process)
+            grouped.finished.append(process)
         elif phase in HOLDS_NO_MEMORY:
-            standing.rejected.append(process)
+            grouped.rejected.append(process)
         else:
             why = displacements.get(process.metadata.uid)
             if current and not lost and why is None:
                 usable.append(process)
                 continue
-            standing.superseded.append(process)
+            grouped.superseded.append(process)
             if current and not lost and why is not None:
-                standing.displaced.append(DisplacedProcess(process, why))
+                grouped.displaced.append(DisplacedProcess(process, why))
     usable.sort(key=lambda process: _rank_process(process, exposed))
-    standing.superseded.sort(key=lambda process: _rank_process(process, exposed))
-    standing.kept.extend(usable[:wanted])
-    standing.surplus.extend(usable[wanted:])
-    return standing
+    grouped.superseded.sort(key=lambda process: _rank_process(process, exposed))
+    grouped.kept.extend(usable[:wanted])
+    grouped.surplus.extend(usable[wanted:])
+    return grouped
 
 
 def is_current(process: MetalProcess, name: str, estimated: MetalProcessSpec | None) -> bool:
@@ -183,8 +183,8 @@ def is_current(process: MetalProcess, name: str, estimated: MetalProcessSpec | N
 
 def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
     """Return whether a process is bound and differs from this spec in nothing but the memory that it reserves."""
-    there = msgspec.structs.replace(process.spec, host_name=None, memory_bytes=spec.memory_bytes)
-    fields, wanted = (without_defaults(_keep_deciding(process_spec)) for process_spec in (there, spec))
+    comparable = msgspec.structs.replace(process.spec, host_name=None, memory_bytes=spec.memory_bytes)
+    fields, wanted = (without_defaults(_select_deciding_fields(process_spec)) for process_spec in (comparable, spec))
     return process.spec.host_name is not None and fields == wanted
 
 
@@ -211,7 +211,7 @@ def plan_steps(
     service: InferenceService,
     spec: MetalProcessSpec | None,
     wanted: int,
-    standing: SortedProcesses,
+    grouped: SortedProcesses,
     *,
     exposed: Collection[str | None],
     taken: Collection[str],
@@ -224,45 +224,45 @@ def plan_steps(
         service: the owner.
         spec: the spec of each process; None while it is not known: then none is created.
         wanted: the number of processes.
-        standing: the existing processes, as `sort_processes` sorts them for the same spec and number.
+        grouped: the existing processes, as `sort_processes` sorts them for the same spec and number.
         exposed: hosts whose endpoint for the service is ready; a Ready process elsewhere gets no request yet.
         taken: names of all processes of the service, also of those being deleted.
         capacities: the capacity that each live host has left.
         now: the wall clock.
     """
-    delete = [*standing.surplus, *standing.finished]
+    delete = [*grouped.surplus, *grouped.finished]
     # For each replica that no client reaches yet, one superseded process stays.
-    reached = sum(
+    reachable = sum(
         metal_process.status.phase == "Ready" and metal_process.spec.host_name in exposed
-        for metal_process in standing.kept
+        for metal_process in grouped.kept
     )
-    stay = max(0, wanted - reached)
-    delete += standing.superseded[stay:]
+    superseded_to_keep = max(0, wanted - reachable)
+    delete += grouped.superseded[superseded_to_keep:]
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
-    delete += _list_blocking_processes(standing, standing.superseded[:stay], capacities, demands)
-    rejected, waits = _expire_rejections(standing, now, is_complete=standing.ready == wanted)
+    delete += _list_blocking_processes(grouped, grouped.superseded[:superseded_to_keep], capacities, demands)
+    rejected, waits = _list_expired_rejections(grouped, now, is_complete=grouped.ready == wanted)
     delete += rejected
     create: tuple[tuple[Resource, Obj], ...] = ()
     if spec is not None:
-        prefix, missing = process_prefix(service.metadata.name, spec), max(0, wanted - len(standing.kept))
+        prefix, missing = process_prefix(service.metadata.name, spec), max(0, wanted - len(grouped.kept))
         unused = (name for number in itertools.count() if (name := f"{prefix}-{number}") not in taken)
         names = itertools.islice(unused, missing)
         created_at = parse_seconds(service.metadata.creation_timestamp) or 0.0
-        places = itertools.chain(_list_inheritable_places(standing, created_at), itertools.repeat(None))
-        moves = itertools.chain(_list_unfollowed_moves(standing), itertools.repeat(None))
+        places = itertools.chain(_list_inheritable_places(grouped, created_at), itertools.repeat(None))
+        moves = itertools.chain(_list_unfollowed_moves(grouped), itertools.repeat(None))
         create = tuple(_build_process(service, spec, *row) for row in zip(names, places, moves, strict=False))
     return MetalProcessSteps(
         create=create,
-        patch=_list_edits(standing, spec) if spec is not None else (),
+        patch=_list_edits(grouped, spec) if spec is not None else (),
         delete=tuple(process_ref(process.metadata) for process in delete),
         again_seconds=min(waits, default=None),
     )
 
 
-def _list_edits(standing: SortedProcesses, spec: MetalProcessSpec) -> tuple[Patch, ...]:
+def _list_edits(grouped: SortedProcesses, spec: MetalProcessSpec) -> tuple[Patch, ...]:
     """Return the patches of the processes of the wanted spec whose mutable fields the service has edited."""
     patches = []
-    for process in (*standing.kept, *(displaced.process for displaced in standing.displaced)):
+    for process in (*grouped.kept, *(displaced.process for displaced in grouped.displaced)):
         wanted = with_edits(process.spec, spec)
         if wanted != process.spec:
             patches.append(_patch_spec(process, wanted))
@@ -281,15 +281,15 @@ def _patch_spec(process: MetalProcess, wanted: MetalProcessSpec) -> Patch:
     return Patch(process_ref(process.metadata), tuple(operations))
 
 
-def _expire_rejections(
-    standing: SortedProcesses, now: datetime, *, is_complete: bool
+def _list_expired_rejections(
+    grouped: SortedProcesses, now: datetime, *, is_complete: bool
 ) -> tuple[list[MetalProcess], list[float]]:
     """Return the rejected processes to delete, and the seconds after which each of the others may be deleted.
 
     A host that rejected a move stays avoided although the service has all its replicas, or it would be chosen again.
     """
     expired, waits = list[MetalProcess](), list[float]()
-    for process in standing.rejected:
+    for process in grouped.rejected:
         limit_seconds = AVOID_SECONDS if process.status.phase == "Rejected" else AVOID_STOPPED_SECONDS
         left_seconds = limit_seconds - _age_seconds(process, now)
         if left_seconds <= 0 or (is_complete and MOVES not in process.metadata.annotations):
@@ -299,15 +299,15 @@ def _expire_rejections(
     return expired, waits
 
 
-def _list_unfollowed_moves(standing: SortedProcesses) -> list[str]:
+def _list_unfollowed_moves(grouped: SortedProcesses) -> list[str]:
     """Return the uids of the processes that leave for a better host and have no replacement yet."""
-    followed = list_moved([*standing.kept, *standing.surplus])
-    uids = (process.process.metadata.uid for process in standing.displaced if process.why.cause == REBALANCE)
+    followed = list_moved([*grouped.kept, *grouped.surplus])
+    uids = (process.process.metadata.uid for process in grouped.displaced if process.why.cause == REBALANCE)
     return [uid for uid in uids if uid not in followed]
 
 
 def _list_blocking_processes(
-    standing: SortedProcesses,
+    grouped: SortedProcesses,
     superseded: Sequence[MetalProcess],
     capacities: Sequence[HostCapacity],
     demands: HostDemands,
@@ -317,55 +317,58 @@ def _list_blocking_processes(
     The queue names them if it holds their memory for the successor. One that it has not decided about yet takes the
     memory of those of one host, if it fits nowhere else.
     """
-    if standing.terminating:
+    if grouped.terminating:
         return []
-    waiting = [process for process in standing.kept if process.spec.host_name is None]
+    waiting = [process for process in grouped.kept if process.spec.host_name is None]
     undecided = None
     for process in waiting:
         if (nomination := read_nomination(process)) is None:
             undecided = undecided or process
         elif named := [victim for victim in superseded if victim.metadata.uid in nomination.victims]:
             return named
-    return _find_blocking_processes(undecided, standing, superseded, capacities, demands)
+    return _find_blocking_processes(undecided, grouped, superseded, capacities, demands)
 
 
 def _find_blocking_processes(
     waiting: MetalProcess | None,
-    standing: SortedProcesses,
+    grouped: SortedProcesses,
     superseded: Sequence[MetalProcess],
     capacities: Sequence[HostCapacity],
     demands: HostDemands,
 ) -> list[MetalProcess]:
-    """Return the superseded processes of one host that make room for a successor that fits nowhere else."""
+    """Return the superseded processes of one host, the least useful first, whose end makes room for `waiting`.
+
+    None are returned if it fits somewhere already, or if no host would have room for it even then.
+    """
     if waiting is None:
         return []
-    left = (displaced.process for displaced in standing.displaced)
-    avoid = {process.spec.host_name for process in (*standing.rejected, *left)}
+    displaced_processes = (displaced.process for displaced in grouped.displaced)
+    avoid = {process.spec.host_name for process in (*grouped.rejected, *displaced_processes)}
     eligible = list_eligible_hosts(require_host(waiting, demands), avoid, capacities)
     if any(capacity.free_bytes >= waiting.spec.memory_bytes for capacity in eligible):
         return []
     for capacity in eligible:
-        free, there = capacity.free_bytes, []
+        free_bytes, blocking = capacity.free_bytes, []
         for process in reversed(superseded):
-            if process.spec.host_name == capacity.host and free < waiting.spec.memory_bytes:
-                there.append(process)
-                free += process.spec.memory_bytes
-        if free >= waiting.spec.memory_bytes:
-            return there
+            if process.spec.host_name == capacity.host and free_bytes < waiting.spec.memory_bytes:
+                blocking.append(process)
+                free_bytes += process.spec.memory_bytes
+        if free_bytes >= waiting.spec.memory_bytes:
+            return blocking
     return []
 
 
-def _list_inheritable_places(standing: SortedProcesses, created_at: float) -> list[str]:
+def _list_inheritable_places(grouped: SortedProcesses, created_at: float) -> list[str]:
     """Return the places in the queue that replaced processes leave to their successors, the oldest first.
 
     The memory that a process frees for its replacement would otherwise go to whichever process waits longer.
     """
-    replaced = (*standing.superseded, *standing.rejected, *standing.finished, *standing.terminating)
-    there, kept = (
+    replaced = (*grouped.superseded, *grouped.rejected, *grouped.finished, *grouped.terminating)
+    replaced_places, kept_places = (
         Counter(find_process_place(process, created_at) for process in processes)
-        for processes in (replaced, standing.kept)
+        for processes in (replaced, grouped.kept)
     )
-    return [format_place(place) for place in sorted((there - kept).elements())]
+    return [format_place(place) for place in sorted((replaced_places - kept_places).elements())]
 
 
 def _age_seconds(process: MetalProcess, now: datetime) -> float:

@@ -131,6 +131,8 @@ def _services_of_host(store: Store, host: Obj) -> list[ObjectKey]:
 
 
 def _service_by_label(label: str) -> Callable[[Store, Obj], list[ObjectKey]]:
+    """Return a function that returns the service that this label of an object names."""
+
     def keys(_store: Store, obj: Obj) -> list[ObjectKey]:
         metadata = obj["metadata"]
         service = metadata.get("labels", {}).get(label)

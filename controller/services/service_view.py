@@ -23,7 +23,7 @@ from controller.services.kueue_report import (
 )
 from controller.services.metal_processes import observe_hosts
 from controller.services.pods.pod_replicas import observe_pods
-from controller.services.replica_counts import keep_label
+from controller.services.replica_counts import find_single_label
 from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas, combine_replicas
 from controller.services.several_accelerators import find_pod_runtime, list_parts, observe_several, summarize_parts
@@ -155,7 +155,7 @@ def _observe_replicas(
 ) -> Replicas:
     """Return the replicas in pods and on hosts. A service that may not run keeps its replicas and gets no new one."""
     checked, choice = replica.checked, replica.choice
-    label = keep_label(snapshot, service, replica.accelerator)
+    label = find_single_label(snapshot, service, replica.accelerator)
     pods = observe_pods(
         snapshot, service, checked.served, choice, wanted, settings=settings, may_roll_out=may_roll_out, label=label
     )

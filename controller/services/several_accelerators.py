@@ -103,8 +103,8 @@ def observe_several(
         for part in parts
     ]
     if METAL not in chosen:
-        observed.append(observe_hosts(snapshot, service, None, held.get(METAL, 0)))
-        observed[-1] = replace(observed[-1], ready=(), problem=None)
+        held_on_hosts = observe_hosts(snapshot, service, None, held.get(METAL, 0))
+        observed.append(replace(held_on_hosts, ready=(), problem=None))
     observed += [
         hold_pods(snapshot, service, label, held.get(accelerator, 0))
         for accelerator, label in labels
@@ -114,11 +114,17 @@ def observe_several(
 
 
 def hold_replicas(wanted: int, chosen: Mapping[str, int], counts: Mapping[str, ReplicaCounts]) -> dict[str, int]:
-    """Return the number of replicas to keep on each accelerator, beyond those chosen, until others are ready."""
+    """Return, by accelerator, how many replicas beyond those chosen there keep serving until enough chosen are ready.
+
+    Args:
+        wanted: the number of replicas of the service.
+        chosen: the number of replicas that are to be on each accelerator.
+        counts: the replicas that are on each accelerator.
+    """
     missing = wanted - sum(min(counts.get(name, NO_REPLICAS).ready, count) for name, count in chosen.items())
     held: dict[str, int] = {}
-    for name, there in sorted(counts.items(), key=lambda item: (-item[1].ready, item[0])):
-        held[name] = max(0, min(there.running - chosen.get(name, 0), missing))
+    for name, existing in sorted(counts.items(), key=lambda item: (-item[1].ready, item[0])):
+        held[name] = max(0, min(existing.running - chosen.get(name, 0), missing))
         missing -= held[name]
     return held
 
@@ -134,9 +140,9 @@ def _observe_part(
 ) -> Replicas:
     """Return the replicas on one accelerator: those chosen and `held` ones that serve until others are ready."""
     service, checked, choice = part.service, part.replica.checked, part.replica.choice
-    most = service.spec.replicas + held
+    kept_and_new = service.spec.replicas + held
     if part.accelerator == METAL:
-        replicas = observe_hosts(snapshot, service, checked.served, most, checked.memory.total_bytes)
+        replicas = observe_hosts(snapshot, service, checked.served, kept_and_new, checked.memory.total_bytes)
     else:
         label = choose_label(labels, part.accelerator)
         replicas = observe_pods(
@@ -144,7 +150,7 @@ def _observe_part(
             service,
             checked.served,
             choice,
-            most,
+            kept_and_new,
             settings=settings,
             may_roll_out=may_roll_out,
             label=label,
@@ -154,4 +160,4 @@ def _observe_part(
             owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
             kept = tuple((DEPLOYMENTS, deployment) for deployment in owned if accelerator_label(deployment) == label)
             replicas = replace(replicas, keep=kept)
-    return replace(replicas, ready=replicas.ready[:most], problem=checked.problem or replicas.problem)
+    return replace(replicas, ready=replicas.ready[:kept_and_new], problem=checked.problem or replicas.problem)

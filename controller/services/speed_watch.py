@@ -68,7 +68,7 @@ class SpeedWatch:
         service.expected = expected
         return self._summarize(service)
 
-    def take(self, key: ObjectKey, speeds: Mapping[Endpoint, float], now: float) -> None:
+    def add_readings(self, key: ObjectKey, speeds: Mapping[Endpoint, float], now: float) -> None:
         """Store new readings of a service, and report it if other replicas are slow or healthy than before.
 
         A replica without a reading had no request that ran alone; its last reading counts until `FORGET_SECONDS`.

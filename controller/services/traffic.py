@@ -105,7 +105,7 @@ def parse_series(text: bytes, names: Collection[str]) -> dict[str, float]:
 
 
 def _read_number(rest: bytes) -> float | None:
-    """Return the count behind a name and its labels; None if there is none, or the name is longer."""
+    """Return the count in the rest of a line after a name; None if it has none, or its series has a longer name."""
     if rest[:1] == b"{":
         # A label may contain braces and blanks, in quotes; the number is behind the last brace.
         rest = rest[rest.rfind(b"}") + 1 :]
@@ -160,6 +160,7 @@ def measure_streams(
 
 
 def _measure_stream(before: MetricsSample, after: MetricsSample) -> float | None:
+    """Return the tokens per second of requests that ran alone; None if they generated too few."""
     if any(name not in after.values for name in STREAM_SERIES):
         return None
     tokens, seconds = (find_increase(before, after, name) for name in STREAM_SERIES)
@@ -192,6 +193,7 @@ def differs_notably(traffic: Traffic, measured: Traffic) -> bool:
 
 
 def _differs(old: float | None, new: float | None) -> bool:
+    """Return whether a number differs by more than a tenth, or only one of the two is known."""
     if old is None or new is None:
         return old is not new
     return is_notable_change(old, new)

@@ -244,7 +244,7 @@ class TrafficMeter:
         }
         service.stream_baselines = {**samples, **earlier}
         service.next_speed_at = now + self._watch.window_seconds
-        self._watch.take(key, speeds, now)
+        self._watch.add_readings(key, speeds, now)
 
     async def _read_pods(
         self, session: aiohttp.ClientSession, leading: Leading, key: ObjectKey, service: _MeteredService

@@ -195,7 +195,7 @@ def flap(hosts: SimulatedHosts, times: int) -> None:
 
 
 def distrust(hosts: SimulatedHosts) -> HostDistrust | None:
-    return hosts.liveness.distrust("one", hosts.clock, hosts.today)
+    return hosts.liveness.find_distrust("one", hosts.clock, hosts.today)
 
 
 @pytest.mark.parametrize(("times", "seconds"), [(1, 0), (2, 60), (3, 120), (5, 480), (6, 600), (20, 600)])

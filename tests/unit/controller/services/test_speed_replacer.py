@@ -83,7 +83,7 @@ class ReplacerOfChat:
     def become_slow(self, speed: float = 40.0) -> None:
         """Read the metrics."""
         self.report()
-        self.watch.take(KEY, dict.fromkeys(self.expected, speed), 300.0)
+        self.watch.add_readings(KEY, dict.fromkeys(self.expected, speed), 300.0)
 
     def reason(self) -> str:
         """Reconcile, and return the reason of the condition; empty if there is none."""

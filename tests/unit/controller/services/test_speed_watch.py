@@ -27,7 +27,7 @@ class Watched:
         """Take a reading of each replica."""
         self.now += self.watch.window_seconds
         readings = {pod: speed for pod, speed in zip((A, B), speeds, strict=False) if speed is not None}
-        self.watch.take(KEY, readings, self.now)
+        self.watch.add_readings(KEY, readings, self.now)
 
 
 def test_replica_is_slow_by_the_threshold_and_the_service_hears_of_a_change() -> None:
