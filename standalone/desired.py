@@ -16,7 +16,7 @@ from artifacts.source import SourceError, is_of_hub, parse, scheme_of
 from controller.models.served import read_companions
 from controller.models.volume import take_answer
 from controller.services import preconditions
-from controller.services.metal_processes import desired_spec
+from controller.services.metal_processes import build_process_spec
 from controller.services.preconditions import ServiceProblem
 from controller.services.rollout import process_prefix
 from crds.inferenceservice import InferenceService, InferenceServiceSpec, wanted_replicas
@@ -69,7 +69,7 @@ def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Mod
     memory_bytes = checked.memory.total_bytes
     if checked.served is None or memory_bytes is None:
         return Decision(problem=checked.problem)
-    spec = desired_spec(adapted, checked.served, memory_bytes)
+    spec = build_process_spec(adapted, checked.served, memory_bytes)
     name = process_prefix(metadata.name, spec)
     names = (f"{name}-{number}" for number in range(replicas))
     assignments = tuple(

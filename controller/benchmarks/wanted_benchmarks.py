@@ -23,7 +23,7 @@ from controller.reconcile.plan import decode_stored
 from controller.services.candidates import list_candidates, state_accelerator
 from controller.services.checked_replica import check_replica
 from controller.services.device_classes import find_node_class
-from controller.services.endpoints import Endpoint, ready_endpoints, replica_addresses
+from controller.services.endpoints import Endpoint, list_ready_endpoints, list_replica_addresses
 from controller.services.pods.devices import request_devices
 from controller.services.pods.pod_template import EngineChoice
 from crds.inferenceservice import InferenceService
@@ -149,8 +149,8 @@ def _find_replicas(store: Store, service: InferenceService) -> dict[str, Endpoin
     metadata = service.metadata
     slices = store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(metadata.namespace, metadata.name))
     pods = store.by_index(PODS, SERVICE_INDEX, namespaced(metadata.namespace, metadata.name))
-    addresses = replica_addresses(pods, ())
-    endpoints = (endpoint for endpoint in ready_endpoints(slices) if endpoint.address in addresses)
+    addresses = list_replica_addresses(pods, ())
+    endpoints = (endpoint for endpoint in list_ready_endpoints(slices) if endpoint.address in addresses)
     return {endpoint.node: endpoint for endpoint in endpoints if endpoint.node}
 
 

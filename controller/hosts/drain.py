@@ -25,7 +25,7 @@ DRAINING: Final = "Draining"
 _MOST_NAMED: Final = 3
 
 
-def drained_condition(
+def build_drained_condition(
     host: MetalHost,
     bound: Iterable[HostedProcess],
     siblings: Mapping[str, Sequence[HostedProcess]],
@@ -72,7 +72,7 @@ def find_recheck_seconds(
 ) -> float | None:
     """Return the seconds after which a process may count as blocked; None if only a change of a process matters.
 
-    The arguments are those of `drained_condition`.
+    The arguments are those of `build_drained_condition`.
     """
     if not host.spec.drain:
         return None

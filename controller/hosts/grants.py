@@ -43,7 +43,7 @@ def grants_name(host: str) -> str:
     return f"grants:{host}"
 
 
-def granted_addresses(role: Obj | None) -> frozenset[str]:
+def read_granted_addresses(role: Obj | None) -> frozenset[str]:
     """Return the addresses that a Role grants."""
     rules = (role or {}).get("rules") or []
     return frozenset(
@@ -76,7 +76,7 @@ def judge_address(
 
     def order(host: MetalHost) -> tuple[bool, str, str]:
         name = host.metadata.name
-        return address not in granted_addresses(roles.get(name)), host.metadata.creation_timestamp, name
+        return address not in read_granted_addresses(roles.get(name)), host.metadata.creation_timestamp, name
 
     first = min((host, *claimants), key=order).metadata.name
     if first != host.metadata.name:
@@ -85,7 +85,7 @@ def judge_address(
             f"start one of the two agents with another --address, or delete MetalHost {first} if that host is gone"
         )
         return AddressVerdict("Refused", "AddressOfHost", message)
-    if use is None and address not in granted_addresses(roles.get(host.metadata.name)):
+    if use is None and address not in read_granted_addresses(roles.get(host.metadata.name)):
         message = f"waiting until the cluster has been searched for another owner of status.address {address}"
         return AddressVerdict("Unknown", "NotChecked", message)
     return AddressVerdict("Accepted", "AddressFree", f"EndpointSlices of this host may name {address}")
@@ -104,7 +104,7 @@ def decide_grants(host: MetalHost, verdict: AddressVerdict, bound: Iterable[Obj]
     )
 
 
-def grant_objects(host: MetalHost, grants: HostGrants) -> tuple[tuple[Resource, Obj], ...]:
+def build_grant_objects(host: MetalHost, grants: HostGrants) -> tuple[tuple[Resource, Obj], ...]:
     """Return the Role and the RoleBinding of a host, which are deleted with its MetalHost."""
     host_name, name = host.metadata.name, grants_name(host.metadata.name)
     owner = msgspec.structs.replace(host.metadata, namespace=HOSTS_NAMESPACE)
@@ -127,7 +127,7 @@ def grant_objects(host: MetalHost, grants: HostGrants) -> tuple[tuple[Resource, 
     )
 
 
-def address_condition(host: MetalHost, verdict: AddressVerdict) -> Obj:
+def build_address_condition(host: MetalHost, verdict: AddressVerdict) -> Obj:
     """Return the condition AddressAccepted."""
     return condition(
         ADDRESS_ACCEPTED,

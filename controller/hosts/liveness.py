@@ -68,7 +68,7 @@ class _HostRecord:
     def __init__(self, lease: Lease | None, now: float, *, fresh: bool, expiries: Sequence[datetime] = ()) -> None:
         self.lease = lease
         self.silent_since = now
-        """When it was first observed, its renewTime changed or an outage of the API server ended: the latest of these."""
+        """The latest of: first observation, change of its renewTime, end of an outage of the API server."""
         self.alive_since = now
         self.has_renewed = fresh
         self.expired_at: float | None = None
@@ -98,7 +98,7 @@ class HostLiveness:
         self._hosts = {}
         self._last_answer_at = None
 
-    def state(self, host: str) -> Liveness:
+    def find_liveness(self, host: str) -> Liveness:
         """Return the liveness of a host."""
         record = self._hosts.get(host)
         return record.liveness if record else "Unproven"
@@ -157,9 +157,9 @@ class HostLiveness:
         self._last_answer_at = now
         seen = {lease.host: lease for lease in leases}
         names = {*registered, *seen}
-        before = {name: self.state(name) for name in {*names, *self._hosts}}
+        before = {name: self.find_liveness(name) for name in {*names, *self._hosts}}
         self._hosts = {name: self._observe_host(name, seen.get(name), now, today, read_expiries) for name in names}
-        return {name for name, liveness in before.items() if self.state(name) != liveness}
+        return {name for name, liveness in before.items() if self.find_liveness(name) != liveness}
 
     def _observe_host(
         self,
@@ -222,7 +222,7 @@ def read_lease(obj: Obj) -> Lease:
     )
 
 
-def stable_condition(host: MetalHost, expiries: Sequence[str], distrust: HostDistrust | None) -> Obj | None:
+def build_stable_condition(host: MetalHost, expiries: Sequence[str], distrust: HostDistrust | None) -> Obj | None:
     """Return the condition Stable of a host, or None if the Lease of the host has not expired lately.
 
     Args:

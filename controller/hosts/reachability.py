@@ -181,7 +181,7 @@ def find_agent_place(host: MetalHost) -> AgentPlace | None:
     return AgentPlace(status.address, status.reachability_port, status.boot_id) if status.reachability_port else None
 
 
-def reachable_condition(host: MetalHost, answer: ReachabilityAnswer | None) -> Obj:
+def build_reachable_condition(host: MetalHost, answer: ReachabilityAnswer | None) -> Obj:
     """Return the condition Reachable; without an answer, that of an earlier leader stays."""
     true, reason, message = None, "NotAsked", "the controller asks the agent once the address is accepted"
     if host.status.reachability_port is None:

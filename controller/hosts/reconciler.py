@@ -14,25 +14,32 @@ from typing import Final, NamedTuple
 import structlog
 
 from controller.hosts.address_check import PAUSE_SECONDS, AddressCheck, AddressUse
-from controller.hosts.drain import DRAINING, drained_condition, draining_facts, find_recheck_seconds
+from controller.hosts.drain import DRAINING, build_drained_condition, draining_facts, find_recheck_seconds
 from controller.hosts.grants import (
-    address_condition,
+    build_address_condition,
+    build_grant_objects,
     decide_grants,
-    grant_objects,
-    granted_addresses,
     grants_name,
     judge_address,
+    read_granted_addresses,
 )
-from controller.hosts.liveness import OUTAGE_SECONDS, HostDistrust, HostLiveness, Liveness, read_lease, stable_condition
+from controller.hosts.liveness import (
+    OUTAGE_SECONDS,
+    HostDistrust,
+    HostLiveness,
+    Liveness,
+    build_stable_condition,
+    read_lease,
+)
 from controller.hosts.reachability import (
     AgentPlace,
     AskAgent,
     ReachabilityAnswer,
     ReachabilityProber,
+    build_reachable_condition,
     find_agent_place,
-    reachable_condition,
 )
-from controller.hosts.secrets import HostSecrets, host_secret, keep_previous_tokens, list_needed_secrets
+from controller.hosts.secrets import HostSecrets, build_host_secret, keep_previous_tokens, list_needed_secrets
 from controller.reconcile.conditions import condition, find, transitions
 from controller.reconcile.indexes import (
     ADDRESS_INDEX,
@@ -96,7 +103,7 @@ class LeaseReader:
 
     def bindable(self, host: str) -> bool:
         """Return whether processes may be bound to a host."""
-        return self.liveness.state(host) == "Alive"
+        return self.liveness.find_liveness(host) == "Alive"
 
     def wait_seconds(self, host: str) -> float | None:
         """Return the time until the processes of an expired host count as stopped; None: it has not expired."""
@@ -133,7 +140,7 @@ class LeaseReader:
 
         changed = self.liveness.observe(names, map(read_lease, listed.items), self._clock(), today, read_expiries)
         for host in sorted(changed):
-            log.info("host_liveness_changed", host=host, liveness=self.liveness.state(host))
+            log.info("host_liveness_changed", host=host, liveness=self.liveness.find_liveness(host))
             enqueue(METAL_HOSTS, ObjectKey("", host))
             # A new leader finds the condition of an expired host as it must be, so no event of the host follows.
             for process in store.by_index(METAL_PROCESSES, HOST_INDEX, host):
@@ -183,7 +190,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         if not leases.bindable(key.name):
             # The host may have renewed since Leases were read: then its endpoints must not be deleted.
             await leases.follow_renewal(key.name)
-        liveness = leases.liveness.state(key.name)
+        liveness = leases.liveness.find_liveness(key.name)
         distrust = leases.find_distrust(key.name, snapshot.now)
         expiries = leases.liveness.list_expiries(key.name, snapshot.now)
         host = snapshot.get(METAL_HOSTS, key)
@@ -195,7 +202,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness, distrust=distrust, expiries=expiries)
         address = host.get("status", {}).get("address", "")
-        granted = address in granted_addresses(_find_grants_role(snapshot, key.name))
+        granted = address in read_granted_addresses(_find_grants_role(snapshot, key.name))
         readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
         use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
         # The controller connects to this address, so something else that has got it since it was granted must not.
@@ -294,15 +301,15 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     # An expired host keeps what it was granted: while it is silent its processes are not known to have ended. What a
     # former host of this name was granted is in force until it is replaced.
     keeps_grants = expired and not _has_former_grants(snapshot, key.name)
-    grants = () if keeps_grants else grant_objects(host, decide_grants(host, verdict, bound))
+    grants = () if keeps_grants else build_grant_objects(host, decide_grants(host, verdict, bound))
     hosted = decode_stored(snapshot.store, METAL_PROCESSES, bound, HostedProcess)
     siblings = _list_siblings(snapshot, hosted) if host.spec.drain else {}
-    drained = drained_condition(host, hosted, siblings, snapshot.now)
-    reachable = reachable_condition(host, inputs.reachability)
+    drained = build_drained_condition(host, hosted, siblings, snapshot.now)
+    reachable = build_reachable_condition(host, inputs.reachability)
     expiries = host.status.lease_expiries if inputs.expiries is None else list(inputs.expiries)
-    stable = stable_condition(host, expiries, inputs.distrust)
+    stable = build_stable_condition(host, expiries, inputs.distrust)
     further = [condition for condition in (drained, stable) if condition is not None]
-    conditions = [ready, address_condition(host, verdict), reachable, *further]
+    conditions = [ready, build_address_condition(host, verdict), reachable, *further]
     again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
     if (recheck_seconds := find_recheck_seconds(host, hosted, siblings, snapshot.now)) is not None:
         again_seconds = min(again_seconds, recheck_seconds)
@@ -312,7 +319,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     if inputs.tokens is not None:
         keys = {host_secret_key(process["metadata"]["namespace"], process["spec"]["tokenSecret"]) for process in bound}
         existing = (inputs.secret or {}).get("data") or {}
-        secret = host_secret(host, keep_previous_tokens(inputs.tokens, keys, existing, snapshot.now))
+        secret = build_host_secret(host, keep_previous_tokens(inputs.tokens, keys, existing, snapshot.now))
     # Secrets are not in the watch cache, so the existing Secret is among the inputs.
     differs = secret and (inputs.secret is None or not is_applied(*secret, inputs.secret, FIELD_MANAGER))
     return Plan(

@@ -187,7 +187,7 @@ def _read_previous(existing: Mapping[str, str]) -> dict[str, PreviousToken]:
         return {}
 
 
-def host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, Obj]:
+def build_host_secret(host: MetalHost, tokens: Mapping[str, str]) -> tuple[Resource, Obj]:
     """Return the one Secret that this host may read. Applying it removes tokens that are not needed any more."""
     owner = msgspec.structs.replace(host.metadata, namespace=HOSTS_NAMESPACE)
     return child(SECRETS, host.metadata.name, METAL_HOSTS, owner, {}, type="Opaque", data=dict(tokens))

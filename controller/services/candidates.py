@@ -18,7 +18,7 @@ from controller.reconcile.conditions import find
 from controller.reconcile.indexes import mounted_claims
 from controller.services.checked_replica import CheckedReplica, check_replica
 from controller.services.class_speeds import FindSpeeds, find_no_speeds
-from controller.services.metal_processes import desired_spec
+from controller.services.metal_processes import build_process_spec
 from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights
 from controller.services.pods.devices import request_devices
 from controller.services.pods.queue_gate import is_queued
@@ -142,7 +142,7 @@ def _build_prospect(
         spec, bytes_needed = service.spec, replica.checked.memory.total_bytes
         if bytes_needed is None:
             return None
-        process = desired_spec(service, served, bytes_needed)
+        process = build_process_spec(service, served, bytes_needed)
         demands = HostDemands(frozenset(spec.node_selector.items()), tuple(spec.tolerations))
         requirement = HostRequirement(process.runtime, service.metadata.namespace, *demands)
         return ProspectiveReplica(_build_unit(service, {MEMORY: bytes_needed}, pools, requirement))

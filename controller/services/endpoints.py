@@ -29,7 +29,7 @@ class Endpoint(NamedTuple):
         return f"{self.scheme}://{place}:{self.port}"
 
 
-def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
+def list_ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
     """Return the addresses that the EndpointSlices of one Service offer, sorted."""
     endpoints = set()
     for endpoint_slice in slices:
@@ -53,13 +53,13 @@ def ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
     return tuple(sorted(endpoints))
 
 
-def exposed_hosts(store: Store, namespace: str, service: str) -> set[str]:
+def find_exposed_hosts(store: Store, namespace: str, service: str) -> set[str]:
     """Return the hosts whose EndpointSlice for a service has a ready endpoint."""
     slices = store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(namespace, service))
-    return {endpoint.host for endpoint in ready_endpoints(slices)}
+    return {endpoint.host for endpoint in list_ready_endpoints(slices)}
 
 
-def replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
+def list_replica_addresses(pods: Iterable[Obj], hosts: Iterable[Obj]) -> set[str]:
     """Return the addresses of the pods and MetalHosts of a service: its token is sent to no other address."""
     addresses = {address["ip"] for pod in pods for address in pod.get("status", {}).get("podIPs") or []}
     return addresses | {host.get("status", {}).get("address", "") for host in hosts}

@@ -15,7 +15,7 @@ from controller.reconcile.indexes import HOST_INDEX
 from controller.reconcile.plan import Patch, Plan, Reconciler, Snapshot, decode_stored
 from controller.reconcile.triggers import Trigger, all_but_status, serving_facts
 from controller.services import diagnosis, replica_memory
-from controller.services.endpoints import exposed_hosts
+from controller.services.endpoints import find_exposed_hosts
 from controller.services.preconditions import ServiceProblem
 from controller.services.replica_memory import MemoryAdvice
 from controller.services.replicas import Replicas
@@ -53,7 +53,7 @@ def observe_hosts(
     Without `served` or `memory`, none is created.
     """
     children = snapshot.children(METAL_PROCESSES, service.metadata.namespace, service.metadata.uid)
-    spec = desired_spec(service, served, memory) if served is not None and memory is not None else None
+    spec = build_process_spec(service, served, memory) if served is not None and memory is not None else None
     if not children and not (spec and wanted):
         return Replicas(total=0)
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
@@ -67,7 +67,7 @@ def observe_hosts(
     name = process_prefix(service.metadata.name, spec) if spec else None
     # If the memory is an estimate, bound processes that differ in nothing but an earlier estimate are kept.
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
-    exposed = exposed_hosts(snapshot.store, service.metadata.namespace, service.metadata.name)
+    exposed = find_exposed_hosts(snapshot.store, service.metadata.namespace, service.metadata.name)
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
     moving_uids = set[str]()
     if name is not None and (requested_at or list_moved(processes)):
@@ -182,7 +182,7 @@ def read_hosts(store: Store, names: Iterable[str | None]) -> dict[str, MetalHost
     return {host.metadata.name: host for host in decoded if host.metadata.deletion_timestamp is None}
 
 
-def desired_spec(service: InferenceService, served: Served, memory_bytes: int) -> MetalProcessSpec:
+def build_process_spec(service: InferenceService, served: Served, memory_bytes: int) -> MetalProcessSpec:
     """Return the spec of the process that serves one replica; its host reserves `memory_bytes`."""
     spec, model = service.spec, served.model
     return MetalProcessSpec(

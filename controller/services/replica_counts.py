@@ -9,7 +9,7 @@ from controller.placement.displacement import find_displacements, list_moved, re
 from controller.placement.pod_requests import count_requests
 from controller.reconcile.plan import Snapshot, decode_stored
 from controller.reconcile.triggers import ENDED
-from controller.services.endpoints import exposed_hosts
+from controller.services.endpoints import find_exposed_hosts
 from controller.services.metal_processes import read_hosts
 from controller.services.pods.observed_deployments import accelerator_label, is_ready, list_service_pods, node_of
 from controller.services.rollout import is_host_lost
@@ -109,7 +109,7 @@ def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCo
         for process in processes
         if (name := process.spec.host_name) and not is_host_lost(name, hosts) and process.metadata.uid not in displaced
     ]
-    exposed = exposed_hosts(snapshot.store, metadata.namespace, metadata.name)
+    exposed = find_exposed_hosts(snapshot.store, metadata.namespace, metadata.name)
     ready = sum(process.status.phase == "Ready" and process.spec.host_name in exposed for process in placed)
     waiting = [process.metadata.creation_timestamp for process in processes if not process.spec.host_name]
     return ReplicaCounts(len(placed), ready, tuple(map(datetime.fromisoformat, waiting)))

@@ -15,7 +15,7 @@ from controller.reconcile.plan import Snapshot
 from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators
 from controller.services.checked_replica import CheckedReplica, check_replica, read_models
-from controller.services.endpoints import ready_endpoints, replica_addresses
+from controller.services.endpoints import list_ready_endpoints, list_replica_addresses
 from controller.services.kueue_report import (
     NO_REPORT,
     KueueReport,
@@ -109,7 +109,7 @@ def build_view(
     checked = replica.checked
     replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
-    endpoints = ready_endpoints(slices)
+    endpoints = list_ready_endpoints(slices)
     addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
     remarks = preconditions.list_remarks(
         shown, model, settings.vendors, checked.memory, smallest_device_bytes=replica.devices.smallest_bytes
@@ -141,7 +141,7 @@ def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceSer
     children = snapshot.children(METAL_PROCESSES, key.namespace, service.metadata.uid)
     names = {process["spec"].get("hostName") for process in children}
     hosts = (snapshot.get(METAL_HOSTS, ObjectKey("", name)) for name in names if name)
-    return replica_addresses(pods, (host for host in hosts if host is not None))
+    return list_replica_addresses(pods, (host for host in hosts if host is not None))
 
 
 def _observe_replicas(

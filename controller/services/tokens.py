@@ -51,7 +51,7 @@ def token_secret(service: InferenceService, token: str, rotation: str = "") -> t
     data = {TOKEN_KEY: base64.b64encode(token.encode()).decode()}
     resource, obj = child(SECRETS, token_name(owner.name), INFERENCE_SERVICES, owner, {}, type="Opaque", data=data)
     noted = {TOKEN_DIGEST: _token_digest(owner.uid, token.encode())}
-    if rotation := rotation or wanted_rotation(service):
+    if rotation := rotation or digest_rotation_request(service):
         noted[TOKEN_ROTATION] = rotation
     obj["metadata"]["annotations"] = noted
     return resource, obj
@@ -70,7 +70,7 @@ class TokenStep(NamedTuple):
     """Time until the Secret is to be read again, or until a service that waits is to report its place."""
 
 
-def wanted_rotation(service: InferenceService) -> str:
+def digest_rotation_request(service: InferenceService) -> str:
     """Return the digest of the service's annotation that asks for a new token; empty without one."""
     value = service.metadata.annotations.get(ROTATE_TOKEN, "")
     return hashlib.sha256(value.encode()).hexdigest()[:16] if value else ""
@@ -90,7 +90,7 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
     Args:
         secret: the Secret of a service.
         service_uid: the service.
-        wanted: the result of `wanted_rotation`.
+        wanted: the result of `digest_rotation_request`.
     """
     annotations = secret["metadata"].get("annotations") or {}
     token = _read_token(secret)
@@ -196,7 +196,7 @@ class KnownTokens:
         Raises as `Client`.
         """
         key = _secret_key(service_key)
-        uid, cached, wanted = service.metadata.uid, self._cached.get(key), wanted_rotation(service)
+        uid, cached, wanted = service.metadata.uid, self._cached.get(key), digest_rotation_request(service)
         is_current = cached is not None and cached.service_uid == uid and (waits or now < cached.read_again_at)
         if cached is None or not is_current or is_new_rotation(wanted, cached.rotation):
             if cached is None and not service.status.conditions:

@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from controller.models.served import Companion, Served
-from controller.services.metal_processes import desired_spec
+from controller.services.metal_processes import build_process_spec
 from crds.metalprocess import Artifact, FurtherArtifact
 from metal_agent.native.process import identify_process
 from metal_agent.weights import HostWeights
@@ -93,7 +93,7 @@ async def test_secret_of_a_model_is_the_token_by_which_a_host_fetches_its_weight
         draft = model(source=f"{server.url}/draft.gguf", sourceSecretRef={"name": "drafts"}, status=unread)
         companion = Companion("draft", "speculative.draftModelRef", "draft", model=as_model(draft))
         served = Served(as_model(tiny), "llama.cpp", (companion,))
-        spec = desired_spec(as_service(service()), served, GIB // 2)
+        spec = build_process_spec(as_service(service()), served, GIB // 2)
         machine.supervisor.assign([replace(assignment(), spec=spec)])
         await ready(machine)
         sent = {

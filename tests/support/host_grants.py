@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from controller.hosts.grants import AddressVerdict, decide_grants, grant_objects
+from controller.hosts.grants import AddressVerdict, build_grant_objects, decide_grants
 from controller.reconcile.plan import FIELD_MANAGER
 from crds.metalhost import MetalHost
 from kube.client import Client, Obj
@@ -34,5 +34,5 @@ async def grant_host(client: Client, name: str, addresses: Sequence[str], planne
     host = msgspec.convert(await eventually(lambda: client.get(METAL_HOSTS, name)), MetalHost)
     bound = await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={name}")
     grants = decide_grants(host, AddressVerdict("Accepted", "Test", ""), [*bound.items, *planned])
-    for resource, obj in grant_objects(host, grants._replace(addresses=tuple(addresses))):
+    for resource, obj in build_grant_objects(host, grants._replace(addresses=tuple(addresses))):
         await client.apply(resource, obj, field_manager=FIELD_MANAGER)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from controller.models.served import Served
 from controller.placement.capacity import list_capacities
 from controller.placement.displacement import find_displacements, read_orders
-from controller.services.metal_processes import desired_spec
+from controller.services.metal_processes import build_process_spec
 from controller.services.rollout import (
     MetalProcessSteps,
     is_host_lost,
@@ -29,7 +29,7 @@ from tests.support.api_objects import (
     store,
 )
 
-SPEC = desired_spec(as_service(service()), Served(as_model(model()), "llama.cpp"), 2 * GIB)
+SPEC = build_process_spec(as_service(service()), Served(as_model(model()), "llama.cpp"), 2 * GIB)
 NAME = process_prefix("chat", SPEC)
 LEAVING: Obj = {"deletionTimestamp": "2026-11-21T12:00:00Z"}
 
@@ -48,7 +48,7 @@ def steps(
     `edit` has the fields of the service that a user has stated since.
     """
     edited = as_service(service(**(edit or {})))
-    spec = desired_spec(edited, Served(as_model(model()), "llama.cpp"), 2 * GIB)
+    spec = build_process_spec(edited, Served(as_model(model()), "llama.cpp"), 2 * GIB)
     known_hosts = ((METAL_HOSTS, registered) for registered in hosts or [host("studio-1")])
     kept = store(*known_hosts, *((METAL_PROCESSES, process) for process in observed))
     structs = [as_process(process) for process in kept.list(METAL_PROCESSES)]

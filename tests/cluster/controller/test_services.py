@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from controller.reconcile.conditions import find
-from controller.services.endpoints import ready_endpoints
+from controller.services.endpoints import list_ready_endpoints
 from crds.inferenceservice import InferenceService
 from crds.meta import Condition
 from kube.client import Client, Obj
@@ -104,7 +104,7 @@ class ServiceNamespace:
         listed = await self.client.list(
             ENDPOINT_SLICES, self.namespace, label_selector=f"kubernetes.io/service-name={name}"
         )
-        url = ready_endpoints(listed.items)[0].url
+        url = list_ready_endpoints(listed.items)[0].url
         async with aiohttp.ClientSession() as session:
             return await generate_token(session, url, model=name, token=token or own, timeout_seconds=20)
 

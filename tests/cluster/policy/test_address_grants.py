@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.hosts.grants import granted_addresses, grants_name
+from controller.hosts.grants import grants_name, read_granted_addresses
 from controller.models import source_secret
 from crds.meta import HOSTS_NAMESPACE
 from kube.client import Client, Obj
@@ -59,7 +59,7 @@ async def reaches(client: Client, host: str, reason: str) -> str:
         assert accepted["reason"] == reason, accepted
         address = metal_host["status"]["address"]
         assert address in accepted["message"]
-        granted = granted_addresses(await client.get(ROLES, grants_name(host), HOSTS_NAMESPACE))
+        granted = read_granted_addresses(await client.get(ROLES, grants_name(host), HOSTS_NAMESPACE))
         assert granted == ({address} if accepted["status"] == "True" else set())
         message: str = accepted["message"]
         return message
@@ -127,7 +127,7 @@ async def test_one_of_two_hosts_that_claim_an_address_at_once_has_it(
                 next(condition["reason"] for condition in conditions if condition["type"] == "AddressAccepted")
             )
             role = await client.get(ROLES, grants_name(name), HOSTS_NAMESPACE)
-            assert granted_addresses(role) == ({FREE} if reasons[-1] == "AddressFree" else set())
+            assert read_granted_addresses(role) == ({FREE} if reasons[-1] == "AddressFree" else set())
         return sorted(reasons) == ["AddressFree", "AddressOfHost"]
 
     await eventually(decided)

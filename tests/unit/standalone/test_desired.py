@@ -8,7 +8,7 @@ import pytest
 from artifacts.errors import ArtifactError
 from artifacts.inspect import Inspection
 from controller.models.served import Served
-from controller.services.metal_processes import desired_spec
+from controller.services.metal_processes import build_process_spec
 from controller.services.replica_memory import measure_replica
 from crds.inferenceservice import InferenceService
 from crds.model import Model
@@ -62,7 +62,7 @@ def test_replica_equals_the_process_that_controller_assigns_to_host() -> None:
     needed = measure_replica(wanted, Served(inspected, "llama.cpp")).total_bytes
     assert needed is not None
     assert [assignment.spec for assignment in decision.assignments] == [
-        desired_spec(wanted, Served(inspected, "llama.cpp"), needed)
+        build_process_spec(wanted, Served(inspected, "llama.cpp"), needed)
     ] * 2
     artifact = decision.assignments[0].spec.artifact
     assert artifact is not None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.hosts.drain import WAITING_SECONDS, drained_condition, find_recheck_seconds
+from controller.hosts.drain import WAITING_SECONDS, build_drained_condition, find_recheck_seconds
 from controller.hosts.reachability import ReachabilityProber
 from controller.hosts.reconciler import HostInputs, LeaseReader, decide_host, host_reconciler
 from controller.reconcile.plan import Plan, Snapshot
@@ -33,7 +33,7 @@ def reconcile(*processes: Obj, drain: bool = True) -> Plan:
 
 
 def test_host_that_is_not_drained_has_no_such_condition() -> None:
-    assert drained_condition(as_host(drained_host(drain=False)), [], {}, NOW) is None
+    assert build_drained_condition(as_host(drained_host(drain=False)), [], {}, NOW) is None
     assert "Drained" not in {planned["type"] for planned in (reconcile(drain=False).status or {})["conditions"]}
 
 
@@ -153,7 +153,7 @@ def test_drain_that_time_alone_holds_up_is_decided_again_in_time(
     arguments = as_host(observed), left, {"uid-chat": others}
 
     def reason(later: float) -> str:
-        drained = drained_condition(*arguments, NOW + timedelta(seconds=later))
+        drained = build_drained_condition(*arguments, NOW + timedelta(seconds=later))
         assert drained is not None
         return str(drained["reason"])
 

@@ -6,7 +6,7 @@ import pytest
 
 from controller.hosts import reconciler
 from controller.hosts.address_check import FREE, AddressCheck, AddressUse
-from controller.hosts.grants import HostGrants, grant_objects, granted_addresses
+from controller.hosts.grants import HostGrants, build_grant_objects, read_granted_addresses
 from controller.hosts.liveness import Liveness
 from controller.hosts.reachability import AgentPlace, AskAgent, ReachabilityProber
 from controller.hosts.reconciler import HostInputs
@@ -30,7 +30,7 @@ def role_of(owner_uid: str) -> Obj:
     """Return the Role by which host studio-1, or a former one of this name, was granted the address."""
     owner = host("studio-1", address=ADDRESS)
     owner["metadata"]["uid"] = owner_uid
-    ((_, role), _) = grant_objects(as_host(owner), HostGrants((ADDRESS,), (), ()))
+    ((_, role), _) = build_grant_objects(as_host(owner), HostGrants((ADDRESS,), (), ()))
     return role | {"metadata": {**role["metadata"], "uid": "uid-role", "resourceVersion": "1"}}
 
 
@@ -49,7 +49,7 @@ def reason(plan: Plan) -> str:
 def test_grants_of_a_former_host_are_replaced_also_if_the_new_one_is_silent() -> None:
     written = dict(decide("Expired", FORMER).apply)
     assert written.keys() == {ROLES, ROLE_BINDINGS}
-    assert granted_addresses(written[ROLES]) == frozenset()
+    assert read_granted_addresses(written[ROLES]) == frozenset()
     assert written[ROLES]["metadata"]["ownerReferences"][0]["uid"] == OWN
     assert decide("Expired", OWN).apply == (), "an expired host keeps what it was granted itself"
 

@@ -8,11 +8,11 @@ from controller.hosts.address_check import FREE, AddressUse
 from controller.hosts.grants import (
     AddressVerdict,
     HostGrants,
-    address_condition,
+    build_address_condition,
+    build_grant_objects,
     decide_grants,
-    grant_objects,
-    granted_addresses,
     judge_address,
+    read_granted_addresses,
 )
 from crds.metalhost import MetalHost
 from kube.client import Obj
@@ -29,7 +29,7 @@ def host(name: str = "studio-1", address: str = ADDRESS, created: str = "2026-11
 
 
 def role(*addresses: str, name: str = "studio-1") -> Obj:
-    return grant_objects(host(name), HostGrants(addresses, ("team.chat",), ()))[0][1]
+    return build_grant_objects(host(name), HostGrants(addresses, ("team.chat",), ()))[0][1]
 
 
 def judge(*claimants: MetalHost, use: AddressUse | None = FREE, **roles: Obj) -> AddressVerdict:
@@ -87,13 +87,13 @@ def test_grants_name_what_is_bound_to_the_host() -> None:
 
 
 def test_role_grants_exactly_the_names_to_the_account_of_the_host() -> None:
-    (_, made), (kind, binding) = grant_objects(host(), HostGrants((ADDRESS,), ("team.chat",), ("team.chat-1",)))
+    (_, made), (kind, binding) = build_grant_objects(host(), HostGrants((ADDRESS,), ("team.chat",), ("team.chat-1",)))
     assert [(rule["resources"], rule["resourceNames"], rule["verbs"]) for rule in made["rules"]] == [
         (["metalhosts/address"], [ADDRESS], ["use"]),
         (["metalhosts/services"], ["team.chat"], ["use"]),
         (["metalhosts/processes"], ["team.chat-1"], ["use"]),
     ]
-    assert granted_addresses(made) == {ADDRESS}
+    assert read_granted_addresses(made) == {ADDRESS}
     assert kind == ROLE_BINDINGS
     assert binding["roleRef"] == {"apiGroup": ROLES.group, "kind": "Role", "name": made["metadata"]["name"]}
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "studio-1", "namespace": "pomona-metal-hosts"}]
@@ -103,12 +103,12 @@ def test_role_grants_exactly_the_names_to_the_account_of_the_host() -> None:
 
 def test_nothing_granted_is_no_rule() -> None:
     """A rule without resourceNames grants every name."""
-    (_, made), _ = grant_objects(host(), HostGrants((), (), ()))
+    (_, made), _ = build_grant_objects(host(), HostGrants((), (), ()))
     assert made["rules"] == []
-    assert granted_addresses(made) == granted_addresses(None) == frozenset()
+    assert read_granted_addresses(made) == read_granted_addresses(None) == frozenset()
 
 
 def test_condition_has_the_verdict() -> None:
-    assert address_condition(host(), ACCEPTED)["status"] == "True"
-    assert address_condition(host(), judge(use=None))["status"] == "Unknown"
-    assert address_condition(host(), judge(use=AddressUse("AddressOfPod", "is one")))["status"] == "False"
+    assert build_address_condition(host(), ACCEPTED)["status"] == "True"
+    assert build_address_condition(host(), judge(use=None))["status"] == "Unknown"
+    assert build_address_condition(host(), judge(use=AddressUse("AddressOfPod", "is one")))["status"] == "False"

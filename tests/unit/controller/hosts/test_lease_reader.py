@@ -44,7 +44,7 @@ async def test_lease_of_a_lost_host_is_looked_at_before_the_host_is_decided() ->
     for _ in range(9):
         await leases.read()
         now += 5.0
-    assert {leases.liveness.state(name) for name in names} == {"Expired"}
+    assert {leases.liveness.find_liveness(name) for name in names} == {"Expired"}
     api.sent.clear()
     enqueued.clear()
     told.clear()

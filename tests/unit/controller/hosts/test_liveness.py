@@ -10,8 +10,8 @@ from controller.hosts.liveness import (
     HostDistrust,
     HostLiveness,
     Lease,
+    build_stable_condition,
     read_lease,
-    stable_condition,
 )
 from kube.time import micro_time
 from tests.support.api_objects import NOW, as_host, host, lease
@@ -49,7 +49,7 @@ def test_host_that_renews_stays_alive() -> None:
     hosts.renew("one")
     assert hosts.read() == {"one"}
     hosts.pass_seconds(300, renewing=("one",))
-    assert hosts.liveness.state("one") == "Alive"
+    assert hosts.liveness.find_liveness("one") == "Alive"
     assert hosts.liveness.wait_seconds("one", hosts.clock) is None
 
 
@@ -58,9 +58,9 @@ def test_renewal_without_a_usable_time_proves_nothing_at_first(renewed: str) -> 
     hosts = SimulatedHosts()
     hosts.leases["one"] = Lease("one", renewed, 40)
     hosts.read()
-    assert hosts.liveness.state("one") == "Unproven"
+    assert hosts.liveness.find_liveness("one") == "Unproven"
     hosts.pass_seconds(10, renewing=("one",))
-    assert hosts.liveness.state("one") == "Alive"
+    assert hosts.liveness.find_liveness("one") == "Alive"
 
 
 def test_host_expires_after_its_lease_duration_and_not_earlier() -> None:
@@ -68,9 +68,9 @@ def test_host_expires_after_its_lease_duration_and_not_earlier() -> None:
     hosts.renew("one", "two")
     hosts.read()
     hosts.pass_seconds(39, renewing=("two",))
-    assert hosts.liveness.state("one") == "Alive"
+    assert hosts.liveness.find_liveness("one") == "Alive"
     hosts.pass_seconds(1, renewing=("two",))
-    assert (hosts.liveness.state("one"), hosts.liveness.state("two")) == ("Expired", "Alive")
+    assert (hosts.liveness.find_liveness("one"), hosts.liveness.find_liveness("two")) == ("Expired", "Alive")
 
 
 def test_processes_of_expired_host_count_as_stopped_after_another_lease_duration() -> None:
@@ -92,7 +92,7 @@ def test_one_renewal_revives_an_expired_host() -> None:
     hosts.pass_seconds(60)
     hosts.renew("one")
     assert hosts.read() == {"one"}
-    assert hosts.liveness.state("one") == "Alive"
+    assert hosts.liveness.find_liveness("one") == "Alive"
 
 
 def test_api_outage_expires_no_host() -> None:
@@ -103,9 +103,9 @@ def test_api_outage_expires_no_host() -> None:
     hosts.pass_seconds(120, api=False)
     hosts.read()
     hosts.pass_seconds(39)
-    assert hosts.liveness.state("one") == "Alive", "its time starts anew with the API server"
+    assert hosts.liveness.find_liveness("one") == "Alive", "its time starts anew with the API server"
     hosts.pass_seconds(1)
-    assert hosts.liveness.state("one") == "Expired"
+    assert hosts.liveness.find_liveness("one") == "Expired"
 
 
 def test_short_gap_between_reads_is_no_outage() -> None:
@@ -116,7 +116,7 @@ def test_short_gap_between_reads_is_no_outage() -> None:
         hosts.pass_seconds(9, api=False)
         hosts.read()
     hosts.pass_seconds(4)
-    assert hosts.liveness.state("one") == "Expired"
+    assert hosts.liveness.find_liveness("one") == "Expired"
 
 
 def test_outage_does_not_revive_an_expired_host() -> None:
@@ -126,7 +126,7 @@ def test_outage_does_not_revive_an_expired_host() -> None:
     hosts.pass_seconds(40)
     hosts.pass_seconds(60, api=False)
     assert hosts.read() == set()
-    assert hosts.liveness.state("one") == "Expired"
+    assert hosts.liveness.find_liveness("one") == "Expired"
 
 
 def test_new_leader_gives_each_host_a_whole_lease_duration() -> None:
@@ -134,14 +134,14 @@ def test_new_leader_gives_each_host_a_whole_lease_duration() -> None:
     hosts.renew("one")
     hosts.clock += 500
     hosts.read()
-    assert hosts.liveness.state("one") == "Unproven", "an old renewal at first sight proves nothing"
+    assert hosts.liveness.find_liveness("one") == "Unproven", "an old renewal at first sight proves nothing"
     hosts.pass_seconds(39)
-    assert hosts.liveness.state("one") == "Unproven"
+    assert hosts.liveness.find_liveness("one") == "Unproven"
     hosts.pass_seconds(1)
-    assert hosts.liveness.state("one") == "Expired"
+    assert hosts.liveness.find_liveness("one") == "Expired"
     hosts.liveness.restart()
     hosts.read()
-    assert hosts.liveness.state("one") == "Unproven"
+    assert hosts.liveness.find_liveness("one") == "Unproven"
 
 
 def test_first_fresh_renewal_is_enough_to_be_bound() -> None:
@@ -149,17 +149,17 @@ def test_first_fresh_renewal_is_enough_to_be_bound() -> None:
     hosts.renew("one")
     hosts.clock += 39
     hosts.read()
-    assert hosts.liveness.state("one") == "Alive"
+    assert hosts.liveness.find_liveness("one") == "Alive"
 
 
 def test_registered_host_without_lease_expires() -> None:
     hosts = SimulatedHosts()
     hosts.read("one")
-    assert hosts.liveness.state("one") == "Unproven"
+    assert hosts.liveness.find_liveness("one") == "Unproven"
     for _ in range(40):
         hosts.clock += 1
         hosts.read("one")
-    assert hosts.liveness.state("one") == "Expired"
+    assert hosts.liveness.find_liveness("one") == "Expired"
 
 
 def test_removed_host_is_forgotten() -> None:
@@ -168,7 +168,7 @@ def test_removed_host_is_forgotten() -> None:
     hosts.read()
     hosts.leases.clear()
     assert hosts.read() == {"one"}
-    assert hosts.liveness.state("one") == "Unproven"
+    assert hosts.liveness.find_liveness("one") == "Unproven"
 
 
 def test_read_lease() -> None:
@@ -182,14 +182,14 @@ def test_read_lease() -> None:
 def test_renew_time_in_the_future_is_ignored(ahead_seconds: int, liveness: str) -> None:
     hosts = HostLiveness()
     hosts.observe([], [Lease("one", (NOW + timedelta(seconds=ahead_seconds)).isoformat(), 40)], 0, NOW)
-    assert hosts.state("one") == liveness
+    assert hosts.find_liveness("one") == liveness
 
 
 def flap(hosts: SimulatedHosts, times: int) -> None:
     """Silence a host until it expires, and bring it back, so many times."""
     for _ in range(times):
         hosts.pass_seconds(41)
-        assert hosts.liveness.state("one") == "Expired"
+        assert hosts.liveness.find_liveness("one") == "Expired"
         hosts.renew("one")
         hosts.read()
 
@@ -204,7 +204,7 @@ def test_host_that_flaps_is_trusted_after_a_growing_time(times: int, seconds: in
     hosts.renew("one")
     hosts.read()
     flap(hosts, times)
-    assert hosts.liveness.state("one") == "Alive"
+    assert hosts.liveness.find_liveness("one") == "Alive"
     for _ in range(seconds):
         assert distrust(hosts) is not None
         hosts.pass_seconds(1, renewing=("one",))
@@ -248,7 +248,7 @@ def test_expiry_that_an_earlier_leader_counted_is_not_counted_again() -> None:
     for _ in range(41):
         hosts.clock += 1
         hosts.liveness.observe((), hosts.leases.values(), hosts.clock, hosts.today, lambda _host: written)
-    assert hosts.liveness.state("one") == "Expired"
+    assert hosts.liveness.find_liveness("one") == "Expired"
     assert hosts.liveness.list_expiries("one", hosts.today) == written
 
 
@@ -264,14 +264,14 @@ def test_expiry_that_cannot_be_is_ignored(text: str) -> None:
 
 def test_stable_condition_says_what_a_flapping_host_gets() -> None:
     observed = as_host(host("studio-1"))
-    assert stable_condition(observed, [], None) is None
-    flapping = stable_condition(observed, ["2026-11-21T12:00:00Z"], HostDistrust(3, 120.0, 50.0))
+    assert build_stable_condition(observed, [], None) is None
+    flapping = build_stable_condition(observed, ["2026-11-21T12:00:00Z"], HostDistrust(3, 120.0, 50.0))
     assert flapping is not None
     assert (flapping["status"], flapping["reason"]) == ("False", "Flapping")
     assert "3 times within an hour" in flapping["message"]
     assert "alive for 120 seconds" in flapping["message"]
-    later = stable_condition(observed, ["2026-11-21T12:00:00Z"], HostDistrust(3, 120.0, 10.0))
+    later = build_stable_condition(observed, ["2026-11-21T12:00:00Z"], HostDistrust(3, 120.0, 10.0))
     assert later == flapping, "it is not written again every second"
-    stable = stable_condition(observed, ["2026-11-21T12:00:00Z"], None)
+    stable = build_stable_condition(observed, ["2026-11-21T12:00:00Z"], None)
     assert stable is not None
     assert stable["status"] == "True"

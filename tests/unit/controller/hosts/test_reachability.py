@@ -16,7 +16,7 @@ from controller.hosts.reachability import (
     AskAgent,
     ReachabilityAnswer,
     ReachabilityProber,
-    reachable_condition,
+    build_reachable_condition,
 )
 from controller.reconcile.plan import Leading
 from kube.client import Client
@@ -241,12 +241,12 @@ BEFORE = condition("Reachable", "True", "AgentAnswered")
 
 
 def test_condition_of_an_earlier_leader_stays_until_the_host_is_asked() -> None:
-    asked = reachable_condition(as_host(host(HOST, reachabilityPort=18999, conditions=[BEFORE])), None)
+    asked = build_reachable_condition(as_host(host(HOST, reachabilityPort=18999, conditions=[BEFORE])), None)
     assert (asked["status"], asked["reason"]) == ("True", "AgentAnswered")
-    assert reachable_condition(as_host(host(HOST, reachabilityPort=18999)), None)["status"] == "Unknown"
+    assert build_reachable_condition(as_host(host(HOST, reachabilityPort=18999)), None)["status"] == "Unknown"
 
 
 def test_agent_without_the_listener_is_not_asked() -> None:
-    asked = reachable_condition(as_host(host(HOST, conditions=[BEFORE])), None)
+    asked = build_reachable_condition(as_host(host(HOST, conditions=[BEFORE])), None)
     assert (asked["status"], asked["reason"]) == ("Unknown", "NotAsked")
     assert "--port-range has no spare port" in asked["message"]

@@ -270,7 +270,7 @@ async def test_host_removed_together_with_its_lease_expires_while_it_has_endpoin
     leading = Leading(Api(), stored, recorder, lambda _resource, key: enqueued.add(key))
     async with running(leases.run(leading)):
         await eventually(lambda: KEY in enqueued)
-    assert leases.liveness.state("studio-1") == "Expired"
+    assert leases.liveness.find_liveness("studio-1") == "Expired"
 
 
 class CountedSecrets(Client):

@@ -13,7 +13,7 @@ from typing import Final
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controller.hosts.drain import WAITING_SECONDS, drained_condition
+from controller.hosts.drain import WAITING_SECONDS, build_drained_condition
 from controller.models.served import Served
 from controller.placement.actions import Admit, Nominate, WithdrawNomination
 from controller.placement.cell_registry import CellRegistry
@@ -234,7 +234,7 @@ class World:
         observed = host(name) | {"spec": {"drain": True}}
         observed["status"]["conditions"] = [condition("Drained", "False")]
         snapshot = self.snapshot
-        drained = drained_condition(as_host(observed), as_hosted(*bound), {"uid-chat": elsewhere}, snapshot.now)
+        drained = build_drained_condition(as_host(observed), as_hosted(*bound), {"uid-chat": elsewhere}, snapshot.now)
         assert drained is not None
         return str(drained["reason"])
 

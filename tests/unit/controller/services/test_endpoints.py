@@ -3,7 +3,7 @@
 import msgspec
 
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.endpoints import Endpoint, ready_endpoints
+from controller.services.endpoints import Endpoint, list_ready_endpoints
 from controller.services.service_view import build_view
 from kube.client import Obj
 from kube.resources import DEPLOYMENTS, ENDPOINT_SLICES, INFERENCE_SERVICES, METAL_HOSTS, MODELS, PODS, Resource
@@ -166,7 +166,9 @@ def test_endpoints_are_the_ready_addresses_of_the_named_port() -> None:
         ],
     }
     empty = {"metadata": {"name": "chat-y"}, "ports": None, "endpoints": None}
-    endpoints = ready_endpoints([pods, empty, slice_of("chat", "studio-1"), slice_of("chat", "studio-2", ready=False)])
+    endpoints = list_ready_endpoints(
+        [pods, empty, slice_of("chat", "studio-1"), slice_of("chat", "studio-2", ready=False)]
+    )
     assert endpoints == (
         Endpoint("10.0.0.1", 8080),
         Endpoint("10.0.0.2", 8080),

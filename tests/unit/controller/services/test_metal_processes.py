@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from controller.models.served import Served
 from controller.reconcile.plan import Plan, Snapshot
-from controller.services.metal_processes import decide_release, desired_spec
+from controller.services.metal_processes import build_process_spec, decide_release
 from controller.services.rollout import (
     AVOID_SECONDS,
     AVOID_STOPPED_SECONDS,
@@ -64,7 +64,7 @@ def test_a_new_process_is_complete_unbound_and_without_a_secret() -> None:
 def test_edited_spec_changes_the_process_names_and_scaling_does_not() -> None:
     def named(**spec: Any) -> str:
         return process_prefix(
-            "chat", desired_spec(as_service(service(**spec)), Served(as_model(model()), "llama.cpp"), 2 * GIB)
+            "chat", build_process_spec(as_service(service(**spec)), Served(as_model(model()), "llama.cpp"), 2 * GIB)
         )
 
     assert named(replicas=5, suspend=True) == NAME

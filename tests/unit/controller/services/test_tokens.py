@@ -9,7 +9,7 @@ import pytest
 from controller.reconcile.plan import Plan, Snapshot
 from controller.services.reconciler import decide_service, service_reconciler
 from controller.services.service_view import ServiceInputs
-from controller.services.tokens import KnownTokens, TokenStep, token_secret, wanted_rotation
+from controller.services.tokens import KnownTokens, TokenStep, digest_rotation_request, token_secret
 from crds.meta import GROUP, ROTATE_TOKEN, TOKEN_ROTATION
 from kube.client import Client, Obj
 from kube.errors import Forbidden, NotFound
@@ -114,7 +114,7 @@ async def test_new_value_of_the_annotation_replaces_the_token_once() -> None:
     after = patched(secret, await find_step(OneSecret(secret), served("monday")))
     assert len(token_of(after)) >= 40
     assert (rotation_of(after), "monday" in rotation_of(after)) == (
-        wanted_rotation(as_service(annotated("monday"))),
+        digest_rotation_request(as_service(annotated("monday"))),
         False,
     )
     assert (await find_step(OneSecret(after), served("monday"))).rotation == rotation_of(after)
@@ -144,7 +144,7 @@ async def test_annotation_after_an_edit_follows_the_edit_at_once() -> None:
     seen = await find_step(api, served("monday", rotation_of(secret)), tokens)
     assert (seen.patch, api.reads) == (None, 1), "not read again yet"
     after = patched(api.secret, await find_step(api, served("tuesday", rotation_of(secret)), tokens))
-    assert (token_of(after), rotation_of(after)) == ("mine", wanted_rotation(as_service(annotated("tuesday"))))
+    assert (token_of(after), rotation_of(after)) == ("mine", digest_rotation_request(as_service(annotated("tuesday"))))
     assert (await find_step(OneSecret(after), served("tuesday", rotation_of(after)))).patch is None
 
 
