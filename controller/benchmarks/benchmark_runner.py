@@ -214,7 +214,10 @@ class BenchmarkRunner:
             self._set_rooms({})
 
     async def _run_round(self, leading: Leading) -> float:
-        """Start, follow and end benchmarks once; return the seconds until the next round."""
+        """Follow and end benchmarks once, and start others if it is time to look at all services again.
+
+        Returns the seconds until the next round.
+        """
         loop_time, now = asyncio.get_running_loop().time, datetime.now(UTC)
         self._probes = {service: probe for service, probe in self._probes.items() if now < probe.until}
         if is_look := loop_time() >= self._next_look_at:
@@ -235,16 +238,18 @@ class BenchmarkRunner:
         for job in self._list_jobs_to_delete():
             pauses += await _try(_delete_job(leading, job))
         if is_look:
-            waits = {key: failure.find_wait(now) for key, failure in self._failures.items() if not failure.is_final}
-            pauses += [wait for wait in waits.values() if wait > 0]
-            urgent, going = self._list_urgent(), {key: run.start.node for key, run in self._runs.items()}
+            retry_waits = {
+                key: failure.find_wait(now) for key, failure in self._failures.items() if not failure.is_final
+            }
+            pauses += [wait for wait in retry_waits.values() if wait > 0]
+            urgent, node_of_run = self._list_urgent(), {key: run.start.node for key, run in self._runs.items()}
             due = [
                 benchmark
                 for key, benchmark in wanted.items()
                 if (benchmark.is_ready or key in urgent)
-                and (key not in self._failures or waits.get(key, math.inf) <= 0)
+                and (key not in self._failures or retry_waits.get(key, math.inf) <= 0)
             ]
-            for start in choose_starts(due, going, busy, self._last_turns, urgent):
+            for start in choose_starts(due, node_of_run, busy, self._last_turns, urgent):
                 pauses += await _try(self._start(leading, start, now))
         problems = {wanted[key].service: failure.describe(key) for key, failure in self._failures.items()}
         self._measured.report_problems(problems)

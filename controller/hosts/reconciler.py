@@ -187,6 +187,7 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
     addresses, secrets = AddressCheck(), HostSecrets(tokens)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
+        """Read the inputs of a decision about a host; of one that is gone or expired, only what its Lease says."""
         if not leases.bindable(key.name):
             # The host may have renewed since Leases were read: then its endpoints must not be deleted.
             await leases.follow_renewal(key.name)

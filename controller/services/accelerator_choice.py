@@ -115,13 +115,13 @@ def choose_accelerators(
     if not names:
         return None
     last = service.status.choice or AcceleratorChoice()
-    unchanged = ChosenAccelerators(last.accelerators, last.inputs, probing_since=last.probing_since)
+    last_choice = ChosenAccelerators(last.accelerators, last.inputs, probing_since=last.probing_since)
     unknown = next((name for name in service.spec.scheduling.pools if not table.find_accelerator(name)), None)
     if unknown is not None:
         message = f"spec.scheduling.pools names {unknown}, which does not exist: create AcceleratorPool {unknown}"
-        return unchanged._replace(problem=ServiceProblem(UNKNOWN_POOL, message, "Pending"))
+        return last_choice._replace(problem=ServiceProblem(UNKNOWN_POOL, message, "Pending"))
     if rooms is None:
-        return unchanged._replace(problem=ServiceProblem(*CHOICE_OUT_OF_SCOPE, "Failed"))
+        return last_choice._replace(problem=ServiceProblem(*CHOICE_OUT_OF_SCOPE, "Failed"))
     checked = [
         check_candidate(
             snapshot.store,
@@ -134,18 +134,18 @@ def choose_accelerators(
         )
         for name in names
     ]
-    unchanged = unchanged._replace(speeds=sort_speeds(speed for candidate in checked for speed in candidate.speeds))
+    last_choice = last_choice._replace(speeds=sort_speeds(speed for candidate in checked for speed in candidate.speeds))
     if all(candidate.problem is not None for candidate in checked):
         model_problem = checked[0].model_problem
-        return unchanged._replace(problem=_join_problems(checked), model_problem=model_problem)
-    return _choose_when_measured(snapshot, service, checked, unchanged, settings=settings, rooms=rooms, probes=probes)
+        return last_choice._replace(problem=_join_problems(checked), model_problem=model_problem)
+    return _choose_when_measured(snapshot, service, checked, last_choice, settings=settings, rooms=rooms, probes=probes)
 
 
 def _choose_when_measured(
     snapshot: Snapshot,
     service: InferenceService,
     checked: Sequence[CheckedCandidate],
-    unchanged: ChosenAccelerators,
+    last_choice: ChosenAccelerators,
     *,
     settings: PodSettings,
     rooms: RoomSource,
@@ -157,36 +157,36 @@ def _choose_when_measured(
     if None in candidate_rooms.values():
         # A new leader keeps to the last choice until it has planned its first round, which enqueues each service.
         message = "waiting for the first round of the queue"
-        problem = ServiceProblem("Choosing", message, "Progressing") if not unchanged.shares else None
-        return unchanged._replace(problem=problem, watched=prospects)
+        problem = ServiceProblem("Choosing", message, "Progressing") if not last_choice.shares else None
+        return last_choice._replace(problem=problem, watched=prospects)
     counts = count_replicas(snapshot, service, settings.vendors)
-    if (wait := _find_wait(snapshot, service, unchanged, candidate_rooms, None if counts else probes)) is not None:
+    if (wait := _find_wait(snapshot, service, last_choice, candidate_rooms, None if counts else probes)) is not None:
         return wait
     chosen = _choose_by_room(snapshot, service, checked, candidate_rooms, counts=counts, rooms=rooms)
-    return chosen._replace(speeds=unchanged.speeds, probing_since=unchanged.probing_since)
+    return chosen._replace(speeds=last_choice.speeds, probing_since=last_choice.probing_since)
 
 
 def _find_wait(
     snapshot: Snapshot,
     service: InferenceService,
-    unchanged: ChosenAccelerators,
+    last_choice: ChosenAccelerators,
     candidate_rooms: Mapping[str, CandidateRoom | None],
     probes: ProbeSource | None,
 ) -> ChosenAccelerators | None:
-    """Return the unchanged choice with the reason that it waits for measurements; None: it does not wait.
+    """Return the last choice with the reason that it waits for measurements; None: it does not wait.
 
     A service that has replicas, or had a choice, is never kept from them.
     """
     # With pools, their order decides, and no speed.
-    if probes is None or unchanged.shares or not wanted_replicas(service) or service.spec.scheduling.pools:
+    if probes is None or last_choice.shares or not wanted_replicas(service) or service.spec.scheduling.pools:
         return None
     usable = frozenset[str]().union(*(room.device_classes for room in candidate_rooms.values() if room is not None))
-    classes = list_unmeasured(unchanged.speeds, usable)
+    classes = list_unmeasured(last_choice.speeds, usable)
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
-    wait = wait_for_probes(key, classes, unchanged.probing_since, snapshot.now, probes)
+    wait = wait_for_probes(key, classes, last_choice.probing_since, snapshot.now, probes)
     if wait is None:
         return None
-    return unchanged._replace(
+    return last_choice._replace(
         problem=ServiceProblem("MeasuringSpeed", wait.message[:MESSAGE_LENGTH], "Progressing"),
         again_seconds=(wait.until - snapshot.now).total_seconds(),
         probing_since=rfc3339(wait.since),

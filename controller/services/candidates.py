@@ -134,7 +134,10 @@ def _refuse_queue(service: InferenceService, replica: CheckedReplica, settings: 
 def _build_prospect(
     service: InferenceService, replica: CheckedReplica, pools: tuple[str, ...], settings: PodSettings
 ) -> ProspectiveReplica | None:
-    """Return a replica of a service as the queue would place it; None if it cannot run on its accelerator."""
+    """Return a replica of a service as the queue would place it; None if it cannot run on its accelerator.
+
+    It has its pod only if volumes that exist already may hold that to some nodes.
+    """
     served, choice = replica.checked.served, replica.choice
     if served is None:
         return None
@@ -146,15 +149,15 @@ def _build_prospect(
         demands = HostDemands(frozenset(spec.node_selector.items()), tuple(spec.tolerations))
         requirement = HostRequirement(process.runtime, service.metadata.namespace, *demands)
         return ProspectiveReplica(_build_unit(service, {MEMORY: bytes_needed}, pools, requirement))
-    _, made = build_deployment(
+    _, deployment = build_deployment(
         service, choice, mounted_weights(served.model), companion_weights(served), settings=settings
     )
-    pod = made["spec"]["template"]["spec"]
+    pod = deployment["spec"]["template"]["spec"]
     unit = _build_unit(service, count_requests(pod), pools, build_requirement(pod, None))
     # A volume of its own, such as a copy on a node, is made where a pod can be.
-    is_held = served.model.spec.cache.scope != "node" and bool(mounted_claims(pod))
+    is_held_by_volumes = served.model.spec.cache.scope != "node" and bool(mounted_claims(pod))
     metadata = {"namespace": service.metadata.namespace, "uid": ""}
-    return ProspectiveReplica(unit, {"metadata": metadata, "spec": pod} if is_held else None)
+    return ProspectiveReplica(unit, {"metadata": metadata, "spec": pod} if is_held_by_volumes else None)
 
 
 def _build_unit(

@@ -93,18 +93,18 @@ def check_service(
     if accelerator is not None and vendor is None:
         message = f"hardware.accelerator {accelerator} does not exist: {offer_names(accelerator, vendors)}"
         return CheckedService(None, ServiceProblem("InvalidSpec", message, "Failed"), None)
-    of_model = _find_model_problem(service, model, companions, vendor)
+    model_problem = _find_model_problem(service, model, companions, vendor)
     problem = _find_spec_problem(service, model, companions, vendors)
-    problem = problem or _refuse_claims(service, has_claims=has_claims) or of_model
+    problem = problem or _refuse_claims(service, has_claims=has_claims) or model_problem
     if problem is not None or model is None:
-        return CheckedService(None, problem, of_model)
+        return CheckedService(None, problem, model_problem)
     served = Served(model, runtime_of(service, model, vendors), companions)
     devices = request_devices(service, vendor) if vendor is not None and vendor.in_pods else NO_DEVICES
     memory = measure_replica(service, served, devices.number)
     problem = _find_memory_problem(service, served, memory) or _find_device_problem(
         service, served, vendor, memory, devices, largest_device_bytes=largest_device_bytes
     )
-    return CheckedService(served if problem is None else None, problem, of_model, memory)
+    return CheckedService(served if problem is None else None, problem, model_problem, memory)
 
 
 def _refuse_claims(service: InferenceService, *, has_claims: bool) -> ServiceProblem | None:
@@ -309,7 +309,7 @@ def _find_contradiction(
             )
     if vendor.in_pods:
         return next(filter(None, map(_refuse_copies, companions)), None)
-    of_pods = {
+    stated_for_pods = {
         "image": spec.image is not None,
         "resources": spec.resources != Resources(),
         "tolerations with tolerationSeconds": any(
@@ -319,7 +319,7 @@ def _find_contradiction(
         "pod": spec.pod != PodOptions(),
         "hardware": spec.hardware != ServiceHardware(accelerator=spec.hardware.accelerator),
     }
-    stated = " and ".join(field for field, is_stated in of_pods.items() if is_stated)
+    stated = " and ".join(field for field, is_stated in stated_for_pods.items() if is_stated)
     if stated:
         return f"accelerator {accelerator} runs outside the cluster, where {stated} cannot hold: remove {stated}"
     return None

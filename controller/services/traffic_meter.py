@@ -135,14 +135,14 @@ class TrafficMeter:
         return service.traffic if service is not None and service.target.service_uid == service_uid else None
 
     def forget(self, key: ObjectKey) -> None:
-        """Read no more pods of a service."""
+        """Read no more pods of a service, and remove its tokens from the metrics."""
         service = self._services.pop(key, None)
         if service is not None:
             self._pods -= _count_pods(service.target)
             self._show_tokens(key, {})
 
     def follow(self, key: ObjectKey, target: TrafficTarget) -> None:
-        """Read the pods of a service from now on."""
+        """Read these pods of a service from now on; what was read of an earlier service of its name is forgotten."""
         service = self._services.get(key)
         self._pods += _count_pods(target) - (_count_pods(service.target) if service is not None else 0)
         if service is None or service.target.service_uid != target.service_uid:

@@ -332,7 +332,7 @@ async def test_host_that_was_expired_gets_the_tokens_of_today(monkeypatch: pytes
         # Made anew while nothing served: no replacement is noted.
         _, secret = token_secret(as_service(service()), token)
         tokens.remember(SECRETS, secret)
-        monkeypatch.setattr(leases.liveness, "state", lambda _host, state=state: state)
+        monkeypatch.setattr(leases.liveness, "find_liveness", lambda _host, state=state: state)
         observed.append((await observe(api, snapshot, KEY)).tokens)
     assert observed == [{"team_chat-token_token": "Zmlyc3Q="}, None, {"team_chat-token_token": "YW5ldw=="}]
 
