@@ -12,21 +12,19 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from controller.models.served import read_companions
 from controller.placement.pool_table import read_pools
 from controller.pod_settings import PodSettings
 from controller.reconcile.plan import Snapshot
 from controller.services.accelerator_choice import CHOOSES_NOTHING
-from controller.services.candidates import check_candidate, list_candidates, state_accelerator
-from controller.services.checked_replica import check_replica
+from controller.services.candidates import check_candidate, list_candidates
+from controller.services.checked_replica import check_replica, read_models
 from controller.services.class_speeds import FindSpeeds, sort_speeds
 from controller.services.preconditions import DEVICE_TOO_SMALL, ServiceProblem
 from controller.services.speed_report import describe_fit
 from crds.inferenceservice import InferenceService, wanted_replicas
-from crds.model import Model
 from crds.placement import MOST_CLASSES, ClassSpeed
 from crds.text import shorten_text
-from kube.resources import MODELS, ObjectKey
+from kube.resources import ObjectKey
 
 NO_CLASSES: Final = "it is not known what devices it may use: no node or host says what hardware it has"
 LONGEST_REASON: Final = 1200
@@ -89,8 +87,7 @@ def find_fit_facts(
     least = service.spec.placement.min_tokens_per_second
     expects_nodes = hardware.memory is not None or hardware.device_selector is not None
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
-    model = snapshot.read(MODELS, ObjectKey(key.namespace, service.spec.model_ref), Model)
-    companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
+    model, companions = read_models(snapshot, service)
     table = read_pools(snapshot.store, settings.vendors)
     names = list_candidates(service, model, table, settings.vendors)
     if not names:
@@ -100,14 +97,7 @@ def find_fit_facts(
         has_unknown = problem is None and has_unknown_devices(replica.accelerator or "")
         return FitFacts(classes, [problem] if problem is not None else [], expects_nodes, has_unknown, least)
     checked = [
-        check_candidate(
-            snapshot.store,
-            state_accelerator(service, name, table, 1),
-            model,
-            companions,
-            settings,
-            find_speeds=find_speeds,
-        )
+        check_candidate(snapshot.store, service, name, model, companions, settings=settings, find_speeds=find_speeds)
         for name in names
     ]
     return FitFacts(

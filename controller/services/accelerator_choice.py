@@ -24,7 +24,7 @@ from controller.placement.pool_table import read_pools
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import MESSAGE_LENGTH
 from controller.reconcile.plan import Snapshot
-from controller.services.candidates import CheckedCandidate, check_candidate, list_candidates, state_accelerator
+from controller.services.candidates import CheckedCandidate, check_candidate, list_candidates
 from controller.services.checked_replica import UNKNOWN_POOL, read_models
 from controller.services.class_speeds import FindSpeeds, find_no_speeds, sort_speeds
 from controller.services.preconditions import ServiceProblem
@@ -125,10 +125,11 @@ def choose_accelerators(
     checked = [
         check_candidate(
             snapshot.store,
-            state_accelerator(service, name, table, 1),
+            service,
+            name,
             model,
             companions,
-            settings,
+            settings=settings,
             has_claims=has_claims,
             find_speeds=find_speeds,
         )

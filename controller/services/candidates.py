@@ -85,15 +85,17 @@ class CheckedCandidate(NamedTuple):
 def check_candidate(
     store: Store,
     service: InferenceService,
+    accelerator: Accelerator,
     model: Model | None,
     companions: Sequence[Companion],
-    settings: PodSettings,
     *,
+    settings: PodSettings,
     has_claims: bool = True,
     find_speeds: FindSpeeds = find_no_speeds,
 ) -> CheckedCandidate:
-    """Check one accelerator, which `service` states. Weights are fetched to a volume only after it is chosen."""
-    accelerator = service.spec.hardware.accelerator or ""
+    """Check one accelerator for one replica. Weights are fetched to a volume only after the accelerator is chosen."""
+    table = read_pools(store, settings.vendors)
+    service = state_accelerator(service, accelerator, table, 1)
     assumed = [
         companion._replace(model=_assume_weights(companion.model)) if companion.model is not None else companion
         for companion in companions
@@ -101,7 +103,7 @@ def check_candidate(
     assumed_model = _assume_weights(model) if model is not None else None
     replica = check_replica(store, service, assumed_model, assumed, settings, has_claims=has_claims)
     problem = replica.checked.problem or _refuse_queue(service, replica, settings)
-    pools = service.spec.scheduling.pools or read_pools(store, settings.vendors).list_pools(accelerator)
+    pools = service.spec.scheduling.pools or table.list_pools(accelerator)
     prospect = None if problem is not None else _build_prospect(service, replica, tuple(pools), settings)
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
     speeds = find_speeds(key, service, accelerator, replica.checked.served) if prospect is not None else ()

@@ -11,7 +11,6 @@ import structlog
 
 from controller.placement.candidate_room import CandidateRooms, ProspectiveReplica
 from controller.placement.pod_units import restrict_to_better_place
-from controller.placement.pool_table import read_pools
 from controller.placement.replacement import (
     DegradedReplica,
     ReplacementHold,
@@ -30,7 +29,7 @@ from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import condition
 from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Event, Snapshot
-from controller.services.candidates import check_candidate, state_accelerator
+from controller.services.candidates import check_candidate
 from controller.services.checked_replica import read_models
 from controller.services.class_speeds import FindSpeeds, describe_refusal
 from controller.services.device_classes import find_replica_class
@@ -215,10 +214,10 @@ class SpeedReplacer:
     ) -> str | ReplacementHold:
         """Return the best free place that is faster or fits, or the reason why there is none."""
         service, accelerator, store = view.service, view.accelerator, snapshot.store
-        table = read_pools(store, self._settings.vendors)
         model, companions = read_models(snapshot, service)
-        stated = state_accelerator(service, accelerator or "", table, 1)
-        checked = check_candidate(store, stated, model, companions, self._settings, find_speeds=self._find_speeds)
+        checked = check_candidate(
+            store, service, accelerator or "", model, companions, settings=self._settings, find_speeds=self._find_speeds
+        )
         if checked.prospect is None:
             return ReplacementHold("NotReady", checked.problem.message if checked.problem else "its Model is not known")
         unit, pod = checked.prospect
