@@ -38,15 +38,19 @@ class Client:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self, path: str, body: bytes) -> bytes:
-        """Send a request, and return the body of the answer."""
-        self._socket.sendall(b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body)))
-        self._socket.sendall(body)
+        """Send a request, and return the body of the answer. Raises ConnectionResetError."""
+        self._socket.sendall(b"POST %b HTTP/1.1\r\nHost: 127.0.0.1\r\n" % path.encode())
+        self._socket.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
         received = bytearray()
         length = -1
         while length < 0 or len(received) < length:
-            received += self._socket.recv(1 << 20)
+            piece = self._socket.recv(1 << 20)
+            if not piece:
+                raise ConnectionResetError(f"closed after {bytes(received)!r}")
+            received += piece
             head, separator, rest = received.partition(b"\r\n\r\n") if length < 0 else (b"", b"", received)
             if separator:
+                assert head.startswith(b"HTTP/1.1 200 "), head  # noqa: S101 - else the figures are those of a refusal
                 length, received = int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]), rest
         return bytes(received)
 
