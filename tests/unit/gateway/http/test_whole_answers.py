@@ -223,7 +223,7 @@ def test_tls_client_that_reads_nothing_takes_little_memory_and_no_lines_of_the_l
     caps = ConnectionCaps(total=100, per_peer=100, buffered_bytes=16 << 10)
 
     async def main() -> None:
-        async with serve(context=load_certificate(), caps=caps) as server:
+        async with serve(context=load_certificate(), caps=caps, host="0.0.0.0") as server:
             data = (ASK % b"/healthz") * count
             sent = await asyncio.gather(*(asyncio.to_thread(attack_with_tls, server.port, data) for _ in range(12)))
             assert max(sent) < 256 << 10
@@ -231,6 +231,13 @@ def test_tls_client_that_reads_nothing_takes_little_memory_and_no_lines_of_the_l
 
     uvloop.run(main())
     assert not caplog.records
+
+
+@pytest.mark.parametrize(("host", "is_small"), [("127.0.0.1", False), ("0.0.0.0", True)])
+async def test_buffers_are_small_but_hold_a_packet_of_loopback(host: str, is_small: bool) -> None:
+    async with serve(host=host) as server:
+        size_bytes = server.listener.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+        assert (size_bytes < 64 << 10) == is_small
 
 
 async def test_answers_that_are_not_read_are_not_made() -> None:
@@ -242,8 +249,8 @@ async def test_answers_that_are_not_read_are_not_made() -> None:
         made += 1
         return WholeAnswer(200, TEXT)
 
-    listener = create_listener(AnswerServer({"/metrics": Route(count)}), "127.0.0.1", caps=FEW, times=PATIENT)
-    await listener.bind("127.0.0.1", 0)
+    listener = create_listener(AnswerServer({"/metrics": Route(count)}), "0.0.0.0", caps=FEW, times=PATIENT)
+    await listener.bind("0.0.0.0", 0)
     port = listener.sockets[0].getsockname()[1]
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
