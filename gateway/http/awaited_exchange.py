@@ -45,7 +45,7 @@ class AwaitedExchange(RequestReceiver):
         self._exchange.send_continue()
 
     async def read(self) -> bytes:
-        """Return the next piece of the request body; b"" at its end.
+        """Wait for the next piece of the request body and return it; b"" at the end. The client may then send more.
 
         Raises InvalidRequestError and BodyTimeoutError.
         """
@@ -86,7 +86,7 @@ class AwaitedExchange(RequestReceiver):
     # Called by the connection
 
     def take_body(self, piece: bytes, *, is_last: bool) -> None:
-        """Keep a piece of the body until it is read."""
+        """Keep a piece of the body until it is read; stop the client while too much is unread."""
         del is_last  # `read` asks the exchange
         if not self._reads_body:
             return

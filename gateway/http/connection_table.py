@@ -48,25 +48,30 @@ class ConnectionTable:
         return self._all.accepted
 
     def admit(self, peer: str, *, is_tls: bool = False) -> bool:
-        """Decide whether to accept a connection from `peer`, and close a waiting one if that makes the room.
+        """Decide whether to accept a connection from `peer`; close a waiting one if only that makes room.
 
         An accepted connection has to be added at once.
         """
-        is_admitted = self._make_room(peer, self.caps.soft_total // (TLS_COST if is_tls else 1))
-        self._refused_since_sweep += not is_admitted
+        # A connection with TLS takes as much memory as TLS_COST others.
+        soft_total = self.caps.soft_total // TLS_COST if is_tls else self.caps.soft_total
+        is_admitted = self._make_room(peer, soft_total)
+        if not is_admitted:
+            self._refused_since_sweep += 1
         return is_admitted
 
     def _make_room(self, peer: str, soft_total: int) -> bool:
         """Return True if a connection from `peer` may be added, after closing a waiting one if needed.
 
-        Up to `soft_total` connections none is closed for it, unless its own address has too many.
+        Below `soft_total` connections none is closed for it, unless its address has too many or the total is reached.
         """
         from_peer = self._by_peer.get(peer)
         if from_peer is not None and from_peer.accepted >= self.caps.per_peer:
             return self._close_longest_waiting(from_peer)
-        if self.accepted < soft_total:
-            return self.accepted < self.caps.total or self._close_longest_waiting(self._all)
-        return self._close_longest_waiting(self._all) or self.accepted < self.caps.total
+        has_room = self.accepted < self.caps.total
+        if has_room and self.accepted < soft_total:
+            return True
+        # From the soft total on, a waiting connection is closed even if there is room without that.
+        return self._close_longest_waiting(self._all) or has_room
 
     def add(self, connection: "ServerConnection") -> None:
         """Count an admitted connection, and watch its times."""
@@ -94,13 +99,14 @@ class ConnectionTable:
     def mark_waiting(self, connection: "ServerConnection") -> None:
         """Note that a connection begins to wait: for a request, or for its end."""
         if connection in self._connections:
-            self._forget_waiting(connection)  # it is the last to wait
-            self._all.waiting[connection] = self._by_peer[connection.peer].waiting[connection] = None
+            self._forget_waiting(connection)  # it is added again as the last, because it begins to wait now
+            self._all.waiting[connection] = None
+            self._by_peer[connection.peer].waiting[connection] = None
 
     def hold_head(self, connection: "ServerConnection", size_bytes: int) -> None:
         """Count the bytes of a head that has not come whole, in place of those that were counted for it before.
 
-        Beyond the limits, those whose heads began first are closed.
+        Beyond the limits, the connections whose heads began first are closed.
         """
         if connection not in self._connections:
             return
@@ -110,9 +116,13 @@ class ConnectionTable:
             group.head_bytes += size_bytes - connection.head_bytes
         connection.head_bytes = size_bytes
         while peer.head_bytes > UNFINISHED_HEAD_BYTES // 2:
-            self._close(next(iter(peer.unfinished_heads)))
+            self._close_oldest_head(peer)
         while self._all.head_bytes > UNFINISHED_HEAD_BYTES:
-            self._close(next(iter(self._all.unfinished_heads)))
+            self._close_oldest_head(self._all)
+
+    def _close_oldest_head(self, group: _ConnectionGroup) -> None:
+        """Close the connection of `group` whose unfinished head began first: a dict keeps the order of insertion."""
+        self._close(next(iter(group.unfinished_heads)))
 
     def release_head(self, connection: "ServerConnection") -> None:
         """Note that a head has come whole, or is given up."""
@@ -133,18 +143,18 @@ class ConnectionTable:
         Those before it that have a request by now are forgotten as waiting.
         """
         busy: list[ServerConnection] = []
-        waiting = None
+        longest_waiting = None
         for connection in group.waiting:
             if connection.gives_way:
-                waiting = connection
+                longest_waiting = connection
                 break
             busy.append(connection)
         # After the walk: each new one over a dict passes all that was deleted from its front.
         for connection in busy:
             self._forget_waiting(connection)
-        if waiting is None:
+        if longest_waiting is None:
             return False
-        self._close(waiting)
+        self._close(longest_waiting)
         return True
 
     def _close(self, connection: "ServerConnection") -> None:

@@ -59,10 +59,10 @@ class ConnectionCaps:
 def connection_caps(descriptor_limit: int) -> ConnectionCaps:
     """Return the caps for a process that may have `descriptor_limit` files open.
 
-    An eighth is kept back for the control socket, the listeners and the logs; and as each client may need one more for
-    its connection to an engine, clients get half of the rest. One address gets half of all, because the clients of a
-    cluster may share the address of a node.
+    An eighth, at most 1024, is kept back for the control socket, the listeners and the logs. As each client may need
+    one more for its connection to an engine, clients get half of the rest. One address gets half of all, because the
+    clients of a cluster may share the address of a node.
     """
     reserve = min(_LARGEST_RESERVE, descriptor_limit // 8)
     total = max(2, min(_MOST_CONNECTIONS, (descriptor_limit - reserve) // 2))
-    return ConnectionCaps(total, total // 2, _SOFT_TOTAL)
+    return ConnectionCaps(total=total, per_peer=total // 2, soft_total=_SOFT_TOTAL)

@@ -80,7 +80,7 @@ class HttpListener:
         )
         sockets: list[socket.socket] = []
         try:
-            for family, kind, protocol, _, socket_address in dict.fromkeys(infos):
+            for family, kind, protocol, _, socket_address in dict.fromkeys(infos):  # each address once
                 try:
                     bound = socket.socket(family, kind, protocol)
                 except OSError as error:
@@ -113,7 +113,7 @@ class HttpListener:
     def unbind(self, *, close_idle: bool = True) -> None:
         """Stop listening at once; requests in progress go on, and connections without one are closed.
 
-        Without `close_idle` these may send one more request, which fails no client that is just sending it.
+        Without `close_idle`, those may send one more request: a client that is just sending one gets its answer.
         """
         self._closes_idle = close_idle
         loop = asyncio.get_running_loop()
@@ -125,7 +125,7 @@ class HttpListener:
         self.sockets = ()
         for connection in list(self._connections):
             connection.drain_requests(close_idle=close_idle)
-        self._note_end()
+        self._note_if_closed()
 
     async def finish(self) -> None:
         """After `unbind`: wait until the last connection is closed; break off all requests if that is cancelled."""
@@ -192,7 +192,7 @@ class HttpListener:
 
     def _forget(self, connection: ServerConnection) -> None:
         self._connections.discard(connection)
-        self._note_end()
+        self._note_if_closed()
 
     def _end_handshake(
         self, accepted: socket.socket, connection: ServerConnection, handshake: asyncio.Task[None]
@@ -207,8 +207,9 @@ class HttpListener:
             accepted.close()
             self._table.remove(connection)
             self._connections.discard(connection)
-        self._note_end()
+        self._note_if_closed()
 
-    def _note_end(self) -> None:
+    def _note_if_closed(self) -> None:
+        """End the wait of `finish` if no socket, connection or handshake is left."""
         if not self.sockets and not self._connections and not self._handshakes:
             self._closed.set()

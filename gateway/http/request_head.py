@@ -50,36 +50,37 @@ class RequestHead:
 
 
 def read_cached_head(head: bytes) -> tuple[RequestHead, int] | None:
-    """Return a head, from the cache or parsed into it, and its Content-Length; None: it has none, or is too long.
+    """Return a head, from the cache or parsed into it, and its Content-Length.
 
-    The clients of one library send one head again and again, but for the digits of the Content-Length. Raises
-    InvalidRequestError.
+    None: it has no plain Content-Length, or is too long for the cache. The clients of one library send one head again
+    and again, but for the digits of the Content-Length. Raises InvalidRequestError.
     """
     field_start = head.find(b"\r\nContent-Length: ")
     if field_start < 0:
         field_start = head.find(b"\r\ncontent-length: ")
     if field_start < 0 or len(head) > _LONGEST_CACHED_BYTES:
         return None
-    start = field_start + _LENGTH_NAME_BYTES
-    end = head.find(b"\r", start)
-    digits = head[start:end]
+    digits_start = field_start + _LENGTH_NAME_BYTES
+    digits_end = head.find(b"\r", digits_start)
+    digits = head[digits_start:digits_end]
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         return None
-    return _parse_without_length(head[:start], head[end:]), int(digits)
+    return _parse_without_length(head[:digits_start], head[digits_end:]), int(digits)
 
 
 @functools.lru_cache(maxsize=256)
-def _parse_without_length(begin: bytes, end: bytes) -> RequestHead:
-    """Parse the head of which `begin` and `end` are what surrounds the length. Raises InvalidRequestError."""
-    return RequestParser().parse_head(b"%b0%b" % (begin, end))[0]
+def _parse_without_length(before_length: bytes, after_length: bytes) -> RequestHead:
+    """Parse the head that these bytes make with a Content-Length of 0 between them. Raises InvalidRequestError."""
+    head, _ = RequestParser().parse_head(b"%b0%b" % (before_length, after_length))
+    return head
 
 
 class RequestParser:
     """Parse one request: first its whole head, then its body if that is chunked."""
 
-    complete = False
+    is_body_complete = False
     """The chunked body has ended."""
-    excess = False
+    has_excess = False
     """Data came in one piece with the end of the chunked body; it is not parsed."""
     _head_ended = False
     _framing_bytes_left = HEAD_BYTES
@@ -122,36 +123,36 @@ class RequestParser:
         return RequestHead(method, path, query, headers, is_http_1_0=is_http_1_0), length
 
     def parse_chunks(self, data: bytes) -> bytes:
-        """Return the content of the chunks in `data`; `complete` is set at the end of the body.
+        """Return the content of the chunks in `data`; `is_body_complete` is set at the end of the body.
 
-        What comes behind the end is dropped, and `excess` is set. Raises InvalidRequestError.
+        What comes behind the end is dropped, and `has_excess` is set. Raises InvalidRequestError.
         """
         if self._parser is None:
             raise InvalidRequestError("its chunked body has ended")
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            if not self.complete:
+            if not self.is_body_complete:
                 raise InvalidRequestError(f"llhttp: {error}") from None
-            self.excess = True
+            self.has_excess = True  # data came behind the end of the body
         content = b"".join(self._body_pieces)
         self._body_pieces.clear()
         self._framing_bytes_left -= len(data) - len(content)
         if self._framing_bytes_left < 0:
             raise InvalidRequestError("the framing or the trailers of its chunked body are too long")
-        if self.complete:
+        if self.is_body_complete:
             self._parser = None
         return content
 
     # Called by httptools.
 
     def on_message_begin(self) -> None:
-        """Note data behind the end of the body."""
-        self.excess = self.complete
+        """Note data behind the end of the body, which the parser takes for another request."""
+        self.has_excess = self.is_body_complete
 
     def on_url(self, url: bytes) -> None:
         """Take a piece of the target."""
-        if not self.complete:
+        if not self.is_body_complete:
             self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -165,13 +166,13 @@ class RequestParser:
 
     def on_body(self, piece: bytes) -> None:
         """Take a piece of the body."""
-        if not self.complete:
+        if not self.is_body_complete:
             self._body_pieces.append(piece)
 
     def on_message_complete(self) -> None:
-        """Note the end of the body; of one that is not chunked, nothing was given to the parser."""
+        """Note the end of a chunked body. At the end of a head without a body this is called, too: nothing is noted."""
         if self._head_ended:
-            self.complete = True
+            self.is_body_complete = True
 
 
 def _check_fields(headers: Headers, *, is_http_1_0: bool) -> None:
@@ -191,9 +192,9 @@ def _check_fields(headers: Headers, *, is_http_1_0: bool) -> None:
 def _parse_target(method: str, target: bytes) -> tuple[str, str]:
     """Return the path and the query of an origin-form or absolute-form target. Raises InvalidRequestError."""
     if not target.startswith(b"/"):
-        authority = _ABSOLUTE_FORM.match(target)
         if method == "OPTIONS" and target == b"*":
             return "*", ""
+        authority = _ABSOLUTE_FORM.match(target)
         if authority is None or method == "CONNECT":
             raise InvalidRequestError("its target is neither a path nor an http URL")
         target = target[authority.end() :] or b"/"

@@ -43,12 +43,9 @@ class RequestHandling:
 
 
 class ServerConnection(asyncio.Protocol):
-    """The connection from `peer`; `on_end` is called when it is closed.
+    """The connection from `peer`; `on_end` is called when it is closed."""
 
-    Its slots save 500 bytes of 2 KiB for each idle client.
-    """
-
-    __slots__ = (
+    __slots__ = (  # they save 500 bytes of 2 KiB for each idle client
         *("_body_left_bytes", "_buffer", "_exchange", "_handling", "_is_advancing", "_is_draining", "_is_ending"),
         *("_is_tls", "_last_unsent_bytes", "_loop", "_on_end", "_parser", "_reading_paused", "_sends_at_once"),
         *("_table", "_times", "_transport"),
@@ -122,7 +119,7 @@ class ServerConnection(asyncio.Protocol):
         self._on_end(self)
 
     def eof_received(self) -> bool:
-        """Take half a hang-up for a whole one: a client that closes its connection sends nothing else."""
+        """Cancel the request, because the client has closed its side; the transport then closes the connection."""
         self._hang_up()
         return False
 
@@ -237,8 +234,9 @@ class ServerConnection(asyncio.Protocol):
             return
         self.deadline = math.inf
         if self._is_ending or self.is_blocked:
-            if 0 < transport.get_write_buffer_size() < self._last_unsent_bytes:
-                self._expect_reading(self._times.write_seconds)  # it reads, but slowly
+            unsent_bytes = transport.get_write_buffer_size()
+            if 0 < unsent_bytes < self._last_unsent_bytes:  # the client reads, but slowly
+                self._expect_reading(self._times.write_seconds)
             else:
                 transport.abort()
         elif self._exchange:
@@ -297,9 +295,10 @@ class ServerConnection(asyncio.Protocol):
         self._is_advancing = True
         try:
             for _ in range(_STEPS_AT_ONCE):
-                if not (self._take_body(self._exchange) if self._exchange else self._take_head()):
+                has_more = self._take_body(self._exchange) if self._exchange else self._take_head()
+                if not has_more:
                     break
-            else:  # other clients first
+            else:  # other clients have their turn before the rest
                 self._loop.call_soon(self._go_on)
         except Exception:  # noqa: BLE001 - a defect must not end the connections of all others
             self._fail_request()
@@ -308,7 +307,7 @@ class ServerConnection(asyncio.Protocol):
         if self._is_ending:
             return
         if exchange is None:
-            # The rest of a head is waited for, or that the client reads the last response, or other clients' turn.
+            # The buffer has a part of a head, or requests whose turn has not come.
             if self._buffer:
                 if len(self._buffer) > self._table.caps.buffered_bytes:
                     self._pause_reading()
@@ -327,22 +326,21 @@ class ServerConnection(asyncio.Protocol):
     def _take_head(self) -> bool:
         """Parse the next head in the buffer, and begin the work on its request, with the body as far as that has come.
 
-        Return False if the head is not complete, was refused, or leaves nothing in the buffer.
+        Return True if more is in the buffer; False also if no head is complete, it was refused, or none may be taken.
         """
         if self._is_ending or self.is_blocked or self._transport is None or self._transport.is_closing():
             return False
         buffer = self._buffer
         if buffer.startswith(b"\r\n"):  # some clients send an empty line after a body
             buffer = self._buffer = buffer[2:]
-        length = buffer.find(_HEAD_END)
-        if length < 0 and len(buffer) < HEAD_BYTES:
+        empty_line = buffer.find(_HEAD_END)
+        if empty_line < 0 and len(buffer) < HEAD_BYTES:
             return False
-        end = length + len(_HEAD_END)
-        if length < 0 or end > HEAD_BYTES:
+        end = empty_line + len(_HEAD_END)
+        if empty_line < 0 or end > HEAD_BYTES:
             self._refuse(400, f"its head is longer than {HEAD_BYTES} bytes")
             return False
         parser = None
-        content_length: int | None
         try:
             cached = read_cached_head(buffer[:end])
             if cached is None:
@@ -375,7 +373,7 @@ class ServerConnection(asyncio.Protocol):
         return bool(self._buffer)
 
     def _take_body(self, exchange: Exchange) -> bool:
-        """Give the receiver what has come of the body; return False if more has to come, or nothing is left."""
+        """Give the receiver what has come of the body; return True if more is in the buffer, after the body."""
         buffer, receiver = self._buffer, exchange.receiver
         if not buffer or exchange.body_complete or receiver is None:
             return False
@@ -389,13 +387,13 @@ class ServerConnection(asyncio.Protocol):
             try:
                 piece = self._parser.parse_chunks(buffer)
             except InvalidRequestError as error:
-                self._log_refusal(str(error))
+                log.info("invalid_request", peer=self.peer, reason=str(error))
                 self._is_ending = True
                 self._fail_body(exchange, error)
                 return False
-            if self._parser.complete:
+            if self._parser.is_body_complete:
                 # What came together with the end of the chunks is lost in the parser: the client sends it again.
-                exchange.keep_alive = exchange.keep_alive and not self._parser.excess
+                exchange.keep_alive = exchange.keep_alive and not self._parser.has_excess
                 exchange.body_complete = True
         if piece or exchange.body_complete:
             receiver.take_body(piece, is_last=exchange.body_complete)
@@ -427,19 +425,16 @@ class ServerConnection(asyncio.Protocol):
                 exchange.respond(500, *self._handling.render_error(500, "the server failed to answer it"))
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Answer bytes that are no request, and close the connection."""
-        self._log_refusal(reason)
+        """Log bytes that are no request, answer them, and close the connection."""
+        log.info("invalid_request", peer=self.peer, reason=reason)
         head = RequestHead("", "", "", Headers(), is_http_1_0=False)
         exchange = self._exchange = Exchange(head, 0, self)
         exchange.respond(status, *self._handling.render_error(status, reason))
 
-    def _log_refusal(self, reason: str) -> None:
-        log.info("invalid_request", peer=self.peer, reason=reason)
-
     # Ending
 
     def _linger(self) -> None:
-        """Close the connection, but let a client that still sends read the response first: else it is reset."""
+        """Close our side only, so that a client that still sends can read the response; with TLS, close both."""
         self._is_ending = True
         self._buffer = b""
         self._table.mark_waiting(self)

@@ -63,8 +63,8 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, url: str, pool: "UpstreamPool") -> None:
         self.url = url
         self.idle_since = 0.0
-        self._was_used = False
-        """It has carried a whole response, so the upstream may be closing it as idle while a request is sent."""
+        self._has_carried_response = False
+        """It was kept after a response, so the upstream may be closing it as idle while a request is sent."""
         self._pool = pool
         self._transport: asyncio.Transport | None = None
         self._incoming = select.poll()
@@ -151,15 +151,17 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Parse what has come of the response, give it to the receiver, and end or fail the response if that is due.
 
-        The connection is closed when nothing was asked, or when it cannot be used again.
+        The connection is closed if no response is expected, or if it cannot be used for another request.
         """
         receiver = self._receiver
         if receiver is None or self._parser is None:
-            self._close()  # nothing was asked
+            self._close()  # no response is expected
             return
         self._has_received = True
         if self._in_head:
             self._head_bytes += len(data)
+
+        # 1. Parse: the callbacks collect head and body. Then pass both on, unless a callback has failed the response.
         try:
             self._parser.feed_data(data)
             if self._receiver is receiver:
@@ -171,10 +173,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._fail(f"its response is not HTTP ({error})")
         except Exception:  # noqa: BLE001 - one response must not end the connections of all others
             self._fail_relay()
+
+        # 2. End the response, or fail it. After a failure nobody expects it any more, so neither does anything.
         if self.is_response_complete:
             self._end_response()
         elif self._in_head and self._head_bytes > HEAD_BYTES:
             self._fail("the head of its response is too long")
+
+        # 3. Close a connection whose response has ended or failed, and that cannot be used again.
         if self._receiver is None and not self._is_reusable:
             self._close()
 
@@ -193,12 +199,13 @@ class UpstreamConnection(asyncio.Protocol):
                 self._fields.append((name, value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
-        """Take the head, unless it is an interim response."""
+        """Take the head, unless it is an interim response; fail a response whose head is too long."""
         status = self._parser.get_status_code() if self._parser else 0
         if status < _FIRST_FINAL_STATUS or self.is_response_complete:
             return
         self._in_head = False
         fields, self._fields = self._fields, []
+        # `_head_bytes` may include a part of the body: only if it is beyond the limit, the fields are measured.
         size_bytes = sum(len(name) + len(value) for name, value in fields) if self._head_bytes > HEAD_BYTES else 0
         if len(fields) > HEADER_COUNT or size_bytes > HEAD_BYTES:
             self._fail("the head of its response is too long")
@@ -239,12 +246,12 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.take_response(body)
 
     def _end_response(self) -> None:
-        """Free the connection for another request, or close it, and tell the receiver."""
+        """Free the connection for another request, or close it, and tell the receiver, if it still expects the end."""
         receiver, self._receiver = self._receiver, None
         if receiver is None:
             return
         if self._is_reusable:
-            self._was_used = True
+            self._has_carried_response = True
             self.resume_reading()
             self._pool.keep(self)
         else:
@@ -259,7 +266,8 @@ class UpstreamConnection(asyncio.Protocol):
         """Tell the receiver, if a response is expected, that its rest will not come, and expect none any more."""
         receiver, self._receiver = self._receiver, None
         if receiver:
-            was_stale = self._was_used and not self._has_received and time.monotonic() - self._sent_at <= _STALE_SECONDS
+            failed_soon = time.monotonic() - self._sent_at <= _STALE_SECONDS
+            was_stale = self._has_carried_response and not self._has_received and failed_soon
             receiver.fail_response(UpstreamBrokeOffError(reason, was_stale=was_stale))
 
     def _close(self) -> None:

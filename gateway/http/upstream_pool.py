@@ -88,11 +88,14 @@ class UpstreamPool:
             idle.remove(connection)
 
     def _close_idle(self) -> None:
-        """Close what was idle for too long; the oldest are at the front, because the youngest are used first."""
+        """Close what was idle for too long, and plan the next sweep.
+
+        The longest idle are at the front of each list, because the last one that was kept is used first.
+        """
         self._sweep_timer = None
-        oldest = time.monotonic() - self._idle_seconds
+        latest_expired = time.monotonic() - self._idle_seconds
         for url, idle in list(self._idle.items()):
-            while idle and idle[0].idle_since <= oldest:
+            while idle and idle[0].idle_since <= latest_expired:
                 idle.pop(0).abort()
             if not idle:
                 del self._idle[url]

@@ -85,7 +85,7 @@ class AskedQuestion(NamedTuple):
         pairs = parse_qsl(
             self.exchange.head.query, keep_blank_values=True, errors="surrogateescape", max_num_fields=_MOST_PARAMETERS
         )
-        return dict(reversed(pairs))
+        return dict(reversed(pairs))  # of several values of a parameter, the first is put last and stays
 
     def keep_connection(self) -> None:
         """Keep the connection from giving way to another one during this request: its client is known."""
@@ -153,28 +153,36 @@ class AnswerServer:
         head = exchange.head
         if is_private and not is_from_local_program(head.headers):
             self.refuse(exchange, 403, "ask 127.0.0.1 or localhost by that name, and from no web page")
-        elif (refusal := self._check(question)) is not None:
+            return None
+        if (refusal := self._check(question)) is not None:
             self._respond(exchange, refusal)
-        elif (routed := self._find_route(head.path)) is None:
+            return None
+        found = self._find_route(head.path)
+        if found is None:
             self.refuse(exchange, 404, "not found")
-        elif ("GET" if head.method == "HEAD" else head.method) != routed[0].method:
-            allowed = b"GET, HEAD" if routed[0].method == "GET" else routed[0].method.encode()
-            refusal = self._fail(405, f"use {routed[0].method}")
+            return None
+        route, name = found
+        method = "GET" if head.method == "HEAD" else head.method
+        if method != route.method:
+            allowed = b"GET, HEAD" if route.method == "GET" else route.method.encode()
+            refusal = self._fail(405, f"use {route.method}")
             self._respond(exchange, refusal._replace(fields=(*refusal.fields, (b"Allow", allowed))))
-        else:
-            return self._begin_route(question._replace(name=routed[1]), routed[0])
-        return None
+            return None
+        return self._begin_route(question._replace(name=name), route)
 
     def _find_route(self, path: str) -> tuple[Route, str] | None:
         """Return the route of a path, and the rest of the path behind a prefix; None if nothing is served there."""
         if route := self._routes.get(path):
-            return None if path.endswith("/") else (route, "")
+            return None if path.endswith("/") else (route, "")  # None: a prefix without the name that has to follow
         prefixes = [prefix for prefix in self._prefixes if path.startswith(prefix)]
         longest = max(prefixes, key=len, default=None)
         return None if longest is None else (self._routes[longest], path[len(longest) :])
 
     def _begin_route(self, question: AskedQuestion, route: Route) -> RequestReceiver | None:
-        """Answer a request to this route, or return the receiver of its body, if the limits have room for it."""
+        """Answer a request to this route, or return the receiver of its body, if the limits have room for it.
+
+        Return the exchange of an answer that is awaited; None if the response was sent.
+        """
         exchange, limits = question.exchange, route.body
         length = exchange.content_length or 0
         if limits is None:
@@ -252,8 +260,9 @@ class _WholeBody(RequestReceiver):
         self._server.refuse(self._question.exchange, status, reason)
 
     def _answer(self, body: bytes | bytearray) -> None:
-        if waiting := self._server.answer(self._question._replace(body=body), self._route):
-            self._question.exchange.receiver = waiting
+        """Answer the request; one whose answer is awaited has the awaited exchange as its receiver from now on."""
+        if awaited := self._server.answer(self._question._replace(body=body), self._route):
+            self._question.exchange.receiver = awaited
 
 
 class PacedRendering:
@@ -274,7 +283,7 @@ class PacedRendering:
         self._text: bytes | None = None
 
     def read(self) -> bytes:
-        """Return the text of now, or of up to a second ago."""
+        """Render the text if another rendering is allowed now; else return the last one, at most a second old."""
         now = self._clock()
         self._renderings_left = min(_FRESH_AT_ONCE, self._renderings_left + (now - self._counted_at) / _FRESH_SECONDS)
         self._counted_at = now

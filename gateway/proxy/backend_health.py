@@ -79,14 +79,17 @@ class BackendPast:
         self._past_waits.append((now - progress.began, progress.size_bytes))
 
     def note_data(self, progress: AnswerProgress, now: float) -> None:
-        """Note data of a stream; it ends a suspicion that the backend is silent or slow."""
+        """Note data of a stream; it ends a suspicion that the backend is silent or slow.
+
+        The pause before it is not counted if the client caused it by not reading.
+        """
         pause = now - progress.last_data
         progress.last_data = now
         if pause > progress.longest_pause and not progress.waits_for_client:
             progress.longest_pause = pause
         progress.waits_for_client = False
         if self.health.suspect and self.health.reason != "Failing":
-            self._clear()
+            self._clear_suspicion()
 
     def note_success(self, progress: AnswerProgress) -> None:
         """Note a complete answer: whatever was suspected, the backend works."""
@@ -98,7 +101,7 @@ class BackendPast:
             self._failures = 0
             self._failed_requests.clear()
             self._last_outcomes.clear()
-        self._clear()
+        self._clear_suspicion()
 
     def note_failure(self, progress: AnswerProgress, outcome: str, now: float) -> None:
         """Note a request that the backend failed; `outcome` names the failure without any content of the answer.
@@ -114,8 +117,9 @@ class BackendPast:
         self._last_outcomes.append(outcome)
         if len(self._failed_requests) < _DISTINCT_FAILURES:
             self._failed_requests.add(progress.request_digest)
-        is_enough = len(self._failed_requests) >= _DISTINCT_FAILURES or self._failures >= _FAILURES
-        if is_enough and not any(other.has_begun and other.last_data > self._first_failure for other in self.under_way):
+        are_enough = len(self._failed_requests) >= _DISTINCT_FAILURES or self._failures >= _FAILURES
+        is_streaming = any(answer.has_begun and answer.last_data > self._first_failure for answer in self.under_way)
+        if are_enough and not is_streaming:
             outcomes = ", ".join(self._last_outcomes)
             self._suspect("Failing", f"the last {self._failures} requests failed: {outcomes}")
 
@@ -138,7 +142,10 @@ class BackendPast:
                 self._check_wait(progress, now)
 
     def _check_silence(self, progress: AnswerProgress, now: float) -> None:
-        """Suspect the backend if a stream is silent for much longer than the longest pause so far."""
+        """Suspect the backend if a stream is silent for much longer than the longest pause so far.
+
+        A stream whose client does not read is not judged.
+        """
         seconds = now - progress.last_data
         if seconds < SHORTEST_SILENCE_SECONDS or progress.waits_for_client:
             return
@@ -169,7 +176,8 @@ class BackendPast:
             self.health = BackendHealth(self.health.uid, suspect=True, reason=reason, message=message)
             self._report(self)
 
-    def _clear(self) -> None:
+    def _clear_suspicion(self) -> None:
+        """Take the backend for healthy again, and report that, if it was suspect."""
         if self.health.suspect:
             self.health = BackendHealth(self.health.uid)
             self._report(self)

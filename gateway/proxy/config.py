@@ -182,6 +182,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _check_unique(what: str, values: list[str]) -> None:
+    """Raise ValueError if a value is there more than once; `what` names the values in its message."""
     twice = {value for value in values if values.count(value) > 1}
     if twice:
         raise ValueError(f"proxy configuration names {what} {min(twice)!r} more than once")

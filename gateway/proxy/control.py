@@ -59,6 +59,8 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
         handing_over = tasks.create_task(_hand_over(claimed, listeners))
         stopping = tasks.create_task(stop.wait())
         await asyncio.wait({handing_over, stopping}, return_when=asyncio.FIRST_COMPLETED)
+
+        # A newer proxy listens now: only the requests in progress are left here.
         if handing_over.done():
             log.info("proxy_handed_over", requests=sum(listeners.in_flight.counts().values()))
             reporting = tasks.create_task(_report_counts(handing_over.result(), listeners))
@@ -67,6 +69,8 @@ async def run_proxy(claimed: ControlSocket, *, drain_seconds: float) -> None:
             await asyncio.wait({ending, stopping}, return_when=asyncio.FIRST_COMPLETED)
             ending.cancel()
             reporting.cancel()
+
+        # A stop signal has come, or the last of those requests has ended, or their time is up.
         restore_stop_signals()
         handing_over.cancel()
         stopping.cancel()

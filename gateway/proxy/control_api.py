@@ -87,11 +87,13 @@ class ControlApi:
         _respond(exchange, self._proxy_state())
 
     async def _wait_idle(self, exchange: AwaitedExchange, uid: str) -> None:
+        """Answer once backend `uid` has no request in flight, or at the time-out of the call."""
         in_flight = self._listeners.in_flight
         await _wait(exchange, in_flight.wait_idle(uid))
         _respond(exchange, RequestsInFlight(in_flight=in_flight.counts().get(uid, 0)))
 
     async def _wait_busy(self, exchange: AwaitedExchange) -> None:
+        """Answer once any backend has a request in flight, or at the time-out of the call."""
         in_flight = self._listeners.in_flight
         await _wait(exchange, in_flight.wait_busy())
         _respond(exchange, RequestsInFlight(in_flight=sum(in_flight.counts().values())))
@@ -110,20 +112,16 @@ class ControlApi:
         _respond(exchange, BackendHealth(uid))
 
     def _proxy_state(self) -> ProxyState:
-        return ProxyState(
-            version=BUILD,
-            pid=os.getpid(),
-            services=self._listeners.service_states(),
-            router=self._listeners.router_state(),
-        )
+        services, router = self._listeners.service_states(), self._listeners.router_state()
+        return ProxyState(version=BUILD, pid=os.getpid(), services=services, router=router)
 
 
 async def _wait(exchange: AwaitedExchange, awaited: Coroutine[Any, Any, None]) -> None:
-    """Wait for `awaited`, as long as the call says. Raises ControlError."""
+    """Wait for `awaited`, at most for the seconds that the query of the call states. Raises ControlError."""
     try:
         timeout_seconds = float(parse_qs(exchange.head.query)["timeoutSeconds"][0])
     except (KeyError, ValueError) as error:
-        awaited.close()
+        awaited.close()  # otherwise Python would warn that it was never awaited
         raise ControlError(HTTPStatus.BAD_REQUEST, "timeoutSeconds must be a number of seconds") from error
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_seconds):

@@ -83,7 +83,8 @@ class ControlSocket:
 
     def prepare_leaving(self) -> None:
         """Do all of `leave` that may fail. Raises SocketError."""
-        self.last = self.last or NamedSocket(self.path.with_name(LAST_SOCKET.format(pid=os.getpid())))
+        if self.last is None:
+            self.last = NamedSocket(self.path.with_name(LAST_SOCKET.format(pid=os.getpid())))
 
     def leave(self) -> None:
         """Leave paths and lock to the proxy that has accepted them. Raises nothing, since it cannot be undone."""
@@ -117,7 +118,8 @@ def claim_socket(path: Path, *, take_over: bool = False) -> Iterator[ControlSock
         )
     with ExitStack() as stack:
         inheritance = _inherit(path) if take_over else None
-        lock = stack.enter_context(os.fdopen(inheritance.lock if inheritance else _lock(path), "wb"))
+        lock_descriptor = inheritance.lock if inheritance else _lock_file(path)
+        lock = stack.enter_context(os.fdopen(lock_descriptor, "wb"))
         control = stack.enter_context(closing(NamedSocket(path)))
         hand_over = stack.enter_context(closing(NamedSocket(path.with_name(HAND_OVER_SOCKET))))
         claimed = ControlSocket(control, hand_over, lock, inheritance)
@@ -152,7 +154,7 @@ def _inherit(path: Path) -> Inheritance:
         length = int.from_bytes(_receive(connection, _LENGTH_BYTES), "big")
         message = msgspec.json.decode(_receive(connection, length), type=_Message)
         descriptors: list[int] = []
-        while len(descriptors) <= len(message.listeners):
+        while len(descriptors) < 1 + len(message.listeners):  # the lock, then the listening sockets
             data, received, _, _ = socket.recv_fds(connection, 1, _DESCRIPTORS_AT_ONCE)
             if not data:
                 raise ConnectionError("it closed the connection")
@@ -160,11 +162,11 @@ def _inherit(path: Path) -> Inheritance:
     except (OSError, msgspec.DecodeError) as error:
         connection.close()
         raise SocketError(f"no proxy hands over on {path}: {error}; start one without --take-over") from error
-    lock, *listening = descriptors
+    lock, *listening_descriptors = descriptors
     sockets: defaultdict[str, list[socket.socket]] = defaultdict(list)
-    for name, descriptor in zip(message.listeners, listening, strict=True):
+    for name, descriptor in zip(message.listeners, listening_descriptors, strict=True):
         sockets[name].append(socket.socket(fileno=descriptor))
-    return Inheritance(connection, message.config, dict(sockets), lock)
+    return Inheritance(connection=connection, config=message.config, sockets=dict(sockets), lock=lock)
 
 
 def _receive(connection: socket.socket, size_bytes: int) -> bytes:
@@ -178,7 +180,7 @@ def _receive(connection: socket.socket, size_bytes: int) -> bytes:
     return bytes(data)
 
 
-def _lock(path: Path) -> int:
+def _lock_file(path: Path) -> int:
     """Lock the file beside the socket, and return its descriptor. Raises SocketError if another proxy has the lock."""
     lock = os.open(path.with_suffix(".lock"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -96,7 +96,7 @@ class EngineScraper:
         return EngineSeries(filtered.text, problem)
 
     async def _read_answer(self) -> "_AnswerReader":
-        """Ask the engine; return its answer so far as it is of use, with the problem if there was one."""
+        """Ask the engine; return the part of its answer that can be used, with the problem if there was one."""
         answer = _AnswerReader()
         try:
             async with asyncio.timeout(SCRAPE_SECONDS):
@@ -105,7 +105,7 @@ class EngineScraper:
                     connection.send(self._request, (), answer)
                     await answer.wait()
                 finally:
-                    if not answer.is_over:
+                    if not answer.has_connection_ended:
                         connection.abort()
         except NotAcceptedError as error:
             answer.refuse(str(error))
@@ -128,20 +128,21 @@ class _AnswerReader:
     def __init__(self) -> None:
         self.body = bytearray()
         self.problem = ""
-        self.is_over = False
+        self.has_connection_ended = False
         """The connection has ended the response by itself."""
-        self._ended = asyncio.Event()
+        self._is_settled = asyncio.Event()
+        """Set at the end of the answer, or at its first problem."""
 
     async def wait(self) -> None:
         """Wait for the end of the answer, or for its first problem."""
-        await self._ended.wait()
+        await self._is_settled.wait()
 
     def refuse(self, problem: str) -> None:
         """Note that the answer is of no use, or not whole."""
-        if not self._ended.is_set():
+        if not self._is_settled.is_set():
             self.problem = problem
             self.body.clear()
-            self._ended.set()
+            self._is_settled.set()
 
     # Called by the connection
 
@@ -154,22 +155,22 @@ class _AnswerReader:
 
     def take_response(self, piece: bytes) -> None:
         """Take a piece of the body."""
-        if self._ended.is_set():
+        if self._is_settled.is_set():
             return
         room = MOST_BYTES - len(self.body)
         self.body += piece[:room]
         if len(piece) > room:
             self.problem = f"its answer is larger than {MOST_BYTES >> 20} MiB, and is cut"
-            self._ended.set()
+            self._is_settled.set()
 
     def end_response(self) -> None:
         """Note the end of the answer."""
-        self.is_over = True
-        self._ended.set()
+        self.has_connection_ended = True
+        self._is_settled.set()
 
     def fail_response(self, error: UpstreamBrokeOffError) -> None:
         """Note that the engine broke off."""
-        self.is_over = True
+        self.has_connection_ended = True
         self.refuse(str(error))
 
 
@@ -180,9 +181,9 @@ def _find_problem(status: int, headers: Headers) -> str:
     codings = [*headers.values(b"content-encoding"), *headers.values(b"transfer-encoding")]
     if any(coding.strip().lower() not in {b"identity", b"chunked"} for coding in codings):
         return "its answer is compressed"
-    kind, *parameters = (part.strip().lower() for part in (headers.value(b"content-type") or b"").split(b";"))
+    media_type, *parameters = (part.strip().lower() for part in (headers.value(b"content-type") or b"").split(b";"))
     versions = {parameter for parameter in parameters if parameter.startswith(b"version")}
-    if kind != b"text/plain" or not versions <= _VERSIONS:
+    if media_type != b"text/plain" or not versions.issubset(_VERSIONS):
         return "its answer is not text/plain of version 0.0.4"
     return ""
 
@@ -211,10 +212,8 @@ class PodReports:
         self._running_answers += 1
         try:
             engine = await scraper.scrape() if self._running_answers <= MOST_ANSWERS else _TOO_MANY
-            own = metrics.render_metrics(self._services) + metrics.render_engine_up(
-                scraper.service, is_up=not engine.problem
-            )
-            text = own + engine.text
+            engine_up = metrics.render_engine_up(scraper.service, is_up=not engine.problem)
+            text = metrics.render_metrics(self._services) + engine_up + engine.text
             exchange.start(HTTPStatus.OK, metrics.FIELDS)
             async with asyncio.timeout(SEND_SECONDS):  # as fast as the client reads
                 for begin in range(0, len(text), _PIECE_BYTES):

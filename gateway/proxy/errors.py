@@ -189,6 +189,8 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
     client_status = judge_error(find_runtime(engine).errors, status, message).status
     if client_status < HTTPStatus.INTERNAL_SERVER_ERROR and kind == "server_error":
         kind = ""  # llama.cpp's word for a mistake of the client
+
+    # 1. Status and message: some answers of an engine would mislead its client.
     if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         # The client's token was right; the engine refuses the proxy's key.
         client_status = HTTPStatus.BAD_GATEWAY
@@ -199,8 +201,10 @@ def translate_engine_error(status: int, body: bytes, service: str, engine: str |
         message = f"service {service} does not serve this path: its spec.mode is for another one ({message})"
     elif status == HTTPStatus.NOT_FOUND and message in _UNKNOWN_PATHS:
         message = f"service {service}: its engine does not serve this path ({message or 'not found'})"
+
+    # 2. Code: the one that OpenAI's clients look for, else the engine's own code, else its type of the error.
     if kind in _CODES:
-        code, kind = _CODES[kind], ""
+        code = _CODES[kind]
     elif kind and not code:
         code = kind
     message = message or f"service {service}: its engine answered {status} without a reason"
@@ -212,6 +216,7 @@ def _advise_model(served: Iterable[str]) -> str:
     return f"set `model` to one that is: {names}" if names else "no model is served here now: try again later"
 
 
-def _error_type(status: int, types: Mapping[int, str], server_error: str) -> str:
-    other = server_error if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    return types.get(status, other)
+def _error_type(status: int, types: Mapping[int, str], server_error_type: str) -> str:
+    """Return the type of an error: that of its status in `types`, else a general one of the server or the request."""
+    general_type = server_error_type if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+    return types.get(status, general_type)

@@ -40,7 +40,7 @@ class FilteredExposition(NamedTuple):
 
 
 async def filter_exposition(text: bytes, prefixes: tuple[bytes, ...], *, is_whole: bool) -> FilteredExposition:
-    """Return the valid lines of `text`, in passes between which other work goes on.
+    """Return the valid lines of `text`, and whether that was whole; other work goes on meanwhile.
 
     Args:
         text: the lines of an engine.
@@ -49,11 +49,11 @@ async def filter_exposition(text: bytes, prefixes: tuple[bytes, ...], *, is_whol
             for a whole one.
     """
     lines = text.split(b"\n", MOST_LINES)
-    rest = lines.pop()
-    if len(lines) == MOST_LINES and rest:
+    remainder = lines.pop()  # a last line without an end, or all that is beyond the most lines
+    if len(lines) == MOST_LINES and remainder:
         is_whole = False
     elif is_whole:
-        lines.append(rest)
+        lines.append(remainder)
     kept = _KeptLines(prefixes)
     cost = 0
     for line in lines:

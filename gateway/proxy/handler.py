@@ -18,6 +18,7 @@ def handle_requests(router: Router, shared: SharedResources, pod: PodReports | N
     """Return the handling of the requests to the listener of `router`; `pod` is given for the listener of a pod."""
 
     def begin(exchange: Exchange) -> InferenceRequest | AwaitedExchange | None:
+        """Begin the work on a request; return its receiver, or None if the response was sent."""
         head = exchange.head
         try:
             if head.method == "POST" and (inference := read_inference_head(head, router.tokens)):
@@ -39,13 +40,13 @@ def render_invalid_request(status: int, reason: str) -> tuple[bytes, bytes]:
 
 
 def _answer_other(exchange: Exchange, router: Router, pod: PodReports | None) -> AwaitedExchange | None:
-    """Authorize a request that is not for inference, but for the health, and answer it, or begin to.
+    """Answer a request that is not for inference, or begin to; all but those for the health need authorization.
 
-    Raises RequestError.
+    Return the exchange of an answer that is awaited; None if the response was sent. Raises RequestError.
     """
     path, method = exchange.head.path, exchange.head.method
     if path == paths.HEALTH and method == "GET":
-        # To anyone, so without a name.
+        # Anyone may ask, so the answer has no name of a service.
         _report_service(exchange, serves=any(service.has_backend for service in router.services().values()))
         return None
     if path == paths.ENGINE_LIVENESS and method == "GET" and pod:
@@ -73,20 +74,21 @@ def _report_service(exchange: Exchange, *, serves: bool) -> None:
         exchange.respond(error.status, error.fields(), error.body)
 
 
-def _list_models(exchange: Exchange, router: Router, only: str) -> None:
-    """Answer with all models that are served now or, if `only` is not empty, with the one of that name.
+def _list_models(exchange: Exchange, router: Router, only_name: str) -> None:
+    """Answer with all models that are served now or, if `only_name` is not empty, with the one of that name.
 
     A model whose engine loads, or has failed, is not listed: clients offer to their users what they find here. Raises
     RequestError.
     """
     services = router.services()
     served = list_served(services)
-    if only and only not in served:
-        if only in services:
-            raise errors.service_unavailable(f"service {services[only].config.name}")
-        raise errors.model_not_found(only, served)
+    if only_name and only_name not in served:
+        if only_name in services:
+            raise errors.service_unavailable(f"service {services[only_name].config.name}")
+        raise errors.model_not_found(only_name, served)
     models = [
         {"id": name, "object": "model", "created": services[name].created, "owned_by": "pomona"}
-        for name in ([only] if only else served)
+        for name in ([only_name] if only_name else served)
     ]
-    exchange.respond(200, JSON_FIELDS, msgspec.json.encode(models[0] if only else {"object": "list", "data": models}))
+    answer = models[0] if only_name else {"object": "list", "data": models}
+    exchange.respond(200, JSON_FIELDS, msgspec.json.encode(answer))

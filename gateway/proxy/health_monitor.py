@@ -27,8 +27,9 @@ class HealthMonitor:
         previous, self._backends = self._backends, {backend.uid: backend for backend in backends}
         for uid in {*previous, *self._backends}:
             before, after = previous.get(uid), self._backends.get(uid)
-            is_drained = before and after == structs.replace(before, draining=True)  # while the agent looks at it
-            if before != after and not is_drained:
+            # The agent drains a suspect backend while it looks at it: its past stays until it takes requests again.
+            begins_to_drain = before and after == structs.replace(before, draining=True)
+            if before != after and not begins_to_drain:
                 self.clear(uid)
         self._pasts = {uid: self._pasts.get(uid) or BackendPast(uid, self._report) for uid in self._backends}
 
@@ -72,8 +73,8 @@ class HealthMonitor:
     def _report(self, past: BackendPast) -> None:
         """Report the health of `past` to the watchers, unless it was forgotten meanwhile."""
         if self._pasts.get(past.health.uid) is past:
-            for watch in self._watchers:
-                watch.put_nowait(past.health)
+            for changes in self._watchers:
+                changes.put_nowait(past.health)
 
     def _check_pauses(self) -> None:
         """Check the pauses of all backends that answer, and again in a second while there are such."""

@@ -47,9 +47,9 @@ def read_inference_head(head: RequestHead, tokens: tuple[str, ...] | None) -> In
         raise errors.unsupported_encoding(encoding)
     request_id = head.headers.get(REQUEST_ID)
     return InferenceHead(
-        route,
-        request_id if _VALID_REQUEST_ID.fullmatch(request_id) else "",
-        b"POST %b HTTP/1.1\r\n%b" % (head.path.encode(), head.headers.encode_forwarded(_NOT_TO_ENGINE)),
+        route=route,
+        request_id=request_id if _VALID_REQUEST_ID.fullmatch(request_id) else "",
+        forwarded=b"POST %b HTTP/1.1\r\n%b" % (head.path.encode(), head.headers.encode_forwarded(_NOT_TO_ENGINE)),
     )
 
 

@@ -200,7 +200,10 @@ class InferenceRequest:
         self._upstream.send()
 
     def try_other_backend(self, backend: Backend, error: NotAcceptedError) -> None:
-        """Send the request to a backend that was not tried yet, because `backend` accepts no connection."""
+        """Send the request to a backend that was not tried yet, because `backend` accepts no connection.
+
+        If none is left, the client gets an error.
+        """
         service = self._service
         if service is None:
             return
@@ -208,8 +211,8 @@ class InferenceRequest:
         self._tried_uids.append(backend.uid)
         self._upstream = None
         self._shared.in_flight.end(backend.uid)
-        if other := service.take_other_backend(self._tried_uids):
-            self._send_to(other, service)
+        if other_backend := service.take_other_backend(self._tried_uids):
+            self._send_to(other_backend, service)
         else:
             service.queue.finish_request(time.monotonic() - self._phase_began)
             self.send_error(self._note_no_backend(service))
@@ -222,7 +225,7 @@ class InferenceRequest:
             self._upstream.resume_reading()
 
     def stop(self) -> None:
-        """Answer with an error, or end a stream with one, because the proxy stops; half a body shows by itself."""
+        """Answer with an error, or end a stream with one, because the proxy stops."""
         self.error = "stopped"
         self._cancel()
         name = f"service {self._service.config.name}" if self._service else self._router.name
@@ -277,7 +280,7 @@ class InferenceRequest:
             self.send_error(errors.invalid_http(500, "the proxy failed to answer it"))
 
     def end(self) -> None:
-        """Free what the request holds, and record it; before the last of the response is sent."""
+        """Free the body and the slot of the request, and record it; called before the last of the response is sent."""
         self.free_body()
         service, upstream = self._service, self._upstream
         if service is None:

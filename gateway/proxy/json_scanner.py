@@ -72,7 +72,7 @@ class JsonScanner:
             if self._count_work(self.at - start):
                 yield
 
-    def end(self) -> Pauses:
+    def expect_end(self) -> Pauses:
         """Expect nothing but white space up to the end of the text."""
         yield from self.skip_blanks()
         if self.at < len(self.text):
@@ -93,7 +93,7 @@ class JsonScanner:
             yield from self.skip_blanks()
             self._expect(_COLON)
             yield from self.skip_blanks()
-            yield from read_member("" if key is None else key, start)
+            yield from read_member("" if key is None else key, start)  # a key that is too long to matter has no name
             yield from self.skip_blanks()
             if self.peek() == _BRACE_CLOSES:
                 self.at += 1
@@ -165,11 +165,13 @@ class JsonScanner:
         if backslash >= 0:
             # Only an expression can tell which quotation mark is escaped.
             self.at = _match_end(_CHARACTERS, text, backslash, backslash + _PIECE_BYTES)
+            work_bytes = self.at - start
         else:
             self.at = plain_end
+            work_bytes = (self.at - start) // _FOUND_BYTES_PER_COST
         if self.at == start and text[start : start + 1] != b'"':
             raise InvalidJsonError("it ends within a string")
-        self._count_work((self.at - start) // (1 if backslash >= 0 else _FOUND_BYTES_PER_COST))
+        self._count_work(work_bytes)
         if text[self.at : self.at + 1] == b'"':
             self.at += 1
             return True
@@ -190,20 +192,20 @@ class JsonScanner:
 
     def _skip_brackets(self) -> Pauses:
         """Skip an object or an array, and all in it."""
-        closing = bytearray()
+        expected_ends = bytearray()  # the closing brackets of what is open, the innermost last
         while True:
             byte = self.text[self.at]
             if byte == _QUOTE:
                 yield from self.skip_string()
             elif byte in (_BRACE_OPENS, _BRACKET_OPENS):
                 self._count_value()
-                if len(closing) == LEVELS_LIMIT:
+                if len(expected_ends) == LEVELS_LIMIT:
                     raise _too_deep()
-                closing.append(byte + 2)  # in ASCII, `]` and `}` are the second after `[` and `{`
+                expected_ends.append(byte + 2)  # in ASCII, `]` and `}` are the second after `[` and `{`
                 self.at += 1
-            elif closing.pop() == byte:
+            elif expected_ends.pop() == byte:
                 self.at += 1
-                if not closing:
+                if not expected_ends:
                     return
             else:
                 raise _wrong_bracket(self.at)
@@ -221,6 +223,7 @@ class JsonScanner:
             raise InvalidJsonError(f"no value begins at byte {start}")
 
     def _expect(self, byte: int) -> None:
+        """Move behind the next byte. Raises InvalidJsonError if it is not `byte`."""
         if self.peek() != byte:
             raise InvalidJsonError(f"{chr(byte)} is missing at byte {self.at}")
         self.at += 1
@@ -247,7 +250,8 @@ def check_encoding(text: bytes | bytearray) -> Pauses:
     try:
         for start in range(0, len(text), _DECODED_BYTES):
             piece = text[start : start + _DECODED_BYTES]
-            if not piece.isascii() or decoder.getstate()[0]:
+            half_character, _ = decoder.getstate()  # the end of the piece before
+            if half_character or not piece.isascii():
                 decoder.decode(piece)
             yield
         decoder.decode(b"", final=True)

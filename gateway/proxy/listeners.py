@@ -32,6 +32,7 @@ from gateway.proxy.service import Service
 from gateway.proxy.tls import ReloadedCertificate
 
 _ROUTER_NAME = ""
+"""The router's name among listeners; no service has it."""
 
 
 class DrainingError(Exception):
@@ -65,7 +66,9 @@ class Listeners:
         self.services: dict[str, Service] = {}
         self.in_flight = InFlight(self._admit_waiting)
         self.health = HealthMonitor()
-        self._shared = SharedResources(self.in_flight, BodyBudget(), asyncio.Lock(), pool, self.health)
+        self._shared = SharedResources(
+            in_flight=self.in_flight, body_budget=BodyBudget(), scan_turns=asyncio.Lock(), pool=pool, health=self.health
+        )
         self._pod = PodReports(self.services, engine_scraper, engine_hangs) if engine_hangs else None
         self._times = times or ConnectionTimes()
         self._table = ConnectionTable(connection_caps(limits.descriptor_limit()), self._times.sweep_seconds)
@@ -189,7 +192,7 @@ class Listeners:
             service.queue.admit_waiting()
 
     async def _bind(self, name: str, address: ListenAddress) -> None:
-        """Begin to listen; a failure is logged, and kept for the state of the listener."""
+        """Make a listener and let it listen; a failure is logged, and kept for the state of the listener."""
         try:
             listener = self._create_listener(name, address)
             await listener.bind(address.address, address.port)
@@ -203,12 +206,8 @@ class Listeners:
     def _create_listener(self, name: str, address: ListenAddress) -> HttpListener:
         """Return a listener for a service or the router. Raises OSError."""
         router = self._model_router if name == _ROUTER_NAME else SingleServiceRouter(self.services[name])
-        return HttpListener(
-            handle_requests(router, self._shared, self._pod),
-            self._table,
-            self._times,
-            self._load_tls_context(address.tls),
-        )
+        handling = handle_requests(router, self._shared, self._pod)
+        return HttpListener(handling, self._table, self._times, self._load_tls_context(address.tls))
 
     def _unbind(self, name: str, *, close_idle: bool = True) -> None:
         """Stop listening at once; a task waits until the last request of the listener has ended."""
@@ -267,14 +266,16 @@ def _listen_addresses(config: ProxyConfig) -> dict[str, ListenAddress]:
 def _explain_bind_error(address: ListenAddress, error: OSError) -> str:
     """Return a readable reason why nothing listens on `address`."""
     if isinstance(error, ssl.SSLError) or error.filename:
-        return f"cannot use certificate {address.tls and address.tls.certificate} with its key: {error}"
+        certificate = address.tls.certificate if address.tls else None
+        return f"cannot use certificate {certificate} with its key: {error}"
     # The number of a name that does not resolve is none of errno's; on macOS it looks like one.
     number = None if isinstance(error, socket.gaierror) else error.errno
-    reason = error.strerror or str(error) if number is None else os.strerror(number)
+    reason = os.strerror(number) if number is not None else error.strerror or str(error)
     return f"cannot listen on {address.address} port {address.port}: {reason}"
 
 
 async def _finish_requests(name: str, listener: HttpListener) -> None:
+    """Wait until the last request of an unbound listener has ended; log a failure of that."""
     try:
         await listener.finish()
     except Exception:  # noqa: BLE001 - one bad connection must not end the other services' streams

@@ -54,6 +54,7 @@ class InFlight:
         `counts` replaces those of the call before: the difference begins or ends as many requests.
         """
         for uid in {*self._counts_elsewhere, *counts}:
+            # One of the two ranges is empty, because its difference is not positive.
             for _ in range(counts.get(uid, 0) - self._counts_elsewhere[uid]):
                 self.begin(uid)
             for _ in range(self._counts_elsewhere[uid] - counts.get(uid, 0)):
@@ -64,7 +65,8 @@ class InFlight:
         """Return the seconds since the last request to `uid` ended: 0 while one is in flight, None if none ever was."""
         if uid in self._counts:
             return 0.0
-        return time.monotonic() - self._last_ended_at[uid] if uid in self._last_ended_at else None
+        last_ended_at = self._last_ended_at.get(uid)
+        return None if last_ended_at is None else time.monotonic() - last_ended_at
 
     def forget_others(self, uids: Collection[str]) -> None:
         """Forget when the last request of each backend ended, except for the backends in `uids`."""
@@ -95,6 +97,8 @@ def pick_backend(
         if backend.draining or backend.uid in tried:
             continue
         requests = in_flight.get(backend.uid, 0)
-        if requests < fewest and not (only_free and backend.concurrency and requests >= backend.concurrency):
+        if only_free and backend.concurrency and requests >= backend.concurrency:
+            continue
+        if requests < fewest:
             picked, fewest = backend, requests
     return picked

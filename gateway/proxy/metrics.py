@@ -104,9 +104,10 @@ def render_metrics(services: Mapping[str, "Service"]) -> bytes:
         lines += _family_lines(name, description, "histogram", ())
         for labels, metrics in counts:
             histogram: DurationHistogram = getattr(metrics, attribute)
-            for bound, count in histogram.buckets():
-                lines.append(_series_line(f"{name}_bucket", count, labels | {"le": bound}))
-            lines.append(_series_line(f"{name}_count", count, labels))
+            buckets = histogram.buckets()
+            lines += [_series_line(f"{name}_bucket", count, labels | {"le": bound}) for bound, count in buckets]
+            _, total = buckets[-1]
+            lines.append(_series_line(f"{name}_count", total, labels))
             lines.append(_series_line(f"{name}_sum", histogram.sum_seconds, labels))
     in_flight = [(labels, service.queue.in_flight) for labels, service in labeled]
     queued = [(labels, service.queue.queued) for labels, service in labeled]

@@ -107,10 +107,11 @@ async def run_pod_proxy(options: PodProxyOptions, prepare: Prepare | None = None
         listeners = Listeners(pool, tasks, engine_hangs=lambda: engine.hangs, engine_scraper=scraper)
         await listeners.configure(_build_config(options, tokens, is_serving=False))
         (state,) = listeners.service_states()
-        problem = state.error
         log.info("pod_proxy_started", service=options.service, port=state.port, engine_port=options.engine_port)
-        error: BaseException | None = PodProxyError(f"{problem}: give a free --port") if problem else None
-        if not problem:
+        error: BaseException | None
+        if state.error:
+            error = PodProxyError(f"{state.error}: give a free --port")
+        else:
             following = asyncio.ensure_future(_follow(options, listeners, tokens, engine, prepare))
             stopping = asyncio.ensure_future(stop.wait())
             await asyncio.wait({following, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -150,7 +151,7 @@ async def _follow(
     """Prepare the engine, and follow its health, its pulse and the token, for ever. Raises PodProxyError."""
     preparing = asyncio.ensure_future(_prepare(prepare))
     pulse = asyncio.ensure_future(_follow_pulse(options, engine))
-    applied: ProxyConfig | None = None
+    applied_config: ProxyConfig | None = None
     try:
         while True:
             answer = await ask_health(options.engine_port, options.health_path)
@@ -159,10 +160,10 @@ async def _follow(
             engine.record_health(answer, time.monotonic(), progress, in_flight=in_flight)
             tokens.reload()
             if preparing.done():
-                preparing.result()
+                preparing.result()  # raises PodProxyError if the preparation failed
             config = _build_config(options, tokens, is_serving=preparing.done() and engine.is_healthy)
-            if config != applied:
-                applied = config
+            if config != applied_config:
+                applied_config = config
                 await listeners.configure(config)
             if preparing.done():
                 await asyncio.sleep(CHECK_SECONDS)
@@ -184,19 +185,19 @@ def _count_progress(service: str, listeners: Listeners) -> int:
 def _build_config(options: PodProxyOptions, tokens: "MountedToken", *, is_serving: bool) -> ProxyConfig:
     """Return the configuration of the pod's one service; its backend drains unless `is_serving`."""
     backend = Backend(
-        _BACKEND,
-        options.engine_url,
+        uid=_BACKEND,
+        url=options.engine_url,
         draining=not is_serving,
         concurrency=options.concurrency,
         model=options.model,
         engine=options.engine,
     )
     service = ServiceListener(
-        options.service,
-        options.address,
-        options.port,
-        tokens.token,
-        (backend,),
+        name=options.service,
+        address=options.address,
+        port=options.port,
+        token=tokens.token,
+        backends=(backend,),
         previous_token=tokens.previous,
         previous_token_until=tokens.previous_until,
     )
@@ -252,18 +253,22 @@ class EngineCheck:
         """
         if answer is not None or not in_flight:
             self._failures = 0 if answer else self._failures + 1
+        has_progress = progress != self._progress
+        self._progress = progress
+
         if answer is False:
-            self._last_sign_of_life = None
+            self._last_sign_of_life = None  # it starts, for the first time or again
         elif self._last_sign_of_life is None:
-            self._last_sign_of_life = now if answer else None
-        elif (answer and not self._has_pulse) or progress != self._progress:
+            if answer:
+                self._last_sign_of_life = now
+        elif has_progress or (answer and not self._has_pulse):
             self._last_sign_of_life = now
+
         if self._last_sign_of_life is not None:
             self._loading_began = None
             self.hangs = now - self._last_sign_of_life >= self._hang_seconds
         else:
-            self.hangs = self._loads_too_long(now, has_progress=progress != self._progress)
-        self._progress = progress
+            self.hangs = self._loads_too_long(now, has_progress=has_progress)
 
     def _loads_too_long(self, now: float, *, has_progress: bool) -> bool:
         """Decide whether an engine that is not healthy since its start hangs; one that answers requests does not.
@@ -272,10 +277,10 @@ class EngineCheck:
         """
         if self._loading_began is None or has_progress:
             self._loading_began = now
-        excess_seconds = now - self._loading_began - self._loading_seconds
-        if excess_seconds >= REPORT_SECONDS:
-            self._loading_began = now
-        return 0 <= excess_seconds < REPORT_SECONDS
+        overdue_seconds = now - self._loading_began - self._loading_seconds
+        if overdue_seconds >= REPORT_SECONDS:
+            self._loading_began = now  # the kubelet must have restarted it
+        return 0 <= overdue_seconds < REPORT_SECONDS
 
 
 async def ask_health(port: int, path: str, timeout_seconds: float = HEALTH_SECONDS) -> bool | None:

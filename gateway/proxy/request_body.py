@@ -84,7 +84,9 @@ class RequestBody:
             fields = [b'"model":' + msgspec.json.encode(name), *fields]
         pieces: Pieces = [b"{"]
         for number, field in enumerate(fields):
-            pieces += (b",", field) if number else (field,)
+            if number:
+                pieces.append(b",")
+            pieces.append(field)
         pieces.append(b"}")
         return pieces
 
@@ -123,27 +125,28 @@ async def scan_large_body(content: bytes | bytearray, turns: asyncio.Lock) -> Re
             try:
                 next(scan)
             except StopIteration as end:
-                body: RequestBody = end.value
+                body: RequestBody = end.value  # what the generator returned
                 return body
             await asyncio.sleep(0)
 
 
 def read_short_body(content: bytes | bytearray) -> RequestBody | None:
-    """Return the body, without fields that load weights; None if it is large or may have media.
+    """Return the body, without fields that load weights or spell `model` in another way.
 
-    Raises RequestError if it is not a JSON object, or has schemas that no engine can follow.
+    None: it is large or may have media, so it has to be scanned. Raises RequestError if it is not a JSON object, or has
+    schemas that no engine can follow.
     """
     if len(content) > SHORT_BODY_BYTES or may_have_media(content):
         return None
     try:
         if not content.isascii():
-            content.decode()
+            content.decode()  # raises if the text is not UTF-8
         fields = _fields.decode(content)
-        count = len(fields)
+        field_count = len(fields)
         model = _model_name.decode(fields.pop(_MODEL)) if _MODEL in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _not_an_object(str(error)) from error
-    if count > FIELDS_LIMIT:
+    if field_count > FIELDS_LIMIT:
         raise _too_many_fields()
     loads_weights = False
     schemas = SchemaReader()
@@ -151,9 +154,10 @@ def read_short_body(content: bytes | bytearray) -> RequestBody | None:
         name = key.casefold()
         if name in SCHEMA_FIELDS:
             schemas.read_field(name, bytes(fields[key]))
-        else:  # another spelling of `model`, or a field that loads weights
-            del fields[key]
-            loads_weights = loads_weights or name != _MODEL
+            continue
+        del fields[key]  # another spelling of `model`, or a field that loads weights
+        if name != _MODEL:
+            loads_weights = True
     return RequestBody(content, model, fields, loads_weights=loads_weights, schema_demand=schemas.demand)
 
 
@@ -170,13 +174,13 @@ def scan_body(content: bytes | bytearray) -> Generator[None, None, RequestBody]:
         yield from check_encoding(content)
         yield from scanner.skip_blanks()
         yield from scanner.read_object(fields.read_field)
-        yield from scanner.end()
+        yield from scanner.expect_end()
     except InvalidJsonError as error:
         raise _not_an_object(str(error)) from error
     view = memoryview(content)
-    others: Pieces = [view[start:end] for start, end in fields.others]
+    other_fields: Pieces = [view[start:end] for start, end in fields.other_ranges]
     demand = fields.schemas.demand
-    return RequestBody(content, fields.model, others, loads_weights=fields.loads_weights, schema_demand=demand)
+    return RequestBody(content, fields.model, other_fields, loads_weights=fields.loads_weights, schema_demand=demand)
 
 
 class _FieldReader:
@@ -186,20 +190,20 @@ class _FieldReader:
         self.model: str | None = None
         self.loads_weights = False
         self.schemas = SchemaReader()
-        self.others: list[tuple[int, int]] = []
-        """The places of all fields but the model and those that load weights; neighbours are one."""
+        self.other_ranges: list[tuple[int, int]] = []
+        """Start and end of all fields but the model and those that load weights; adjacent fields share a range."""
         self._scanner = scanner
         self._media = MediaReader(scanner)
-        self._count = 0
+        self._field_count = 0
         self._last_was_kept = False
 
     def read_field(self, key: str, start: int) -> Pauses:
-        """Read the value of the field `key`, which starts at `start`: keep the model or the place of any other field.
+        """Read the value of the field `key`, which starts at `start`: keep the model, or the range of another field.
 
         Fields that load weights are left out. Raises RequestError.
         """
-        self._count += 1
-        if self._count > FIELDS_LIMIT:
+        self._field_count += 1
+        if self._field_count > FIELDS_LIMIT:
             raise _too_many_fields()
         scanner = self._scanner
         value_start = scanner.at
@@ -216,8 +220,8 @@ class _FieldReader:
         if lowered in SCHEMA_FIELDS:
             self.schemas.read_field(lowered, bytes(scanner.text[value_start : scanner.at]))
         if self._last_was_kept:
-            start, _ = self.others.pop()
-        self.others.append((start, scanner.at))
+            start, _ = self.other_ranges.pop()  # extended by this field
+        self.other_ranges.append((start, scanner.at))
         self._last_was_kept = True
 
 

@@ -66,6 +66,7 @@ class MediaReader:
         self._levels -= 1
 
     def _read_part(self) -> Pauses:
+        """Read a message or a part of one."""
         yield from self._scanner.read_object(self._read_member)
 
     def _read_member(self, key: str, start: int) -> Pauses:
@@ -92,7 +93,8 @@ class MediaReader:
             yield from scanner.skip_value()
             return
         yield from scanner.skip_string()
-        begin = _ESCAPE.sub(_unescape, bytes(scanner.text[start : min(start + _START_BYTES, scanner.at - 1)]))
+        begin_end = min(start + _START_BYTES, scanner.at - 1)
+        begin = _ESCAPE.sub(_unescape, bytes(scanner.text[start:begin_end]))
         if name.endswith(("url", "uri")):
             is_remote = not begin.lower().startswith(b"data:")
         else:

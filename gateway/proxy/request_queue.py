@@ -42,8 +42,11 @@ class RequestQueue:
 
     def take_free_slot(self) -> Backend | None:
         """Take a free slot for a request that has not waited; None if none is free, or others wait for it."""
-        slot = None if self._waiting else self._take_slot()
-        self.in_flight += slot is not None
+        if self._waiting:
+            return None
+        slot = self._take_slot()
+        if slot is not None:
+            self.in_flight += 1
         return slot
 
     @property
@@ -66,9 +69,9 @@ class RequestQueue:
             self._waiting.remove(request)
 
     def finish_request(self, seconds: float) -> None:
-        """Count a request as ended, which held its slot for `seconds`."""
+        """Count a request as ended, which held its slot for `seconds`, and update the mean of these times."""
         self.in_flight -= 1
-        weight = _NEWEST_WEIGHT if self._mean_seconds else 1
+        weight = _NEWEST_WEIGHT if self._mean_seconds else 1  # the first time is the mean
         self._mean_seconds += weight * (seconds - self._mean_seconds)
 
     def admit_waiting(self) -> None:

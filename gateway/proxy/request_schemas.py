@@ -129,17 +129,17 @@ class SchemaReader:
             bounds = [bound for bound in (least, most) if isinstance(bound, _NUMBERS)]
             if not bounds:
                 continue
-            if min(bounds) < 0 or max(bounds) > _LARGEST_BOUND or bounds != sorted(bounds):
+            is_reversed = bounds != sorted(bounds)
+            if min(bounds) < 0 or max(bounds) > _LARGEST_BOUND or is_reversed:
                 problem = f"{names[0]} is above {names[1]}, or one of them is below 0 or above {_LARGEST_BOUND}"
                 raise errors.invalid_schema(field, problem)
             self._count_repetitions(field, int(max(bounds)), _WORK_OF_A_REPETITION)
         lower, upper = (
             [schema[name] for name in names if isinstance(schema.get(name), _NUMBERS)] for names in (_LOWER, _UPPER)
         )
-        is_endless = (not upper and any(bound >= _LARGEST_ENDLESS_BOUND for bound in lower)) or (
-            not lower and any(bound <= -_LARGEST_ENDLESS_BOUND for bound in upper)
-        )
-        if is_endless:
+        has_endless_top = not upper and any(bound >= _LARGEST_ENDLESS_BOUND for bound in lower)
+        has_endless_bottom = not lower and any(bound <= -_LARGEST_ENDLESS_BOUND for bound in upper)
+        if has_endless_top or has_endless_bottom:
             raise errors.invalid_schema(field, "a number of 16 digits or more has no end: give it minimum and maximum")
 
     def _read_text(self, field: str, text: str) -> None:
@@ -148,7 +148,8 @@ class SchemaReader:
         Repetitions within a repetition multiply: of `((a{2}){3}){4}`, and of `a{2}{3}{4}`. Each group has the largest
         product within it.
         """
-        products, previous_end, product = [1], 0, 1
+        group_products = [1]  # the largest product within the text and within each open group, the innermost last
+        product, previous_end = 1, 0
         for number, match in enumerate(_REPETITION.finditer(text)):
             sign = match[0]
             if number > MOST_OBJECTS:
@@ -156,10 +157,10 @@ class SchemaReader:
             if sign[0] in "*+?":
                 raise errors.invalid_schema(field, "it has many signs of repetition in a row")
             if sign == "(":
-                products.append(1)
+                group_products.append(1)
             elif sign == ")":
-                product = products.pop()
-                products = products or [1]
+                product = group_products.pop()
+                group_products = group_products or [1]  # more groups are closed than open
             elif sign[0] == "{":
                 repetitions = self._read_repetition(field, sign[1:-1])
                 repeats_previous = not text[previous_end : match.start()].strip()
@@ -167,21 +168,21 @@ class SchemaReader:
                 self._count_repetitions(
                     field, repetitions, _WORK_OF_A_REPETITION + _measure_symbol(text, match.start())
                 )
-            if sign[0] in "){":
-                products[-1] = max(products[-1], product)
+            if sign[0] in "){":  # another repetition may follow, which multiplies the product
+                group_products[-1] = max(group_products[-1], product)
                 previous_end = match.end()
             if product > _LARGEST_PRODUCT:
                 raise errors.invalid_schema(field, f"repetitions of it multiply to more than {_LARGEST_PRODUCT}")
 
     def _read_repetition(self, field: str, counts: str) -> int:
-        """Return the largest count of a repetition."""
-        least, comma, most = (_COMMENT.sub("", part) for part in counts.partition(","))
-        bounds = [_read_count(part) for part in (least, most)]
-        if comma and bounds[1] is not None and (bounds[0] or 0) > bounds[1]:
+        """Return the largest count of a repetition; one that is not stated counts as 0. Raises RequestError."""
+        least_text, comma, most_text = (_COMMENT.sub("", part) for part in counts.partition(","))
+        least, most = _read_count(least_text) or 0, _read_count(most_text)
+        if comma and most is not None and least > most:
             raise errors.invalid_schema(
                 field, f"it has a repetition whose maximum is below its minimum: {{{counts[:80]}}}"
             )
-        return max(bound or 0 for bound in bounds)
+        return max(least, most or 0)
 
     def _count_repetitions(self, field: str, repetitions: int, size: int) -> None:
         """Add the work of so many repetitions, of `size` each; keep the largest number for the choice of engines."""
@@ -233,11 +234,11 @@ def _measure_symbol(text: str, end: int) -> int:
     """Return the size of what is repeated by a repetition that begins at `end`: a text, a class or one symbol."""
     while end and text[end - 1].isspace():
         end -= 1
-    begin = _SYMBOL_BEGINS.get(text[end - 1 : end])
-    if begin is None:
+    opening = _SYMBOL_BEGINS.get(text[end - 1 : end])
+    if opening is None:
         return 1
-    at = text.rfind(begin, max(0, end - _LONGEST_SYMBOL), end - 1)
-    return len(text) if at < 0 else end - at
+    opening_at = text.rfind(opening, max(0, end - _LONGEST_SYMBOL), end - 1)
+    return len(text) if opening_at < 0 else end - opening_at  # without an opening, the size is at most that of the text
 
 
 def _leads_to_itself(schema: Any, root: Any, path: set[int], finished: set[int]) -> bool:
@@ -266,9 +267,11 @@ def _resolve(root: Any, reference: Any) -> Any:
         return None
     target = root
     for part in reference.split("/")[1:]:
-        if isinstance(target, list):
+        if isinstance(target, dict):
+            target = target.get(part.replace("~1", "/").replace("~0", "~"))
+        elif isinstance(target, list):
             index = _read_count(part)
             target = None if index is None or index >= len(target) else target[index]
         else:
-            target = target.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
+            return None
     return target

@@ -30,6 +30,8 @@ SHORT_JSON_BYTES: Final = 256 << 10
 """A longer response, such as thousands of embeddings, is passed on in pieces: decoding it would block all others."""
 
 _NOTHING: Final = msgspec.Raw(b"")
+_NOT_GIVEN: Final = frozenset({b"", b"null"})
+"""The values of a field that is not there, or that says nothing."""
 
 _MODEL = re.compile(rb'("model"\s*:\s*)"(?:[^"\\]|\\.)*"')
 _USAGE = re.compile(rb'"usage"\s*+:\s*+(\{(?:[^{}]|\{[^{}]*\})*+\})')
@@ -152,7 +154,7 @@ class TokenStream(ResponseBody):
 
     def __init__(self, model: str, engine_model: str | None = None, route: str = "") -> None:
         self._route = route
-        self._last_bytes = b""
+        self._last_events = b""
         """The last events that were counted; with them an engine says that it has failed, or that all has come."""
         self._model = model
         self._client_field, self._engine_field = _model_fields(model, engine_model)
@@ -179,7 +181,7 @@ class TokenStream(ResponseBody):
 
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk from the engine and return what goes to the client now: the complete lines."""
-        end = chunk.rfind(b"\n") + 1
+        end = chunk.rfind(b"\n") + 1  # of the complete lines; 0: there are none
         if not end and len(self._held_back) + len(chunk) <= LONGEST_LINE_BYTES:
             self._held_back += chunk
             return b""
@@ -199,23 +201,23 @@ class TokenStream(ResponseBody):
         Set `end` and `unreadable_error`. Of a stream that was cut off the incomplete line is dropped.
         """
         self._count_tokens()
-        passed_on = self._last_bytes
-        last = self._rewrite(self._take_held()) if self._held_back else b""
+        complete_events = self._last_events
+        last_line = self._rewrite(self._take_held()) if self._held_back else b""
         self._count_tokens()
-        end = self._read_end(self._last_bytes)
+        end = self._read_end(self._last_events)
         self.end, self.unreadable_error = end.end, end.unreadable_error
         if end.end is ResponseEnd.CUT_OFF:
-            self._last_bytes = passed_on  # half a line is no event
+            self._last_events = complete_events  # half a line is no event
             return b""
         if end.missing_mark:
-            return last + _separate_event(self._last_bytes) + end.missing_mark
-        return last
+            return last_line + _separate_event(self._last_events) + end.missing_mark
+        return last_line
 
     def break_off(self, error: RequestError) -> bytes:
         """Return the event that tells the client of an error, after which nothing comes."""
         self._take_held()
         self._count_tokens()
-        return _separate_event(self._last_bytes) + self._render_error(error)
+        return _separate_event(self._last_events) + self._render_error(error)
 
     def _read_end(self, end: bytes) -> StreamEnd:
         return read_stream_end(end, self._route)
@@ -224,6 +226,7 @@ class TokenStream(ResponseBody):
         return render_error_event(error, self._route)
 
     def _take_held(self) -> bytes:
+        """Return the incomplete line, and hold it back no more."""
         held = bytes(self._held_back)
         self._held_back.clear()
         return held
@@ -233,12 +236,12 @@ class TokenStream(ResponseBody):
         uncounted = self._uncounted
         while uncounted:
             lines = uncounted.pop(0)
-            self._last_bytes = (self._last_bytes + lines)[-STREAM_END_BYTES:]
+            self._last_events = (self._last_events + lines)[-STREAM_END_BYTES:]
             self._text_events += len(_TEXT.findall(lines))
             if b'"usage"' in lines or b'"timings"' in lines:
                 for line in lines.splitlines():
                     if line.startswith(b"data:"):
-                        _add_report(self._reported, line[5:])
+                        _take_over_counts(self._reported, line[5:])
 
     def _rewrite(self, lines: bytes) -> bytes:
         """Return lines with the client's name for the model, and keep them to be counted later.
@@ -265,9 +268,10 @@ def _separate_event(passed_on: bytes) -> bytes:
 
 @functools.lru_cache(maxsize=256)
 def _model_fields(model: str, engine_model: str | None) -> tuple[bytes, bytes]:
-    """Return the field `model` as most engines write it: with the client's name, and with the engine's."""
+    """Return the field `model` as most engines write it: with the client's name, and with the engine's, else b""."""
     client_field = b'"model":' + msgspec.json.encode(model)
-    return client_field, b'"model":' + msgspec.json.encode(engine_model) if engine_model else b""
+    engine_field = b'"model":' + msgspec.json.encode(engine_model) if engine_model else b""
+    return client_field, engine_field
 
 
 class LongJsonResponse:
@@ -276,16 +280,17 @@ class LongJsonResponse:
     def __init__(self, model: str) -> None:
         self._name = msgspec.json.encode(model)
         self._held_back = b""
-        self._last_bytes_seen = b""
+        self._seen_end = b""
+        """The end of what has come: a report of tokens may lie in two pieces."""
         self.tokens = TokenCount()
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece from the engine and return what goes to the client now."""
-        seen = self._last_bytes_seen + piece
+        seen = self._seen_end + piece
         if b'"usage"' in seen:
             for usage in _USAGE.finditer(seen):
-                _add_report(self.tokens, b'{"usage":%b}' % usage[1])
-        self._last_bytes_seen = seen[-_LONGEST_USAGE_BYTES:]
+                _take_over_counts(self.tokens, b'{"usage":%b}' % usage[1])
+        self._seen_end = seen[-_LONGEST_USAGE_BYTES:]
         piece = self._held_back + piece
         end = _find_complete_end(piece)
         self._held_back = piece[end:]
@@ -299,7 +304,7 @@ class LongJsonResponse:
 def _find_complete_end(piece: bytes) -> int:
     """Return the place where an incomplete field `model` begins at the end of a piece; its length if there is none."""
     for match in _MODEL_OR_BEGIN.finditer(piece, max(0, len(piece) - _LONGEST_FIELD_BYTES)):
-        if match[1]:
+        if match[1]:  # only an incomplete field has this group
             return match.start()
     return len(piece)
 
@@ -319,25 +324,25 @@ class JsonResponse(ResponseBody):
     def __init__(self, model: str) -> None:
         self._model = model
         self._held_back = bytearray()
-        self._rest: LongJsonResponse | None = None
+        self._long_response: LongJsonResponse | None = None
 
     def feed(self, piece: bytes) -> bytes:
         """Take a piece from the engine and return what goes to the client now."""
-        if self._rest:
-            return self._rest.feed(piece)
+        if self._long_response:
+            return self._long_response.feed(piece)
         if not self._held_back and piece.isspace():
             return piece
         self._held_back += piece
         if len(self._held_back) <= SHORT_JSON_BYTES:
             return b""
-        self._rest = LongJsonResponse(self._model)
-        self._tokens = self._rest.tokens
-        return self._rest.feed(bytes(self._held_back))
+        self._long_response = LongJsonResponse(self._model)
+        self._tokens = self._long_response.tokens
+        return self._long_response.feed(bytes(self._held_back))
 
     def finish(self) -> bytes:
         """Return what is held back at the end of the response; of a short one, set its tokens and its end."""
-        if self._rest:
-            return self._rest.finish()
+        if self._long_response:
+            return self._long_response.finish()
         rewritten = rewrite_json(bytes(self._held_back), self._model)
         self._tokens, self.end = rewritten.tokens, rewritten.end
         # Some engines send an error with status 200 when they fail late.
@@ -375,22 +380,30 @@ class RewrittenJson(NamedTuple):
 
 
 def rewrite_json(body: bytes, model: str) -> RewrittenJson:
-    """Return a response that is not a stream, with `model` as its model; unchanged if it is not a JSON object."""
+    """Return a response that is one JSON object, with `model` as its model, its counts of tokens, and its end.
+
+    Any other text is returned unchanged, as a complete response. An object with an error and no contents was refused,
+    or has failed; an `error` beside contents is no failure, since the client gets an answer.
+    """
     try:
         response = _response.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return RewrittenJson(body, NO_TOKENS, ResponseEnd.COMPLETE)
+
+    # Decoded apart from the rest, so that another field of an odd type hides no counts.
     tokens = TokenCount()
-    # Another field of an odd type hides no counts.
-    if bytes(response.usage) not in {b"", b"null"}:
-        _add_report(tokens, b'{"usage":%b}' % response.usage)
+    if bytes(response.usage) not in _NOT_GIVEN:
+        _take_over_counts(tokens, b'{"usage":%b}' % response.usage)
     elif response.timings:
-        _add_report(tokens, b'{"timings":%b}' % response.timings)
+        _take_over_counts(tokens, b'{"timings":%b}' % response.timings)
+
     if response.model:
         body = _replace_model(body, bytes(response.model), msgspec.json.encode(model))
+
     contents = (response.choices, response.data, response.results, response.output, response.content)
-    is_error = bytes(response.error) not in {b"", b"null"} and not any(contents)
-    return RewrittenJson(body, tokens, judge_error_in_body(response.error) if is_error else ResponseEnd.COMPLETE)
+    is_error = bytes(response.error) not in _NOT_GIVEN and not any(contents)
+    end = judge_error_in_body(response.error) if is_error else ResponseEnd.COMPLETE
+    return RewrittenJson(body, tokens, end)
 
 
 def _replace_model(body: bytes, old: bytes, new: bytes) -> bytes:
@@ -405,8 +418,8 @@ def _replace_model(body: bytes, old: bytes, new: bytes) -> bytes:
     return msgspec.json.encode(fields)
 
 
-def _add_report(tokens: TokenCount, body: bytes) -> None:
-    """Take over the token counts that an event or a response reports."""
+def _take_over_counts(tokens: TokenCount, body: bytes) -> None:
+    """Replace the counts in `tokens` by those that an event or a response reports; others stay."""
     try:
         event = _event.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -415,9 +428,11 @@ def _add_report(tokens: TokenCount, body: bytes) -> None:
     for usage in (event.usage, nested.usage if nested else None):
         if usage:
             for prompt in (usage.prompt_tokens, usage.input_tokens):
-                tokens.prompt = tokens.prompt if prompt is None else prompt
+                if prompt is not None:
+                    tokens.prompt = prompt
             for generated in (usage.completion_tokens, usage.output_tokens):
-                tokens.generated = tokens.generated if generated is None else generated
+                if generated is not None:
+                    tokens.generated = generated
     if event.timings and not event.usage:
         tokens.prompt = event.timings.prompt_n + event.timings.cache_n
         tokens.generated = event.timings.predicted_n

@@ -97,7 +97,7 @@ _error_event = msgspec.json.Decoder(_ErrorEvent)
 def judge_error_in_body(error: bytes) -> ResponseEnd:
     """Return REFUSED if the request is to blame for an engine's error, else FAILED.
 
-    The error is an object with a code or a type, or only a text.
+    An object is judged by its `code`, if that is the status of an error, else by its `type`; any other error is FAILED.
     """
     try:
         decoded = _error.decode(error)
@@ -105,34 +105,38 @@ def judge_error_in_body(error: bytes) -> ResponseEnd:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ResponseEnd.FAILED
     if isinstance(code, int) and code >= HTTPStatus.BAD_REQUEST:
-        return ResponseEnd.REFUSED if judge_status(code).lesson == "nothing" else ResponseEnd.FAILED
-    is_refusal = isinstance(kind, str) and kind in _REQUEST_ERRORS
+        is_refusal = judge_status(code).lesson == "nothing"
+    else:
+        is_refusal = isinstance(kind, str) and kind in _REQUEST_ERRORS
     return ResponseEnd.REFUSED if is_refusal else ResponseEnd.FAILED
 
 
-def read_stream_end(end: bytes, route: str) -> StreamEnd:
-    """Return how the stream with these last bytes has ended; `route` is the name of the path that was asked.
+def read_stream_end(tail: bytes, route: str) -> StreamEnd:
+    """Return how the stream that ends with `tail` has ended; `route` is the name of the path that was asked.
 
-    Quotation marks and ends of lines are escaped in generated text, so no text looks like an event.
+    An error decides first, then the end mark of the API, then the model's reason for its stop. Quotation marks and ends
+    of lines are escaped in generated text, so no text looks like an event.
     """
-    if b"error" in end:
+    if b"error" in tail:
         event_name = b""
-        # The first line of a long end is a rest, which may begin in a text of the client.
-        for line in end.splitlines()[len(end) >= STREAM_END_BYTES :]:
+        lines = tail.splitlines()
+        if len(tail) >= STREAM_END_BYTES:
+            del lines[0]  # it was cut, and may begin in a text of the client
+        for line in lines:
             name, _, value = line.partition(b":")
             value = value.strip()
             if name == b"event":
                 event_name = value
             elif name == b"error":
                 return StreamEnd(judge_error_in_body(value), unreadable_error=value)
-            elif name == b"data" and (error := _find_error(value, is_error=event_name == b"error")):
+            elif name == b"data" and (error := _find_error(value, is_error_event=event_name == b"error")):
                 # Anthropic's clients look for an event of this name, and OpenAI's for an `error` within the data.
                 is_readable = event_name == b"error" if route == "messages" else error != value
                 return StreamEnd(judge_error_in_body(error), unreadable_error=b"" if is_readable else error)
     mark = _END_MARKS.get(route)
-    if mark is None or mark.pattern.search(end, len(end) - _MARK_BYTES) or mark.pattern.search(end):
+    if mark is None or mark.pattern.search(tail, len(tail) - _MARK_BYTES) or mark.pattern.search(tail):
         return StreamEnd(ResponseEnd.COMPLETE)
-    reasons = mark.reasons.findall(end)
+    reasons = mark.reasons.findall(tail)
     if reasons and reasons[-1] == b'"':  # the model has said why it stopped
         return StreamEnd(ResponseEnd.COMPLETE, missing_mark=mark.event)
     return StreamEnd(ResponseEnd.CUT_OFF)
@@ -147,14 +151,14 @@ def render_error_event(error: RequestError, route: str) -> bytes:
     return b"event: error\n" + data if route == "messages" else data
 
 
-def _find_error(data: bytes, *, is_error: bool) -> bytes:
-    """Return the error that the data of an event has, empty if none; `is_error` if the event is named so."""
-    if not is_error and b'"error"' not in data:
+def _find_error(data: bytes, *, is_error_event: bool) -> bytes:
+    """Return the error in the data of an event, or all the data if the event's name or type is `error`; else b""."""
+    if not is_error_event and b'"error"' not in data:
         return b""
     try:
         event = _error_event.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return data if is_error else b""
+        return data if is_error_event else b""
     if bytes(event.error) != b"null":
         return bytes(event.error)
-    return data if is_error or bytes(event.type) == b'"error"' else b""
+    return data if is_error_event or bytes(event.type) == b'"error"' else b""

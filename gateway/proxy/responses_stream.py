@@ -52,16 +52,16 @@ class ResponsesStream(TokenStream):
 
     def __init__(self, model: str, engine_model: str | None = None) -> None:
         super().__init__(model, engine_model, "responses")
-        self._id = ""
+        self._response_id = ""
         self._next_number = 0
         self._lacks_numbers = False
         self._item_places: dict[str, int] = {}
         """The place in the output of each item that was added, by its id."""
-        self._name = b""
+        self._event_name = b""
         """The name of the event whose data comes next."""
         self._last_type = ""
         """The type of the last event, if it ends the response."""
-        self._error = b"null"
+        self._response_error = b"null"
         """The error of an answer that failed."""
 
     def _rewrite(self, lines: bytes) -> bytes:
@@ -71,7 +71,7 @@ class ResponsesStream(TokenStream):
         """Return a line, the data of an event with the fields that it lacks; keep the name of an event for its data."""
         name, _, data = line.partition(b":")
         if name == b"event":
-            self._name = data.strip()
+            self._event_name = data.strip()
         if name != b"data":
             return line
         try:
@@ -80,7 +80,8 @@ class ResponsesStream(TokenStream):
             if len(line) <= LONGEST_LINE_BYTES:
                 return line
             # The first piece of a long event, of which little more than the name is known.
-            event = _Event(self._name.decode(errors="replace"), UNSET if self._lacks_numbers else self._next_number)
+            number = UNSET if self._lacks_numbers else self._next_number
+            event = _Event(type=self._event_name.decode(errors="replace"), sequence_number=number)
         return self._complete_event(event, line) if event.type.startswith("response.") else line
 
     def _complete_event(self, event: _Event, line: bytes) -> bytes:
@@ -93,8 +94,8 @@ class ResponsesStream(TokenStream):
         else:
             self._next_number = event.sequence_number + 1
         if event.response:
-            self._id = event.response.id or self._id
-            self._error = bytes(event.response.error)
+            self._response_id = event.response.id or self._response_id
+            self._response_error = bytes(event.response.error)
         if event.type in _LAST_EVENTS:
             self._last_type = event.type
         elif event.item or event.item_id:
@@ -107,7 +108,7 @@ class ResponsesStream(TokenStream):
 
         The place of an item that is new is remembered.
         """
-        key = (event.item.id or event.item.call_id if event.item else event.item_id) or ""
+        key = ((event.item.id or event.item.call_id) if event.item else event.item_id) or ""
         place = self._item_places.get(key)
         if place is None:
             # An event of an item that was not added belongs to the last one.
@@ -124,20 +125,22 @@ class ResponsesStream(TokenStream):
     def _read_end(self, end: bytes) -> StreamEnd:
         """Return how the stream has ended: by its last event, by an error, or cut off."""
         if self._last_type == "response.failed":
-            return StreamEnd(judge_error_in_body(self._error))
+            return StreamEnd(judge_error_in_body(self._response_error))
         if self._last_type:
             return StreamEnd(ResponseEnd.COMPLETE)
         stream_end = read_stream_end(end, "responses")
-        return StreamEnd(ResponseEnd.CUT_OFF) if stream_end.end is ResponseEnd.COMPLETE else stream_end
+        if stream_end.end is ResponseEnd.COMPLETE:  # it has no error, but its last event did not come
+            return StreamEnd(ResponseEnd.CUT_OFF)
+        return stream_end
 
     def _render_error(self, error: RequestError) -> bytes:
         """Return an event at which libraries raise, then the one that ends a response that failed."""
         code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
         details = {"code": code, "message": str(error)}
-        response = {"id": self._id, "object": "response", "status": "failed", "output": [], "error": details}
-        return _render_event("error", self._next_number, {"error": {"type": code, **details, "param": None}}) + (
-            _render_event("response.failed", self._next_number + 1, {"response": response})
-        )
+        response = {"id": self._response_id, "object": "response", "status": "failed", "output": [], "error": details}
+        error_fields: dict[str, object] = {"error": {"type": code, **details, "param": None}}
+        error_event = _render_event("error", self._next_number, error_fields)
+        return error_event + _render_event("response.failed", self._next_number + 1, {"response": response})
 
 
 def _render_event(kind: str, number: int, fields: dict[str, object]) -> bytes:

@@ -91,7 +91,10 @@ class Service:
         self._running.add(request)
 
     def record_request(self, request: "InferenceRequest") -> None:
-        """Count and log a request that has ended."""
+        """Count and log a request that has ended.
+
+        Its tokens and their time count as those of a lone stream if no other request ran beside it.
+        """
         self._running.discard(request)
         is_lone = self._lone_request is request
         if is_lone:
@@ -106,9 +109,9 @@ class Service:
         metrics.request_seconds.observe(seconds)
         metrics.prompt_tokens += prompt
         metrics.generated_tokens += generated
-        if is_lone and not request.error and generated > 1 and (lasted := request.generation_seconds) is not None:
+        if is_lone and not request.error and generated > 1 and (lone_seconds := request.generation_seconds) is not None:
             metrics.lone_tokens += generated - 1
-            metrics.lone_seconds += lasted
+            metrics.lone_seconds += lone_seconds
         first_token_seconds = request.first_token_seconds
         log.add(
             RequestRecord(

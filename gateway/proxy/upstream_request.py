@@ -17,13 +17,7 @@ from gateway.http.upstream_pool import NotAcceptedError
 from gateway.proxy import errors, paths
 from gateway.proxy.config import Backend
 from gateway.proxy.errors import RequestError
-from gateway.proxy.response_body import (
-    ErrorResponse,
-    JsonResponse,
-    ResponseBody,
-    TokenCount,
-    TokenStream,
-)
+from gateway.proxy.response_body import ErrorResponse, JsonResponse, ResponseBody, TokenCount, TokenStream
 from gateway.proxy.response_end import ResponseEnd
 from gateway.proxy.responses_stream import ResponsesStream
 from gateway.proxy.service import Service
@@ -157,7 +151,10 @@ class UpstreamRequest:
     # The response
 
     def take_head(self, status: int, headers: Headers, piece: bytes) -> None:
-        """Choose the response to the client by the kind of the backend's, and send its begin; then note it."""
+        """Choose how to rewrite the response by its status and type, send its beginning to the client, and note it.
+
+        The body of the request is freed, since no other backend gets it now.
+        """
         fields = _read_fields(headers)
         self._request.status = status
         self._fields = fields.forwarded + self._request.id_line
@@ -202,7 +199,7 @@ class UpstreamRequest:
         """Measure a stream; end the response if enough of an error has come."""
         if self._response.is_stream:
             self._measure_stream()
-        elif self._response.failed and self._connection:  # an error that is long enough
+        elif self._response.failed and self._connection:  # enough of an error has come: the rest is not read
             self._connection.abort()
             self.end_response()
 
@@ -227,24 +224,24 @@ class UpstreamRequest:
     def _end_response(self) -> None:
         """Send the end of the response, or the error that it turned out to be, and record the outcome."""
         request, exchange, response = self._request, self._exchange, self._response
-        last = self._last_piece + response.finish()
+        last_data = self._last_piece + response.finish()
         if response.failed and not exchange.started:
-            request.send_error(self._translate_error(response, last))
+            request.send_error(self._translate_error(response, last_data))
             return
         if response.end is ResponseEnd.CUT_OFF:
-            exchange.write(last)
+            exchange.write(last_data)
             self._break_off("its stream ended before the last event")
             return
         self._note_end(response)
         if response.unreadable_error:
             name, engine = self._service.config.name, self.backend.engine
             error = errors.translate_engine_error(_error_status(response), response.unreadable_error, name, engine)
-            last += response.break_off(error)
+            last_data += response.break_off(error)
         request.end()
         if exchange.started:
-            exchange.finish(last)
+            exchange.finish(last_data)
         else:
-            exchange.respond(request.status, self._fields, last)
+            exchange.respond(request.status, self._fields, last_data)
 
     def _note_end(self, response: ResponseBody) -> None:
         """Note what a response whose begin was sent shows of the backend: it works, or it failed.
@@ -281,20 +278,20 @@ class UpstreamRequest:
     def _measure_stream(self) -> None:
         """Note that the backend is not silent, and the time that the tokens of a stream take."""
         now = time.monotonic()
-        total = self._response.text_events
+        total_events = self._response.text_events
         self._backend_past.note_data(self._progress, now)
         self._progress.waits_for_client = self._exchange.is_blocked
         self._was_blocked |= self._exchange.is_blocked
-        new = total - self._text_events
-        if not new:
+        new_events = total_events - self._text_events
+        if not new_events:
             return
         if self._text_events:
-            self._service.metrics.inter_token_seconds.observe((now - self._last_token_at) / new)
+            self._service.metrics.inter_token_seconds.observe((now - self._last_token_at) / new_events)
         else:
             self._first_token_at = now
             seconds = self._request.first_token_seconds = now - self._request.arrived
             self._service.metrics.first_token_seconds.observe(seconds)
-        self._text_events = total
+        self._text_events = total_events
         self._last_token_at = now
 
     def _break_off(self, reason: str) -> None:
@@ -326,16 +323,22 @@ class _ResponseFields(NamedTuple):
 @functools.lru_cache(maxsize=256)
 def _read_fields(headers: Headers) -> _ResponseFields:
     """Return the fields that matter; responses of one form share one `headers`."""
-    content_type = b"" if headers.value(b"content-encoding") else headers.value(b"content-type") or b""
-    kind = content_type.partition(b";")[0].strip().lower()
+    content_type = headers.value(b"content-type") or b""
+    if headers.value(b"content-encoding"):
+        content_type = b""  # a compressed body cannot be rewritten, of whatever type it is
+    media_type, _, _ = content_type.partition(b";")
     # Fields by which an engine would open the proxy to web pages.
     for_web_pages = {name.lower() for name, _ in headers.fields if name.lower().startswith(b"access-control-")}
     forwarded = headers.encode_forwarded(_NOT_TO_CLIENT | for_web_pages)
-    return _ResponseFields(forwarded, kind, headers.get("Retry-After", "1"))
+    return _ResponseFields(
+        forwarded=forwarded, kind=media_type.strip().lower(), retry_after=headers.get("Retry-After", "1")
+    )
 
 
 @functools.lru_cache(maxsize=1024)
 def _backend_fields(url: str, api_key: str | None) -> bytes:
     """Return the lines of the header fields that depend on the backend only."""
-    host = b"Host: %b\r\n" % url.removeprefix("http://").encode()
-    return host + b"Authorization: Bearer %b\r\n" % api_key.encode() if api_key else host
+    lines = b"Host: %b\r\n" % url.removeprefix("http://").encode()
+    if api_key:
+        lines += b"Authorization: Bearer %b\r\n" % api_key.encode()
+    return lines

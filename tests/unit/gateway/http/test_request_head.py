@@ -232,12 +232,12 @@ def test_chunked_body_is_read_wherever_it_is_cut(chunks: list[bytes], cuts: list
     edges = sorted({0, len(sent), *(cut for cut in cuts if cut < len(sent))})
     read = b"".join(parser.parse_chunks(sent[start:end]) for start, end in itertools.pairwise(edges))
     assert read == b"".join(chunks)
-    assert parser.complete
-    assert not parser.excess
+    assert parser.is_body_complete
+    assert not parser.has_excess
 
 
 @pytest.mark.parametrize("more", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"G", b"\0"])
 def test_data_behind_a_chunked_body_is_noticed_and_not_taken_for_body(more: bytes) -> None:
     parser = chunked_parser()
     assert parser.parse_chunks(b"1\r\na\r\n0\r\n\r\n" + more) == b"a"
-    assert (parser.complete, parser.excess) == (True, True)
+    assert (parser.is_body_complete, parser.has_excess) == (True, True)
