@@ -47,10 +47,10 @@ class ErrorMessage(NamedTuple):
     """The content of an error body. Engines use OpenAI's form, a plain text, or FastAPI's details."""
 
     text: str
-    kind: str
+    kind: str = ""
     """The engine's own type of the error, or empty."""
-    code: str
-    param: str | None
+    code: str = ""
+    param: str | None = None
 
 
 class Judgement(NamedTuple):
@@ -79,19 +79,19 @@ def judge_status(status: int) -> Judgement:
 
 
 def read_error(body: bytes) -> ErrorMessage:
-    """Return the message, type, code and parameter of an engine's error."""
+    """Return the message, type, code and parameter of an engine's error; of one that is only a text, the text."""
     try:
         parsed = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ErrorMessage(body.decode(errors="replace").strip()[:_LONGEST_TEXT], "", "", None)
+        return ErrorMessage(body.decode(errors="replace").strip()[:_LONGEST_TEXT])
     if not isinstance(parsed, dict):
-        return ErrorMessage(str(parsed)[:_LONGEST_TEXT], "", "", None)
+        return ErrorMessage(str(parsed)[:_LONGEST_TEXT])
     error = parsed.get("error", parsed)
     if not isinstance(error, dict):
-        return ErrorMessage(str(error), "", "", None)
+        return ErrorMessage(str(error))
     message = error.get("message") or _read_details(error.get("detail"))
     kind, code, param = (_read_text(error.get(field)) for field in ("type", "code", "param"))
-    return ErrorMessage(str(message or ""), kind, code, param or None)
+    return ErrorMessage(str(message or ""), kind=kind, code=code, param=param or None)
 
 
 def _read_text(value: Any) -> str:
@@ -124,6 +124,7 @@ def find_cause(log: str) -> str:
     lines = [line.rstrip() for line in log.splitlines() if line.strip()]
     # The indented lines of a traceback are source text, which may name an error.
     errors = (line for line in lines if not line[0].isspace() and _ERROR.search(line))
-    error = next(errors, lines[-1] if lines else "")
+    last_line = lines[-1] if lines else ""
+    error = next(errors, last_line)
     printable = "".join(character if character.isprintable() else " " for character in _LEVEL.sub("", error))
     return " ".join(printable.split())[:_MOST_CHARACTERS]

@@ -13,19 +13,8 @@ PYTHON: Final = (sys.executable, "-P", "-m")
 
 _NAMES: Final = frozenset(
     {
-        "HOME",
-        "LANG",
-        "LANGUAGE",
-        "LD_LIBRARY_PATH",
-        "LOGNAME",
-        "PATH",
-        "PYTHONPATH",
-        "SHELL",
-        "SSL_CERT_DIR",
-        "SSL_CERT_FILE",
-        "TMPDIR",
-        "TZ",
-        "USER",
+        *("HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH"),
+        *("SHELL", "SSL_CERT_DIR", "SSL_CERT_FILE", "TMPDIR", "TZ", "USER"),
     }
 )
 _PREFIXES: Final = ("LC_", "DYLD_", "METAL_", "MTL_", "GGML_", "MLX_", "OMP_")

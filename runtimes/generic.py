@@ -10,14 +10,7 @@ from typing import Final, get_args
 
 from crds.pods import ContainerOptions
 from crds.serving import Mode
-from runtimes.pod import (
-    RESERVED_FOLDERS,
-    SERVICE_PORT,
-    EnginePod,
-    PodServing,
-    find_overlap,
-    refuse_device_variables,
-)
+from runtimes.pod import RESERVED_FOLDERS, SERVICE_PORT, EnginePod, PodServing, find_overlap, refuse_device_variables
 from runtimes.runtime import Runtime, RuntimeDemand
 
 _VARIABLES: Final = frozenset({"MODEL_PATH", "PORT", "SERVICE_NAME"})
@@ -52,9 +45,10 @@ def refuse_container(demand: RuntimeDemand) -> str | None:
     container = demand.container or ContainerOptions()
     if container.port == SERVICE_PORT:
         return f"container.port {container.port} is the port of Pomona's proxy in the same pod: use another one"
-    path = PurePosixPath(container.model_mount_path)
-    overlap = find_overlap(container.model_mount_path, RESERVED_FOLDERS)
-    if overlap or ".." in path.parts or ":" in container.model_mount_path or "//" in container.model_mount_path:
+    path_text = container.model_mount_path
+    path = PurePosixPath(path_text)
+    is_ambiguous = ".." in path.parts or ":" in path_text or "//" in path_text
+    if is_ambiguous or find_overlap(path_text, RESERVED_FOLDERS):
         return f"container.modelMountPath {path} cannot hold weights: use a folder of its own, such as /models"
     if reserved := _VARIABLES & {var.name for var in container.env}:
         return f"container.env sets {min(reserved)}, which Pomona sets: remove it, or use another name"

@@ -22,18 +22,20 @@ _MODES: Final[tuple[Mode, ...]] = ("chat", "embeddings", "rerank")
 def refuse_header(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return why the headers of the weights rule `demand` out, with the field and the remedy; None if they do not."""
     checks = (_refuse_mode, _refuse_cache_types, _refuse_companions)
-    return next((reason for check in checks if (reason := check(runtime, demand)) is not None), None)
+    reasons = (check(runtime, demand) for check in checks)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
-    """Return why the weights are not made for the mode of the service, or None."""
+    """Return why the weights are not made for the mode of the service, or None if they are or that is unknown."""
     mode, made_for = demand.options.mode, demand.header.modes
     pooling = find_last_value(demand.options.extra_args, {"--pooling"})
     if mode == "rerank" and pooling not in {None, "rank"}:
         return f"--pooling {pooling} in extraArgs turns mode rerank off: remove it"
-    if not made_for or mode in made_for or (mode == "embeddings" and pooling in _TEXT_POOLING):
+    is_pooling_stated = mode == "embeddings" and pooling in _TEXT_POOLING
+    if not made_for or mode in made_for or is_pooling_stated:
         return None
-    modes = " or ".join(other for other in _MODES if other in made_for and other in runtime.modes)
+    modes = " or ".join(fitting for fitting in _MODES if fitting in made_for and fitting in runtime.modes)
     way_out = f"set mode to {modes}, or name a Model for {mode}" if modes else f"name a Model for {mode}"
     if mode == "chat":
         return f"the header of the weights shows a model that generates no text: {way_out}"
@@ -53,7 +55,7 @@ def _refuse_mode(runtime: Runtime, demand: RuntimeDemand) -> str | None:
 def _refuse_cache_types(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return why the heads of the weights cannot have this type of cache, or None."""
     options, block = demand.options, runtime.cache_block_size
-    if block == 1:
+    if block == 1:  # the engine itself says which heads it can cache
         return None
     is_flash_off = find_last_value(options.extra_args, {"-fa", "--flash-attn"}) in _OFF
     if is_flash_off and options.cache_type_v not in _WHOLE_TYPES:

@@ -11,7 +11,7 @@ from typing import Final
 
 from crds.serving import CacheType, ServingOptions
 from crds.weights_header import Layers, Layout
-from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior
+from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior, divide_up
 
 _PADDING: Final = 256
 """The number of cells of a cache is a multiple of this (`llama-context.cpp`, `llama-kv-cache-iswa.cpp`)."""
@@ -74,30 +74,33 @@ class LlamaMemory(EngineMemory):
 
     def estimate_parts(self, layout: Layout, options: ServingOptions) -> Parts:
         """Compute the memory of one server after prompts of the full context on all slots."""
-        # Of contradicting arguments the last one counts.
+        # 1. The cache is one for each slot, or a unified one. Of contradicting arguments the last one counts.
         switches = [_UNIFIED_SWITCHES[argument] for argument in options.extra_args if argument in _UNIFIED_SWITCHES]
-        unified = bool(switches) and switches[-1]
-        slots, slot_tokens = options.parallel, _pad_tokens(options.context_length)
-        streams = slots
-        if unified:
-            streams, slot_tokens = 1, _pad_tokens(options.context_length * slots)
+        is_unified = bool(switches) and switches[-1]
+        slots = options.parallel
+        caches, slots_per_cache = (1, slots) if is_unified else (slots, 1)
+        cache_tokens = _pad_tokens(options.context_length * slots_per_cache)
         # A text is embedded in one batch, however long it is.
-        batch = min(_BATCH, slot_tokens) if options.mode == "chat" else slot_tokens
-        near_tokens = None if "--swa-full" in options.extra_args or self.keeps_whole_windows else batch
+        batch = min(_BATCH, cache_tokens) if options.mode == "chat" else cache_tokens
+
+        # 2. Layers with a window keep that and one batch, unless they are to keep all. They have checkpoints, too, as
+        # do recurrent ones.
+        has_whole_windows = self.keeps_whole_windows or "--swa-full" in options.extra_args
         cache_bytes = checkpoint_bytes = 0
         for layers in layout.layers:
-            cells = slot_tokens
-            if layers.window is not None and near_tokens is not None:
-                cells = _pad_tokens(min(slot_tokens, layers.window * (slots if unified else 1) + near_tokens))
-            cache_bytes += layers.count * (cells * streams * token_bytes(layers, options) + slots * layers.state_bytes)
-            if cells < slot_tokens or layers.state_bytes:
-                kept_tokens = min(cells, (layers.window or 0) + batch) if layers.window is not None else 0
+            cells = cache_tokens
+            if layers.window is not None and not has_whole_windows:
+                cells = _pad_tokens(min(cache_tokens, layers.window * slots_per_cache + batch))
+            cache_bytes += layers.count * (cells * caches * token_bytes(layers, options) + slots * layers.state_bytes)
+            if cells < cache_tokens or layers.state_bytes:
+                kept_tokens = min(cells, layers.window + batch) if layers.window is not None else 0
                 checkpoint_bytes += layers.count * (kept_tokens * token_bytes(layers, options) + layers.state_bytes)
+
         return Parts(
             weights_bytes=layout.tensor_bytes,
             cache_bytes=cache_bytes,
             checkpoints_bytes=checkpoint_bytes * self.checkpoints * slots if options.mode == "chat" else 0,
-            compute_bytes=_compute_bytes(layout, options, slot_tokens, batch, flash=self.has_flash(options)),
+            compute_bytes=_compute_bytes(layout, options, cache_tokens, batch, has_flash=self.has_flash(options)),
             engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
         )
 
@@ -112,12 +115,12 @@ class LlamaMemory(EngineMemory):
         if find_last_value(options.extra_args, _SPLIT_ARGUMENTS) == "none":
             devices = 1
         whole = self.estimate_parts(layout, options)
-        embedding = min(layout.tensor_bytes, layout.vocabulary_size * layout.embedding_size * _EMBEDDING_BYTES)
-        output = embedding if devices > 1 else 0
+        embedding_bytes = min(layout.tensor_bytes, layout.vocabulary_size * layout.embedding_size * _EMBEDDING_BYTES)
+        output_bytes = embedding_bytes if devices > 1 else 0
         # With fewer layers on the devices, any part of weights and cache may stay in the container.
         is_partial = find_last_value(options.extra_args, _LAYER_ARGUMENTS) is not None
         container = Parts(
-            weights_bytes=layout.tensor_bytes if is_partial else embedding,
+            weights_bytes=layout.tensor_bytes if is_partial else embedding_bytes,
             cache_bytes=whole.cache_bytes if is_partial else 0,
             checkpoints_bytes=whole.checkpoints_bytes,
             # The logits of each slot are copied back.
@@ -125,30 +128,33 @@ class LlamaMemory(EngineMemory):
             engine_bytes=whole.engine_bytes + _DRIVER_BYTES,
         )
         device = Parts(
-            weights_bytes=min(layout.tensor_bytes, _split_bytes(layout, layout.tensor_bytes, devices) + output),
+            weights_bytes=min(layout.tensor_bytes, _split_bytes(layout, layout.tensor_bytes, devices) + output_bytes),
             cache_bytes=_split_bytes(layout, whole.cache_bytes, devices),
             compute_bytes=whole.compute_bytes,
             engine_bytes=_DEVICE_CONTEXT_BYTES,
         )
-        return DeviceParts(container, device, devices)
+        return DeviceParts(container=container, device=device, devices=devices)
 
 
 def _split_bytes(layout: Layout, size_bytes: int, devices: int) -> int:
-    """Return the bytes of the device with the most layers, if `size_bytes` is split by layers."""
-    count = sum(layers.count for layers in layout.layers)
-    return -(-size_bytes * -(-count // devices) // count) if count else size_bytes
+    """Return the share of `size_bytes` on the device with the most layers; all of it if the layers are unknown."""
+    layer_count = sum(layers.count for layers in layout.layers)
+    if not layer_count:
+        return size_bytes
+    most_layers = divide_up(layer_count, devices)
+    return divide_up(size_bytes * most_layers, layer_count)
 
 
 def token_bytes(layers: Layers, options: ServingOptions) -> int:
     """Return the bytes that one layer keeps of a token; a row has whole blocks only."""
     kept = ((layers.key_elements, options.cache_type_k), (layers.value_elements, options.cache_type_v))
-    return sum(-(-elements // _BLOCK_ELEMENTS) * _BLOCK_BYTES[cache_type] for elements, cache_type in kept)
+    return sum(divide_up(elements, _BLOCK_ELEMENTS) * _BLOCK_BYTES[cache_type] for elements, cache_type in kept)
 
 
-def _compute_bytes(layout: Layout, options: ServingOptions, slot_tokens: int, batch: int, *, flash: bool) -> int:
+def _compute_bytes(layout: Layout, options: ServingOptions, cache_tokens: int, batch: int, *, has_flash: bool) -> int:
     """Return the bytes of intermediate results that are live at once while one batch is computed.
 
-    That is the widest layer with the masks of its attention, all scores unless `flash` saves them, and the logits.
+    That is the widest layer with the masks of its attention, the logits and, without flash attention, all scores.
     """
     attending = [layers for layers in layout.layers if layers.key_elements]
     cached_elements = max((layers.key_elements + layers.value_elements for layers in attending), default=0)
@@ -158,14 +164,14 @@ def _compute_bytes(layout: Layout, options: ServingOptions, slot_tokens: int, ba
         feed_forward += layout.embedding_size * layout.expert_outputs
     attention = 3 * layout.attention_size + cached_elements
     layer_elements = 5 * layout.embedding_size + max(feed_forward, attention)
-    mask_elements = slot_tokens * bool(attending) + sum(
-        _pad_tokens(min(slot_tokens, kind + batch)) for kind in {layers.window for layers in attending if layers.window}
-    )
+    whole_context = cache_tokens if attending else 0
+    windows = {layers.window for layers in attending if layers.window}
+    mask_elements = whole_context + sum(_pad_tokens(min(cache_tokens, window + batch)) for window in windows)
     outputs = options.parallel if options.mode == "chat" else batch
     logits = 2 * outputs * layout.vocabulary_size * _F32_BYTES
-    if flash:
+    if has_flash:
         return batch * (layer_elements * _F32_BYTES + mask_elements * _F16_BYTES) + logits
-    score_elements = layout.head_count * slot_tokens * bool(attending)
+    score_elements = layout.head_count * whole_context
     return batch * (layer_elements + score_elements + mask_elements) * _F32_BYTES + logits
 
 
@@ -177,4 +183,4 @@ def find_last_value(extra: Sequence[str], names: Collection[str]) -> str | None:
 
 def _pad_tokens(tokens: int) -> int:
     """Return the cells of a cache for this number of tokens."""
-    return -(-tokens // _PADDING) * _PADDING
+    return divide_up(tokens, _PADDING) * _PADDING

@@ -226,7 +226,8 @@ def main(argv: Sequence[str]) -> int:
         sys.stdout.write("\n  ".join(["llama-server arguments that this launcher takes:", *sorted(ARGUMENTS)]) + "\n")
         return 0
     if "--list-devices" in argv:
-        sys.stdout.write("\n".join(["Available devices:", *(_list_devices() or ["  (none)"])]) + "\n")
+        devices = _list_devices() or ["  (none)"]
+        sys.stdout.write("\n".join(["Available devices:", *devices]) + "\n")
         return 0
     try:
         parameters = parse(argv)

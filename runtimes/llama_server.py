@@ -167,7 +167,8 @@ def find_command(environment: Mapping[str, str] = os.environ) -> list[str] | Non
         binary_build = _read_build(program, Path(program).stat().st_mtime_ns)
     except OSError:
         return wheel
-    return wheel if binary_build is not None and binary_build < _read_wheel_build() else [program]
+    is_older = binary_build is not None and binary_build < _read_wheel_build()
+    return wheel if is_older else [program]
 
 
 @lru_cache

@@ -9,7 +9,7 @@ from typing import Final
 
 from crds.serving import CacheType, ServingOptions
 from crds.weights_header import Layout
-from runtimes.engine_estimate import EngineMemory, Parts, SpeedPrior
+from runtimes.engine_estimate import EngineMemory, Parts, SpeedPrior, divide_up
 
 _STEP: Final = 256
 """Tokens by which a cache grows (`KVCache.step`)."""
@@ -39,18 +39,18 @@ class MlxMemory(EngineMemory):
         """
         if any(layers.state_bytes or (layers.key_elements and not layers.value_elements) for layers in layout.layers):
             return None
-        context = -(-options.context_length // _STEP) * _STEP
-        cache, bits = 0, _CACHE_BITS.get(options.cache_type_k, _CACHE_BITS["f16"])
+        context = divide_up(options.context_length, _STEP) * _STEP
+        slot_bytes, bits = 0, _CACHE_BITS.get(options.cache_type_k, _CACHE_BITS["f16"])
         for layers in layout.layers:
             # A window is kept in a ring, with the part of the prompt that is being computed beside it.
             tokens = context if layers.window is None else min(context, layers.window + _PREFILL)
             elements = tokens * (layers.key_elements + layers.value_elements)
-            cache += layers.count * (elements * bits // 16 + layers.state_bytes)
+            slot_bytes += layers.count * (elements * bits // 16 + layers.state_bytes)
         return Parts(
             weights_bytes=layout.tensor_bytes,
-            cache_bytes=cache * options.parallel,
+            cache_bytes=slot_bytes * options.parallel,
             # One finished conversation for each slot is kept (`--prompt-cache-size`, see `runtimes/mlx_lm.py`).
-            checkpoints_bytes=cache * options.parallel,
+            checkpoints_bytes=slot_bytes * options.parallel,
             compute_bytes=_compute_bytes(layout, options),
             engine_bytes=_PROCESS_BYTES + _TOKEN_BYTES * layout.vocabulary_size,
         )

@@ -85,14 +85,16 @@ def find_command() -> list[str] | None:
 
 
 def find_python(program: Path) -> str | None:
-    """Return the Python that runs the script `program`, by its first line or beside it; None if there is none."""
+    """Return the Python that runs the script `program`, by its first line or else beside it; None if there is none."""
     try:
         with program.open("rb") as file:
             match = _SHEBANG.match(file.readline(1024))
     except OSError:
         return None
+    if match:
+        return match[1].decode()
     beside = program.resolve().with_name("python3")
-    return match[1].decode() if match else str(beside) if beside.exists() else None
+    return str(beside) if beside.exists() else None
 
 
 def is_safe_version(text: str | None) -> bool:

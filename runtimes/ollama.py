@@ -61,8 +61,9 @@ def build_model_name(serving: Serving) -> str:
 
 def build_environment(pod: PodServing) -> dict[str, str]:
     """Return the environment of `ollama serve`."""
-    options, device = pod.serving.options, (pod.vendor.resource or "") if pod.devices else ""
-    vulkan = {"OLLAMA_VULKAN": "1"} if device.startswith(_ONLY_BY_VULKAN) else {}
+    options = pod.serving.options
+    needs_vulkan = pod.devices > 0 and (pod.vendor.resource or "").startswith(_ONLY_BY_VULKAN)
+    vulkan = {"OLLAMA_VULKAN": "1"} if needs_vulkan else {}
     return vulkan | {
         "HOME": _STORE,
         "OLLAMA_HOST": f"{pod.listen.host}:{pod.listen.port}",

@@ -82,6 +82,14 @@ class _Content(NamedTuple):
     settings: tuple[str, ...] = ()
 
 
+class _KnownContent(NamedTuple):
+    """The content of a model, as it was found out."""
+
+    manifest_digest: str
+    """Empty if it is unknown."""
+    content: _Content
+
+
 class Ollama:
     """The Ollama of this machine: a `Daemon`."""
 
@@ -93,8 +101,8 @@ class Ollama:
         self._environment = environment
         self._networks = allowed_networks
         """Private networks from which models may be pulled."""
-        self._contents: dict[str, tuple[str, _Content]] = {}
-        """Content of the models in memory and of ours, by name, with the manifest's digest, which is empty if unknown.
+        self._contents: dict[str, _KnownContent] = {}
+        """Content of the models in memory and of ours, by name.
 
         A model that was deleted while it was in memory is listed, but shown no more.
         """
@@ -127,7 +135,7 @@ class Ollama:
         """
         if name not in self._contents:
             return name
-        _, content = self._contents[name]
+        content = self._contents[name].content
         return " ".join([*content.weights, *content.settings])
 
     async def add_model(self, name: str, serving: Serving, on_progress: OnProgress) -> None:
@@ -139,18 +147,22 @@ class Ollama:
         parameters = {"num_ctx": serving.options.context_length}
         base = serving.model.removeprefix(_LIBRARY) if scheme_of(serving.model) == "ollama" else None
         with self._translate_errors(f"create {name}"):
-            names = {full_name(model.name): model.name for model in await self._list_models("/api/tags")}
-            if full_name(name) in names:
+            stored_names = {full_name(model.name): model.name for model in await self._list_models("/api/tags")}
+            if full_name(name) in stored_names:
                 return
+
+            # From a file: upload it.
             if base is None:
                 if name_parts(Path(serving.model).name)[1:]:
                     raise DaemonError("SplitUnsupported", NO_SPLIT)
                 files = {"model.gguf": await self._upload_weights(Path(serving.model), on_progress)}
                 await _read_to_end(await client.create(name, files=files, parameters=parameters, stream=True))
                 return
-            is_owners = full_name(base) in names
+
+            # From the library: pull the model, unless the owner has it already.
+            is_owners = full_name(base) in stored_names
             if is_owners:
-                base = names[full_name(base)]  # a model to create from has to be named as it is stored
+                base = stored_names[full_name(base)]  # a model to create from has to be named as it is stored
             else:
                 await self._refuse_private_registry(base)
                 await self._pull_model(base, on_progress)
@@ -164,14 +176,13 @@ class Ollama:
         Its content is noted first, for `identify_content`.
         """
         content = await self._read_content(name)
-        self._contents[name] = ("", content)
+        self._contents[name] = _KnownContent(manifest_digest="", content=content)
         await self._refuse_to_evict(name, content)
         client = await self._get_client()
         with self._translate_errors(f"load {name}"):
             await client.generate(name, keep_alive=_KEEP_FOR_EVER)
-            if self.identify_content(name) not in {
-                self.identify_content(other) for other, _ in await self.list_loaded()
-            }:
+            loaded_contents = {self.identify_content(loaded) for loaded, _ in await self.list_loaded()}
+            if self.identify_content(name) not in loaded_contents:
                 # It is listed by the name of a model that was deleted, of which nothing can be found out any more.
                 await client.generate(name, keep_alive=_UNLOAD_NOW)
                 await client.generate(name, keep_alive=_KEEP_FOR_EVER)
@@ -229,8 +240,8 @@ class Ollama:
         Ollama keeps one copy of a file in memory, and reloads it for other settings.
         """
         for other, _ in await self.list_loaded():
-            _, other_content = self._contents.get(other, ("", None))  # a concurrent call may have forgotten it
-            if other == name or other_content is None or other_content.weights != content.weights:
+            known = self._contents.get(other)  # None: a concurrent call has forgotten it
+            if other == name or known is None or known.content.weights != content.weights:
                 continue
             if not other.startswith(_MARKS):
                 raise DaemonError(
@@ -238,7 +249,7 @@ class Ollama:
                     f"the owner of this host has loaded {other}, and Ollama keeps the same weights in memory only "
                     f"once: unload it, for example by `ollama stop {other}`",
                 )
-            if other_content != content:
+            if known.content != content:
                 raise DaemonError(
                     "SameWeightsLoaded",
                     f"Ollama has the same weights loaded as {other} with another context length, and keeps only one of "
@@ -258,11 +269,13 @@ class Ollama:
             models = [*models, *(model for model in stored if model.name.startswith(_MARKS))]
             self._knows_earlier_models = True
         for model in models:
-            if self._contents.get(model.name, ("",))[0] != model.digest or model.name not in self._contents:
-                self._contents[model.name] = (model.digest, await self._read_content(model.name))
+            known = self._contents.get(model.name)
+            if known is None or known.manifest_digest != model.digest:
+                content = await self._read_content(model.name)
+                self._contents[model.name] = _KnownContent(manifest_digest=model.digest, content=content)
 
     async def _read_content(self, name: str) -> _Content:
-        """Return the content of a model in the store; for one that is not there, its name in place of its weights."""
+        """Return the content of a model in the store; if none is known, its name stands for its files."""
         with self._translate_errors(f"show {name}"):
             async with self._get_session().post(
                 f"{self.url}/api/show", json={"model": name}, timeout=_QUERY_TIMEOUT
@@ -274,7 +287,8 @@ class Ollama:
             modelfile = msgspec.json.decode(answer, type=_Shown).modelfile
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise DaemonError("DaemonRefused", f"{self.url}/api/show is not Ollama's: {error}") from error
-        return _Content(tuple(_FILE.findall(modelfile)) or (name,), tuple(sorted(_SETTING.findall(modelfile))))
+        files = tuple(_FILE.findall(modelfile))
+        return _Content(weights=files or (name,), settings=tuple(sorted(_SETTING.findall(modelfile))))
 
     async def _list_models(self, path: str) -> list[_Listed]:
         """Return the models of /api/ps or /api/tags."""
@@ -418,7 +432,8 @@ async def prepare_model(model: PodModel, on_progress: OnProgress, on_failure: Ca
         DaemonError: another try does not help, or several have failed.
     """
     name = model.name
-    serving = Serving(name, model.source, ServingOptions(context_length=model.context_length))
+    options = ServingOptions(context_length=model.context_length)
+    serving = Serving(service=name, model=model.source, options=options)
     daemon = Ollama({"OLLAMA_HOST": f"{LOOPBACK}:{model.port}"}, model.allowed_networks)
     failures = 0
     try:

@@ -83,9 +83,9 @@ class Omlx:
     def __init__(self, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> None:
         self._environment = environment
         self._base = _find_base(environment, home or Path.home())
-        port = environment.get("OMLX_PORT", "")
-        port_number = int(port) if port.isdecimal() else self._read_settings().server.port or DEFAULT_PORT
-        self.url = f"http://{LOOPBACK}:{port_number}"
+        port_text = environment.get("OMLX_PORT", "")
+        port = int(port_text) if port_text.isdecimal() else (self._read_settings().server.port or DEFAULT_PORT)
+        self.url = f"http://{LOOPBACK}:{port}"
         self._session: aiohttp.ClientSession | None = None
         self._admin_session = ""
 
@@ -207,12 +207,12 @@ class Omlx:
 
         Raises DaemonError.
         """
-        others = [model for model, _ in await self.list_loaded() if not model.startswith("pomona-")]
-        if others:
+        owners_models = [model for model, _ in await self.list_loaded() if not model.startswith("pomona-")]
+        if owners_models:
             raise DaemonError(
                 "OwnersModelsLoaded",
                 f"oMLX finds {name} only by a reload, which would unload the models of its owner "
-                f"({', '.join(sorted(others))}): unload them, or restart oMLX",
+                f"({', '.join(sorted(owners_models))}): unload them, or restart oMLX",
             )
         activity = await self._get_answer("/api/status", "say what it answers", _Activity)
         if activity.active_requests or activity.waiting_requests:
@@ -248,7 +248,8 @@ class Omlx:
         self, method: str, path: str, what: str, body: dict[str, Any] | None = None, *, is_slow: bool = False
     ) -> tuple[int, bytes]:
         """Send a request, and return status and body; if `is_slow`, the answer has no time limit."""
-        timeout, headers = _NO_LIMIT if is_slow else _QUERY_TIMEOUT, {}
+        timeout = _NO_LIMIT if is_slow else _QUERY_TIMEOUT
+        headers = {}
         if key := self.api_key:
             headers["Authorization"] = f"Bearer {key}"
         if self._admin_session and path.startswith("/admin/"):

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from crds.serving import ServingOptions
 from crds.size import GIB, MIB
 from crds.weights_header import Layers, Layout
-from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior
+from runtimes.engine_estimate import DeviceParts, EngineMemory, Parts, SpeedPrior, divide_up
 
 _KIB: Final = 2**10
 _BLOCK: Final = 16
@@ -125,31 +125,36 @@ class PagedMemory(EngineMemory):
         if not self._is_computable(layout):
             return None
         tokens = self._batch_tokens(options, self.batches[0])
-        cache = _cache_bytes(layout, options, 1, tokens if self.has_windows else None, _CPU_BLOCK)
+        near_tokens = tokens if self.has_windows else None
+        cache_bytes = _cache_bytes(layout, options, devices=1, near_tokens=near_tokens, block=_CPU_BLOCK)
+        expansion_bytes = _expansion_bytes(layout, options, devices=1)
         return Parts(
-            weights_bytes=_weights_bytes(layout, 1),
-            cache_bytes=-(-cache // GIB) * GIB,
-            compute_bytes=_compute_bytes(layout, options, 1, tokens) + _expansion_bytes(layout, options, 1),
-            engine_bytes=_container_bytes(layout, 1),
+            weights_bytes=_weights_bytes(layout, devices=1),
+            cache_bytes=divide_up(cache_bytes, GIB) * GIB,
+            compute_bytes=_compute_bytes(layout, options, devices=1, tokens=tokens) + expansion_bytes,
+            engine_bytes=_container_bytes(layout, workers=1),
         )
 
     def estimate_device_parts(self, layout: Layout, options: ServingOptions, devices: int) -> DeviceParts | None:
         """Compute the memory of one replica on `devices` devices: of its container, and of each device.
 
-        The size of the device is not known yet, and decides how large the engine's batch is. The result holds for every
-        device that has enough memory: a larger batch counts if the smallest device that chooses it could not hold it.
+        The size of the devices is not known yet, and the engine chooses a larger batch on larger devices. The result is
+        enough for every device that has as much memory. None: the layout has layers for which the formulas do not hold.
         """
         if not self._is_computable(layout):
             return None
         permille = self._used_permille(options)
-        smallest, *larger = self.batches
-        parts = self._estimate_batch(layout, options, devices, smallest)
-        for batch in larger:
-            more = self._estimate_batch(layout, options, devices, batch)
-            if sum(more) * 1000 > batch.from_gib * GIB * permille:
-                parts = more
+        smallest_batch, *larger_batches = self.batches
+        device = self._estimate_batch(layout, options, devices, smallest_batch)
+        for batch in larger_batches:
+            needed = self._estimate_batch(layout, options, devices, batch)
+            is_too_large = sum(needed) * 1000 > batch.from_gib * GIB * permille
+            # The smallest device that chooses this batch could not hold it, though it may hold a smaller one. So all
+            # devices must have the memory for this batch.
+            if is_too_large:
+                device = needed
         container = Parts(engine_bytes=_container_bytes(layout, devices))
-        return DeviceParts(container, parts, devices, permille)
+        return DeviceParts(container=container, device=device, devices=devices, used_permille=permille)
 
     def least_free_bytes(self, options: ServingOptions, memory_bytes: int) -> int:
         """Return the bytes of a device that must be free when the engine starts, however few of them it needs."""
@@ -171,26 +176,28 @@ class PagedMemory(EngineMemory):
         """Return whether the cache can be computed: engines pad and copy states and latents each in its own way."""
         is_recurrent = any(layers.state_bytes for layers in layout.layers)
         is_latent = any(map(_is_latent, layout.layers))
-        has_both = any(layers.state_bytes and layers.key_elements for layers in layout.layers)
-        if is_recurrent and (is_latent or has_both or not any(layers.value_elements for layers in layout.layers)):
-            # States are padded to blocks of keys and values of other layers.
-            return False
-        return (self.has_states or not is_recurrent) and (self.has_latents or not is_latent)
+        if is_recurrent:
+            # States are padded to blocks of keys and values, which other layers have to have.
+            has_both = any(layers.state_bytes and layers.key_elements for layers in layout.layers)
+            has_values = any(layers.value_elements for layers in layout.layers)
+            return self.has_states and has_values and not is_latent and not has_both
+        return self.has_latents or not is_latent
 
     def _estimate_batch(self, layout: Layout, options: ServingOptions, devices: int, batch: DeviceBatch) -> Parts:
         """Compute the memory of each device with the engine's choice for devices of a size."""
         tokens = self._batch_tokens(options, batch)
         block = max(_BLOCK, _read_stated_number(options, self.block_argument) or 0)
-        compute = _compute_bytes(layout, options, devices, tokens) + self._graph_bytes(options)
-        compute += _expansion_bytes(layout, options, devices)
-        reserve = batch.reserve_mib * MIB + self.token_reserve_kib * tokens * _KIB
+        near_tokens = tokens if self.has_windows else None
+        compute_bytes = _compute_bytes(layout, options, devices, tokens) + self._graph_bytes(options)
+        compute_bytes += _expansion_bytes(layout, options, devices)
+        reserve_bytes = batch.reserve_mib * MIB + self.token_reserve_kib * tokens * _KIB
         if _find_stated(options, self.share_argument):
-            # The engine leaves free what is not of the stated share.
-            reserve = 0
+            # The engine then leaves free what is beyond the stated share, and nothing else.
+            reserve_bytes = 0
         return Parts(
             weights_bytes=_weights_bytes(layout, devices),
-            cache_bytes=_cache_bytes(layout, options, devices, tokens if self.has_windows else None, block),
-            compute_bytes=max(compute, reserve),
+            cache_bytes=_cache_bytes(layout, options, devices, near_tokens=near_tokens, block=block),
+            compute_bytes=max(compute_bytes, reserve_bytes),
             engine_bytes=self.context_mib * MIB,
         )
 
@@ -213,7 +220,7 @@ class PagedMemory(EngineMemory):
         """Return the bytes of captured graphs: for 1, 2 and 4 sequences, then each 8 up to twice as many as may run."""
         if self.eager_argument in options.extra_args:
             return 0
-        return (3 + -(-2 * options.parallel // 8)) * _GRAPH_BYTES
+        return (3 + divide_up(2 * options.parallel, 8)) * _GRAPH_BYTES
 
 
 def _is_latent(layers: Layers) -> bool:
@@ -225,7 +232,8 @@ def _find_stated(options: ServingOptions, name: str | None) -> str | None:
     """Return the number that the last argument of this name states; None if there is none, or it is not valid."""
     items = itertools.chain.from_iterable(argument.split("=", 1) for argument in options.extra_args)
     values = [value for argument, value in itertools.pairwise(items) if argument == name]
-    return values[-1] if values and _NUMBER.fullmatch(values[-1]) else None
+    last = values[-1] if values else ""
+    return last if _NUMBER.fullmatch(last) else None
 
 
 def _read_stated_number(options: ServingOptions, name: str | None) -> int | None:
@@ -241,15 +249,22 @@ def _weights_bytes(layout: Layout, devices: int) -> int:
     them, and so are the weights that compute them. Those that expand latents are there twice: vLLM keeps them in the
     form in which queries absorb them, too (`process_weights_after_loading` of `mla_attention.py`).
     """
+    # 1. The projections for the cache: of the whole model, and those that each device keeps.
     output_bytes = layout.embedding_size * _ELEMENT_BYTES
-    whole = output_bytes * sum(group.count * _count_projected(layout, group, 1) for group in layout.layers)
-    shard = output_bytes * sum(group.count * _count_projected(layout, group, devices) for group in layout.layers)
-    absorbed = sum(group.count * group.key_elements for group in layout.layers if _is_latent(group))
-    absorbed = -(-absorbed * layout.attention_size * _ELEMENT_BYTES // devices)
-    if whole > layout.tensor_bytes:
+    whole_bytes = output_bytes * sum(group.count * _count_projected(layout, group, 1) for group in layout.layers)
+    kept_bytes = output_bytes * sum(group.count * _count_projected(layout, group, devices) for group in layout.layers)
+    if whole_bytes > layout.tensor_bytes:
         # Quantized weights are smaller, and all of them together are not more than the file.
-        shard, whole = -(-shard * layout.tensor_bytes // whole), layout.tensor_bytes
-    return (-(-(layout.tensor_bytes - whole) // devices) + shard) * _LOADED_WEIGHTS_PERCENT // 100 + absorbed
+        kept_bytes = divide_up(kept_bytes * layout.tensor_bytes, whole_bytes)
+        whole_bytes = layout.tensor_bytes
+
+    # 2. The second form of the weights that expand latents.
+    latent_elements = sum(group.count * group.key_elements for group in layout.layers if _is_latent(group))
+    absorbed_bytes = divide_up(latent_elements * layout.attention_size * _ELEMENT_BYTES, devices)
+
+    # 3. All other weights are divided evenly.
+    divided_bytes = divide_up(layout.tensor_bytes - whole_bytes, devices)
+    return (divided_bytes + kept_bytes) * _LOADED_WEIGHTS_PERCENT // 100 + absorbed_bytes
 
 
 def _count_projected(layout: Layout, layers: Layers, devices: int) -> int:
@@ -261,12 +276,12 @@ def _count_kept(layout: Layout, layers: Layers, devices: int) -> int:
     """Return the elements that each device caches for a token and layer: keys and values of at least one whole head."""
     if _is_latent(layers):
         return layers.key_elements
-    head = max(1, layout.attention_size // layout.head_count if layout.head_count else 1)
+    head_size = max(1, layout.attention_size // layout.head_count) if layout.head_count else 1
 
     def shard(elements: int) -> int:
         """Return the elements of whole heads on each device."""
-        heads = -(-elements // head)
-        return min(elements, -(-heads // devices) * head)
+        heads = divide_up(elements, head_size)
+        return min(elements, divide_up(heads, devices) * head_size)
 
     return shard(layers.key_elements) + shard(layers.value_elements)
 
@@ -281,36 +296,38 @@ def _cache_bytes(layout: Layout, options: ServingOptions, devices: int, near_tok
         near_tokens: tokens that a layer keeps in addition to its window; None: it keeps the whole context.
         block: tokens of one block.
     """
+    # vLLM divides each kind of layers into groups of equal size, and reserves blocks for the missing layers, too.
     counts = [layers.count for layers in layout.layers]
     fewest, most = min(counts, default=0), max(counts, default=0)
-    # vLLM divides each kind of layers into groups of equal size, and reserves blocks for the missing layers, too.
-    group = most if most < fewest * 1.5 else fewest
-    total = 0
+    group_size = most if most < fewest * 1.5 else fewest
+    has_groups = near_tokens is not None and len(counts) > 1
+
+    # A block is enlarged until a state fits in, and states are padded to it (`_align_hybrid_block_size`).
     token_bytes = max((_count_kept(layout, layers, devices) for layers in layout.layers), default=0) * _ELEMENT_BYTES
-    state_bytes = -(-max((layers.state_bytes for layers in layout.layers), default=0) // devices)
+    state_bytes = divide_up(max((layers.state_bytes for layers in layout.layers), default=0), devices)
     if state_bytes:
-        # A block is enlarged until a state fits in, and states are padded to it (`_align_hybrid_block_size`).
-        block *= -(-state_bytes // (block * token_bytes))
+        block *= divide_up(state_bytes, block * token_bytes)
+
+    total_bytes = 0
     for layers in layout.layers:
-        tokens, extra = options.context_length, 0
+        block_count = divide_up(options.context_length, block)
         if layers.window is not None and near_tokens is not None:
             # The window seldom begins with a block, hence one more.
-            tokens, extra = min(tokens, layers.window - 1 + near_tokens), 1
-        layer_count = layers.count if near_tokens is None or len(counts) == 1 else -(-layers.count // group) * group
+            block_count = divide_up(min(options.context_length, layers.window - 1 + near_tokens), block) + 1
+        layer_count = divide_up(layers.count, group_size) * group_size if has_groups else layers.count
         if layers.state_bytes:
-            total += layer_count * _STATE_BLOCKS * block * token_bytes
-        total += (
-            layer_count * (-(-tokens // block) + extra) * block * _count_kept(layout, layers, devices) * _ELEMENT_BYTES
-        )
-    return total * options.parallel
+            total_bytes += layer_count * _STATE_BLOCKS * block * token_bytes
+        kept_bytes = _count_kept(layout, layers, devices) * _ELEMENT_BYTES
+        total_bytes += layer_count * block_count * block * kept_bytes
+    return total_bytes * options.parallel
 
 
 def _compute_bytes(layout: Layout, options: ServingOptions, devices: int, tokens: int) -> int:
     """Return the bytes that are live at once while the largest batch is computed, or while its tokens are drawn."""
     narrow = 5 * layout.embedding_size + layout.embedding_size * layout.expert_outputs
     wide = 3 * max(layout.feed_forward_size, layout.attention_size)
-    batch = tokens * (narrow + -(-wide // devices)) * _ELEMENT_BYTES
-    return max(batch, _SAMPLER_COPIES * options.parallel * layout.vocabulary_size * 4)
+    batch_bytes = tokens * (narrow + divide_up(wide, devices)) * _ELEMENT_BYTES
+    return max(batch_bytes, _SAMPLER_COPIES * options.parallel * layout.vocabulary_size * 4)
 
 
 def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> int:
@@ -318,10 +335,12 @@ def _expansion_bytes(layout: Layout, options: ServingOptions, devices: int) -> i
 
     They are there as the projection returns them, and again in the form that the kernels of attention read.
     """
-    kept = max((layers.key_elements for layers in layout.layers if _is_latent(layers)), default=0)
+    largest_latent = max((layers.key_elements for layers in layout.layers if _is_latent(layers)), default=0)
+    if not largest_latent:
+        return 0
     tokens = max(_LATENT_CONTEXT * options.context_length, _LATENT_BLOCKS * options.parallel)
-    expanded = kept + 2 * -(-layout.attention_size // devices) if kept else 0
-    return min(_MOST_LATENT_TOKENS, tokens) * expanded * _ELEMENT_BYTES
+    expanded_elements = largest_latent + 2 * divide_up(layout.attention_size, devices)
+    return min(_MOST_LATENT_TOKENS, tokens) * expanded_elements * _ELEMENT_BYTES
 
 
 def _container_bytes(layout: Layout, workers: int) -> int:

@@ -189,13 +189,13 @@ def _judge_error(base_url: str, engine: str | None, status: int, answer: bytes) 
 
 
 def _judge_answer(base_url: str, mode: Mode, answer: bytes) -> ProbeResult:
-    """Return the result of a probe that was answered with 200."""
+    """Return the result of a probe that was answered with 200: BadAnswer if the model generated nothing."""
     question = _QUESTIONS[mode]
     try:
-        done = msgspec.json.decode(answer, type=question.answer).is_answer()
+        is_answer = msgspec.json.decode(answer, type=question.answer).is_answer()
     except (msgspec.DecodeError, UnicodeDecodeError):
-        done = False
-    if not done:
+        is_answer = False
+    if not is_answer:
         message = f"{base_url} answered without {question.missing}: {_quote(answer.decode(errors='replace'))}"
         return ProbeResult(ok=False, reason="BadAnswer", message=message)
     return build_success(base_url, mode)

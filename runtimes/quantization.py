@@ -65,7 +65,7 @@ def refuse_quantization(quantization: str, engine: str, vendor: str, device: str
         device: product or architecture; empty or not listed: unknown, so that any product of the vendor may be meant.
     """
     by_vendor, method = find_runtime(engine).quantizations, name_method(quantization)
-    if not by_vendor or vendor not in VENDORS:
+    if not by_vendor or vendor not in VENDORS:  # nothing is known of the engine, or of the accelerator
         return None
     if vendor not in by_vendor:
         return f"runtime {engine} does not run on accelerator {vendor}: it runs on {', '.join(by_vendor)}"
@@ -120,25 +120,24 @@ def _find_support(method: str, engine: str, vendor: str) -> _Support | None:
         return None
     families, native, emulated = list_families(vendor), set[str](), set[str]()
     for term in terms.split():
-        target = native if not term.startswith("~") else emulated
+        if term == _ANY:
+            continue
+        target = emulated if term.startswith("~") else native
         name = term.strip("~+")
-        target.update(families[families.index(name) :] if term.endswith("+") else {name} - {_ANY})
-    return _Support(frozenset(native), frozenset(emulated), terms == _ANY)
+        if term.endswith("+"):
+            target.update(families[families.index(name) :])
+        else:
+            target.add(name)
+    return _Support(native=frozenset(native), emulated=frozenset(emulated), is_any=terms == _ANY)
 
 
 def _list_pairs(method: str) -> str:
     """Return the pairs of engine and accelerator that serve a method, for a message."""
-    pairs = [
-        f"{engine} on {', '.join(vendors_text)}"
-        for engine, runtime in RUNTIMES.items()
-        if (
-            vendors_text := [
-                _describe_support(method, engine, vendor)
-                for vendor, methods in runtime.quantizations.items()
-                if method in methods
-            ]
-        )
-    ]
+    pairs = []
+    for engine, runtime in RUNTIMES.items():
+        vendors = [vendor for vendor, methods in runtime.quantizations.items() if method in methods]
+        if vendors:
+            pairs.append(f"{engine} on {', '.join(_describe_support(method, engine, vendor) for vendor in vendors)}")
     if not pairs:
         return "use other weights of the model"
     return f"it works with {'; '.join(pairs)}"

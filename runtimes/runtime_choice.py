@@ -40,23 +40,26 @@ def choose_runtime(demand: RuntimeDemand) -> RuntimeName:
     Where none has one, or the service states the image, it is the first that runs there, else the first anywhere.
     """
     fitting = [runtime for runtime in RUNTIMES.values() if demand.format in runtime.formats]
+    anywhere = fitting[0].name
     if not demand.in_pods:
-        return next((runtime.name for runtime in fitting if runtime.on_hosts), fitting[0].name)
+        return next((runtime.name for runtime in fitting if runtime.on_hosts), anywhere)
     # A service that describes its engine in spec.container names it in spec.runtime.
-    in_pods = [(runtime.name, runtime.pod) for runtime in fitting if runtime.pod and not runtime.pod.from_container]
-    default = in_pods[0][0] if in_pods else fitting[0].name
+    pods = {runtime.name: runtime.pod for runtime in fitting if runtime.pod and not runtime.pod.from_container}
+    default = next(iter(pods), anywhere)  # the first one in pods
     if demand.has_image or demand.accelerator not in demand.vendors:
         return default
     vendor = demand.vendors[demand.accelerator]
-    return next(
-        (name for name, pod in in_pods if pod.find_image(demand.accelerator, vendor, name) is not None), default
-    )
+    for name, pod in pods.items():
+        if pod.find_image(demand.accelerator, vendor, name) is not None:
+            return name
+    return default
 
 
 def refuse_demand(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     """Return why this runtime cannot serve `demand`, with the field and the remedy; None when it can."""
     checks = (_refuse_format, _refuse_place, _refuse_container, _refuse_settings, _refuse_arguments)
-    reasons = (*(check(runtime, demand) for check in checks), runtime.refusal(demand), refuse_header(runtime, demand))
+    reasons = [check(runtime, demand) for check in checks]
+    reasons += [runtime.refusal(demand), refuse_header(runtime, demand)]
     return next((reason for reason in reasons if reason is not None), None)
 
 
@@ -138,6 +141,7 @@ def _refuse_arguments(runtime: Runtime, demand: RuntimeDemand) -> str | None:
     if foreign:
         remedy = f"it takes {' '.join(runtime.tuning)}" if runtime.tuning else "it takes none"
         return f"runtime {runtime.name} does not take {' '.join(foreign)} in extraArgs: {remedy}"
+    # Each argument with the one before it; an empty one stands before the first, and after the last.
     for option, argument in pairwise(("", *arguments, "")):
         takes_value = option in runtime.tuning and option not in runtime.switches
         if takes_value and (not argument or _is_option(argument)):
