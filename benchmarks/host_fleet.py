@@ -35,7 +35,7 @@ class HostFleet:
         self._budget_bytes = budget_bytes
         self._untended: asyncio.Queue[Obj] = asyncio.Queue()
         self._port = 0
-        store.index(METAL_PROCESSES, "host", lambda obj: [obj["spec"].get("hostName", "")])
+        store.add_index(METAL_PROCESSES, "host", lambda obj: [obj["spec"].get("hostName", "")])
         store.subscribe(self._tend_later)
 
     async def run(self) -> None:

@@ -42,7 +42,7 @@ class UndeclaredFields:
         self._left_out_until: dict[tuple[Resource, FieldPath], float] = {}
 
     def leave_out(self, resource: Resource, status: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the status without fields that were refused a short time ago."""
+        """Return the status without fields that were refused in the last ten minutes."""
         pruned: Mapping[str, Any] = _prune(status, self._list_paths(resource))
         return pruned
 
@@ -56,7 +56,8 @@ class UndeclaredFields:
         paths = {tuple(filter(None, _FIELD_NAME.findall(text))) for text in _UNDECLARED.findall(error.message)}
         if not paths and error.status == _INVALID:
             paths = self._list_paths(resource)
-        for noted in (paths, {path[:1] for path in paths}):
+        whole_fields = {path[:1] for path in paths}
+        for noted in (paths, whole_fields):  # the latter only if leaving out the former changes nothing
             for path in noted:
                 self._left_out_until[resource, path] = time.monotonic() + UNDECLARED_SECONDS
             if self.leave_out(resource, sent) != sent:
@@ -67,12 +68,13 @@ class UndeclaredFields:
         return False
 
     def _list_paths(self, resource: Resource) -> set[FieldPath]:
+        """Return the paths of the fields that are left out of a status now."""
         now = time.monotonic()
         return {path for (kind, path), until in self._left_out_until.items() if kind == resource and until > now}
 
 
 def _prune(value: Any, paths: Collection[FieldPath]) -> Any:
-    """Return the value without the fields at these paths."""
+    """Return the value without the fields at these paths, in each item of the lists on the way."""
     if not paths:
         return value
     if isinstance(value, list):

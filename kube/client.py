@@ -162,7 +162,7 @@ class Client:
 
     async def try_list(self, resource: Resource, namespace: str | None = None) -> None:
         """Read the metadata of one object, if any exists: an error says why objects of the kind cannot be listed."""
-        request = Request("GET", resource.path(namespace), {"limit": "1"}, accept=_METADATA_LIST)
+        request = Request("GET", resource.path(namespace), query={"limit": "1"}, accept=_METADATA_LIST)
         call = _describe_call("list", resource, namespace, None)
         _decode(call, await self._send(call, "list", resource, request), _Page[Obj])
 
@@ -192,30 +192,30 @@ class Client:
             self._on_call("watch", resource, stream.status, time.monotonic() - started)
             if stream.status != 200:  # noqa: PLR2004 - OK
                 body = b"".join([chunk async for chunk in stream.chunks])
-                raise _refusal(call, Response(stream.status, body, stream.retry_after_seconds))
+                raise _build_refusal(call, Response(stream.status, body, stream.retry_after_seconds))
             async for line in _split_lines(stream.chunks):
                 event = _decode(call, line, WatchEvent) if read is None else _read_event(call, line, read)
                 if event.type == "ERROR":
-                    raise _status_error(call, _read_status(event.object))
+                    raise _build_error(call, _read_status(event.object))
                 yield event
 
     async def create(self, resource: Resource, obj: Mapping[str, Any]) -> Obj:
         """Create an object that must not exist yet (else Conflict, with reason AlreadyExists)."""
         namespace, name = _read_identity(obj)
         body = msgspec.json.encode(_add_type(resource, obj))
-        request = Request("POST", resource.path(namespace), {}, body)
+        request = Request("POST", resource.path(namespace), body=body)
         return await self._call("create", resource, namespace, name, request)
 
     async def review(self, resource: Resource, spec: Mapping[str, Any]) -> Obj:
         """Ask for a review, such as a TokenReview: the answer is an object that the server does not store."""
         body = msgspec.json.encode(_add_type(resource, {"spec": spec}))
-        return await self._call("create", resource, None, None, Request("POST", resource.path(), {}, body))
+        return await self._call("create", resource, None, None, Request("POST", resource.path(), body=body))
 
     async def create_subresource(
         self, resource: Resource, name: str, namespace: str | None, subresource: str, obj: Mapping[str, Any]
     ) -> Obj:
         """Create what a subresource of an object makes, such as the TokenRequest of a ServiceAccount."""
-        request = Request("POST", resource.path(namespace, name, subresource), {}, msgspec.json.encode(obj))
+        request = Request("POST", resource.path(namespace, name, subresource), body=msgspec.json.encode(obj))
         return await self._call(f"create {subresource} of", resource, namespace, name, request)
 
     async def apply(
@@ -232,19 +232,16 @@ class Client:
         A metadata.uid or metadata.resourceVersion in `obj` is a precondition (Conflict).
         """
         namespace, name = _read_identity(obj)
-        request = Request(
-            "PATCH",
-            resource.path(namespace, name, subresource),
-            {"fieldManager": field_manager, "force": "true" if force else "false"},
-            msgspec.json.encode(_add_type(resource, obj)),
-            "application/apply-patch+yaml",
-        )
+        path = resource.path(namespace, name, subresource)
+        query = {"fieldManager": field_manager, "force": "true" if force else "false"}
+        body = msgspec.json.encode(_add_type(resource, obj))
+        request = Request("PATCH", path, query, body, content_type="application/apply-patch+yaml")
         try:
             return await self._call("apply", resource, namespace, name, request)
         except Invalid as error:
             # If the name belongs to a successor, the server reports an attempt to change the uid, not a conflict.
             if any(field == "metadata.uid" for field, _ in error.causes):
-                raise _conflict(error, "the name belongs to another object now") from error
+                raise _build_conflict(error, "the name belongs to another object now") from error
             raise
 
     async def patch_json(
@@ -259,26 +256,22 @@ class Client:
         """Send a JSON patch; a failed `test`, or a path that does not exist, raises Conflict."""
         body = msgspec.json.encode(operations)
         path = resource.path(namespace, name, subresource)
-        request = Request("PATCH", path, {}, body, "application/json-patch+json")
+        request = Request("PATCH", path, body=body, content_type="application/json-patch+json")
         try:
             return await self._call("patch", resource, namespace, name, request)
         except Invalid as error:
             # The server reports a patch that does not fit the object as invalid too, but names no field.
             if error.causes:
                 raise
-            raise _conflict(error, "the object is not as the patch expects it") from error
+            raise _build_conflict(error, "the object is not as the patch expects it") from error
 
     async def patch_merge(
         self, resource: Resource, name: str, namespace: str | None, patch: Mapping[str, Any], *, field_manager: str
     ) -> Obj:
         """Merge fields into an object that exists; a field that is None is removed."""
-        request = Request(
-            "PATCH",
-            resource.path(namespace, name),
-            {"fieldManager": field_manager},
-            msgspec.json.encode(patch),
-            "application/merge-patch+json",
-        )
+        path, query = resource.path(namespace, name), {"fieldManager": field_manager}
+        body = msgspec.json.encode(patch)
+        request = Request("PATCH", path, query, body, content_type="application/merge-patch+json")
         return await self._call("patch", resource, namespace, name, request)
 
     async def stream_log(
@@ -294,7 +287,7 @@ class Client:
         async with self._transport.stream(request, idle_seconds=idle_seconds) as stream:
             if stream.status != 200:  # noqa: PLR2004 - OK
                 body = b"".join([chunk async for chunk in stream.chunks])
-                raise _refusal(call, Response(stream.status, body, stream.retry_after_seconds))
+                raise _build_refusal(call, Response(stream.status, body, stream.retry_after_seconds))
             rest = b""
             async for chunk in stream.chunks:
                 *lines, rest = (rest + chunk).split(b"\n")
@@ -316,7 +309,7 @@ class Client:
         options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": propagation}
         if uid:
             options["preconditions"] = {"uid": uid}
-        request = Request("DELETE", resource.path(namespace, name), {}, msgspec.json.encode(options))
+        request = Request("DELETE", resource.path(namespace, name), body=msgspec.json.encode(options))
         await self._call("delete", resource, namespace, name, request)
 
     async def take(self, resource: Resource, name: str, namespace: str | None = None, *, dry_run: bool = False) -> Obj:
@@ -328,7 +321,7 @@ class Client:
         options: Obj = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if dry_run:
             options["dryRun"] = ["All"]  # in the query, the server ignores it beside a body
-        request = Request("DELETE", resource.path(namespace, name), {}, msgspec.json.encode(options), once=True)
+        request = Request("DELETE", resource.path(namespace, name), body=msgspec.json.encode(options), once=True)
         return await self._call("delete", resource, namespace, name, request)
 
     async def _call(
@@ -376,7 +369,7 @@ class Client:
 
         It is sent again a few times if the server is busy (429) and says for how long.
         """
-        for tries_left in reversed(range(_THROTTLED_TRIES)):
+        for tries_left in reversed(range(_THROTTLED_TRIES)):  # 0 in the last try
             started, status = time.monotonic(), 0
             try:
                 response = await self._transport.request(request)
@@ -388,7 +381,7 @@ class Client:
                 break
             await asyncio.sleep(min(wait, _THROTTLED_MOST_SECONDS))
         if not 200 <= response.status < 300:  # noqa: PLR2004 - success
-            raise _refusal(call, response)
+            raise _build_refusal(call, response)
         return response.body
 
 
@@ -443,6 +436,7 @@ def _read_event(call: str, line: bytes, read: Read) -> WatchEvent:
 
 
 def _read_object(call: str, raw: msgspec.Raw, read: Read) -> Obj:
+    """Return the part of an object that `read` returns. Raises Unreachable if it cannot be decoded."""
     try:
         return read(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -459,29 +453,31 @@ async def _split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 yield line
 
 
-def _conflict(error: Invalid, meaning: str) -> Conflict:
+def _build_conflict(error: Invalid, meaning: str) -> Conflict:
     """Return the conflict that the server reports as an invalid object."""
     message = f"{meaning} ({error.message})"
     return Conflict(error.call, status=error.status, reason=error.reason, message=message, causes=error.causes)
 
 
-def _refusal(call: str, response: Response) -> ApiError:
-    """Return the error for a response that is none of success, with what its body says."""
+def _build_refusal(call: str, response: Response) -> ApiError:
+    """Return the error for a response that reports no success, with the message and reason in its body."""
     try:
         status = msgspec.json.decode(response.body, type=_Status)
     except (msgspec.DecodeError, UnicodeDecodeError):
         status = _Status(message=response.body[:200].decode(errors="replace"))
-    return _status_error(call, status, response.status, response.retry_after_seconds)
+    return _build_error(call, status, response.status, response.retry_after_seconds)
 
 
 def _read_status(obj: Obj) -> _Status:
+    """Return the error in an event of a watch; one that cannot be decoded has a message only."""
     try:
         return msgspec.convert(obj, _Status)
     except msgspec.ValidationError as error:
         return _Status(message=f"the server sent an error that cannot be decoded: {error}")
 
 
-def _status_error(call: str, status: _Status, http_status: int = 0, retry_after: float | None = None) -> ApiError:
+def _build_error(call: str, status: _Status, http_status: int = 0, retry_after: float | None = None) -> ApiError:
+    """Return the exception for a status; 0 as `http_status`: the code in the body counts, as within a watch."""
     code = http_status or status.code
     return BY_STATUS.get(code, ApiError)(
         call,

@@ -54,18 +54,18 @@ class Comparison:
         desired = {name: value for name, value in desired.items() if value is not None}
         # A field that we own without children is ours as a whole. An empty map only states that the field exists, so
         # fields that the server adds to it are no difference.
-        atomic = owned is not None and not owned and bool(desired)
-        if atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:
+        is_atomic = owned is not None and not owned and bool(desired)
+        if is_atomic and observed.keys() - desired.keys() - _SERVER_DEFAULTS:
             return False
-        fields = _list_fields(owned or {})
-        if any(name in observed and name not in desired for name in fields):
+        owned_by_name = _list_fields(owned or {})
+        if any(name in observed and name not in desired for name in owned_by_name):
             return False
         for name, value in desired.items():
             if name not in observed:
                 if self.zero_is_absent and not value:
                     continue
                 return False
-            if not self._covers_field(name, observed[name], value, {} if atomic else fields.get(name)):
+            if not self._covers_field(name, observed[name], value, {} if is_atomic else owned_by_name.get(name)):
                 return False
         return True
 
@@ -74,10 +74,11 @@ class Comparison:
         if name in _QUANTITY_FIELDS:
             return _is_equal_quantity(observed, desired)
         if name in _QUANTITY_MAPS and isinstance(desired, Mapping) and isinstance(observed, Mapping):
-            amounts = {
+            # Where the amounts are equal, the observed text stands for the desired one.
+            equal = {
                 key: observed[key] for key, value in desired.items() if _is_equal_quantity(observed.get(key), value)
             }
-            desired = {**desired, **amounts}
+            desired = {**desired, **equal}
         return self.covers(observed, desired, owned)
 
     def _covers_list(self, observed: Sequence[Any], desired: Sequence[Any], owned: FieldSet | None) -> bool:
@@ -86,22 +87,25 @@ class Comparison:
             return self._covers_items(observed, desired, items)
         if owned and (members := [msgspec.json.decode(name[2:]) for name in owned if name.startswith("v:")]):
             return all(item in observed for item in desired) and all(item in desired for item in members)
-        return len(observed) == len(desired) and all(
-            self.covers(found, wanted, owned) for found, wanted in zip(observed, desired, strict=True)
-        )
+        if len(observed) != len(desired):
+            return False
+        return all(self.covers(present, wanted, owned) for present, wanted in zip(observed, desired, strict=True))
 
     def _covers_items(
         self, observed: Sequence[Any], desired: Sequence[Any], owned: Sequence[tuple[Mapping[str, Any], FieldSet]]
     ) -> bool:
         """Compare an associative list: items match by their keys, in our order; other items may stand between ours."""
-        keys = owned[0][0].keys()
-        if not all(any(_identifies(item, identity, keys) for item in desired) for identity, _ in owned):
-            return False
-        rest = iter(observed)
+        first_identity, _ = owned[0]
+        keys = first_identity.keys()
+        for identity, _ in owned:
+            if not any(_identifies(item, identity, keys) for item in desired):
+                return False  # we own an item that is no longer desired
+        # The search for each item goes on behind the one before, so that another order is a difference.
+        following = iter(observed)
         for item in desired:
-            found = next((other for other in rest if _identifies(item, other, keys)), None)
-            fields = next((fields for identity, fields in owned if _identifies(item, identity, keys)), None)
-            if found is None or not self.covers(found, item, fields):
+            counterpart = next((other for other in following if _identifies(item, other, keys)), None)
+            owned_of_item = next((fields for identity, fields in owned if _identifies(item, identity, keys)), None)
+            if counterpart is None or not self.covers(counterpart, item, owned_of_item):
                 return False
         return True
 
@@ -110,7 +114,7 @@ def list_dropped(sent: Any, answer: Any, path: str = "") -> list[str]:
     """Return the paths of the fields that were sent and that the answer to the write lacks.
 
     An API server leaves out, without a word, what it does not know or has switched off. Empty values do not count, as
-    it leaves them out as well, nor do items that are found in no way again.
+    it leaves them out as well; nor do items of a list that are plain values, or that have no name and no counterpart.
     """
     if isinstance(sent, Mapping) and isinstance(answer, Mapping):
         dropped = []
@@ -153,7 +157,8 @@ def covers_owned(owned: FieldSet, desired: Any) -> bool:
             f"f:{name}" in owned and covers_owned(owned[f"f:{name}"], value) for name, value in desired.items() if value
         )
     if isinstance(desired, list) and (items := _list_keyed_items(owned)):
-        keys = items[0][0].keys()
+        first_identity, _ = items[0]
+        keys = first_identity.keys()
         return all(
             any(_identifies(item, identity, keys) and covers_owned(fields, item) for identity, fields in items)
             for item in desired
@@ -179,11 +184,8 @@ def _is_equal_quantity(observed: Any, desired: Any) -> bool:
 def owned_fields(observed: Obj, field_manager: str, subresource: str = "") -> FieldSet | None:
     """Return the fields that `field_manager` applied to `observed`, or None when it never applied any."""
     for entry in observed["metadata"].get("managedFields", ()):
-        if (
-            entry.get("manager") == field_manager
-            and entry.get("operation") == "Apply"
-            and entry.get("subresource", "") == subresource
-        ):
+        writer = (entry.get("manager"), entry.get("operation"), entry.get("subresource", ""))
+        if writer == (field_manager, "Apply", subresource):
             fields: FieldSet = entry.get("fieldsV1", {})
             return fields
     return None

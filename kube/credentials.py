@@ -104,7 +104,7 @@ class KubeconfigToken:
         self._paths = paths
         self._context_name = context_name
         self._header = f"Bearer {token}"
-        self._reported = ""
+        self._reported_header = ""
         """The last header whose refusal was logged."""
         self._lock = asyncio.Lock()
 
@@ -120,8 +120,8 @@ class KubeconfigToken:
                 if not user.get("token"):
                     raise CredentialsError(f"{self._source}: the user has no token any more: write one, or start again")
                 self._header = f"Bearer {user['token']}"
-        if self._header == refused and self._reported != refused:
-            self._reported = self._header
+        if self._header == refused and self._reported_header != refused:
+            self._reported_header = self._header
             log.error("token_refused", source=self._source, advice="write a new token into this file: it is read again")
         return self._header != refused
 
@@ -135,11 +135,15 @@ class TokenFile:
         self._token = ""
 
     async def authorization(self) -> str | None:
-        """Return the header's value; the file is read again when it changed."""
+        """Return the header's value; the file is read again when it changed.
+
+        Raises CredentialsError if there has been no token yet.
+        """
         try:
             stat = self._path.stat()
             if self._last_stamp != (stat.st_ino, stat.st_mtime_ns):
-                self._token = self._path.read_text(encoding="ascii").strip() or self._token
+                text = self._path.read_text(encoding="ascii").strip()
+                self._token = text or self._token  # a file that is empty, as while it is written, changes nothing
                 self._last_stamp = (stat.st_ino, stat.st_mtime_ns)
         except (OSError, UnicodeError) as error:
             if not self._token:
@@ -179,7 +183,10 @@ class Plugin:
             return self._header
 
     async def refresh(self, refused: str | None) -> bool:
-        """Log in again, unless that was done since `refused` was sent: many requests are refused at once."""
+        """Log in again, unless that was done since `refused` was sent: many requests are refused at once.
+
+        Return True, because there are other credentials now.
+        """
         async with self._lock:
             if self._header == refused:
                 await self._log_in()
@@ -204,8 +211,9 @@ class Plugin:
         if certificate and self._tls:
             self._tls.load_cert_chain(certificate, settings.key_file)
         expiry = getattr(loader, "exec_plugin_expiry", None)
-        until = expiry.timestamp() - _EXPIRY_MARGIN_SECONDS if expiry else float("inf")
-        self._valid_until = max(until, time.time() + PLUGIN_SECONDS)
+        expires_at = expiry.timestamp() - _EXPIRY_MARGIN_SECONDS if expiry else float("inf")
+        earliest_login = time.time() + PLUGIN_SECONDS  # whatever the plugin states, it is not run all the time
+        self._valid_until = max(expires_at, earliest_login)
 
 
 def load(
@@ -224,8 +232,8 @@ def load(
     Raises:
         CredentialsError: no configuration, or one that cannot be used.
     """
-    named_files = kubeconfig is not None or environ.get("KUBECONFIG") or context
-    if not named_files and environ.get("KUBERNETES_SERVICE_HOST"):
+    names_kubeconfig = kubeconfig is not None or environ.get("KUBECONFIG") or context
+    if not names_kubeconfig and environ.get("KUBERNETES_SERVICE_HOST"):
         return _load_in_cluster(environ, token_file)
     if kubeconfig is not None:
         paths = [kubeconfig]
@@ -251,18 +259,19 @@ def _load_in_cluster(environ: Mapping[str, str], token_file: Path | None) -> Cre
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     cluster = {"server": f"https://{authority}", "certificate-authority": str(SERVICE_ACCOUNT / "ca.crt")}
-    entry = KubeconfigEntry(f"in-cluster configuration ({SERVICE_ACCOUNT})", cluster, {})
+    entry = KubeconfigEntry(source=f"in-cluster configuration ({SERVICE_ACCOUNT})", cluster=cluster, user={})
     namespace_file = SERVICE_ACCOUNT / "namespace"
     return Credentials(
-        cluster["server"],
-        TokenFile(token_file or SERVICE_ACCOUNT / "token"),
-        _build_client_tls(entry),
+        server=cluster["server"],
+        identity=TokenFile(token_file or SERVICE_ACCOUNT / "token"),
+        tls=_build_client_tls(entry),
         authority=_read_pem(entry.cluster, "certificate-authority"),
         namespace=namespace_file.read_text().strip() if namespace_file.exists() else "",
     )
 
 
 def _read_server(entry: KubeconfigEntry) -> str:
+    """Return the URL of the API server, without a slash at its end. Raises CredentialsError."""
     server = str(entry.cluster.get("server", "")).rstrip("/")
     if not server.startswith(("https://", "http://")):
         raise CredentialsError(f"{entry.source}: cluster.server {server!r} is not an http(s) URL")

@@ -52,16 +52,19 @@ class EventRecorder:
     async def event(self, regarding: Obj, type: EventType, reason: str, note: str, action: str) -> None:  # noqa: A002 - the API's name
         """Report that `reason` (CamelCase) happened to `regarding` while doing `action`; `note` is the message.
 
-        An event of a cluster-scoped object is in namespace `default`. Takes at most 5 seconds, and never raises
-        because a write failed.
+        A repetition is counted, and written at most once a minute. An event of a cluster-scoped object is in namespace
+        `default`. Takes at most 5 seconds, and never raises because a write failed.
         """
         metadata = regarding["metadata"]
+
+        # 1. Count it in its series.
         key = (regarding["kind"], metadata.get("uid", metadata["name"]), type, reason, note, action)
         now = asyncio.get_running_loop().time()
         series = self._series.pop(key, None)
         if series is None or now - series.happened_at >= SERIES_SECONDS:
             name = f"{metadata['name'][:200].rstrip('-.')}.{time.time_ns():x}"
-            series = _Series(metadata.get("namespace") or "default", name, now, now, count=0)
+            namespace = metadata.get("namespace") or "default"
+            series = _Series(namespace=namespace, name=name, happened_at=now, written_at=now, count=0)
         series.happened_at = now
         series.count += 1
         # Popped and put back, so the dict is in the order of last use: its first series is the one to drop.
@@ -70,6 +73,8 @@ class EventRecorder:
             del self._series[next(iter(self._series))]
         if series.count > 1 and now - series.written_at < REFRESH_SECONDS:
             return
+
+        # 2. Write the event, or the count of its series; without an answer the next one begins a new series.
         series.written_at = now
         reference = {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion") if key in metadata}
         body: Obj = {

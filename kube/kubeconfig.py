@@ -43,23 +43,24 @@ def read_kubeconfig(paths: Sequence[Path], context_name: str | None = None) -> K
     if not existing:
         raise CredentialsError(f"kubeconfig {source}: no such file; pass --kubeconfig or set KUBECONFIG")
     current = context_name or ""
-    named: dict[str, dict[str, dict[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
+    sections: dict[str, dict[str, dict[str, Any]]] = {"contexts": {}, "clusters": {}, "users": {}}
     for path in existing:
         config = _parse_file(path)
         current = current or config.get("current-context") or ""
-        for section, entries in named.items():
+        for section, entries in sections.items():
             for name, entry in _list_entries(path, config, section):
                 entries.setdefault(name, _make_paths_absolute(entry, path.parent))
     if not current:
         raise CredentialsError(f"kubeconfig {source}: no current-context; run kubectl config use-context NAME")
-    context = _pick_entry(source, named, "contexts", current)
-    cluster = _pick_entry(source, named, "clusters", context.get("cluster", ""))
-    user = _pick_entry(source, named, "users", context["user"]) if context.get("user") else {}
+    context = _pick_entry(source, sections, "contexts", current)
+    cluster = _pick_entry(source, sections, "clusters", context.get("cluster", ""))
+    user = _pick_entry(source, sections, "users", context["user"]) if context.get("user") else {}
     namespace = str(context.get("namespace") or "")
     return KubeconfigEntry(f"kubeconfig {source}, context {current}", cluster, user, namespace)
 
 
 def _parse_file(path: Path) -> dict[str, Any]:
+    """Return the content of a kubeconfig. Raises CredentialsError, which quotes nothing of it."""
     import yaml  # noqa: PLC0415 - a host that has joined reads no kubeconfig, and saves a MiB
 
     try:
@@ -74,7 +75,7 @@ def _parse_file(path: Path) -> dict[str, Any]:
 
 def _list_entries(path: Path, config: dict[str, Any], section: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the entries of a section with their names. Raises CredentialsError."""
-    field_name = section.removesuffix("s")
+    field_name = section.removesuffix("s")  # each item of `clusters` has a field `cluster`
     items = config.get(section) or []
     for item in items if isinstance(items, list) else [items]:
         entry = (item.get(field_name) or {}) if isinstance(item, dict) else None
@@ -93,10 +94,11 @@ def _make_paths_absolute(entry: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _pick_entry(
-    source: str, named: Mapping[str, Mapping[str, dict[str, Any]]], section: str, name: str
+    source: str, sections: Mapping[str, Mapping[str, dict[str, Any]]], section: str, name: str
 ) -> dict[str, Any]:
+    """Return the entry of this name in a section. Raises CredentialsError with the names that there are."""
     try:
-        return named[section][name]
+        return sections[section][name]
     except KeyError:
-        problem = f"{section} has no entry named {name!r}: there are {', '.join(named[section]) or 'none'}"
+        problem = f"{section} has no entry named {name!r}: there are {', '.join(sections[section]) or 'none'}"
         raise CredentialsError(f"kubeconfig {source}: {problem}") from None

@@ -78,7 +78,7 @@ class Elector:
         except ExceptionGroup as failed:
             if len(failed.exceptions) > 1:
                 raise
-            raise failed.exceptions[0] from None
+            raise failed.exceptions[0] from None  # a single failure is raised as it is
         finally:
             self._leads_until = -math.inf
             await self._attempt(self.renew_deadline_seconds / 2, self._release)
@@ -86,7 +86,7 @@ class Elector:
     async def _acquire(self) -> None:
         """Try until we hold the lease."""
         while not await self._try_lead(self.renew_deadline_seconds / 2):
-            self._version = ""
+            self._version = ""  # read the lease again
             await asyncio.sleep(self.retry_seconds)
 
     async def _renew_until_lost(self) -> None:
@@ -96,7 +96,8 @@ class Elector:
             self.require_leadership()
             if await self._try_lead(min(self._leads_until - _now(), self.renew_deadline_seconds / 2)):
                 continue
-            if (holder := self._spec.get("holderIdentity")) not in ("", None, self.identity):
+            holder = self._spec.get("holderIdentity")
+            if holder and holder != self.identity:
                 raise LeadershipLost(f"lease {self.namespace}/{self.name} is held by {holder}")
 
     async def _try_lead(self, seconds: float) -> bool:
@@ -135,7 +136,10 @@ class Elector:
         return True
 
     async def _release(self) -> bool:
-        """Release the Lease if it is ours, so that the next leader need not wait for it to expire."""
+        """Release the Lease if it is ours, so that the next leader need not wait for it to expire.
+
+        Return False if it is not ours.
+        """
         while True:
             if not self._version:
                 self._remember(await self.client.get(LEASES, self.name, self.namespace))
@@ -167,13 +171,14 @@ class Elector:
     def _build_spec(self, spec: Obj) -> Obj:
         """Return the spec by which we hold the lease from now on, as the successor of `spec`."""
         now = micro_time(datetime.now(UTC))
-        ours = spec.get("holderIdentity") == self.identity
+        is_ours = spec.get("holderIdentity") == self.identity
+        transitions = spec.get("leaseTransitions", 0)
         return {
             "holderIdentity": self.identity,
             "leaseDurationSeconds": self.duration_seconds,
-            "acquireTime": spec.get("acquireTime", now) if ours else now,
+            "acquireTime": spec.get("acquireTime", now) if is_ours else now,
             "renewTime": now,
-            "leaseTransitions": spec.get("leaseTransitions", 0) + (not ours),
+            "leaseTransitions": transitions if is_ours else transitions + 1,
         }
 
 
@@ -192,7 +197,7 @@ class HostLease:
     field_manager: str
     duration_seconds: int = 40
     _version: str | None = field(default=None, init=False)
-    """resourceVersion of the Lease that we wrote last or may take; None when it must be read again."""
+    """resourceVersion of the Lease that we wrote last or may take; empty if there is none; None: read it again."""
     _rival_spec: Obj = field(default_factory=dict, init=False)
     """The spec that another holder wrote, as first seen."""
     _rival_since: float = field(default=0.0, init=False)
@@ -254,7 +259,7 @@ class HostLease:
             self._version = ""
             return True
         spec = lease.get("spec") or {}
-        if not may_take(spec, self.identity, 0.0):
+        if not may_take(spec, self.identity, unchanged_seconds=0.0):  # another agent may hold it
             if self._rival_spec and spec != self._rival_spec:
                 raise HeldElsewhereError(f"it is held by {spec['holderIdentity']}, which renews it")
             if not self._rival_spec:

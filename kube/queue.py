@@ -85,7 +85,7 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """Wait for a key; the caller must call `done` with it."""
-        _, _, key = await self._ready.get()
+        _can_wait, _number, key = await self._ready.get()
         self._dirty.discard(key)
         del self._added_at[key]
         self._processing.add(key)
@@ -107,18 +107,22 @@ class WorkQueue(Generic[K]):
     def oldest_seconds(self) -> float:
         """Return for how long the oldest key has waited; callable from any thread."""
         added = list(self._added_at.values())  # one step of the interpreter, which no other thread interrupts
-        return time.monotonic() - added[0] if added else 0.0
+        if not added:
+            return 0.0
+        return time.monotonic() - added[0]
 
     def __len__(self) -> int:
         return self._ready.qsize()
 
     def _end_pause(self, key: K) -> None:
+        """Make a key ready again if it was added during its reconcile or the pause after it."""
         self._paused.discard(key)
         if key in self._dirty:
             self._put(key)
 
     def _put(self, key: K, *, urgent: bool = False) -> None:
-        self._ready.put_nowait((not urgent, next(self._numbers), key))
+        can_wait = not urgent
+        self._ready.put_nowait((can_wait, next(self._numbers), key))
 
     def _add_due(self, key: K) -> None:
         del self._timers[key]
@@ -126,10 +130,7 @@ class WorkQueue(Generic[K]):
 
 
 async def run_workers(
-    queue: WorkQueue[K],
-    reconcile: Callable[[K], Awaitable[float | None]],
-    workers: int,
-    timeout_seconds: float,
+    queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]], workers: int, timeout_seconds: float
 ) -> None:
     """Reconcile the keys of the queue for ever; cancel it to stop.
 
@@ -142,12 +143,15 @@ async def run_workers(
 
 
 async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | None]], timeout_seconds: float) -> None:
-    """Reconcile one key of the queue after the other, for ever; a failure is logged, and its key is retried later."""
+    """Reconcile one key of the queue after the other, for ever; a failure is logged, and its key is retried later.
+
+    Other keys are enqueued again after the seconds that `reconcile` returns, unless it returns None.
+    """
     while True:
         key = await queue.get()
         try:
             async with asyncio.timeout(timeout_seconds):
-                again = await reconcile(key)
+                next_seconds = await reconcile(key)
         except (ApiError, LeadershipLost, NotOurs, Unreachable, TimeoutError) as error:
             what = str(error) or f"no result within {timeout_seconds} s"
             log.warning("reconcile_failed", key=key, error=what, retry_seconds=round(queue.retry(key), 1))
@@ -157,7 +161,7 @@ async def _work(queue: WorkQueue[K], reconcile: Callable[[K], Awaitable[float | 
             log.exception("reconcile_crashed", key=key, retry_seconds=round(queue.retry(key), 1))
         else:
             queue.forget(key)
-            if again is not None:
-                queue.add_after(key, again)
+            if next_seconds is not None:
+                queue.add_after(key, next_seconds)
         finally:
             queue.done(key)

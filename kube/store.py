@@ -79,15 +79,19 @@ class Store:
         """Number of changes so far: while it is the same, so is everything that can be read."""
 
     def put(self, resource: Resource, obj: Obj) -> bool:
-        """Put an observed object; return whether it is new.
+        """Put an observed object; return False if it is ignored, because it is known in this version or a later one.
 
-        An older version is ignored, also one of a predecessor with the same name, whose last event may come late.
+        An object that was deleted since is ignored as well, and so is a predecessor with the same name: its last event
+        may come late.
         """
         uid, version = _read_version(obj)
         old = self._objects[resource].get(object_key(obj))
         if old:
             old_uid, old_version = _read_version(old)
-            if not _is_newer(version, old_version) if old_uid == uid else _is_newer(old_version, version):
+            is_same_object = old_uid == uid
+            if is_same_object and not _is_newer(version, old_version):
+                return False
+            if not is_same_object and _is_newer(old_version, version):
                 return False
         if uid in self._deleted_versions and not _is_newer(version, self._deleted_versions[uid]):
             return False
@@ -132,26 +136,31 @@ class Store:
     def list(self, resource: Resource, namespace: str | None = None) -> Objects:
         """Return all known objects of a resource, in one namespace or in all."""
         objects = self._objects[resource]
-        return [obj for key, obj in objects.items() if not namespace or key[0] == namespace]
+        return [obj for key, obj in objects.items() if not namespace or key.namespace == namespace]
 
-    def index(self, resource: Resource, name: str, keys: IndexKeys) -> None:
-        """Keep an index under `name`."""
+    def add_index(self, resource: Resource, name: str, keys: IndexKeys) -> None:
+        """Keep an index of a resource under `name`, which finds an object by each of the values in `keys(object)`."""
         index = _Index(keys)
         for key, obj in self._objects[resource].items():
             index.change(key, None, obj)
         self._indexes[resource][name] = index
 
-    def reduce(self, resource: Resource, reduce: Callable[[Obj], Obj]) -> None:
-        """Keep from now on only the part of each object that `reduce`, a pure function, returns."""
+    def set_reduction(self, resource: Resource, reduce: Callable[[Obj], Obj]) -> None:
+        """Store from now on only the part of each object that `reduce`, a pure function, returns.
+
+        Objects that are stored already stay whole.
+        """
         self._reductions[resource] = reduce
 
     def keep_part(self, resource: Resource, obj: Obj) -> Obj:
-        """Return the part of an object that is kept, which `put` and `replace` take in its place.
+        """Return the part of an object that `put` and `replace` would keep, and which they take in its place.
 
-        The whole objects of a long list take 65 KB each for pods alone.
+        It serves long lists, of which no whole objects stay in memory: pods alone take 65 KB each.
         """
         reduce = self._reductions.get(resource)
-        return obj if reduce is None or isinstance(obj, _ReducedObject) else _ReducedObject(reduce(obj))
+        if reduce is None or isinstance(obj, _ReducedObject):
+            return obj
+        return _ReducedObject(reduce(obj))
 
     def by_index(self, resource: Resource, name: str, value: str) -> Sequence[Obj]:
         """Return the objects that the index has under `value`: the same sequence until one of them changes.
@@ -170,14 +179,15 @@ class Store:
         `compute` reads nothing but `obj` and `inputs`.
         """
         key = object_key(obj)
-        parts = (obj, *inputs)
-        kept = self._derived[resource].setdefault(key, {}) if self._objects[resource].get(key) is obj else {}
-        cached = kept.get(name)
-        if cached is not None and len(cached[0]) == len(parts) and all(map(operator.is_, cached[0], parts)):
-            result: T = cached[1]
+        current_inputs = (obj, *inputs)
+        is_stored = self._objects[resource].get(key) is obj
+        derived = self._derived[resource].setdefault(key, {}) if is_stored else {}  # otherwise nothing is kept
+        last_inputs, last_value = derived.get(name, ((), None))
+        if len(last_inputs) == len(current_inputs) and all(map(operator.is_, last_inputs, current_inputs)):
+            result: T = last_value
             return result
         value = compute()
-        kept[name] = parts, value
+        derived[name] = current_inputs, value
         return value
 
     def summarize(self, resources: Iterable[Resource], name: str, compute: Callable[[], T]) -> T:
@@ -186,10 +196,11 @@ class Store:
         `compute` reads nothing but objects of these resources, and nobody changes its result.
         """
         revisions = tuple(self._revisions[resource] for resource in resources)
-        cached = self._summaries.get(name)
-        if cached is not None and cached[0] == revisions:
-            result: T = cached[1]
-            return result
+        if name in self._summaries:
+            last_revisions, last_value = self._summaries[name]
+            if last_revisions == revisions:
+                result: T = last_value
+                return result
         value = compute()
         self._summaries[name] = revisions, value
         return value
@@ -201,7 +212,7 @@ class Store:
     def snapshot(self, resource: Resource, namespace: str | None = None) -> Snapshot:
         """Return the versions known now; take it before a list is requested, and hand it to `replace`."""
         objects = self._objects[resource]
-        return {key: _read_version(obj) for key, obj in objects.items() if not namespace or key[0] == namespace}
+        return {key: _read_version(obj) for key, obj in objects.items() if not namespace or key.namespace == namespace}
 
     def replace(
         self, resource: Resource, items: Iterable[Obj], *, namespace: str | None = None, before: Snapshot | None = None
@@ -245,7 +256,8 @@ class Store:
         """Return whether a listed object is unknown, or known in an older version only."""
         uid, version = _read_version(listed)
         stored = self._objects[resource].get(object_key(listed))
-        return uid not in self._deleted_versions and (stored is None or _is_newer(version, _read_version(stored)[1]))
+        was_missed = stored is None or _is_newer(version, _read_version(stored)[1])
+        return was_missed and uid not in self._deleted_versions
 
     def _drop_vanished(self, resource: Resource, before: Snapshot, present: Mapping[ObjectKey, Obj]) -> int:
         """Remove objects that were known before a list, are not in it and were not put meanwhile; return how many.
@@ -256,7 +268,9 @@ class Store:
         for key, (uid, version) in before.items():
             old = self._objects[resource].get(key)
             listed = present.get(key)
-            if old and _read_version(old) == (uid, version) and (not listed or _read_version(listed)[0] != uid):
+            is_unchanged = old is not None and _read_version(old) == (uid, version)
+            is_listed = listed is not None and _read_version(listed)[0] == uid
+            if is_unchanged and not is_listed:
                 self._remember_deletion(uid, version)
                 if not listed:
                     self._set(resource, key, None)
@@ -267,13 +281,14 @@ class Store:
         """Note that an object was deleted, so that no late event of an older version brings it back."""
         self._deleted_versions[uid] = version
         if len(self._deleted_versions) > _REMEMBERED_DELETIONS:
-            del self._deleted_versions[next(iter(self._deleted_versions))]
+            del self._deleted_versions[next(iter(self._deleted_versions))]  # the one that was noted first
 
     def _set(self, resource: Resource, key: ObjectKey, new: Obj | None) -> None:
-        """Store an object, or remove it, and tell all indexes and listeners."""
+        """Store an object, reduced if the resource has a reduction, or remove it; tell all indexes and listeners."""
         objects = self._objects[resource]
         old = objects.get(key)
         if new is not None and resource in self._reductions:
+            # What `keep_part` has reduced already is stored as an ordinary dict.
             new = dict(new) if isinstance(new, _ReducedObject) else self._reductions[resource](new)
         self.revision += 1
         self._revisions[resource] += 1

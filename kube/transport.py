@@ -124,8 +124,7 @@ class AiohttpTransport:
 
     def _open_session(self, connections: int) -> aiohttp.ClientSession:
         """Return a session of at most so many connections; 0: no limit."""
-        connector = _Connector(ssl=self._credentials.tls or True, limit=connections)
-        return aiohttp.ClientSession(connector=connector)
+        return aiohttp.ClientSession(connector=_Connector(ssl=self._credentials.tls or True, limit=connections))
 
     @contextlib.asynccontextmanager
     async def _open_answer(
@@ -148,14 +147,16 @@ class AiohttpTransport:
 
         If so, or if that fails, the answer is closed. Raises Unreachable.
         """
-        is_open = False
+        refused = answer.request_info.headers.get("Authorization")
         try:
             async with _unreachable(request):
-                is_open = not await self._credentials.refresh(answer.request_info.headers.get("Authorization"))
-        finally:
-            if not is_open:
-                answer.close()
-        return not is_open
+                has_new = await self._credentials.refresh(refused)
+        except BaseException:
+            answer.close()
+            raise
+        if has_new:
+            answer.close()
+        return has_new
 
     async def _send(
         self, request: Request, limits: aiohttp.ClientTimeout, *, is_stream: bool
@@ -219,7 +220,7 @@ async def _stream_once(body: bytes) -> AsyncIterator[bytes]:
 def _abort_unless_read(answer: aiohttp.ClientResponse) -> None:
     """Break off the connection of an answer that is left before its end, such as a watch.
 
-    Closing it in the way of TLS takes a round trip, for which nobody waits: a command ends before.
+    An orderly end of TLS would take a round trip, and a command ends without waiting for that.
     """
     connection = answer.connection
     if connection is not None and connection.transport is not None and not answer.content.is_eof():

@@ -5,7 +5,6 @@ A relist reports the objects that vanished, and no answer of the server ends a r
 
 import asyncio
 import functools
-import logging
 from collections.abc import Iterable
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
@@ -84,9 +83,9 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
     resource, namespace, label_selector, field_selector, read = selection
     version, failures = "", 0
     while True:
-        events, retry_after_seconds = 0, 0.0
+        event_count, retry_after_seconds = 0, 0.0
         try:
-            if not version:
+            if not version:  # at the start, or when the last one is of no use any more
                 version = await load(client, store, selection)
                 if synced:
                     synced.set()
@@ -100,7 +99,7 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
             )
             async for event in watched_events:
                 version = _apply_event(store, resource, event)
-                events += 1
+                event_count += 1
         except Unreachable as error:
             log.warning("watch_interrupted", resource=str(resource), namespace=namespace, error=str(error))
         except ApiError as error:
@@ -109,15 +108,10 @@ async def reflect(client: Client, store: WatchCache, selection: Selection, synce
             if not is_transient or failures >= PATIENT_TRIES:
                 version = ""
             retry_after_seconds = min(error.retry_after_seconds or 0.0, LONGEST_RETRY_AFTER_SECONDS)
-            log.log(
-                logging.INFO if isinstance(error, Gone) else logging.WARNING,
-                "watch_refused",
-                resource=str(resource),
-                namespace=namespace,
-                error=str(error),
-            )
+            log_refusal = log.info if isinstance(error, Gone) else log.warning
+            log_refusal("watch_refused", resource=str(resource), namespace=namespace, error=str(error))
         # A server may end a watch without an event, as on its restart: then the next watch waits.
-        failures = 0 if events else failures + 1
+        failures = 0 if event_count else failures + 1
         if failures:
             pause_seconds = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS)
             await asyncio.sleep(max(pause_seconds, retry_after_seconds))

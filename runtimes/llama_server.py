@@ -189,7 +189,7 @@ def _read_wheel_build() -> int:
 
 
 def build_environment(base: Mapping[str, str], platform: str = sys.platform) -> dict[str, str]:
-    """Return the server's environment; no variable of the owner's that would configure it is in it.
+    """Return the server's environment, without variables of the owner's that would configure it.
 
     An argument such as `--load-mode` in a service's extraArgs still counts: arguments win over variables.
     """

@@ -102,7 +102,7 @@ class ClusterView:
         if NODES not in parts:
             declare_nodes(self.store, vendors)
         for resource, keep_part in parts.items():
-            self.store.reduce(resource, keep_part)
+            self.store.set_reduction(resource, keep_part)
         self.store.subscribe(self._take_change)
 
     @functools.cached_property

@@ -46,9 +46,9 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
             "status": {"allocatable": status.get("allocatable") or {}, "conditions": _find_ready(status)},
         }
 
-    store.reduce(NODES, reduce)
-    store.index(NODES, _DEVICE_INDEX, _build_device_lister(vendors))
-    store.index(NODES, _MEMORY_INDEX, _list_memory)
+    store.set_reduction(NODES, reduce)
+    store.add_index(NODES, _DEVICE_INDEX, _build_device_lister(vendors))
+    store.add_index(NODES, _MEMORY_INDEX, _list_memory)
 
 
 def read_sizes(node: Obj) -> object:

@@ -79,7 +79,7 @@ def declare_indexes(store: Store) -> None:
     """Keep all indexes of the controller."""
     for resource, indexes in INDEXES.items():
         for name, keys in indexes.items():
-            store.index(resource, name, keys)
+            store.add_index(resource, name, keys)
 
 
 def controller_of(obj: Obj) -> Obj | None:

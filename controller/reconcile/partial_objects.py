@@ -147,7 +147,7 @@ def declare_partial_objects(store: Store) -> None:
     """Keep only the part of each object that decisions read."""
     shared = _SharedEntries()
     for resource, part in _PARTS.items():
-        store.reduce(resource, functools.partial(shared.reduce, part))
+        store.set_reduction(resource, functools.partial(shared.reduce, part))
 
 
 def _intern(value: Any) -> Any:

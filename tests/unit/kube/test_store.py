@@ -89,7 +89,7 @@ def test_list_is_of_one_resource_and_one_namespace(store: Store) -> None:
 
 def test_index_follows_every_change(store: Store) -> None:
     store.put(PODS, pod("a", 1, app="x"))
-    store.index(PODS, "app", lambda obj: [obj["metadata"]["labels"]["app"]])
+    store.add_index(PODS, "app", lambda obj: [obj["metadata"]["labels"]["app"]])
     store.put(PODS, pod("b", 1, app="x"))
     assert [obj["metadata"]["name"] for obj in store.by_index(PODS, "app", "x")] == ["a", "b"]
     store.put(PODS, pod("a", 2, app="y"))
@@ -100,7 +100,7 @@ def test_index_follows_every_change(store: Store) -> None:
 
 
 def test_index_gives_the_same_sequence_until_an_object_of_it_changes(store: Store) -> None:
-    store.index(PODS, "app", lambda obj: [obj["metadata"]["labels"]["app"]])
+    store.add_index(PODS, "app", lambda obj: [obj["metadata"]["labels"]["app"]])
     store.put(PODS, pod("a", 1, app="x"))
     first = store.by_index(PODS, "app", "x")
     store.put(PODS, pod("b", 2, app="y"))
@@ -210,7 +210,7 @@ def test_replace_reports_exactly_the_differences(
         return [pod(name, version, uid=f"{name}-{uid}") for name, (uid, version) in cluster.items()]
 
     store = Store()
-    store.index(PODS, "uid", lambda obj: [obj["metadata"]["uid"]])
+    store.add_index(PODS, "uid", lambda obj: [obj["metadata"]["uid"]])
     store.replace(PODS, listed(first))
     mirror: dict[str, Obj] = {obj["metadata"]["name"]: obj for obj in listed(first)}
     told: list[str] = []
@@ -233,8 +233,8 @@ def test_replace_reports_exactly_the_differences(
 
 
 def test_only_the_reduced_part_of_an_object_is_kept(store: Store, heard: list[Any]) -> None:
-    store.reduce(PODS, lambda obj: {"metadata": obj["metadata"]})
-    store.index(PODS, "name", lambda obj: [obj["metadata"]["name"]])
+    store.set_reduction(PODS, lambda obj: {"metadata": obj["metadata"]})
+    store.add_index(PODS, "name", lambda obj: [obj["metadata"]["name"]])
     store.put(PODS, pod("a", 1) | {"spec": {"containers": []}})
     store.replace(PODS, [pod("a", 2) | {"spec": {}}, pod("b", 3) | {"spec": {}}])
     kept = [pod("a", 2), pod("b", 3)]

@@ -179,7 +179,7 @@ async def test_objects_of_a_page_are_reduced_before_the_next_page_is_read(client
         page["metadata"] |= {} if "continue" in request.query else {"continue": "more"}
         return web.json_response(page)
 
-    store.reduce(PODS, reduce)
+    store.set_reduction(PODS, reduce)
     synced = asyncio.Event()
     async with running(reflect(await client_of(answer), store, Selection(PODS), synced)):
         await synced.wait()

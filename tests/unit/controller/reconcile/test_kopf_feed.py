@@ -99,7 +99,7 @@ async def test_listed_objects_are_reduced_once_and_in_time(sweeps: bool) -> None
         reduced.append(obj)
         return {"metadata": obj["metadata"]}
 
-    store.reduce(MODELS, reduce)
+    store.set_reduction(MODELS, reduce)
     await (store.sweep(OnePage(), MODELS) if sweeps else load(OnePage(), store, [Selection(MODELS)]))
     assert store.list(MODELS) == [{"metadata": model()["metadata"]}]
     assert len(reduced) == 1
