@@ -46,7 +46,8 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
         named = _QUANTIZED_NAME.search(self.source)
         if named is not None:
             return named[1].upper()
-        return self.quantization or ("" if self.runtime == "ollama" else _UNQUANTIZED)
+        is_unquantized = not self.quantization and self.runtime != "ollama"
+        return _UNQUANTIZED if is_unquantized else self.quantization
 
     @property
     def runtime(self) -> str:
@@ -100,9 +101,13 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
         return self.quantized_gb * _GIGA < self.parameter_count * _BITS / _BITS_PER_BYTE
 
     def find_layout(self, source: CatalogSource) -> Layout | None:
-        """Return the layout of a source; None: it is not known."""
-        size = source.tensor_bytes or (self.layout.tensor_bytes if self.layout and source is self.sources[0] else None)
-        return structs.replace(self.layout, tensor_bytes=size) if self.layout is not None and size else None
+        """Return the layout of a source, with the size of its weights; None: the layout or the size is not known."""
+        if self.layout is None:
+            return None
+        size = source.tensor_bytes
+        if not size and source is self.sources[0]:
+            size = self.layout.tensor_bytes
+        return structs.replace(self.layout, tensor_bytes=size) if size else None
 
     def find_source(self, accelerator: str) -> CatalogSource | None:
         """Return the first source of known layout that an engine on an accelerator loads; None: there is none."""
@@ -118,8 +123,8 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
         if source is None:
             return None
         return Workload(
-            self.find_layout(source),
-            source.runtime,
+            layout=self.find_layout(source),
+            runtime=source.runtime,
             stated_bytes=source.memory_bytes,
             quantization=source.weights_quantization,
         )

@@ -40,32 +40,39 @@ class CorrectionTable:
 
         The corrections learned from them are forgotten, and the listeners are called with the changed namespaces.
         """
+        # 1. A scope is the only namespace whose estimates a measurement corrects, or `ALL_NAMESPACES`.
         by_scope: dict[str, tuple[SpeedRatio, ...]] = {}
         for namespace, ratio in ratios:
             scope = ALL_NAMESPACES if namespace == CONTROLLER_NAMESPACE else namespace
             by_scope[scope] = (*by_scope.get(scope, ()), ratio)
+
+        # 2. Replace the ratios of the model in each scope where they are others, and forget what was learned from them.
         scopes = self._ratios.keys() | by_scope.keys()
         changed = frozenset(
             scope for scope in scopes if self._ratios.get(scope, {}).get(model_hash, ()) != by_scope.get(scope, ())
         )
         for scope in changed:
-            members = {**self._ratios.get(scope, {}), model_hash: by_scope.get(scope, ())}
-            self._ratios[scope] = {name: stored for name, stored in members.items() if stored}
+            ratios_by_model = {**self._ratios.get(scope, {}), model_hash: by_scope.get(scope, ())}
+            self._ratios[scope] = {name: stored for name, stored in ratios_by_model.items() if stored}
             if not self._ratios[scope]:
                 del self._ratios[scope]
             self._learned.pop(scope, None)
         if ALL_NAMESPACES in changed:
+            # The corrections of each namespace are learned from these, too.
             self._learned.clear()
+
+        # 3. Report the change.
         if changed:
             for listener in self._listeners:
                 listener(changed)
 
     def select(self, namespace: str) -> Corrections:
         """Return the corrections of the estimates of a namespace, learned if needed; "": those that count for all."""
-        # All namespaces without own measurements have what was learned from the shared ones.
+        # Namespaces without measurements of their own share what was learned from those that count for all.
         scope = namespace if namespace in self._ratios else ALL_NAMESPACES
         if scope not in self._learned:
-            own_ratios = self._ratios.get(scope, {}) if scope != ALL_NAMESPACES else {}
-            ratios_by_model = (*self._ratios.get(ALL_NAMESPACES, {}).values(), *own_ratios.values())
-            self._learned[scope] = learn_corrections(ratio for ratios in ratios_by_model for ratio in ratios)
+            ratios_of_models = [*self._ratios.get(ALL_NAMESPACES, {}).values()]
+            if scope != ALL_NAMESPACES:
+                ratios_of_models += self._ratios[scope].values()
+            self._learned[scope] = learn_corrections(ratio for ratios in ratios_of_models for ratio in ratios)
         return self._learned[scope]

@@ -15,7 +15,7 @@ _CLASS_WEIGHT: Final = 2.0
 """Measurements of a class that count as much as the correction of its vendor."""
 _VENDOR_WEIGHT: Final = 1.0
 """Device classes of a vendor that count as much as no correction."""
-_LIMIT: Final = 20.0
+_LARGEST_PLAUSIBLE_RATIO: Final = 20.0
 """A ratio beyond this or its inverse is a damaged or forged record, and is not learned from."""
 _LARGEST_FACTOR: Final = 3.0
 """No correction is above this or below its inverse: a larger one is a damaged record, or a wrong fact of a device."""
@@ -51,7 +51,7 @@ class Correction(NamedTuple):
     """Number of measurements from which it was learned; 0: none."""
 
 
-_NONE: Final = Correction(1.0, _UNMEASURED, 0)
+_NO_CORRECTION: Final = Correction(ratio=1.0, spread=_UNMEASURED, measurements=0)
 
 
 class Corrections(NamedTuple):
@@ -63,9 +63,9 @@ class Corrections(NamedTuple):
     """By vendor and engine, for classes that were never measured."""
 
     def find(self, vendor: str, device_class: str, runtime: str) -> Correction:
-        """Return the correction of a device class, else that of its vendor, else none at all."""
+        """Return the correction of a device class, else that of its vendor, else the ratio 1 with a wide spread."""
         of_class = self.by_class.get((device_class, runtime))
-        return of_class or self.by_vendor.get((vendor, runtime), _NONE)
+        return of_class or self.by_vendor.get((vendor, runtime), _NO_CORRECTION)
 
 
 NO_CORRECTIONS: Final = Corrections({}, {})
@@ -73,18 +73,21 @@ NO_CORRECTIONS: Final = Corrections({}, {})
 
 def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
     """Learn the correction of each device class and vendor, with each engine."""
+    # 1. Collect the logarithms of the ratios, by vendor, device class and engine.
     logs: dict[tuple[str, str, str], list[float]] = {}
     for measurement in measurements:
-        if (
-            measurement.measured > 0
-            and measurement.estimated > 0
-            and abs(logarithm := math.log(measurement.measured / measurement.estimated)) < math.log(_LIMIT)
-        ):
-            logs.setdefault((measurement.vendor, measurement.device_class, measurement.runtime), []).append(logarithm)
-    vendors: dict[tuple[str, str], list[list[float]]] = {}
+        if measurement.measured <= 0 or measurement.estimated <= 0:
+            continue
+        logarithm = math.log(measurement.measured / measurement.estimated)
+        if abs(logarithm) < math.log(_LARGEST_PLAUSIBLE_RATIO):
+            key = measurement.vendor, measurement.device_class, measurement.runtime
+            logs.setdefault(key, []).append(logarithm)
+
+    # 2. Learn of each vendor, then of each of its classes.
+    classes_by_vendor: dict[tuple[str, str], list[list[float]]] = {}
     for (vendor, _, runtime), class_logs in sorted(logs.items()):
-        vendors.setdefault((vendor, runtime), []).append(class_logs)
-    by_vendor = {key: _learn_vendor(classes) for key, classes in vendors.items()}
+        classes_by_vendor.setdefault((vendor, runtime), []).append(class_logs)
+    by_vendor = {vendor_key: _learn_vendor(classes) for vendor_key, classes in classes_by_vendor.items()}
     by_class = {
         (device_class, runtime): _learn_class(class_logs, by_vendor[vendor, runtime])
         for (vendor, device_class, runtime), class_logs in logs.items()
@@ -93,25 +96,29 @@ def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
 
 
 def _learn_vendor(classes: list[list[float]]) -> Correction:
-    """Learn from the medians of the classes, so that a device that was measured often counts no more than another."""
+    """Return the correction of a vendor, from the logarithms of the ratios of each of its device classes.
+
+    Each class counts by its median, so that a device that was measured often counts no more than another.
+    """
     medians = [statistics.median(logs) for logs in classes]
     weight = len(medians) / (len(medians) + _VENDOR_WEIGHT)
-    between = _estimate_deviation(medians, _VENDOR_SPREAD)
-    within = statistics.median(_estimate_deviation(logs, _CLASS_SPREAD) for logs in classes)
-    spread = max(_VENDOR_SPREAD, math.hypot(between, within))
-    return Correction(_limit_factor(weight * statistics.median(medians)), spread, sum(map(len, classes)))
+    between_classes = _estimate_deviation(medians, _VENDOR_SPREAD)
+    within_class = statistics.median(_estimate_deviation(logs, _CLASS_SPREAD) for logs in classes)
+    ratio = _limit_factor(weight * statistics.median(medians))
+    spread = max(_VENDOR_SPREAD, math.hypot(between_classes, within_class))
+    return Correction(ratio, spread, measurements=sum(map(len, classes)))
 
 
 def _learn_class(logs: list[float], vendor: Correction) -> Correction:
     """Return the correction of a device class, mixed with that of its vendor while measurements are few."""
     weight = len(logs) / (len(logs) + _CLASS_WEIGHT)
-    ratio = weight * statistics.median(logs) + (1 - weight) * math.log(vendor.ratio)
+    logarithm = weight * statistics.median(logs) + (1 - weight) * math.log(vendor.ratio)
     spread = weight * _estimate_deviation(logs, _CLASS_SPREAD) + (1 - weight) * vendor.spread
-    return Correction(_limit_factor(ratio), max(_CLASS_SPREAD, spread), len(logs))
+    return Correction(ratio=_limit_factor(logarithm), spread=max(_CLASS_SPREAD, spread), measurements=len(logs))
 
 
 def _limit_factor(logarithm: float) -> float:
-    """Return the factor of a logarithm, within its bounds."""
+    """Return the factor of a logarithm, but at most `_LARGEST_FACTOR` and at least its inverse."""
     return min(_LARGEST_FACTOR, max(1 / _LARGEST_FACTOR, math.exp(logarithm)))
 
 

@@ -31,7 +31,7 @@ class FactFreshness:
     def note(self, name: str, observed_at: str | None) -> float | None:
         """Note the heartbeat of a reporter, and return when it was seen first, by `clock`.
 
-        Without a heartbeat the reporter is forgotten.
+        Without a heartbeat the reporter is forgotten, and None is returned.
         """
         if not observed_at:
             self._reports.pop(name, None)
@@ -54,7 +54,7 @@ class FactFreshness:
         return frozenset(name for name, report in self._reports.items() if now - report.seen_at > STALE_SECONDS)
 
     def _read_age(self, observed_at: str) -> float:
-        """Return the age of a heartbeat by the time of day: all of it if it cannot be read, 0 if it is of later."""
+        """Return the age of a heartbeat by the time of day: stale if it cannot be read, 0 if it is in the future."""
         try:
             moment = datetime.fromisoformat(observed_at)
         except ValueError:

@@ -95,8 +95,10 @@ def assess_fit(
     need = _find_need(workload, options, devices, free_bytes)
     if need is None:
         return None
+    idle_need = need
     whole_bytes = max(free_bytes, devices.memory_bytes or 0)
-    idle_need = need if whole_bytes == free_bytes else _find_need(workload, options, devices, whole_bytes) or need
+    if whole_bytes != free_bytes:
+        idle_need = _find_need(workload, options, devices, whole_bytes) or need
     speed, shortfall = None, ""
     if need.level == "too_tight":
         shortfall = describe_shortfall(workload, options, devices, need.needed_bytes, free_bytes)
@@ -116,7 +118,9 @@ def assess_fit(
 
 
 def regrade_fit(idle: Fit, free_bytes: int, least_bytes: int = 0) -> Fit | None:
-    """Return `idle` with less free memory, without a new estimate; None if not all of it fits: then assess it anew.
+    """Return `idle` with less free memory, without a new estimate.
+
+    None: the model does not fit any more, or did not before; `assess_fit` then says what is missing.
 
     Args:
         idle: the fit with nothing else on the devices.
@@ -140,7 +144,7 @@ def _count_pod_devices(devices: ServingDevices) -> int:
 def refuse_devices(workload: Workload, devices: ServingDevices) -> str | None:
     """Return why no amount of memory would do, with the way out; None: the engine can serve the weights on the devices.
 
-    What is unknown is not refused: a quantization, or an architecture of which neither the product nor a label says it.
+    Nothing is refused because it is unknown: neither a quantization nor the architecture of a device.
     """
     refused = refuse_device_count(workload, max(1, _count_pod_devices(devices)))
     if refused is not None or not workload.quantization:
@@ -163,11 +167,12 @@ def _find_need(workload: Workload, options: ServingOptions, devices: ServingDevi
         return None
     needed = memory.container_bytes if memory.device_bytes_each is None else memory.device_bytes_each
     if refuse_devices(workload, devices) is not None:
-        return _Need("too_tight", needed)
+        return _Need(level="too_tight", needed_bytes=needed)
+    # An engine may refuse to start with less free memory, even if the model takes less.
     least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
     if needed <= free_bytes < least:
-        return _Need("too_tight", least)
-    return _Need(grade_fit(find_run_mode(devices), needed, free_bytes), needed)
+        return _Need(level="too_tight", needed_bytes=least)
+    return _Need(level=grade_fit(find_run_mode(devices), needed, free_bytes), needed_bytes=needed)
 
 
 def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
@@ -179,7 +184,7 @@ def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
         level = "perfect"
     elif needed_bytes * GOOD_HEADROOM <= free_bytes:
         level = "good"
-    # FIT_LEVELS is best first, so max is the worse.
+    # FIT_LEVELS begins with the best, so the one with the higher index is the worse.
     return max(level, _BEST_LEVEL[mode], key=FIT_LEVELS.index)
 
 

@@ -41,6 +41,7 @@ def build_row(
     mode, mode_label = _RUN_MODES[fit.run_mode]
     billions = None if parameters is None else round(parameters / _GIGA, 2)
     is_measured = speed is not None and speed.method == "measured"
+    confidence = "measured_local" if is_measured else "estimated"
     expected = round(speed.generation.expected, 1) if speed else None
     return {
         **names,
@@ -60,6 +61,6 @@ def build_row(
         "estimated_tps": expected,
         "prefill_tps": round(speed.prompt.expected, 1) if speed and speed.prompt else None,
         "measured_tps": expected if is_measured else None,
-        "estimate_confidence": "unsupported" if speed is None else "measured_local" if is_measured else "estimated",
+        "estimate_confidence": confidence if speed is not None else "unsupported",
         "notes": [note for note in (fit.shortfall, speed.basis if speed else "") if note],
     }

@@ -49,7 +49,7 @@ class MachineFacts(Struct, frozen=True, rename="camel"):
 def describe_node_machine(
     vendor: str, stated: NodeFitnessStatus, devices: Sequence[NodeDevice], free_bytes: int | None
 ) -> MachineFacts:
-    """Return the hardware of a node.
+    """Return the hardware of a node, with devices that are alike in one entry, those with most memory first.
 
     Args:
         vendor: vendor of its devices.
@@ -59,8 +59,8 @@ def describe_node_machine(
     """
     alike = groupby(sorted(devices, key=_group_key), key=_group_key)
     groups = [_describe_group(vendor, list(members)) for _, members in alike]
-    groups.sort(key=lambda device: -(device.vram_gb or 0))
-    first = groups[0] if groups else None
+    groups.sort(key=lambda device: device.vram_gb or 0, reverse=True)
+    largest = groups[0] if groups else None
     processor = "CPU (x86)" if stated.architecture in _X86 else "CPU (ARM)"
     return MachineFacts(
         total_ram_gb=to_gib(stated.memory_bytes),
@@ -68,11 +68,11 @@ def describe_node_machine(
         cpu_cores=stated.cpu_cores,
         cpu_name=stated.processor,
         has_gpu=bool(groups),
-        gpu_vram_gb=first.vram_gb if first else None,
-        gpu_name=first.name if first else None,
+        gpu_vram_gb=largest.vram_gb if largest else None,
+        gpu_name=largest.name if largest else None,
         gpu_count=len(devices),
         unified_memory=False,
-        backend=first.backend if first else processor,
+        backend=largest.backend if largest else processor,
         gpus=groups,
     )
 
@@ -120,13 +120,13 @@ def _group_key(device: NodeDevice) -> tuple[str, str, int]:
 
 
 def _describe_group(vendor: str, devices: list[NodeDevice]) -> MachineDevice:
-    """Return devices that are alike as one entry."""
+    """Return devices that are alike as one entry; its free memory is unknown if that of one of them is."""
     first = devices[0]
-    free = [device.free_bytes for device in devices if device.free_bytes is not None]
+    free_sizes = [device.free_bytes for device in devices if device.free_bytes is not None]
     return MachineDevice(
         name=f"{first.product} {first.partition}".strip(),
         vram_gb=to_gib(first.memory_bytes),
-        free_vram_gb=to_gib(sum(free)) if len(free) == len(devices) else None,
+        free_vram_gb=to_gib(sum(free_sizes)) if len(free_sizes) == len(devices) else None,
         backend=_BACKENDS.get(vendor, vendor),
         count=len(devices),
         unified_memory=False,

@@ -77,15 +77,18 @@ class Estimate(NamedTuple):
 
     def text(self) -> str:
         """Return the sizes of the parts for a message, the largest first; parts of size 0 are left out."""
-        named = list(zip(PART_NAMES, self.parts, strict=True))
+        sizes = dict(zip(PART_NAMES, self.parts, strict=True))
         if self.draft:
-            named.append(("the draft", sum(self.draft)))
-        named.sort(key=lambda part: -part[1])
-        return ", ".join(f"{size_text(size_bytes)} {name}" for name, size_bytes in named if size_bytes)
+            sizes["the draft"] = sum(self.draft)
+        largest_first = sorted(sizes, key=lambda name: sizes[name], reverse=True)
+        return ", ".join(f"{size_text(sizes[name])} {name}" for name in largest_first if sizes[name])
 
 
 def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
-    """Compute the memory of one replica that serves `workload` with `options`; None when it cannot be known."""
+    """Compute the memory of one replica that serves `workload` with `options`.
+
+    None: the layout is unknown, or the engine has no formula for one of its layers.
+    """
     if workload.layout is None:
         return None
     memory = find_runtime(workload.runtime).memory
@@ -93,8 +96,10 @@ def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
     if parts is None:
         return None
     draft = memory.estimate_parts(workload.draft, options) if workload.draft else None
-    # A draft shares the engine's process, so the engine is counted once.
-    return Estimate(parts._replace(further_bytes=workload.further_bytes), draft and draft._replace(engine_bytes=0))
+    if draft is not None:
+        # It shares the engine's process, so the engine is counted once.
+        draft = draft._replace(engine_bytes=0)
+    return Estimate(parts._replace(further_bytes=workload.further_bytes), draft)
 
 
 class PodMemory(NamedTuple):
@@ -128,10 +133,11 @@ class PodMemory(NamedTuple):
 
 
 def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> PodMemory | None:
-    """Compute the memory of one replica in a pod with `devices` devices; None when it cannot be known.
+    """Compute the memory of one replica in a pod with `devices` devices.
 
     Without devices all of it is the container's, as `estimate` computes it. With devices, weights and cache are in the
-    devices. So stated memory counts for them: each holds its share of it, or the estimate if that is more.
+    devices, and each of them holds the estimate or its share of the stated memory, whichever is more. None: there is no
+    estimate, and with devices no stated memory either.
     """
     if not devices:
         estimated = estimate(workload, options)
@@ -139,6 +145,8 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
     memory = find_runtime(workload.runtime).memory
     parts = memory.estimate_device_parts(workload.layout, options, devices) if workload.layout else None
     draft_parts = memory.estimate_device_parts(workload.draft, options, devices) if workload.draft else None
+
+    # 1. Both headers tell enough: estimate container and devices.
     if parts is not None and (draft_parts is not None or workload.draft is None):
         container = Estimate(parts.container)
         device = Estimate(parts.device._replace(further_bytes=workload.further_bytes))
@@ -146,9 +154,11 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
             container = container._replace(draft=draft_parts.container._replace(engine_bytes=0))
             device = device._replace(draft=draft_parts.device._replace(engine_bytes=0))
         return _divide_memory(parts, container, device, workload.stated_bytes)
+
+    # 2. Else the stated memory is that of the devices. What the engine keeps in the container depends on no layer, so
+    # the same formula tells it.
     if workload.stated_bytes is None:
         return None
-    # The same formula tells what the engine keeps in the container, which depends on no layer.
     assumed = structs.replace(workload.layout or _UNKNOWN, tensor_bytes=workload.stated_bytes, layers=[])
     parts = memory.estimate_device_parts(assumed, options, devices)
     return _divide_memory(parts, Estimate(parts.container), None, workload.stated_bytes) if parts else None
@@ -157,12 +167,22 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
 def _divide_memory(
     parts: DeviceParts, container: Estimate, device: Estimate | None, stated_bytes: int | None
 ) -> PodMemory:
-    """Return the memory of container and devices, of which each holds the estimate or its share of the stated bytes."""
+    """Return the memory of the container, and the size that each device must have.
+
+    Each device holds `device`, its estimate, or its share of the stated bytes, whichever is more. The engine uses only
+    a part of a device for it (`used_permille`), so the device must be larger.
+    """
     estimated_bytes = device.total_bytes if device else 0
-    stated_share = -(-(stated_bytes or 0) // parts.devices)
-    # Rounded up, so that the engine's share of exactly this much is enough.
-    bytes_each = -(-max(estimated_bytes, stated_share) * 1000 // parts.used_permille) + _UNUSABLE_DEVICE_BYTES
-    return PodMemory(container, device, bytes_each, stated_share if stated_share > estimated_bytes else None)
+    stated_share = _divide_up(stated_bytes or 0, parts.devices)
+    held_bytes = max(estimated_bytes, stated_share)
+    device_bytes_each = _divide_up(held_bytes * 1000, parts.used_permille) + _UNUSABLE_DEVICE_BYTES
+    stated_bytes_each = stated_share if stated_share > estimated_bytes else None
+    return PodMemory(container, device, device_bytes_each, stated_bytes_each)
+
+
+def _divide_up(amount: int, divisor: int) -> int:
+    """Return the quotient, rounded up to a whole number."""
+    return (amount + divisor - 1) // divisor
 
 
 def is_understated(stated_bytes: int, needed_bytes: int) -> bool:
@@ -208,17 +228,17 @@ def _compute_needed(workload: Workload, options: ServingOptions, devices: int) -
     if memory.device_bytes_each is None:
         return _Needed(memory.container_bytes, memory.container.parts.weights_bytes)
     if memory.device is None:
-        return _Needed(memory.device_bytes_each, 0)
-    # The weights, too, are to fit into the engine's share of the device.
-    share = (memory.device_bytes_each - _UNUSABLE_DEVICE_BYTES) / max(1, memory.device.total_bytes)
-    return _Needed(memory.device_bytes_each, math.ceil(memory.device.parts.weights_bytes * share))
+        return _Needed(total_bytes=memory.device_bytes_each, weights_bytes=0)
+    # The device must be larger than what it holds, and the weights take their part of that, too.
+    growth = (memory.device_bytes_each - _UNUSABLE_DEVICE_BYTES) / max(1, memory.device.total_bytes)
+    return _Needed(memory.device_bytes_each, weights_bytes=math.ceil(memory.device.parts.weights_bytes * growth))
 
 
 def find_largest_context(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> int | None:
-    """Return the longest context, shorter than that of `options`, that fits into `limit_bytes`, or None.
+    """Return the longest context, shorter than that of `options`, that fits into `limit_bytes`.
 
-    With `devices` the limit is the memory of each of them. The estimate never falls with a longer context (a property
-    test checks this), so a binary search finds it.
+    None: not even 512 tokens fit, or `options` has no more. With `devices` the limit is the memory of each of them. The
+    estimate never falls with a longer context (a property test checks this), so a binary search finds it.
     """
 
     def fits(steps: int) -> bool:
@@ -241,53 +261,68 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
     That is a shorter context, else fewer parallel requests or fewer bits. With `devices` the limit is the memory of
     each of them, and more devices are another way out.
     """
-    if (of_stated := _find_stated_way_out(workload, options, limit_bytes, devices)) is not None:
-        return of_stated
-    layout, context = workload.layout, find_largest_context(workload, options, limit_bytes, devices)
+    if (stated_way_out := _find_stated_way_out(workload, options, limit_bytes, devices)) is not None:
+        return stated_way_out
+
+    # 1. A shorter context, or more devices.
+    context = find_largest_context(workload, options, limit_bytes, devices)
     count = _find_enough_devices(workload, options, limit_bytes, devices)
     more_devices = [f"a hardware.count of {count}"] if count else []
     if context is not None:
         return f"{' or '.join([f'a contextLength of {context}', *more_devices])} would fit"
     needed = _compute_needed(workload, options, devices)
-    if layout is None or needed is None:
+    if workload.layout is None or needed is None:
         return "lower contextLength or parallel, or use a smaller quantization"
     if more_devices:
         return f"{more_devices[0]} would fit"
+
+    # 2. Fewer bits for each weight; if that is not enough, also the least context and one request at a time.
     smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_length), parallel=1)
     changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < options.context_length else []
     changes += ["a parallel of 1"] if options.parallel > 1 else []
     for need, added_changes in ((needed, []), (_compute_needed(workload, smaller, devices), changes)):
-        other_bytes = need.total_bytes - need.weights_bytes if need else limit_bytes
-        share = (limit_bytes - other_bytes) / need.weights_bytes if need and need.weights_bytes else 0
+        if need is None or not need.weights_bytes:
+            continue
+        # Share of the weights for which everything else leaves room.
+        share = (limit_bytes - (need.total_bytes - need.weights_bytes)) / need.weights_bytes
         if share >= 1 and added_changes:
             return f"{' and '.join(added_changes)} would fit"
         if share >= _LEAST_QUANTIZATION_SHARE:
             fewer_bits = f"a quantization with weights of at most {min(99, math.floor(100 * share))}% of the size"
             return f"{' and '.join([fewer_bits, *added_changes])} would fit"
+
+    # 3. Nothing of this.
     larger = ", or more or larger devices" if devices else " or a larger host"
     return f"no quantization of this model would fit: use a smaller model{larger}"
 
 
 def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int) -> str | None:
-    """Return the way out if the memory that the Model states is itself too much for the devices; None if it is not."""
+    """Return the way out if the memory that the Model states is itself too much for the devices.
+
+    None: it is not too much, none is stated, or the pod has no devices, for which alone it counts.
+    """
     if not devices or workload.stated_bytes is None:
         return None
-    alone = estimate_pod(workload._replace(layout=None, draft=None), options, devices)
-    if alone is None or alone.device_bytes_each is None or alone.device_bytes_each <= limit_bytes:
+    stated = estimate_pod(workload._replace(layout=None, draft=None), options, devices)
+    if stated is None or stated.device_bytes_each is None or stated.device_bytes_each <= limit_bytes:
         return None
     count = _find_enough_devices(workload, options, limit_bytes, devices)
     more_devices = f"a hardware.count of {count}" if count else ""
-    estimated = estimate_pod(workload._replace(stated_bytes=None), options, devices)
-    if estimated is not None and estimated.device_bytes_each is not None:
-        if estimated.device_bytes_each <= limit_bytes:
-            size = size_text(estimated.device_bytes_each)
+
+    # 1. The header tells the memory, so that none has to be stated.
+    unstated = workload._replace(stated_bytes=None)
+    by_header = estimate_pod(unstated, options, devices)
+    if by_header is not None and by_header.device_bytes_each is not None:
+        if by_header.device_bytes_each <= limit_bytes:
+            size = size_text(by_header.device_bytes_each)
             remove = f"remove spec.memoryBytes, because by the header {size} of each device are enough"
         else:
-            rest = way_out(workload._replace(stated_bytes=None), options, limit_bytes, devices)
-            remove = f"remove spec.memoryBytes, which does not fit with any context; then {rest}"
+            next_step = way_out(unstated, options, limit_bytes, devices)
+            remove = f"remove spec.memoryBytes, which does not fit with any context; then {next_step}"
         return f"{more_devices} would fit; or {remove}" if more_devices else remove
-    usable, needed = limit_bytes - _UNUSABLE_DEVICE_BYTES, alone.device_bytes_each - _UNUSABLE_DEVICE_BYTES
-    # In whole MiB, because a person copies it.
+
+    # 2. Else less memory has to be stated: the share that the devices have, in whole MiB, because a person copies it.
+    usable, needed = limit_bytes - _UNUSABLE_DEVICE_BYTES, stated.device_bytes_each - _UNUSABLE_DEVICE_BYTES
     most = usable * workload.stated_bytes // needed // MIB * MIB
     if most <= 0:
         return "use a smaller model, or more or larger devices"
@@ -297,7 +332,10 @@ def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_byte
 
 
 def _find_enough_devices(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int) -> int | None:
-    """Return the least number of devices above `devices` that fits and that engines can divide a model among."""
+    """Return the least number of devices above `devices` that fits and that engines can divide a model among.
+
+    None: no number up to 16 is enough, or the pod has no devices.
+    """
     for count in _DEVICE_COUNTS if devices else ():
         if count > devices and refuse_device_count(workload, count) is None:
             needed = _compute_needed(workload, options, count)

@@ -88,7 +88,10 @@ def name_config_map(model_hash: str) -> str:
 
 
 def find_model_hash(config_map: Obj) -> str:
-    """Return the model hash of a ConfigMap by its label and name, which must agree; empty if it has no measurements."""
+    """Return the model hash of a ConfigMap by its label and name.
+
+    Empty: it is not labelled as one of ours, or label and name do not agree.
+    """
     metadata = config_map["metadata"]
     labels = metadata.get("labels") or {}
     model_hash: str = labels.get(LABEL_MODEL_HASH, "")
@@ -154,13 +157,14 @@ def put_record(
         record: the measurement.
         most_bytes: the size of all keys and values together.
     """
-    new = key.encode()
-    kept = {**data, new: encode_record(record)}
+    new_name = key.encode()
+    kept = {**data, new_name: encode_record(record)}
     size = sum(_count_bytes(name, value) for name, value in kept.items())
     if size <= most_bytes:
         return StoredData(kept)
     dropped = list[str]()
-    for name in sorted(kept.keys() - {new}, key=lambda name: (_read_measured_at(name, kept[name]), name)):
+    # Damaged values have no time, so they come before the oldest.
+    for name in sorted(kept.keys() - {new_name}, key=lambda name: (_read_measured_at(name, kept[name]), name)):
         size -= _count_bytes(name, kept.pop(name))
         dropped.append(name)
         if size <= most_bytes:
@@ -182,9 +186,9 @@ def put_host_record(
 
 
 def limit_host_records(data: Mapping[str, str], namespace: str, most: int = MOST_HOST_CLASSES) -> StoredData:
-    """Return the data of a ConfigMap with the latest measurements of hosts that count in a namespace.
+    """Return the data of a ConfigMap with only the `most` latest measurements of hosts that count in a namespace.
 
-    A host states its device class itself: one that states another each minute displaces no measurement of others.
+    A host states its device class itself, so one that stated another each minute would fill the ConfigMap.
     """
     measured_at: dict[str, str] = {}
     for name, value in data.items():
@@ -192,6 +196,7 @@ def limit_host_records(data: Mapping[str, str], namespace: str, most: int = MOST
             key, record = _decode_record(name, value)
             if key.namespace == namespace and record.source == "host":
                 measured_at[name] = record.measured_at
+    # Newest first, so all but the first `most`.
     dropped = sorted(measured_at, key=lambda name: (measured_at[name], name), reverse=True)[most:]
     return StoredData({name: value for name, value in data.items() if name not in dropped}, tuple(sorted(dropped)))
 
@@ -204,9 +209,10 @@ def _count_bytes(name: str, value: str) -> int:
 def _read_measured_at(name: str, value: str) -> str:
     """Return the time of a measurement; "" for a damaged one, which sorts first."""
     try:
-        return _decode_record(name, value)[1].measured_at
+        _, record = _decode_record(name, value)
     except ValueError:
         return ""
+    return record.measured_at
 
 
 class PerformanceTable:
@@ -228,7 +234,10 @@ class PerformanceTable:
             listener(model_hash)
 
     def update(self, config_map: Obj) -> tuple[DamagedRecord, ...]:
-        """Replace the measurements of one model by those of its ConfigMap; return what is damaged in it."""
+        """Replace the measurements of one model by those of its ConfigMap; return what is damaged in it.
+
+        If its labels do not fit its name, the measurements under that name are forgotten.
+        """
         model_hash = find_model_hash(config_map)
         if not model_hash:
             self.remove(config_map["metadata"]["name"])
@@ -252,17 +261,20 @@ class PerformanceTable:
         """
         records = self._models.get(model_hash, _NO_RECORDS).records
         shared = records.get(RecordKey(device_class))
-        return records.get(RecordKey(device_class, namespace)) if shared is None and namespace else shared
+        return shared if shared is not None else records.get(RecordKey(device_class, namespace))
 
     def find_exact(self, model_hash: str, key: RecordKey) -> MeasuredPerformance | None:
         """Return the measurement that is stored under a key, or None."""
         return self._models.get(model_hash, _NO_RECORDS).records.get(key)
 
     def list_classes(self, model_hash: str, namespace: str = "") -> dict[str, MeasuredPerformance]:
-        """Return the measurements of a model that count in a namespace, by device class; those for all win."""
+        """Return the measurements of a model that count in a namespace, by device class.
+
+        For a device class with several, that which counts for all is returned, as by `find`.
+        """
         records = self._models.get(model_hash, _NO_RECORDS).records
-        own = {key.device_class: record for key, record in records.items() if namespace and key.namespace == namespace}
-        return own | {key.device_class: record for key, record in records.items() if not key.namespace}
+        shared = {key.device_class: record for key, record in records.items() if not key.namespace}
+        return {key.device_class: record for key, record in records.items() if key.namespace == namespace} | shared
 
     def list_shared(self) -> Iterator[tuple[str, str, MeasuredPerformance]]:
         """Yield model hash, device class and record of each measurement that everybody may believe.
@@ -270,7 +282,7 @@ class PerformanceTable:
         That is what an administrator states for all, and else what was measured in the namespace of the controller,
         where only administrators make services.
         """
-        for model_hash, (records, _) in self._models.items():
+        for model_hash, (records, _damaged) in self._models.items():
             for key, record in records.items():
                 is_of_controller = key.namespace == CONTROLLER_NAMESPACE and RecordKey(key.device_class) not in records
                 if not key.namespace or is_of_controller:
@@ -309,11 +321,11 @@ def _list_ratios(records: Mapping[RecordKey, MeasuredPerformance]) -> tuple[Meas
         MeasuredRatio(
             key.namespace,
             SpeedRatio(
-                record.accelerator,
-                key.device_class,
-                record.runtime,
-                record.tokens_per_second,
-                record.estimated_tokens_per_second,
+                vendor=record.accelerator,
+                device_class=key.device_class,
+                runtime=record.runtime,
+                measured=record.tokens_per_second,
+                estimated=record.estimated_tokens_per_second,
             ),
         )
         for key, record in records.items()
@@ -330,12 +342,13 @@ class _FlexInferRecord(msgspec.Struct, frozen=True, rename="camel"):
 def build_flexinfer_export(table: PerformanceTable, most_bytes: int = MOST_BYTES) -> StoredData:
     """Return the measurements that everybody may believe in the one flat ConfigMap that programs of FlexInfer read.
 
-    Its keys are `<model hash>-<device class>`, its values have the fields of that project. The newest come first where
-    not all have room.
+    Its keys are `<model hash>-<device class>`, its values have the fields of that project. If not all have room, the
+    oldest are dropped.
     """
-    flat = sorted(table.list_shared(), key=lambda row: (row[2].measured_at, row[0], row[1]), reverse=True)
+    # Rows of model hash, device class and record.
+    newest_first = sorted(table.list_shared(), key=lambda row: (row[2].measured_at, row[0], row[1]), reverse=True)
     data, dropped, size = dict[str, str](), list[str](), 0
-    for model_hash, device_class, record in flat:
+    for model_hash, device_class, record in newest_first:
         name = f"{model_hash}-{device_class}"
         shown = _FlexInferRecord(record.tokens_per_second, record.model or model_hash, record.measured_at)
         value = msgspec.json.encode(shown).decode()

@@ -57,20 +57,23 @@ def describe_devices(
         free_bytes: the part of it that is free.
         bandwidth: bytes a second by the vendor's tool; None: that of the product.
     """
-    listed = find_product(vendor, product, memory_bytes // MIB if memory_bytes and not partition else None)
-    whole_bytes = listed.memory_bytes if listed else None
+    # Products of one name may differ in memory, but that of a partition says nothing about the whole device.
+    whole_mib = memory_bytes // MIB if memory_bytes and not partition else None
+    listed = find_product(vendor, product, whole_mib)
+    listed_bytes = listed.memory_bytes if listed else None
     if bandwidth is None and listed and listed.gb_per_second:
         bandwidth = round(listed.gb_per_second * _GIGA)
-        if partition:
+        if partition and memory_bytes and listed_bytes:
             # A partition has its share of the memory, and of the ways to it.
-            has_sizes = memory_bytes and whole_bytes
-            bandwidth = round(bandwidth * min(1.0, (memory_bytes or 0) / (whole_bytes or 1))) if has_sizes else None
+            bandwidth = round(bandwidth * min(1.0, memory_bytes / listed_bytes))
+        elif partition:
+            bandwidth = None
     return ServingDevices(
         vendor=vendor,
         device_class=name_device_class(vendor, product, count, partition),
         product=product,
         device_count=count,
-        memory_bytes=memory_bytes or (None if partition else whole_bytes),
+        memory_bytes=memory_bytes or (None if partition else listed_bytes),
         free_bytes=free_bytes,
         bandwidth_bytes_per_second=bandwidth,
         flops=listed.tflops * _TERA if listed and listed.tflops and not partition else None,

@@ -89,7 +89,9 @@ def estimate_speed(
     active_share: float | None = None,
     filled_tokens: int | None = None,
 ) -> SpeedEstimate | None:
-    """Estimate the speed of one stream; None if it cannot be known: bandwidth, active share or engine are not.
+    """Estimate the speed of one stream; None if bandwidth, active share or size of the weights is unknown.
+
+    It is None also for an engine of which no efficiency on such devices is known.
 
     Args:
         layout: layout of the model, from the artifact's header.
@@ -124,7 +126,10 @@ def estimate_speed(
 
 
 def correct_speed(estimate: SpeedEstimate, correction: Correction) -> SpeedEstimate:
-    """Return an estimate that was made without corrections, corrected as `estimate_speed` does."""
+    """Return an estimate that was made without corrections, corrected as `estimate_speed` does.
+
+    One that is measured or corrected already is returned as it is; so is any if nothing was learned.
+    """
     if estimate.method != "roofline" or not correction.measurements:
         return estimate
     return estimate._replace(
@@ -138,20 +143,26 @@ def correct_speed(estimate: SpeedEstimate, correction: Correction) -> SpeedEstim
 def find_active_share(model: Model) -> float | None:
     """Return the share of its parameters that a token uses: what the user states counts more than the header.
 
-    None: the model has no experts, or their share is not known.
+    None: the model has no experts, or their share is not known, or the two numbers contradict each other.
     """
     total = model.spec.total_parameters or model.status.total_parameters
     active = model.spec.active_parameters or model.status.active_parameters
-    return active / total if total and active and active <= total else None
+    if not total or not active or active > total:
+        return None
+    return active / total
 
 
 def report_measured(performance: MeasuredPerformance, run_mode: RunMode) -> SpeedEstimate:
-    """Return the speed of a model that was measured on a device class, with the spread of its runs."""
+    """Return the speed of a model that was measured on a device class, with the spread of its runs as the range.
+
+    The range is never wider than that of an estimate, however far the runs differ.
+    """
     expected, prompt = performance.tokens_per_second, performance.prompt_tokens_per_second
     runs, factor = [*performance.runs, expected], math.sqrt(_LARGEST_RATIO)
+    low, high = max(min(runs), expected / factor), min(max(runs), expected * factor)
     return SpeedEstimate(
-        generation=SpeedRange(max(min(runs), expected / factor), expected, min(max(runs), expected * factor)),
-        prompt=SpeedRange(prompt, prompt, prompt) if prompt else None,
+        generation=SpeedRange(low=low, expected=expected, high=high),
+        prompt=SpeedRange(low=prompt, expected=prompt, high=prompt) if prompt else None,
         method="measured",
         run_mode=run_mode,
         basis=f"measured {performance.measured_at or 'at an unknown time'} "
@@ -174,17 +185,18 @@ def _compute_token_seconds(reads: _Reads, runtime: str, devices: ServingDevices)
     bandwidth, prior = devices.bandwidth_bytes_per_second, find_runtime(runtime).speed_priors.get(devices.vendor)
     if not bandwidth or prior is None:
         return None
-    rate = bandwidth * prior.efficiency * (_EXPERTS_EFFICIENCY if reads.active_share < 1 else 1.0)
+    bytes_per_second = bandwidth * prior.efficiency * (_EXPERTS_EFFICIENCY if reads.active_share < 1 else 1.0)
     layers_seconds = reads.layers * prior.layer_ms / 1000
-    if find_run_mode(devices) == "cpu":
-        # Work in a process ends when its slowest part does, so cores that are fewer than the memory can feed decide.
-        rate = min(rate, (devices.cores or math.inf) * _CORE_BYTES_PER_SECOND)
-        return (reads.weights_bytes + reads.cache_bytes) / rate + layers_seconds
-    rate *= _FAMILY_EFFICIENCY.get(find_family(devices.vendor, devices.product) or "", 1.0)
-    if devices.device_count > 1 and find_runtime(runtime).divides_layers:
-        rate *= devices.device_count
-        layers_seconds += reads.layers * _REDUCE_MS / 1000
-    return (reads.weights_bytes + reads.cache_bytes) / rate + layers_seconds
+    if find_run_mode(devices) == "accelerator":
+        family = find_family(devices.vendor, devices.product)
+        bytes_per_second *= _FAMILY_EFFICIENCY.get(family or "", 1.0)
+        if devices.device_count > 1 and find_runtime(runtime).divides_layers:
+            bytes_per_second *= devices.device_count
+            layers_seconds += reads.layers * _REDUCE_MS / 1000
+    elif devices.cores:
+        # The slower of memory and cores decides.
+        bytes_per_second = min(bytes_per_second, devices.cores * _CORE_BYTES_PER_SECOND)
+    return (reads.weights_bytes + reads.cache_bytes) / bytes_per_second + layers_seconds
 
 
 def _count_cache_bytes(layout: Layout, options: ServingOptions, tokens: int) -> int:
@@ -196,27 +208,32 @@ def _count_cache_bytes(layout: Layout, options: ServingOptions, tokens: int) -> 
 
 
 def _count_layer_parameters(layout: Layout) -> int:
-    """Return the parameters that a token uses in all layers."""
+    """Return the parameters that a token uses in all layers, by the sizes of their matrices."""
     width, count = layout.embedding_size, sum(layer.count for layer in layout.layers)
-    kept = sum(layer.count * (layer.key_elements + layer.value_elements) for layer in layout.layers)
-    return width * (2 * layout.attention_size * count + kept + 3 * layout.feed_forward_size * count)
+    query_and_output = 2 * layout.attention_size * count
+    key_and_value = sum(layer.count * (layer.key_elements + layer.value_elements) for layer in layout.layers)
+    feed_forward = 3 * layout.feed_forward_size * count
+    return width * (query_and_output + key_and_value + feed_forward)
 
 
 def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices) -> SpeedRange | None:
-    """Estimate prompt tokens a second, with all weights in the devices; None if their arithmetic speed is unknown."""
+    """Estimate prompt tokens a second, with all weights in the devices.
+
+    None: the arithmetic speed of the devices or the size of the layers is unknown, or the processor computes.
+    """
     parameters = _count_layer_parameters(layout)
     if not devices.flops or not parameters or find_run_mode(devices) == "cpu":
         return None
-    parallel = find_runtime(runtime).divides_layers
-    count = devices.device_count if parallel else 1
+    divides_layers = find_runtime(runtime).divides_layers
+    flops = devices.flops * (devices.device_count if divides_layers else 1) * _PROMPT_EFFICIENCY[divides_layers]
     # A multiplication and an addition for each parameter.
-    return _build_range(devices.flops * count * _PROMPT_EFFICIENCY[parallel] / (2 * parameters), _PROMPT_SPREAD)
+    return _build_range(flops / (2 * parameters), _PROMPT_SPREAD)
 
 
 def _build_range(expected: float, spread: float) -> SpeedRange:
-    """Return the range in which nine of ten measurements lie."""
+    """Return the range in which nine of ten measurements lie, as far as it is of use (`_LARGEST_RATIO`)."""
     factor = min(math.exp(_WIDTH * spread), math.sqrt(_LARGEST_RATIO))
-    return SpeedRange(expected / factor, expected, expected * factor)
+    return SpeedRange(low=expected / factor, expected=expected, high=expected * factor)
 
 
 def _describe_basis(reads: _Reads, runtime: str, devices: ServingDevices, correction: Correction) -> str:
@@ -230,7 +247,7 @@ def _describe_basis(reads: _Reads, runtime: str, devices: ServingDevices, correc
 
 
 def _describe_correction(correction: Correction) -> str:
-    """Return the end of that text; empty if nothing is corrected."""
+    """Return the end of the text of `_describe_basis`; empty if nothing is corrected."""
     if not correction.measurements:
         return ""
     return f"; corrected by {correction.ratio:.2f} from {correction.measurements} measurements"

@@ -77,9 +77,9 @@ class DeviceHardware(NamedTuple):
         return devices._replace(device_class=self.name_class(count, partition), family=self.family)
 
     def round_down(self) -> "DeviceHardware":
-        """Return the hardware with coarse figures of its processor: each node measures slightly different ones.
+        """Return the hardware with coarse figures of its processor, since each node measures slightly different ones.
 
-        To estimate all models for each node anew would take seconds.
+        So nodes that are alike share their estimates: to estimate all models for each node would take seconds.
         """
         return self._replace(
             node_memory_bytes=_round_down(self.node_memory_bytes, GIB),
@@ -128,7 +128,7 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
 
 
 def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
-    """Return the devices that the labels of the vendors' labellers state."""
+    """Return the devices that the labels of the vendors' labellers state; of several vendors, those of the last."""
     hardware = DeviceHardware()
     for name, vendor in vendors.items():
         if not labels.get(vendor.product_label or "") and not labels.get(vendor.memory_label or ""):
@@ -163,8 +163,8 @@ def describe_host(status: MetalHostStatus) -> ServingDevices:
 
 
 def _keep_plausible(amount: int | None) -> int | None:
-    """Return an amount that a host states; None if no host has it.
+    """Return an amount that a host states; None if no host can have so much, or none is stated.
 
-    The status of each service on hosts would have a speed that follows from it, and the API server would refuse that.
+    The speeds in the status of services follow from it, and the API server would refuse impossible ones.
     """
     return amount if amount is not None and 0 < amount <= _MOST_BYTES else None

@@ -96,15 +96,21 @@ async def measure_endpoint(
     """
     plan = plan or BenchPlan()
     ends_at = clock() + plan.most_seconds
-    engine = _MeasuredEngine(session, url, CompletionRequest(model, "", plan.tokens), clock)
+    engine = _MeasuredEngine(session, url, CompletionRequest(model=model, prompt="", tokens=plan.tokens), clock)
+
+    # 1. Warm up.
     await engine.find_request_form(plan.prompt_tokens)
     for _ in range(plan.warmup):
         if clock() < ends_at:
             await engine.run_once()
+
+    # 2. Measure one stream: by one run at least, however slow the engine is.
     timings = list[CompletionTiming]()
     started = clock()
     while _needs_another_run(plan, len(timings), clock() - started) and (not timings or clock() < ends_at):
         timings.append(await engine.run_once())
+
+    # 3. Measure several streams at once.
     rates = {1: statistics.median(timing.tokens_per_second for timing in timings)}
     for streams in list_stream_counts(plan.parallel)[1:]:
         if clock() >= ends_at:
@@ -113,7 +119,7 @@ async def measure_endpoint(
             rates[streams] = compute_common_rate(await engine.run_together(streams))
         except BenchError as error:
             # One stream was measured: an engine that cannot serve several is still known by that.
-            return BenchResult(tuple(timings), rates, error)
+            return BenchResult(tuple(timings), rates, failed=error)
     return BenchResult(tuple(timings), rates)
 
 
@@ -134,19 +140,21 @@ class _MeasuredEngine:
         Raises:
             BenchError: the engine does not answer as it should.
         """
-        request = self._request
-        self._request = request._replace(tokens=min(request.tokens, _FIRST_TOKENS))
+        further_request = self._request
+        self._request = further_request._replace(tokens=min(further_request.tokens, _FIRST_TOKENS))
         try:
             timing = await self.run_once()
         except BenchError as error:
             # Some engines refuse `ignore_eos`, which the API of OpenAI lacks.
             if error.reason != "Refused":
                 raise
-            request = request._replace(ignores_end=False)
+            further_request = further_request._replace(ignores_end=False)
             self._request = self._request._replace(ignores_end=False)
             timing = await self.run_once()
-        self._request = request
-        self._prompts = PromptSource(round(prompt_tokens * _FIRST_WORDS / timing.prompt_tokens) or 1)
+        self._request = further_request
+        # The first prompt had _FIRST_WORDS words, and the engine has counted its tokens.
+        words = round(prompt_tokens * _FIRST_WORDS / timing.prompt_tokens)
+        self._prompts = PromptSource(max(1, words))
 
     async def run_once(self) -> CompletionTiming:
         """Send one request with a new prompt; return its times. Raises BenchError."""
@@ -167,7 +175,7 @@ def _needs_another_run(plan: BenchPlan, runs: int, seconds: float) -> bool:
 
 
 def list_stream_counts(parallel: int) -> list[int]:
-    """Return the numbers of streams that are measured at once: 1, 2, 4 and so on, and at last `parallel`."""
+    """Return the numbers of streams that are measured at once: 1, 2, 4 and so on, at last `parallel`, 64 at most."""
     most = min(max(parallel, 1), MOST_STREAMS)
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 

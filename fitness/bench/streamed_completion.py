@@ -121,12 +121,13 @@ class _Chunk(msgspec.Struct):
 class _Received:
     """The part of an answer that has come so far."""
 
-    begun: float | None = None
+    first_chunk_at: float | None = None
     """Time of the first chunk of the answer, with text or without."""
-    first: float | None = None
-    """Time of the first text."""
-    last: float = 0.0
+    first_text_at: float | None = None
+    last_text_at: float = 0.0
+    """0: no text has come."""
     pieces: int = 0
+    """Chunks with text."""
     usage: _Usage | None = None
 
 
@@ -159,10 +160,11 @@ async def stream_completion(
             async for chunk in _read_chunks(response.content, request.tokens):
                 _add_chunk(chunk, received, clock())
     except BenchError as error:
+        # An engine may repeat the prompt or the token in what it answers.
         login = session.headers.get("Authorization", "").removeprefix("Bearer ")
         raise BenchError(error.reason, _cut_before(error.message, (request.prompt, login))) from None
     except TimeoutError as error:
-        waited = clock() - (received.last or started)
+        waited = clock() - (received.last_text_at or started)
         message = f"the engine sent nothing for {waited:.0f} s, after {received.pieces} pieces of the answer"
         raise BenchError("TimedOut", message) from error
     except (aiohttp.ClientPayloadError, LineTooLong, aiohttp.ServerDisconnectedError, ConnectionError) as error:
@@ -184,10 +186,10 @@ def _add_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
     received.usage = chunk.usage or received.usage
     if not chunk.choices:
         return
-    received.begun = now if received.begun is None else received.begun
+    received.first_chunk_at = now if received.first_chunk_at is None else received.first_chunk_at
     if any(choice.text for choice in chunk.choices):
-        received.first = now if received.first is None else received.first
-        received.last = now
+        received.first_text_at = now if received.first_text_at is None else received.first_text_at
+        received.last_text_at = now
         received.pieces += 1
 
 
@@ -203,29 +205,30 @@ def _compute_timing(received: _Received, started: float, wanted: int) -> Complet
     if tokens < max(2, wanted // 4):
         message = f"the engine ended after {tokens} of {wanted} tokens: too few to measure a rate"
         raise BenchError("EndedEarly", message)
-    first = received.first if received.first is not None else received.begun
-    if first is None or received.last <= first:
+    first = received.first_text_at if received.first_text_at is not None else received.first_chunk_at
+    if first is None or received.last_text_at <= first:
         message = f"the engine sent {tokens} tokens in one piece: without a stream there is no rate to measure"
         raise BenchError("NotStreamed", message)
     details = usage.prompt_tokens_details
-    cached = min(max(0, (details.cached_tokens or 0) if details else 0), usage.prompt_tokens)
-    return CompletionTiming(started, first, received.last, usage.prompt_tokens, cached, tokens)
+    stated_cached = (details.cached_tokens or 0) if details else 0
+    cached_tokens = min(max(0, stated_cached), usage.prompt_tokens)
+    return CompletionTiming(started, first, received.last_text_at, usage.prompt_tokens, cached_tokens, tokens)
 
 
 async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterator[_Chunk]:
-    """Yield the chunks of a stream until [DONE]. Raises BenchError for all that is none."""
-    lines_read, most_chunks = 0, 100 + tokens * _MOST_CHUNKS_FOR_EACH_TOKEN
+    """Yield the chunks of a stream until [DONE]. Raises BenchError for anything else, and for a stream without end."""
+    lines_read, most_lines = 0, 4 * (100 + tokens * _MOST_CHUNKS_FOR_EACH_TOKEN)
     async for line in lines:
         if not line.startswith(_DATA):
             lines_read += 1  # blank lines and comments are counted as well: an engine may send them without end
-            if lines_read > most_chunks * 4:
+            if lines_read > most_lines:
                 raise BenchError("BadAnswer", f"the engine sent {lines_read} lines that are no events")
             continue
         data = line.removeprefix(_DATA).strip()
         if data == _DONE:
             return
         lines_read += 1
-        if lines_read > most_chunks * 4:
+        if lines_read > most_lines:
             raise BenchError("BadAnswer", f"the engine sent more than {lines_read} lines for {tokens} tokens")
         try:
             chunk = msgspec.json.decode(data, type=_Chunk)
