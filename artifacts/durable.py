@@ -76,6 +76,7 @@ def open_regular(path: Path, *, follow_links: bool = True) -> BinaryIO:
 
 
 def _read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file. Raises OSError, also if it is too long."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > _MOST_BYTES:
             raise OSError(errno.EFBIG, f"it is longer than {_MOST_BYTES} bytes", str(path))

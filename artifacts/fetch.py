@@ -152,20 +152,21 @@ async def verify_local(
         revision, size = local_files.read_revision(path), path.stat().st_size
         if sha256 and (digest := await _hash_path(path, on_progress)) != sha256:
             raise build_mismatch(source, sha256, "the file", _digest_of_weights(path, digest))
-    return FetchedArtifact(path, size, sha256 or "", revision)
+    return FetchedArtifact(path=path, size_bytes=size, sha256=sha256 or "", revision=revision)
 
 
 async def _find_present(
     path: Path, source: Source, expected: ExpectedFile, on_progress: ReportProgress
 ) -> DownloadRecord | None:
-    """Return the record of the file that is already present, if it is the expected one.
+    """Return the record of the file that is already present; None if there is no file, or another than the expected.
 
     A file without a record that has the expected digest gets one.
     """
     record, sha256, revision = read_download_record(path), expected.sha256, expected.revision
     if record:
         is_same_source = record.source == source.text and revision in (None, record.revision)
-        return record if (record.sha256 == sha256 if sha256 else is_same_source) else None
+        is_expected = record.sha256 == sha256 if sha256 else is_same_source
+        return record if is_expected else None
     # Without a record, only an expected digest can show that the file is the wanted one.
     if sha256 and await _hash_path(path, on_progress) == sha256:
         return write_download_record(path, path, source.text, revision or "", sha256)
@@ -224,10 +225,14 @@ class _Download:
                 await asyncio.sleep(pause)
 
     async def _attempt(self, partial: PartialDownload, patience: Patience) -> DownloadRecord:
-        """Request the missing bytes, verify the whole file, and give it its final name."""
+        """Request the missing bytes, verify the whole file, and give it its final name.
+
+        Raises ArtifactError, and RangeRefused if the file on the server is shorter than what was fetched.
+        """
         if not partial.validator and partial.size_bytes:
-            partial.discard()
+            partial.discard()  # without a validator, the server may continue with bytes of another version
         async with self.opened.read(partial.size_bytes, validator=partial.validator) as response:
+            # 1. Check that the response continues the file, or begins it.
             digest = self._check_response(response)
             if response.first == 0:
                 await partial.restart(response.validator)
@@ -235,27 +240,35 @@ class _Download:
                 # The server ignored If-Range: these bytes would be appended to bytes of another version.
                 partial.discard()
                 raise self._build_changed("file changed while it was fetched")
+
+            # 2. Write its bytes.
+            missing_bytes = response.size_bytes - partial.size_bytes
             if self.make_room:
-                await self.make_room(response.size_bytes - partial.size_bytes)
-            require_space(partial.path, response.size_bytes - partial.size_bytes)
+                await self.make_room(missing_bytes)
+            require_space(partial.path, missing_bytes)
             floor = SpeedFloor(patience, self.source.display)
             async for block in response.blocks:
                 floor.count_bytes(len(block))
                 await partial.append(block)
                 self.on_progress(partial.size_bytes, response.size_bytes)
+
+        # 3. Verify the file.
         if partial.size_bytes != response.size_bytes:
             # A server may send less than the requested range: the next attempt requests the rest.
             have = f"{size_text(partial.size_bytes)} of {size_text(response.size_bytes)}"
             raise self.source.error("SourceUnreachable", f"the server ended the response at {have}", retryable=True)
         if digest and partial.sha256 != digest:
-            inherited, actual = partial.inherited, _digest_of_weights(partial.partial_path, partial.sha256)
-            partial.discard()
             # Bytes of an earlier process may be damaged by a power failure: one download from the start heals that.
-            raise build_mismatch(self.source, digest, "the fetched file", actual, retryable=inherited)
+            may_heal, actual = partial.has_inherited_bytes, _digest_of_weights(partial.partial_path, partial.sha256)
+            partial.discard()
+            raise build_mismatch(self.source, digest, "the fetched file", actual, retryable=may_heal)
         return await partial.finish(response.revision)
 
     def _check_response(self, response: SourceResponse) -> str | None:
-        """Check a response against the expected file, and return the digest to verify, if any. Raises ArtifactError."""
+        """Check a response against the expected file; return the digest to verify. Raises ArtifactError.
+
+        None: neither the caller nor the server states a digest.
+        """
         expected = self.expected
         if expected.size_bytes is not None and response.size_bytes != expected.size_bytes:
             raise self.source.error(

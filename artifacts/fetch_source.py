@@ -39,15 +39,15 @@ async def fetch_source(
     fetched = await files.fetch(listing, destination_dir, sha256, on_progress)
     first = fetched[0]
     return FetchedArtifact(
-        first.path if first.is_gguf else destination_dir,
-        listing.size_bytes,
-        first.sha256 if len(fetched) == 1 else "",
-        listing.revision,
+        path=first.path if first.is_gguf else destination_dir,
+        size_bytes=listing.size_bytes,
+        sha256=first.sha256 if len(fetched) == 1 else "",
+        revision=listing.revision,
     )
 
 
 def _require_space(folder: Path, listing: Listing) -> None:
-    """Raise NoSpace unless the files that are not in `folder` yet fit."""
+    """Make the folder, and raise NoSpace unless the bytes that it lacks fit on its volume."""
     folder.mkdir(parents=True, exist_ok=True)
     present = [folder / f"{file.name}{end}" for file in listing.files for end in ("", ".part")]
     require_space(folder, listing.size_bytes - sum(path.stat().st_size for path in present if path.exists()))

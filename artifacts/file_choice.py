@@ -70,25 +70,29 @@ def choose_indexed(
         ArtifactError: HeaderInvalid for an index that is not valid, SourceNotFound for a file that is missing.
     """
     try:
-        named = _read_indexed_names(index)
+        indexed = _read_indexed_names(index)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ArtifactError("HeaderInvalid", f"{INDEX} is not valid: {error}") from error
     weights = [file for file in files if file.path.endswith(WEIGHTS)]
     present = {file.path for file in weights}
-    has_patterns = bool(source.files)
-    if has_patterns and named == present:
-        return list(files)
-    missing = sorted(named - present)
-    if not has_patterns and not missing:
-        return [file for file in files if file.path in named or not file.path.endswith(WEIGHTS)]
-    if not has_patterns and len(missing) < len(named):
-        way_out = _advise_whole(weights)
-        problem = f"{INDEX} names {missing[0]}, which is missing: the weights are not whole{way_out}"
-        raise source.error("SourceNotFound", problem)
-    if is_mounted:
+    missing = sorted(indexed - present)
+
+    # 1. Take the weights that the index names if they are all there; refuse them if only some are.
+    if source.files:
+        if indexed == present:
+            return list(files)
+        problem = f"{INDEX} names other weights than `files` chooses, and engines load what it names: change either"
+    else:
+        if not missing:
+            return [file for file in files if file.path in indexed or not file.path.endswith(WEIGHTS)]
+        if len(missing) < len(indexed):
+            way_out = _advise_whole(weights)
+            incomplete = f"{INDEX} names {missing[0]}, which is missing: the weights are not whole{way_out}"
+            raise source.error("SourceNotFound", incomplete)
         problem = f"{INDEX} names none of the weights beside it, so engines would load none: delete it there"
-        if source.files:
-            problem = f"{INDEX} names other weights than `files` chooses, and engines load what it names: change either"
+
+    # 2. The index is about other weights, so it is left out.
+    if is_mounted:
         raise source.error("SourceInvalid", problem)
     _require_all_numbers(source, weights)
     return [file for file in files if file.path != INDEX]
@@ -133,8 +137,10 @@ class _Series(NamedTuple):
     def find_missing(self, numbers: Collection[int]) -> str:
         """Return the name of a file that is missing; empty if all are there."""
         first = 0 if 0 in numbers else 1
-        number = next((part for part in range(first, first + int(self.total)) if part not in numbers), None)
-        return "" if number is None else f"{self.stem}{number:0{self.digits}}-of-{self.total}{WEIGHTS}"
+        for number in range(first, first + int(self.total)):
+            if number not in numbers:
+                return f"{self.stem}{number:0{self.digits}}-of-{self.total}{WEIGHTS}"
+        return ""
 
 
 def _group_numbered(weights: Iterable[RepositoryFile]) -> dict[_Series, set[int]]:
@@ -142,7 +148,7 @@ def _group_numbered(weights: Iterable[RepositoryFile]) -> dict[_Series, set[int]
     numbers: dict[_Series, set[int]] = {}
     for file in weights:
         if match := _NUMBERED.fullmatch(file.path):
-            series = _Series(match["stem"], match["total"], len(match["number"]))
+            series = _Series(stem=match["stem"], total=match["total"], digits=len(match["number"]))
             numbers.setdefault(series, set()).add(int(match["number"]))
     return numbers
 
@@ -167,20 +173,21 @@ def _is_match(file: RepositoryFile, pattern: str) -> bool:
 def _choose_gguf(source: Source, listing: Listing, matched: Sequence[RepositoryFile]) -> list[RepositoryFile]:
     """Return all parts of the one GGUF model that the patterns match. Raises ArtifactError if they match others."""
     others = [file.path for file in matched if not is_gguf_name(file.path)]
-    first = {_name_first_part(file.path) for file in matched if is_gguf_name(file.path)}
+    first_parts = {_name_first_part(file.path) for file in matched if is_gguf_name(file.path)}
     if others:
         raise source.error(
             "SourceInvalid",
-            f"files matches two formats, {_list_some(first)} and {_list_some(others)}: give patterns "
+            f"files matches two formats, {_list_some(first_parts)} and {_list_some(others)}: give patterns "
             f"that end in .gguf only, or none of these",
         )
-    if len(first) > 1:
+    if len(first_parts) > 1:
         raise source.error(
             "SourceInvalid",
-            f"files matches {len(first)} models, {_list_some(first)}: write the one to serve"
-            f"{_advise_files(sorted(first.intersection(file.path for file in matched)))}",
+            f"files matches {len(first_parts)} models, {_list_some(first_parts)}: write the one to serve"
+            f"{_advise_files(sorted(first_parts.intersection(file.path for file in matched)))}",
         )
-    return _find_parts(source, listing, next(iter(first)))
+    (first_part,) = first_parts
+    return _find_parts(source, listing, first_part)
 
 
 def _name_first_part(path: str) -> str:
@@ -207,11 +214,16 @@ def _find_parts(source: Source, listing: Listing, first_path: str) -> list[Repos
     return [by_path[f"{folder}{slash}{part}"] for part in names]
 
 
-def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[RepositoryFile]:
+def _choose_folder(source: Source, listing: Listing, matched: set[str]) -> list[RepositoryFile]:
     """Return the weights, and the files beside them that engines read, at the top of the folder.
 
-    `weights` are the paths that patterns matched; empty: all but the author's own layout of the same weights.
+    `matched` are the paths that patterns matched; empty: all weights are taken, without those in the layout of
+    the author if the same weights are there in another one.
+
+    Raises:
+        ArtifactError: it is no folder of weights, weights are missing or in a folder of their own, or it is too large.
     """
+    # 1. Files that engines read are at the top.
     top = [
         file
         for file in listing.files
@@ -219,13 +231,20 @@ def _choose_folder(source: Source, listing: Listing, weights: set[str]) -> list[
         and not is_gguf_name(file.path)
         and (file.path == INDEX or not file.path.endswith(_INDEX_SUFFIX))
     ]
-    weight_files = [file for file in top if file.path.endswith(WEIGHTS) and (not weights or file.path in weights)]
-    if not weights:
-        weight_files = [file for file in weight_files if not file.path.startswith(_ORIGINAL)] or weight_files
-    if len(weight_files) < len(weights):
+
+    # 2. Choose the weights among them.
+    weight_files = [file for file in top if file.path.endswith(WEIGHTS)]
+    if matched:
+        weight_files = [file for file in weight_files if file.path in matched]
+    else:
+        without_original = [file for file in weight_files if not file.path.startswith(_ORIGINAL)]
+        weight_files = without_original or weight_files
+
+    # 3. Refuse what is not complete.
+    if len(weight_files) < len(matched):
         raise source.error(
             "SourceInvalid",
-            f"files matches weights in a folder of the repository, {_list_some(weights)}: engines read none there",
+            f"files matches weights in a folder of the repository, {_list_some(matched)}: engines read none there",
         )
     if not weight_files or not any(file.path in (CONFIG, ADAPTER_CONFIG) for file in top):
         ggufs = [file.path for file in listing.files if is_gguf_name(file.path)]

@@ -18,14 +18,7 @@ from artifacts.formats.gguf_split import append_part_header, is_gguf_name
 from artifacts.formats.safetensors_header import LENGTH_BYTES, SafetensorsHeader
 from artifacts.gguf_reader import read_header
 from artifacts.repositories import local_files
-from artifacts.repositories.repository import (
-    WEIGHTS,
-    Listing,
-    ReadableFile,
-    RepositoryFile,
-    SourceAccess,
-    read_start,
-)
+from artifacts.repositories.repository import WEIGHTS, Listing, ReadableFile, RepositoryFile, SourceAccess, read_start
 from artifacts.repositories.schemes import open_repository
 from artifacts.retry import retry_read
 from artifacts.source import Source
@@ -94,7 +87,7 @@ class FileSet:
             artifact = await verify_local(source, self._access.file_root, sha256, on_progress)
             return dataclasses.replace(artifact, size_bytes=listing.size_bytes)
         folder = local_files.locate(self._source, self._access.file_root)
-        return FetchedArtifact(folder, listing.size_bytes, "", listing.revision)
+        return FetchedArtifact(path=folder, size_bytes=listing.size_bytes, sha256="", revision=listing.revision)
 
     async def find_local_file(self) -> Source:
         """Return the source of the one GGUF file, or its first part, that the patterns of a file:// source choose.
@@ -114,11 +107,10 @@ class FileSet:
         contents = {}
         for file in listing.files:
             if file.path in _CHECKED_CONFIGS:
-                text = await self._read(
-                    listing, file, _CONFIG_BYTES if file.path in _CONFIGS_WITH_FACTS else _CHECKED_BYTES
-                )
+                has_facts = file.path in _CONFIGS_WITH_FACTS
+                text = await self._read(listing, file, _CONFIG_BYTES if has_facts else _CHECKED_BYTES)
                 await asyncio.to_thread(parse_safe, file.path, text, listing.python_files)
-                if file.path in _CONFIGS_WITH_FACTS:
+                if has_facts:
                     contents[file.path] = text
         return contents
 
@@ -184,11 +176,11 @@ class FileSet:
         if sha256 and len(listing.files) > 1:
             raise self.build_digest_refusal(listing)
         fetched: list[FetchedArtifact] = []
-        done = 0
+        done_bytes = 0
         for file in listing.files:
-            # `before` is bound here: `done` is larger when the next file is fetched.
-            def advance(here: int, _total: int | None, before: int = done) -> None:
-                on_progress(before + here, listing.size_bytes)
+            # `earlier_bytes` is bound here: `done_bytes` is larger when the next file is fetched.
+            def advance(file_bytes: int, _total: int | None, earlier_bytes: int = done_bytes) -> None:
+                on_progress(earlier_bytes + file_bytes, listing.size_bytes)
 
             wanted = ExpectedFile(sha256=sha256 or file.sha256, revision=file.revision or listing.revision)
             artifact = await fetch_file(
@@ -205,7 +197,7 @@ class FileSet:
                 problem = f"listed {file.path} with {file.size_bytes} bytes, but sent {artifact.size_bytes}"
                 raise self._source.error("SourceRefused", f"the server {problem}")
             fetched.append(artifact)
-            done += artifact.size_bytes
+            done_bytes += artifact.size_bytes
         return fetched
 
     def build_digest_refusal(self, listing: Listing) -> ArtifactError:
@@ -248,9 +240,10 @@ def read_stored_configs(folder: Path) -> dict[str, bytes]:
     python_files = local_files.list_python(folder)
     for name in _CHECKED_CONFIGS:
         if (folder / name).is_file():
-            text = _read_local(folder / name, _CONFIG_BYTES if name in _CONFIGS_WITH_FACTS else _CHECKED_BYTES)
+            has_facts = name in _CONFIGS_WITH_FACTS
+            text = _read_local(folder / name, _CONFIG_BYTES if has_facts else _CHECKED_BYTES)
             parse_safe(name, text, python_files)
-            if name in _CONFIGS_WITH_FACTS:
+            if has_facts:
                 contents[name] = text
     return contents
 
@@ -266,6 +259,7 @@ def read_stored_weights(folder: Path) -> SafetensorsHeader:
 
 
 def _read_stored_header(path: Path) -> SafetensorsHeader:
+    """Read the header of a safetensors file on this disk. Raises ArtifactError and OSError."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = safetensors_header.parse_length(path.name, file.read(LENGTH_BYTES), size)
@@ -273,6 +267,7 @@ def _read_stored_header(path: Path) -> SafetensorsHeader:
 
 
 def _read_local(path: Path, most_bytes: int) -> bytes:
+    """Return the content of a stored file. Raises ArtifactError if it is longer than `most_bytes`, and OSError."""
     with path.open("rb") as file:
         text = file.read(most_bytes + 1)
     if len(text) > most_bytes:

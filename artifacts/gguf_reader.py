@@ -28,50 +28,58 @@ async def read_header(name: str, opened: ReadableFile) -> tuple[GGUFHeader, Sour
 
 def read_stored_header(path: Path) -> GGUFHeader:
     """Read the header of a file on this disk from longer and longer beginnings. Raises ArtifactError and OSError."""
-    size, wanted = path.stat().st_size, _FIRST_BYTES
+    size, wanted_bytes = path.stat().st_size, _FIRST_BYTES
     with path.open("rb") as file:
-        # `parse` refuses a longer header itself: only a file that becomes shorter meanwhile ends the loop.
-        while wanted <= MAX_HEADER_BYTES * _GROWTH:
+        # The last beginning, up to _GROWTH times as long as the longest header, has every header, and `parse` refuses
+        # one that is longer. So the loop ends without a result only if the file became shorter meanwhile.
+        while wanted_bytes <= MAX_HEADER_BYTES * _GROWTH:
             file.seek(0)
             try:
-                return parse(file.read(wanted), size)
+                return parse(file.read(wanted_bytes), size)
             except HeaderTruncated:
-                wanted *= _GROWTH
+                wanted_bytes *= _GROWTH
     raise ArtifactError("HeaderInvalid", "the file was cut while it was read")
 
 
 async def _read_growing(name: str, opened: ReadableFile) -> tuple[GGUFHeader, SourceResponse]:
-    """Return the header and the response that completed it. Raises ArtifactError and RangeRefused."""
+    """Request range after range until their bytes have the header; return it and the response that completed it.
+
+    Raises ArtifactError and RangeRefused.
+    """
     prefix = bytearray()
-    wanted = _FIRST_BYTES
+    wanted_bytes = _FIRST_BYTES
     validator = ""
     while True:
-        async with opened.read(len(prefix), wanted - 1, validator) as response:
+        async with opened.read(len(prefix), wanted_bytes - 1, validator) as response:
             if response.first == 0:
-                prefix.clear()
+                prefix.clear()  # the server ignores ranges, or the file changed: all of it comes again
             elif response.validator != validator:
                 problem = "changed while its header was read"
                 raise ArtifactError("SourceChanged", f"{name}: {problem}", retryable=True)
-            header = await _parse_growing(response, prefix, wanted)
+            header = await _parse_growing(response, prefix, wanted_bytes)
             if header:
                 return header, response
         if len(prefix) == response.first:
             raise ArtifactError("SourceRefused", f"{name}: the server sends an empty range")
         validator = response.validator
-        wanted = max(wanted, len(prefix)) * _GROWTH
+        wanted_bytes = max(wanted_bytes, len(prefix)) * _GROWTH
 
 
-async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted: int) -> GGUFHeader | None:
-    """Read the response into `prefix` until it has the header; return the header, or None if the response ends."""
+async def _parse_growing(response: SourceResponse, prefix: bytearray, wanted_bytes: int) -> GGUFHeader | None:
+    """Read the response into `prefix` until it has the header; return None if the response ends before.
+
+    A server that ignores ranges sends the whole file, so parsing is tried when `prefix` has `wanted_bytes`, and then
+    each time it has grown by `_GROWTH`.
+    """
     parsed_bytes = -1
     async for block in response.blocks:
         prefix += block
-        if len(prefix) >= wanted:
+        if len(prefix) >= wanted_bytes:
             header = await _try_parse(prefix, response.size_bytes)
             if header:
                 return header
             parsed_bytes = len(prefix)
-            wanted = parsed_bytes * _GROWTH
+            wanted_bytes = parsed_bytes * _GROWTH
     return await _try_parse(prefix, response.size_bytes) if len(prefix) > parsed_bytes else None
 
 

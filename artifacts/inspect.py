@@ -59,9 +59,9 @@ async def _inspect_files(
         file = ""
     if len(listing.files) > 1 and sha256:
         raise files.build_digest_refusal(listing)
-    stated = first.sha256 if len(listing.files) == 1 else None
-    _refuse_other_digest(source, sha256, stated)
-    return _with_source(facts, listing.size_bytes, listing.revision, file, sha256 or stated)
+    stated_digest = first.sha256 if len(listing.files) == 1 else None
+    _refuse_other_digest(source, sha256, stated_digest)
+    return _add_source_facts(facts, listing.size_bytes, listing.revision, file, sha256 or stated_digest)
 
 
 async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
@@ -77,7 +77,7 @@ async def _inspect_image(source: Source, access: SourceAccess) -> Inspection:
         )
     is_gguf = is_gguf_name(source.files[0])
     facts = Inspection(format="gguf" if is_gguf else "safetensors", gguf=GGUF())
-    return _with_source(facts, manifest.size_bytes, digest, source.files[0], None)
+    return _add_source_facts(facts, manifest.size_bytes, revision=digest, file=source.files[0], sha256=None)
 
 
 async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None) -> Inspection:
@@ -90,15 +90,16 @@ async def _inspect_file(source: Source, access: SourceAccess, sha256: str | None
     header, response = await retry_read(read, access.patience)
     facts = _describe_gguf(merge_headers([header], [source.file]))
     _refuse_other_digest(source, sha256, response.sha256)
-    return _with_source(facts, response.size_bytes, response.revision, source.file, sha256 or response.sha256)
+    return _add_source_facts(facts, response.size_bytes, response.revision, source.file, sha256 or response.sha256)
 
 
-def _with_source(facts: Inspection, size_bytes: int, revision: str, file: str, sha256: str | None) -> Inspection:
+def _add_source_facts(facts: Inspection, size_bytes: int, revision: str, file: str, sha256: str | None) -> Inspection:
     """Return the facts with size, revision, name and digest as the source states them."""
     return msgspec.structs.replace(facts, size_bytes=size_bytes, revision=revision, file=file, sha256=sha256 or "")
 
 
 def _refuse_other_digest(source: Source, expected: str | None, stated: str | None) -> None:
+    """Raise ChecksumMismatch if the server states another digest than the expected one."""
     if expected and stated and expected != stated:
         raise build_mismatch(source, expected, "the file on the hub", stated)
 
@@ -196,6 +197,7 @@ def _read_stored_part(path: Path, name: str) -> gguf.GGUFHeader:
 
 
 def _describe_gguf(header: gguf.GGUFHeader) -> Inspection:
+    """Return the facts of the header of a GGUF model."""
     return Inspection(
         format="gguf",
         gguf=summarize(header),
@@ -209,8 +211,9 @@ def _describe_gguf(header: gguf.GGUFHeader) -> Inspection:
 def _describe_folder(
     configs: Mapping[str, bytes], weights: SafetensorsHeader, python_files: Sequence[str] = ()
 ) -> Inspection:
-    """Return the facts of a folder; a LoRA adapter has no config.json."""
+    """Return the facts of a folder. Raises ArtifactError: a configuration is invalid, or names Python code."""
     if CONFIG not in configs:
+        # Only a LoRA adapter has none.
         adapter = folder_config.parse_safe(ADAPTER_CONFIG, configs.get(ADAPTER_CONFIG, b"{}"))
         is_mlx = weights.written_for == "mlx" or "lora_parameters" in adapter
         return Inspection(
@@ -220,14 +223,15 @@ def _describe_folder(
             total_parameters=weights.parameters,
         )
     config = folder_config.parse(configs[CONFIG], python_files, configs.get(folder_config.QUANTIZATION))
-    parameters = weights.parameters
+    is_mlx = weights.written_for == "mlx" or folder_config.is_mlx(config)
+    total, active = weights.parameters, None
+    if total is not None:
+        active = folder_config.count_active(config, total, weights.expert_parameters)
     return Inspection(
-        format="mlx" if weights.written_for == "mlx" or folder_config.is_mlx(config) else "safetensors",
+        format="mlx" if is_mlx else "safetensors",
         gguf=folder_config.summarize(config),
         layout=folder_config.find_layout(config, weights.tensor_bytes),
         tensor_bytes=weights.tensor_bytes,
-        total_parameters=parameters,
-        active_parameters=None
-        if parameters is None
-        else folder_config.count_active(config, parameters, weights.expert_parameters),
+        total_parameters=total,
+        active_parameters=active,
     )

@@ -29,14 +29,15 @@ def parse_mirrors(source: Source, mirrors: Sequence[str], sha256: str | None) ->
     """Return the mirrors of a file or of an artifact, each with the same name and patterns.
 
     Raises:
-        SourceError: a mirror is neither, or there is no digest to verify its bytes by.
+        SourceError: a mirror cannot have the bytes of the source, or there is no digest to verify its bytes by.
     """
     sources = []
     for text in mirrors:
         mirror = parse(text)
+        are_single_files = not source.has_listing and not mirror.has_listing
         if "oci" in (source.scheme, mirror.scheme):
             _refuse_other_artifact(source, mirror)
-        elif source.has_listing or mirror.has_listing or {source.scheme, mirror.scheme} - _SCHEMES:
+        elif not are_single_files or not {source.scheme, mirror.scheme} <= _SCHEMES:
             raise SourceError(text, "a mirror is for one file of an hf:// or http(s):// source, and names one")
         elif not sha256:
             raise SourceError(text, "a mirror needs the SHA-256 of the file, by which its bytes are verified")
@@ -79,11 +80,10 @@ async def read_from_any(
             problems.append(error)
     if not mirrors:
         raise problems[0]
-    message = "; ".join(artifact_error.message for artifact_error in problems)
-    # A mirror that lacks the file is no proof that the source does.
+    # The reason is that of the source: a mirror that lacks the file is no proof that the source does.
     raise ArtifactError(
         problems[0].reason,
-        message,
+        "; ".join(problem.message for problem in problems),
         retryable=any(problem.retryable for problem in problems),
         retry_after_seconds=min(problem.retry_after_seconds for problem in problems),
     )

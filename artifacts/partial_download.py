@@ -89,7 +89,8 @@ def _describe_refusal(path: Path) -> str:
     if is_read_only:
         return f"{folder} is on a read-only volume: mount it for writing, or use another volume"
     problem = f"permission denied: {folder}{owner} this process is user {os.geteuid()}, group {os.getegid()}"
-    if not os.access(folder, os.R_OK | (os.X_OK if folder.is_dir() else 0)):
+    needed_access = os.R_OK | os.X_OK if folder.is_dir() else os.R_OK
+    if not os.access(folder, needed_access):
         return f"{problem}: make it readable for that user or group"
     return (
         f"{problem}: change owner or mode of it. In a Job, the volume has ignored fsGroup, as NFS and hostPath volumes "
@@ -116,7 +117,8 @@ async def hash_file(
     digest = hashlib.sha256()
     hashed_bytes = 0
 
-    def hash_some() -> int:
+    def hash_step() -> int:
+        """Hash the next bytes; return how many are hashed then."""
         end = min(size_bytes, hashed_bytes + _HASH_STEP_BYTES)
         position = hashed_bytes
         while position < end and (block := file.read(min(1 << 20, end - position))):
@@ -125,9 +127,10 @@ async def hash_file(
         return position
 
     while hashed_bytes < size_bytes:
-        before, hashed_bytes = hashed_bytes, await in_thread(hash_some)
-        if hashed_bytes == before:
-            break
+        hashed_before = hashed_bytes
+        hashed_bytes = await in_thread(hash_step)
+        if hashed_bytes == hashed_before:
+            break  # the file is shorter than `size_bytes`
         on_hashed(hashed_bytes)
     return digest
 
@@ -148,6 +151,7 @@ async def locked(path: Path) -> AsyncIterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
+    """Lock an open file; return False if another process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -156,7 +160,7 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def read_download_record(path: Path) -> DownloadRecord | None:
-    """Return the record of `path` if it is still valid for the file."""
+    """Return the record of `path`; None if there is none, or the file has changed since."""
     record = durable.read(path.with_name(f"{path.name}.verified.json"), DownloadRecord)
     return record if record and record.holds_for(path) else None
 
@@ -165,11 +169,7 @@ def write_download_record(path: Path, file: Path, source: str, revision: str, sh
     """Record the digest of `file`, which is or will be renamed to `path`."""
     status = file.stat()
     record = DownloadRecord(
-        source=source,
-        revision=revision,
-        sha256=sha256,
-        size_bytes=status.st_size,
-        mtime_nanoseconds=status.st_mtime_ns,
+        source=source, revision=revision, sha256=sha256, size_bytes=status.st_size, mtime_nanoseconds=status.st_mtime_ns
     )
     durable.write(path.with_name(f"{path.name}.verified.json"), record)
     return record
@@ -209,7 +209,7 @@ class PartialDownload:
         self.size_bytes = 0
         self.validator = ""
         """HTTP validator of the bytes so far, for If-Range; empty when they cannot be continued."""
-        self.inherited = False
+        self.has_inherited_bytes = False
         """True when the file has bytes of an earlier process, which a power failure may have damaged."""
 
     @property
@@ -218,33 +218,38 @@ class PartialDownload:
         return self._digest.hexdigest()
 
     async def resume(self, on_hashed: Callable[[int], None]) -> None:
-        """Continue the download of an earlier process, unless it is of another source or has no validator."""
+        """Continue the download of an earlier process: hash its bytes and keep all but the last one.
+
+        Nothing is done if it is of another source, has no validator, or has fewer than two bytes.
+        """
         state = durable.read(self._state_path, _PartialState)
+        if state is None or state.source != self._source or not state.validator:
+            return
         # The last byte is requested again: a complete file then gets a 206, and not a 416, which names no version.
-        size = os.fstat(self._file.fileno()).st_size - 1
-        if size < 1 or not state or state.source != self._source or not state.validator:
+        kept_bytes = os.fstat(self._file.fileno()).st_size - 1
+        if kept_bytes < 1:
             return
         self._file.seek(0)
-        self._digest = await hash_file(self._file, size, on_hashed)
-        self._file.truncate(size)
-        self._file.seek(size)
-        self.size_bytes, self.validator, self.inherited = size, state.validator, True
+        self._digest = await hash_file(self._file, kept_bytes, on_hashed)
+        self._file.truncate(kept_bytes)
+        self._file.seek(kept_bytes)
+        self.size_bytes, self.validator, self.has_inherited_bytes = kept_bytes, state.validator, True
 
     async def restart(self, validator: str) -> None:
         """Empty the file, and start the version that `validator` names."""
         self._file.seek(0)
         self._file.truncate()
         self._digest = hashlib.sha256()
-        self.size_bytes, self.validator, self.inherited = 0, validator, False
+        self.size_bytes, self.validator, self.has_inherited_bytes = 0, validator, False
         await in_thread(durable.write, self._state_path, _PartialState(self._source, validator))
 
     async def append(self, block: bytes) -> None:
         """Write and hash the next bytes, off the event loop."""
 
         def write() -> None:
-            left = memoryview(block)
-            while left:
-                left = left[self._file.write(left) :]
+            unwritten = memoryview(block)
+            while unwritten:  # one write may take only a part
+                unwritten = unwritten[self._file.write(unwritten) :]
             self._digest.update(block)
             # Counted here, not after the await: the bytes are written even if the caller is cancelled.
             self.size_bytes += len(block)
@@ -270,7 +275,7 @@ class PartialDownload:
         self._file.truncate()
         self._state_path.unlink(missing_ok=True)
         self._digest = hashlib.sha256()
-        self.size_bytes, self.validator, self.inherited = 0, "", False
+        self.size_bytes, self.validator, self.has_inherited_bytes = 0, "", False
 
     def close(self) -> None:
         """Close the file; delete it when it is empty."""

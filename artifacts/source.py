@@ -153,6 +153,7 @@ def is_of_hub(source: Source, endpoint: str) -> bool:
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port of a URL; the port of the scheme if the URL has none."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
@@ -192,6 +193,7 @@ def name_identity(key: str) -> str:
 def without_secrets(text: str) -> str:
     """Return `text` without a query, a fragment and the user info before an @ in the host."""
     bare = re.split(r"[?#]", text, maxsplit=1)[0]
+    # The @ of an hf:// source precedes a revision.
     return bare if scheme_of(bare) == "hf" else re.sub(r"//[^/]*@", "//", bare)
 
 
@@ -203,9 +205,10 @@ def parse(text: str, files: Sequence[str] = ()) -> Source:
 
     """
     source = _parse_text(text)
-    if files:
-        _check_patterns(source, files)
-    return dataclasses.replace(source, files=tuple(files)) if files else source
+    if not files:
+        return source
+    _check_patterns(source, files)
+    return dataclasses.replace(source, files=tuple(files))
 
 
 def _check_patterns(source: Source, files: Sequence[str]) -> None:
@@ -252,6 +255,7 @@ def scheme_of(text: str) -> Scheme | None:
 
 
 def _parse_text(text: str) -> Source:
+    """Return the source that `text` names, by the form of its scheme. Raises SourceError."""
     scheme = scheme_of(text)
     if scheme == "hf":
         return _parse_hub(text)
@@ -263,10 +267,12 @@ def _parse_text(text: str) -> Source:
         return _parse_bucket_or_claim(text, "s3", _S3, _S3_FORM)
     if scheme == "pvc":
         return _parse_bucket_or_claim(text, "pvc", _PVC, _PVC_FORM)
+
+    # The others are URLs. Reading the port raises ValueError if it is no number of a port.
     try:
         parts = urlsplit(text)
         host = parts.hostname
-        _ = parts.port  # raises ValueError if it is no number of a port
+        _ = parts.port
     except ValueError as error:
         raise SourceError(text, f"is no URL ({error})") from error
     if scheme in ("http", "https"):
@@ -278,6 +284,7 @@ def _parse_text(text: str) -> Source:
 
 
 def _parse_hub(text: str) -> Source:
+    """Return a repository of the hub, or the file in it that the text names. Raises SourceError."""
     match = _HF.fullmatch(text)
     if not match:
         raise SourceError(text, f"an hf:// source has the form {_HF_FORM}; {_ESCAPES}")
@@ -314,6 +321,7 @@ def _parse_bucket_or_claim(text: str, scheme: Scheme, form: re.Pattern[str], exa
 
 
 def _parse_library(text: str) -> Source:
+    """Return a model of Ollama's library. Raises SourceError."""
     match = _LIBRARY.fullmatch(text)
     if not match:
         raise SourceError(
@@ -323,6 +331,7 @@ def _parse_library(text: str) -> Source:
 
 
 def _parse_artifact(text: str) -> Source:
+    """Return an artifact of a registry, at its tag or digest. Raises SourceError."""
     match = _REGISTRY.fullmatch(text)
     if not match or len(match["path"]) > _MAX_REPOSITORY or not _is_host(match["repo"].partition("/")[0]):
         raise SourceError(
@@ -346,6 +355,7 @@ def _is_host(registry: str) -> bool:
 
 
 def _parse_web(text: str, parts: SplitResult, host: str | None) -> Source:
+    """Return a file of a web server; its query is kept, because it may be a signature. Raises SourceError."""
     if not host or re.search(r"\s", text):
         raise SourceError(text, "must have a host and no blanks: https://HOST/FILE.gguf")
     if "@" in parts.netloc:
@@ -357,6 +367,7 @@ def _parse_web(text: str, parts: SplitResult, host: str | None) -> Source:
 
 
 def _parse_local(text: str, parts: SplitResult, host: str | None) -> Source:
+    """Return a file or folder of this machine. Raises SourceError."""
     path = unquote(parts.path)
     if host not in (None, "localhost") or not path.startswith("/") or "\0" in path or parts.query or parts.fragment:
         raise SourceError(
@@ -370,6 +381,7 @@ def _parse_local(text: str, parts: SplitResult, host: str | None) -> Source:
 
 
 def _check_segments(text: str, path: str) -> None:
+    """Raise SourceError if the path has an empty segment, or one that leads elsewhere."""
     if any(segment in ("", ".", "..") for segment in path.split("/")):
         raise SourceError(text, "has an empty, `.` or `..` segment: write the path without it")
 

@@ -50,7 +50,10 @@ class AccessRecords:
         return durable.read(self._path(digest), WeightsAccess) or WeightsAccess()
 
     def grant(self, digest: str, key: str, *, public: bool) -> None:
-        """Add `key`, or everybody; the caller holds the lock of the store. Raises OSError."""
+        """Record that the owner of `key` may use an object, or that everybody may. Raises OSError.
+
+        The caller holds the lock of the store.
+        """
         record = self.read(digest)
         if record.allows(key):
             return
@@ -73,6 +76,7 @@ async def ask_for_access(source: Source, access: SourceAccess, revision: str | N
     async with open_repository(source, access).open_file(path, revision) as opened:
         try:
             async with opened.read(0, 0) as response:
+                # The URL of a hub has the revision, and a listing was asked for it.
                 return source.scheme == "hf" or source.has_listing or revision in (None, response.revision)
         except RangeRefused:
             return False

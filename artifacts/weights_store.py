@@ -83,7 +83,7 @@ class _ObtainRequest(NamedTuple):
     expected: ExpectedFile
     token: str | None
     check: CheckWeights
-    access: str
+    caller_key: str
     """The `access_key` of the caller."""
     mirrors: Sequence[Source]
 
@@ -104,9 +104,10 @@ class WeightsStore:
     def __init__(self, folder: Path, access: SourceAccess) -> None:
         self._objects = folder / "objects"
         self._incoming = folder / "incoming"
-        self._names = folder / "sources"
-        self._local = folder / "local"
-        self._access = AccessRecords(folder / "access")
+        self._digest_files = folder / "sources"
+        """Folder with a file for each source at a revision, which has the digest of its object."""
+        self._local_records = folder / "local"
+        self._access_records = AccessRecords(folder / "access")
         self._settings = access
         self._reserved_bytes: dict[Path, int] = {}
         """Bytes on disk that the folder of each running download may reach."""
@@ -144,8 +145,8 @@ class WeightsStore:
             ArtifactError: with a reason and whether a retry may help.
         """
         expected = ExpectedFile(sha256=sha256, size_bytes=size_bytes, revision=revision)
-        others = parse_mirrors(source, mirrors, sha256)
-        wanted = _ObtainRequest(source, expected, token, check, access_key(tenant, source, token), others)
+        mirror_sources, caller_key = parse_mirrors(source, mirrors, sha256), access_key(tenant, source, token)
+        wanted = _ObtainRequest(source, expected, token, check, caller_key, mirror_sources)
         refuse_library(source)
         refuse_digest(source, sha256)
         with storage_faults(self._objects):
@@ -155,12 +156,12 @@ class WeightsStore:
             if held:
                 return await _check_or_release(held, check)
             # If several tasks or processes need one source, the first fetches it and the others find it.
-            async with locked(self._name_path(source, revision)):
+            async with locked(self._digest_path(source, revision)):
                 held = await self._find_allowed(wanted)
                 return await _check_or_release(held, check) if held else await self._fetch_object(wanted, on_progress)
 
     async def _find_allowed(self, wanted: _ObtainRequest) -> HeldWeights | None:
-        """Return the stored weights if the caller may use them; None if they have to be fetched."""
+        """Return the stored weights if they are complete and the caller may use them, else None: fetch them."""
         held = await _hold_in_thread(self.find, wanted.source, wanted.expected.revision, wanted.expected.sha256)
         if held is None:
             return None
@@ -178,29 +179,31 @@ class WeightsStore:
 
         If that is not recorded, ask the server, and record that it has let the caller in. Raises ArtifactError.
         """
-        if (await asyncio.to_thread(self._access.read, digest)).allows(wanted.access):
+        revision = wanted.expected.revision
+        access_record = await asyncio.to_thread(self._access_records.read, digest)
+        if access_record.allows(wanted.caller_key):
             return True
-        if durable.read(self._name_path(wanted.source, wanted.expected.revision), str) != digest:
+        if durable.read(self._digest_path(wanted.source, revision), str) != digest:
             # The source has not delivered it, it only names the digest: it has to send all of it.
             return False
-        manifest = durable.read(self._object_path(digest) / MANIFEST, Manifest)
-        is_let_in = manifest is not None and await ask_for_access(
-            wanted.source, dataclasses.replace(self._settings, token=wanted.token), wanted.expected.revision
-        )
-        if is_let_in:
-            await in_thread(self._grant, wanted, digest)
-        return is_let_in
+        if durable.read(self._object_path(digest) / MANIFEST, Manifest) is None:
+            return False
+        settings = dataclasses.replace(self._settings, token=wanted.token)
+        if not await ask_for_access(wanted.source, settings, revision):
+            return False
+        await in_thread(self._grant_access, wanted, digest)
+        return True
 
-    def _grant(self, wanted: _ObtainRequest, digest: str) -> None:
+    def _grant_access(self, wanted: _ObtainRequest, digest: str) -> None:
         with self._lock_objects():
-            self._access.grant(digest, wanted.access, public=wanted.is_public)
+            self._access_records.grant(digest, wanted.caller_key, public=wanted.is_public)
 
     def find(self, source: Source, revision: str | None, sha256: str | None) -> HeldWeights | None:
         """Lock the stored weights of an hf:// or http(s):// source, and note their use; None if absent or incomplete.
 
         Nothing is hashed or requested. Raises OSError and ArtifactError.
         """
-        digest = sha256 or durable.read(self._name_path(source, revision), str)
+        digest = sha256 or durable.read(self._digest_path(source, revision), str)
         folder = self._object_path(digest) if digest else None
         descriptor = try_lock_folder(folder, fcntl.LOCK_SH) if folder else None
         if folder is None or descriptor is None:
@@ -211,7 +214,7 @@ class WeightsStore:
             if manifest is None or not manifest.is_in(folder):
                 return None
             os.utime(descriptor)  # the folder's time records its last use
-            on_return.pop_all()
+            on_return.pop_all()  # the lock is kept
         path = folder if manifest.is_folder else folder / manifest.files[0].name
         return HeldWeights(path, manifest.digest, descriptor)
 
@@ -223,11 +226,11 @@ class WeightsStore:
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                 if manifest is not None:
                     weights.append(StoredWeights(manifest, folder.stat().st_mtime, in_use=is_in_use(folder)))
-        return sorted(weights, key=lambda stored: -stored.used_at)
+        return sorted(weights, key=lambda stored: stored.used_at, reverse=True)
 
     def identities(self) -> Sequence[str]:
         """Return the `weights_identity` of all complete objects, the most recently used first. Never raises."""
-        return list_stored_identities(self._objects, self._names)
+        return list_stored_identities(self._objects, self._digest_files)
 
     def remove(self, digest: str) -> bool:
         """Delete one object; return False when it is in use. Raises OSError and ArtifactError."""
@@ -247,7 +250,10 @@ class WeightsStore:
             self._reserved_bytes[incoming] = _disk_bytes(incoming) + needed_bytes
 
     def _make_room(self, needed_bytes: int) -> None:
-        """Delete unused objects, the longest unused first, until the bytes are free; none if they never are."""
+        """Delete unused objects, the longest unused first, until the bytes are free; none if they never would be.
+
+        Raises ArtifactError with reason NoSpace if they never would be, and OSError.
+        """
         usage = shutil.disk_usage(self._objects.parent)
         spare = int(usage.total * SPARE_SHARE)
         spare += sum(max(0, most - _disk_bytes(folder)) for folder, most in list(self._reserved_bytes.items()))
@@ -276,26 +282,26 @@ class WeightsStore:
             source = await FileSet(source, self._settings).find_local_file()
         path = await asyncio.to_thread(local_files.locate, source, self._settings.file_root)
         if not sha256:
-            return HeldWeights(path, "")
-        record = self._local / f"{cache_key(source.text, '')}.json"
-        async with locked(record):
-            file = await asyncio.to_thread(durable.read, record, StoredFile)
-            if file is None or file.sha256 != sha256 or not file.is_at(path):
-                before = StoredFile.of(path, sha256)  # taken before hashing, so that a change meanwhile is detected
+            return HeldWeights(path, digest="")
+        record_path = self._local_records / f"{cache_key(source.text, '')}.json"
+        async with locked(record_path):
+            verified = await asyncio.to_thread(durable.read, record_path, StoredFile)
+            if verified is None or verified.sha256 != sha256 or not verified.is_at(path):
+                # The size and time of before the hashing are recorded, so that a change meanwhile is detected.
+                unverified = StoredFile.of(path, sha256)
                 await verify_local(source, self._settings.file_root, sha256, on_progress)
-                await in_thread(durable.write, record, before)
+                await in_thread(durable.write, record_path, unverified)
         return HeldWeights(path, sha256)
 
     async def _fetch_object(self, wanted: _ObtainRequest, on_progress: ReportProgress) -> HeldWeights:
         """Download the weights, check them, and add them to the store; return them locked."""
         source = wanted.source
-        # What others fetch with a token or a signature is not continued without it.
-        incoming = self._incoming / cache_key(
-            source.text, f"{wanted.expected.revision or ''}{'' if wanted.is_public else wanted.access}", source.files
-        )
+        # A download with a token or a signature is continued only by the caller who began it.
+        version = f"{wanted.expected.revision or ''}{'' if wanted.is_public else wanted.caller_key}"
+        incoming = self._incoming / cache_key(source.text, version, source.files)
         with protect_from_eviction(incoming):
             try:
-                fetched, server, at = await self._fetch_from_any(wanted, incoming, on_progress)
+                fetched, server, revision = await self._fetch_from_any(wanted, incoming, on_progress)
             finally:
                 self._reserved_bytes.pop(incoming, None)
             try:
@@ -303,7 +309,7 @@ class WeightsStore:
             except ArtifactError:
                 await in_thread(self._delete, incoming)
                 raise
-            return await _hold_in_thread(self._add_object, wanted, server, at, incoming, fetched)
+            return await _hold_in_thread(self._add_object, wanted, server, revision, incoming, fetched)
 
     async def _fetch_from_any(
         self, wanted: _ObtainRequest, incoming: Path, on_progress: ReportProgress
@@ -311,6 +317,7 @@ class WeightsStore:
         """Fetch the weights from their source, or from a mirror; return the files, their server and its revision."""
 
         async def read(server: Source, patience: Patience) -> tuple[list[FetchedArtifact], str]:
+            """Fetch from the source, or from one of its mirrors."""
             asked = wanted
             if server is not wanted.source:
                 # A mirror has revisions of its own; its bytes are verified by their digest.
@@ -343,10 +350,10 @@ class WeightsStore:
     def _add_object(
         self, wanted: _ObtainRequest, server: Source, revision: str, incoming: Path, fetched: Sequence[FetchedArtifact]
     ) -> HeldWeights:
-        """Make the fetched files an object: write its name and manifest, then rename its folder.
+        """Make the fetched files an object: write its digest file and manifest, then rename its folder.
 
-        The name tells all namespaces that the source has these bytes at that revision. Those of a mirror or of another
-        revision get none, unless the source names their digest.
+        The digest file tells all namespaces that the source has these bytes at that revision. Bytes of a mirror or of
+        another revision get none, unless the source names their digest.
 
         Until the rename the folder is an unfinished download: after a crash the next call repeats this step.
         """
@@ -354,14 +361,18 @@ class WeightsStore:
         files = tuple(StoredFile.of(artifact.path, artifact.sha256) for artifact in fetched)
         is_folder = _is_folder(source, fetched)
         digest = folder_digest(files) if is_folder or len(files) > 1 else files[0].sha256
-        manifest = Manifest(server.display, revision, digest, files, is_folder)
-        folder = self._object_path(digest)
+
+        # 1. Record the digest of the source.
         is_digest_stated = source.scheme == "oci" and source.is_pinned
         is_delivered = server is source and requested in {None, "", revision}
-        if is_digest_stated or (is_delivered and all(file.is_of_source for file in fetched)):
-            durable.write(self._name_path(source, requested), digest)
+        if is_digest_stated or (is_delivered and all(artifact.is_of_source for artifact in fetched)):
+            durable.write(self._digest_path(source, requested), digest)
+
+        # 2. Add the object.
+        folder = self._object_path(digest)
+        manifest = Manifest(source=server.display, revision=revision, digest=digest, files=files, is_folder=is_folder)
         with self._lock_objects():
-            self._access.grant(digest, wanted.access, public=wanted.is_public)
+            self._access_records.grant(digest, wanted.caller_key, public=wanted.is_public)
             held = self.find(source, requested, digest)
             if held:
                 self._delete(incoming)  # another source had the same bytes
@@ -372,9 +383,11 @@ class WeightsStore:
             incoming.rename(folder)
             durable.sync_folder(folder.parent)
             held = self.find(source, requested, digest)
+
+        # 3. Delete what the download kept beside the files.
         for path in folder.iterdir():
             if path.name not in {MANIFEST, *(file.name for file in files)}:
-                path.unlink()  # files of the download
+                path.unlink()
         if held is None:
             problem = "another process changed it right after the download"
             raise ArtifactError("StorageFailed", f"{folder}: {problem}", retryable=True)
@@ -387,9 +400,9 @@ class WeightsStore:
             raise ArtifactError("SourceInvalid", problem)
         return self._objects / digest
 
-    def _name_path(self, source: Source, revision: str | None) -> Path:
-        """Return the path of the file that names the object of a source at a revision."""
-        return self._names / f"{cache_key(source.text, revision or '', source.files)}.json"
+    def _digest_path(self, source: Source, revision: str | None) -> Path:
+        """Return the path of the file with the digest of the object of a source at a revision."""
+        return self._digest_files / f"{cache_key(source.text, revision or '', source.files)}.json"
 
     @contextlib.contextmanager
     def _lock_objects(self) -> Iterator[None]:
@@ -418,7 +431,10 @@ class WeightsStore:
         shutil.rmtree(self._move_to_trash(folder))
 
     def _move_to_trash(self, folder: Path) -> Path:
-        # Renamed in one step; if the process dies before the deletion, a later eviction deletes the unused folder.
+        """Rename a folder in one step, and return its new path.
+
+        If the process dies before the deletion, a later eviction deletes the unused folder.
+        """
         self._incoming.mkdir(parents=True, exist_ok=True)
         return folder.rename(self._incoming / f".trash-{secrets.token_hex(4)}")
 
@@ -450,6 +466,7 @@ def _is_folder(source: Source, fetched: Sequence[FetchedArtifact]) -> bool:
 
 
 def _release_unclaimed(ended: "asyncio.Future[H]") -> None:
+    """Release the weights that a call returned, whose caller was cancelled."""
     held: HeldWeights | None = None if ended.cancelled() or ended.exception() else ended.result()
     if held:
         held.release()
@@ -464,5 +481,5 @@ def _disk_bytes(folder: Path) -> int:
     total = 0
     with contextlib.suppress(FileNotFoundError):  # another process may rename it meanwhile
         for path in folder.iterdir():
-            total += path.stat().st_blocks * 512
+            total += path.stat().st_blocks * 512  # the unit of st_blocks, whatever the file system has
     return total

@@ -62,11 +62,7 @@ _SIZES: Final = (
 )
 _GEMMA_4: Final = ("global_head_dim", "num_global_key_value_heads", "attention_k_eq_v", "num_kv_shared_layers")
 """Fields of Gemma 4 that may lessen the memory. Engines ignore them in a model of another type."""
-_PACKED_FORMATS: Final = {
-    "nvfp4-pack-quantized": "nvfp4",
-    "mxfp4-pack-quantized": "mxfp4",
-    "float-quantized": "fp8",
-}
+_PACKED_FORMATS: Final = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4", "float-quantized": "fp8"}
 """Formats of compressed-tensors that have a name of their own, by which devices are chosen."""
 _GENERATING: Final = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 """Ends of the classes of models that generate text."""
@@ -96,7 +92,8 @@ def parse(text: bytes, python_files: Sequence[str] = (), quantization: bytes | N
             merged.setdefault(key, config[key])
     if quantization is not None and "quantization_config" not in merged:
         stated = parse_safe(QUANTIZATION, quantization).get("quantization")
-        merged |= {"quantization_config": stated} if isinstance(stated, dict) else {}
+        if isinstance(stated, dict):
+            merged["quantization_config"] = stated
     return merged
 
 
@@ -202,12 +199,17 @@ def summarize(config: dict[str, Any]) -> GGUF:
 
 
 def _find_head_size(config: dict[str, Any]) -> int | None:
-    """Return the elements of a head, the divisor of both sizes of Gemma 4; None if it is not stated."""
+    """Return the elements of a head; of Gemma 4, which has heads of two sizes, their greatest common divisor.
+
+    None: no size is stated, or the layers keep something else than keys and values of their heads.
+    """
     if any(config.get(key) for key in (_LATENT, *_OTHER_STATE)):
         return None
     embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
     width = read_count(config.get("head_dim")) or (embedding // heads if embedding and heads else 0)
-    return math.gcd(width, read_count(config.get("global_head_dim")) or 0) or None
+    global_width = read_count(config.get("global_head_dim")) or 0
+    # The divisor of a number and 0 is the number.
+    return math.gcd(width, global_width) or None
 
 
 def _list_modes(config: dict[str, Any]) -> list[Mode]:
@@ -264,7 +266,7 @@ def _name_method(stated: dict[str, Any]) -> str:
 
 
 def _find_packed_bits(stated: dict[str, Any]) -> int | None:
-    """Return the bits of the weights in the first group of compressed-tensors."""
+    """Return the bits of the weights in the first group of compressed-tensors that has weights; None: none has."""
     groups = stated.get("config_groups")
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
@@ -274,12 +276,16 @@ def _find_packed_bits(stated: dict[str, Any]) -> int | None:
 
 
 def find_layout(config: dict[str, Any], tensor_bytes: int) -> Layout | None:
-    """Return the layout that decides the memory of serving, or None when the configuration does not have all of it."""
+    """Return the layout that decides the memory of serving.
+
+    None: the configuration lacks a part of it, has a size that no model has, or layers of an unknown type.
+    """
     embedding, heads = read_count(config.get("hidden_size")), read_count(config.get("num_attention_heads"))
     vocabulary, count = read_count(config.get("vocab_size")), read_count(config.get("num_hidden_layers"))
     if not embedding or not heads or not vocabulary or not count or any(config.get(key) for key in _OTHER_STATE):
         return None
-    if max(embedding, heads, vocabulary, count, *(read_count(config.get(key)) or 0 for key in _SIZES)) > _LARGEST:
+    further_sizes = [read_count(config.get(key)) or 0 for key in _SIZES]
+    if max(embedding, heads, vocabulary, count, *further_sizes) > _LARGEST:
         return None
     if not read_text(config.get("model_type")).startswith("gemma4"):
         config = {key: value for key, value in config.items() if key not in _GEMMA_4}
@@ -310,7 +316,9 @@ class _Attention(NamedTuple):
 
 
 def _read_attention(config: dict[str, Any], count: int, heads: int, width: int) -> _Attention | None:
-    """Return layers with keys and values of their heads, and recurrent ones; None if a layer is of an unknown type.
+    """Return layers with keys and values of their heads, and recurrent ones.
+
+    None: a layer is of an unknown type, or what is stated of recurrent layers is not complete.
 
     Args:
         config: configuration of the language model.
@@ -333,9 +341,10 @@ def _read_attention(config: dict[str, Any], count: int, heads: int, width: int) 
     if not window_elements or not kinds or not is_consistent:
         return None
     layers = [Layers(count=recurrent, state_bytes=state_bytes)] if recurrent else []
-    for (window, elements), number in sorted(kinds.items(), key=lambda kind: (kind[0][0] or 0, kind[0][1])):
+    for (window, elements), number in kinds.items():
         layers.append(Layers(count=number, key_elements=elements, value_elements=elements, window=window))
-    return _Attention(max(width, full_width), layers)
+    layers.sort(key=lambda alike: (alike.window or 0, alike.key_elements))
+    return _Attention(head_size=max(width, full_width), layers=layers)
 
 
 def _read_latent_attention(config: dict[str, Any], count: int) -> _Attention | None:
@@ -344,14 +353,16 @@ def _read_latent_attention(config: dict[str, Any], count: int) -> _Attention | N
     if types is not None and (not isinstance(types, list) or not {str(kind) for kind in types} <= _LATENT_TYPES):
         return None
     sizes = [read_count(config.get(key)) for key in (_LATENT, "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")]
-    latent, rotary, own, value = (size or 0 for size in sizes)
+    latent, rotary, not_rotary, value = (size or 0 for size in sizes)
     if not all(sizes) or any(config.get(key) for key in _RECURRENT):
         return None
     # Sparse attention (DSA) keeps a key of its index beside it, in fewer bits.
     kept = latent + rotary + (read_count(config.get("index_head_dim")) or 0)
-    # As of a GGUF file: a head's query, its query and its output in the latent space are three times this wide.
-    width = -(-(own + rotary + (latent + rotary) + max(latent, value)) // 3)
-    return _Attention(width, [Layers(count=count, key_elements=kept)])
+    # The estimate counts the width of a head three times, as for a GGUF file. So it is the mean of three widths: of a
+    # head's query, of its query in the latent space, and of its output there.
+    query, latent_query, latent_output = not_rotary + rotary, latent + rotary, max(latent, value)
+    width = math.ceil((query + latent_query + latent_output) / 3)
+    return _Attention(head_size=width, layers=[Layers(count=count, key_elements=kept)])
 
 
 def _count_state_bytes(config: dict[str, Any]) -> int:
@@ -360,8 +371,8 @@ def _count_state_bytes(config: dict[str, Any]) -> int:
     kernel, key_heads, key_size, value_heads, value_size = (size or 0 for size in sizes)
     if not all(sizes):
         return 0
-    inputs = (kernel - 1) * (2 * key_heads * key_size + value_heads * value_size)
-    return _STATE_BYTES * (inputs + value_heads * key_size * value_size)
+    convolution_inputs = (kernel - 1) * (2 * key_heads * key_size + value_heads * value_size)
+    return _STATE_BYTES * (convolution_inputs + value_heads * key_size * value_size)
 
 
 def _count_kinds(
@@ -416,7 +427,8 @@ def _count_feed_forward(config: dict[str, Any]) -> int | None:
     used = _count_used_experts(config)
     if not used:
         return dense
-    return max(dense or 0, (expert or dense or 0) * used) or None
+    expert_width = expert or dense or 0
+    return max(dense or 0, expert_width * used) or None
 
 
 def _count_used_experts(config: dict[str, Any]) -> int | None:

@@ -151,9 +151,9 @@ def parse(data: bytes | bytearray, file_bytes: int) -> GGUFHeader:
     tensor_count = reader.read_count("tensors", _LEAST_TENSOR_BYTES)
     entry_count = reader.read_count("metadata entries", _LEAST_ENTRY_BYTES)
     metadata: dict[str, Value] = {}
-    seen: set[bytes] = set()
+    key_digests: set[bytes] = set()
     for _ in range(entry_count):
-        key, is_whole = reader.read_name("metadata key", seen)
+        key, is_whole = reader.read_name("metadata key", key_digests)
         value = reader.read_value(key[:64])
         if is_whole:
             metadata[key] = value
@@ -165,13 +165,14 @@ def _read_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
 
     Raises ArtifactError if a tensor is not aligned, the tensors do not fit into the file, or much follows the last one.
     """
+    # 1. Read the descriptions.
     alignment = _read_alignment(metadata)
     shapes: dict[str, tuple[int, ...]] = {}
     sizes: Counter[str] = Counter()
-    seen: set[bytes] = set()
+    name_digests: set[bytes] = set()
     data_end = parameters = expert_parameters = 0
     for _ in range(count):
-        name, is_whole = reader.read_name("tensor", seen)
+        name, is_whole = reader.read_name("tensor", name_digests)
         shape, type_name, size_bytes, offset = reader.read_tensor(name[:64])
         elements = math.prod(shape)
         parameters += elements
@@ -182,7 +183,9 @@ def _read_tensors(reader: "_Reader", version: int, metadata: dict[str, Value], c
             raise _invalid(f"has tensor {name[:64]!r} at {offset}, which is no multiple of its alignment {alignment}")
         sizes[type_name] += size_bytes
         data_end = max(data_end, offset + size_bytes)
-    data_offset = -(-reader.position // alignment) * alignment
+
+    # 2. Compare the end of the tensors with that of the file.
+    data_offset = math.ceil(reader.position / alignment) * alignment
     total = sum(sizes.values())
     needed = data_offset + max(data_end, total)
     if count and needed > reader.file_bytes:
@@ -243,6 +246,7 @@ class _Reader:
         return number
 
     def read_unsigned(self, form: struct.Struct, what: str) -> int:
+        """Read a number of an unsigned form."""
         return int(self.read_scalar(form, what))
 
     def read_count(self, what: str, least_bytes: int) -> int:
@@ -252,14 +256,17 @@ class _Reader:
             raise _invalid(f"claims {count} {what}, more than it can hold")
         return count
 
-    def read_name(self, what: str, seen: set[bytes]) -> tuple[str, bool]:
-        """Return the next name, or its first bytes if it is long, and whether it is whole. Refuse a name in `seen`."""
+    def read_name(self, what: str, digests: set[bytes]) -> tuple[str, bool]:
+        """Return the next name, or its first bytes if it is long, and whether it is whole.
+
+        `digests` are those of the names before it: a name that is there twice is refused, else its digest is added.
+        """
         start, size = self._skip_string(f"the name of a {what}", _MAX_NAME_BYTES)
         digest = hashlib.blake2b(self._data[start : start + size], digest_size=16).digest()
         name = self._decode_text(start, min(size, _KEPT_NAME_BYTES))
-        if digest in seen:
+        if digest in digests:
             raise _invalid(f"has the {what} {name[:64]!r} twice")
-        seen.add(digest)
+        digests.add(digest)
         return name, size <= _KEPT_NAME_BYTES
 
     def _skip_string(self, what: str, most_bytes: int) -> tuple[int, int]:
@@ -273,7 +280,7 @@ class _Reader:
         return self._data[start : start + size].decode(errors="replace")
 
     def read_value(self, key: str) -> Value:
-        """Read the value of a key: the begin of a text, a short array, or a number; None for what is skipped."""
+        """Read the value of a key: the beginning of a text, a short array, or a number; None: an array was skipped."""
         kind = self.read_unsigned(_U32, f"the type of {key!r}")
         if kind == _STRING:
             start, size = self._skip_string(f"the value of {key!r}", _MAX_STRING_BYTES)
@@ -283,6 +290,7 @@ class _Reader:
         return self.read_scalar(self._scalar_form(kind, key), f"the value of {key!r}")
 
     def _scalar_form(self, kind: int, key: str) -> struct.Struct:
+        """Return the form of a type of numbers. Raises ArtifactError if there is no such type."""
         if kind not in _SCALARS:
             raise _invalid(f"has the unknown type {kind} for {key!r}")
         return _SCALARS[kind]

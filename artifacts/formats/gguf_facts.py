@@ -5,7 +5,6 @@ The layout is computed layer by layer as llama.cpp does when it loads the file (
 here may cache state that no key of its header describes, so it has no layout: the user must state its memory.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Final
@@ -88,16 +87,17 @@ def summarize(header: GGUFHeader) -> GGUF:
 
 
 def _find_head_size(header: GGUFHeader, architecture: str, part: str) -> int | None:
-    """Return the elements of a head, the divisor of both sizes of a model with windows; None if it is not stated."""
+    """Return the elements of a head; of a model that has another size in layers with a window, their common divisor.
+
+    None: no size is stated.
+    """
     read = header.metadata.get
-    heads, embedding = (
-        find_widest(read(f"{architecture}.attention.head_count")),
-        read(f"{architecture}.embedding_length"),
-    )
-    stated = [read_count(read(f"{architecture}.attention.{part}_length{end}")) or 0 for end in ("", "_swa")]
-    if not stated[0]:
-        stated[0] = (read_count(embedding) or 0) // heads if heads else 0
-    return math.gcd(*stated) or None
+    heads = find_widest(read(f"{architecture}.attention.head_count"))
+    embedding = read_count(read(f"{architecture}.embedding_length")) or 0
+    full = read_count(read(f"{architecture}.attention.{part}_length")) or (embedding // heads if heads else 0)
+    windowed = read_count(read(f"{architecture}.attention.{part}_length_swa")) or 0
+    # The divisor of a number and 0 is the number.
+    return math.gcd(full, windowed) or None
 
 
 def _list_modes(header: GGUFHeader, architecture: str) -> list[Mode]:
@@ -211,22 +211,23 @@ class _LayoutReader:
 
     def read_layout(self) -> Layout | None:
         """Return the layout; None if a value is missing or too large, or the caches of the layers are not known."""
-        vocabulary = self._header.shapes.get("token_embd.weight", ())[1:2]
+        embedding_shape = self._header.shapes.get("token_embd.weight", ())
         embedding = self._read_number("embedding_length")
         kinds = self._group_layers()
-        if not vocabulary or embedding is None or kinds is None:
+        if len(embedding_shape) <= 1 or embedding is None or kinds is None:
             return None
         heads = find_widest(self._read_per_layer("attention.head_count", 0)) or 0
-        width = self._read_number("attention.key_length", embedding // heads if heads else 0)
-        if latent := self._read_number("attention.key_length_mla"):
-            # The estimate counts this width three times, so it is the mean of three: the query, and the query and the
-            # output in the latent space.
-            width = -(-(latent + (width or 0) + (self._read_number("attention.value_length") or 0)) // 3)
+        head_size = self._read_number("attention.key_length", embedding // heads if heads else 0) or 0
+        if latent_query := self._read_number("attention.key_length_mla"):
+            # The estimate counts the size of a head three times. So it is the mean of three: of the query, and of query
+            # and output in the latent space.
+            latent_output = self._read_number("attention.value_length") or 0
+            head_size = math.ceil((latent_query + head_size + latent_output) / 3)
         layout = Layout(
             tensor_bytes=self._header.tensor_bytes,
-            vocabulary_size=vocabulary[0],
+            vocabulary_size=embedding_shape[1],
             embedding_size=embedding,
-            attention_size=heads * (width or 0),
+            attention_size=heads * head_size,
             head_count=heads,
             feed_forward_size=self._count_feed_forward(),
             expert_outputs=find_widest(self._header.metadata.get(f"{self._architecture}.expert_used_count")) or 0,
@@ -245,7 +246,7 @@ class _LayoutReader:
         return expand_to_layers(self._header.metadata.get(f"{self._architecture}.{key}", default), self._layer_count)
 
     def _group_layers(self) -> list[Layers] | None:
-        """Return the layers by kind, or None when their caches are not known."""
+        """Return the layers by kind; None when their caches are not known, or there are too many layers or kinds."""
         if not 0 < self._layer_count <= _MAX_LAYERS or self._architecture not in KNOWN or self._has_unknown_caches():
             return None
         attention, recurrent = self._count_cached_elements(), self._list_recurrent()
@@ -255,11 +256,11 @@ class _LayoutReader:
         state_bytes = self._count_state_bytes() if any(recurrent) else 0
         if state_bytes is None:
             return None
-        both = self._architecture in _BOTH
         counts: dict[tuple[int, int, int | None, int], int] = {}
         for (key, value), is_recurrent, window in zip(attention, recurrent, windows, strict=True):
-            attends = (key or value) and (both or not is_recurrent)
-            kind = (*((key, value, window) if attends else (0, 0, None)), state_bytes if is_recurrent else 0)
+            attends = (key or value) and (self._architecture in _BOTH or not is_recurrent)
+            state = state_bytes if is_recurrent else 0
+            kind = (key, value, window, state) if attends else (0, 0, None, state)
             counts[kind] = counts.get(kind, 0) + 1
         kinds = [
             Layers(count=count, key_elements=key, value_elements=value, window=window, state_bytes=state)
@@ -268,12 +269,13 @@ class _LayoutReader:
         return kinds if len(kinds) <= _MAX_KINDS else None
 
     def _has_unknown_caches(self) -> bool:
+        """Return whether the header has keys of caches of which no size is computed here."""
         prefix = f"{self._architecture}."
         keys = [key.removeprefix(prefix) for key in self._header.metadata if key.startswith(prefix)]
         return any(key.startswith(("attention.indexer.", "kda.")) for key in keys)
 
     def _count_cached_elements(self) -> Sequence[tuple[int, int]] | None:
-        """Return the elements that each layer caches per token, as keys and as values."""
+        """Return the elements that each layer caches per token, as keys and as values; None: a size is not known."""
         if self._architecture in _CACHELESS | _RECURRENT:
             return [(0, 0)] * self._layer_count
         heads = self._read_per_layer("attention.head_count", None)
@@ -283,86 +285,113 @@ class _LayoutReader:
         if heads_kv is None or embedding is None:
             return None
         default = embedding // widest_heads if widest_heads else None
-        full = [self._read_number(f"attention.{part}_length", default) for part in ("key", "value")]
-        near = [
-            self._read_number(f"attention.{part}_length_swa", width)
-            for part, width in zip(("key", "value"), full, strict=True)
+
+        # 1. Sizes of keys and values of a head, in layers that attend to the whole context and in those with a window.
+        full_sizes = [self._read_number(f"attention.{part}_length", default) for part in ("key", "value")]
+        window_sizes = [
+            self._read_number(f"attention.{part}_length_swa", size)
+            for part, size in zip(("key", "value"), full_sizes, strict=True)
         ]
         windows = self._list_windows()
-        if windows is None or None in full or None in near:
+        if windows is None or None in full_sizes or None in window_sizes:
             return None
-        latent = self._read_number("attention.key_length_mla") is not None
-        with_own_cache = len(heads_kv) - self._count_shared_layers()
-        widths = [near if window else full for window in windows]
-        # A latent cache (MLA) has no separate values: they are part of the key.
+
+        # 2. The same of each layer. A latent cache (MLA) has no separate values: they are part of the key.
+        has_latent_cache = self._read_number("attention.key_length_mla") is not None
+        layers_with_cache = len(heads_kv) - self._count_shared_layers()
+        sizes = [window_sizes if window else full_sizes for window in windows]
         return [
-            (count * (key or 0), 0 if latent else count * (value or 0)) if layer < with_own_cache else (0, 0)
-            for layer, (count, (key, value)) in enumerate(zip(heads_kv, widths, strict=True))
+            (count * (key or 0), 0 if has_latent_cache else count * (value or 0))
+            if layer < layers_with_cache
+            else (0, 0)
+            for layer, (count, (key, value)) in enumerate(zip(heads_kv, sizes, strict=True))
         ]
 
     def _count_shared_layers(self) -> int:
         """Return the number of last layers that reuse the cache of earlier ones."""
         if self._architecture == "gemma3n":
             return max(0, self._layer_count - 20)
-        return self._read_number("attention.shared_kv_layers") or 0 if self._architecture == "gemma4" else 0
+        if self._architecture == "gemma4":
+            return self._read_number("attention.shared_kv_layers") or 0
+        return 0
 
     def _list_windows(self) -> Sequence[int | None] | None:
-        """Return the attention window of each layer; None in the list means the whole context."""
+        """Return the attention window of each layer; None in the list means the whole context.
+
+        None instead of a list: it is not known which layers have the window.
+        """
         whole: list[int | None] = [None] * self._layer_count
         if self._architecture in {"lfm2", "lfm2moe"}:
             return [self._read_number("attention.sliding_window") or None] * self._layer_count
         if self._architecture not in _WINDOWS or self._layer_count < _WINDOWED_FROM_LAYERS.get(self._architecture, 0):
             return whole
-        window = self._read_number("attention.sliding_window", _FIXED_WINDOWS.get(self._architecture))
+
+        # 1. The size of the window. A header that states 0 has none; any other does not change a fixed one.
+        fixed_window = _FIXED_WINDOWS.get(self._architecture)
+        window = self._read_number("attention.sliding_window", fixed_window)
         if not window:
             return whole
-        window = _FIXED_WINDOWS.get(self._architecture, window)
+        window = fixed_window or window
+
+        # 2. The layers that have it: as the header lists them, or by a period.
         stated = self._header.metadata.get(f"{self._architecture}.attention.sliding_window_pattern")
         if isinstance(stated, tuple):
             pattern = expand_to_layers(stated, self._layer_count)
-            return None if pattern is None else [window if near else None for near in pattern]
-        period, is_first_full = _WINDOWS[self._architecture]
-        period = read_count(stated) or period
+            return None if pattern is None else [window if has_window else None for has_window in pattern]
+        known_period, is_first_full = _WINDOWS[self._architecture]
+        period = read_count(stated) or known_period
         if not period:
             return None
-        full = 0 if is_first_full else period - 1
-        return [None if layer % period == full else window for layer in range(self._layer_count)]
+        full_layer = 0 if is_first_full else period - 1
+        return [None if layer % period == full_layer else window for layer in range(self._layer_count)]
 
     def _list_recurrent(self) -> Sequence[bool] | None:
-        """Return a flag for each layer: True if the layer keeps a recurrent state."""
+        """Return a flag for each layer: True if the layer keeps a recurrent state. None: this is not known."""
         if self._architecture in _RECURRENT | _BOTH:
             return [True] * self._layer_count
         if self._architecture in _RECURRENT_WITHOUT_HEADS:
-            heads = self._read_per_layer("attention.head_count_kv", None)
-            feeds = (
+            head_counts = self._read_per_layer("attention.head_count_kv", None)
+            if head_counts is None:
+                return None
+            # Nemotron has layers that only feed forward, which have neither heads nor a state.
+            widths = (
                 self._read_per_layer("feed_forward_length", 0) if self._architecture.startswith("nemotron") else None
             )
-            if heads is None:
-                return None
-            return [not head and not feed for head, feed in zip(heads, feeds or itertools.repeat(0), strict=False)]
+            widths = widths or (0,) * self._layer_count
+            return [not heads and not width for heads, width in zip(head_counts, widths, strict=True)]
         if self._architecture in _RECURRENT_BY_INTERVAL:
             stated = self._header.metadata.get(f"{self._architecture}.attention.recurrent_layers")
             if stated is not None:
-                layers = expand_to_layers(stated, self._layer_count)
-                return None if layers is None else [bool(layer) for layer in layers]
+                flags = expand_to_layers(stated, self._layer_count)
+                return None if flags is None else [bool(flag) for flag in flags]
+            # The last layer of each interval attends; so do the last layers, which predict further tokens.
             interval = self._read_number("full_attention_interval", 4) or 4
-            trunk = self._layer_count - (self._read_number("nextn_predict_layers") or 0)
+            prediction_layers = self._read_number("nextn_predict_layers") or 0
+            trunk = self._layer_count - prediction_layers
             return [layer < trunk and (layer + 1) % interval != 0 for layer in range(self._layer_count)]
         return [False] * self._layer_count
 
     def _count_state_bytes(self) -> int | None:
-        """Return the bytes that a recurrent layer keeps per request: state and inputs of its convolution, as f32."""
+        """Return the bytes that a recurrent layer keeps per request: state and inputs of its convolution, as f32.
+
+        None: a size is not stated.
+        """
+        # RWKV
         embedding, wkv = self._read_number("embedding_length"), self._read_number("wkv.head_size")
         if embedding and wkv:
-            default = 1 if self._architecture in {"rwkv6qwen2", "arwkv7"} else 2
-            return (wkv + (self._read_number("token_shift_count") or default)) * embedding * _F32_BYTES
-        if embedding and (short := self._read_number("shortconv.l_cache")):
-            return embedding * (short - 1) * _F32_BYTES
+            default_shifts = 1 if self._architecture in {"rwkv6qwen2", "arwkv7"} else 2
+            shifts = self._read_number("token_shift_count") or default_shifts
+            return (wkv + shifts) * embedding * _F32_BYTES
+        # Short convolutions, such as LFM2
+        if embedding and (short_kernel := self._read_number("shortconv.l_cache")):
+            return embedding * (short_kernel - 1) * _F32_BYTES
+        # Mamba, and what has the same keys
         kernel, inner, state = (self._read_number(f"ssm.{key}") for key in ("conv_kernel", "inner_size", "state_size"))
         if kernel is None or inner is None or state is None:
             return None
         groups = self._read_number("ssm.group_count") or 0
-        return (max(0, kernel - 1) * (inner + 2 * groups * state) + state * inner) * _F32_BYTES
+        convolution_inputs = max(0, kernel - 1) * (inner + 2 * groups * state)
+        return (convolution_inputs + state * inner) * _F32_BYTES
 
     def _count_feed_forward(self) -> int:
         """Return the width of one token in the widest layer, in elements, over all experts that the token uses."""
@@ -370,9 +399,8 @@ class _LayoutReader:
         dense = find_widest(metadata.get(f"{prefix}.feed_forward_length")) or 0
         used = find_widest(metadata.get(f"{prefix}.expert_used_count")) or 0
         expert = find_widest(metadata.get(f"{prefix}.expert_feed_forward_length")) or dense
-        shared = self._read_number(
-            "expert_shared_feed_forward_length", expert * (self._read_number("expert_shared_count") or 0)
-        )
+        shared_experts = self._read_number("expert_shared_count") or 0
+        shared = self._read_number("expert_shared_feed_forward_length", expert * shared_experts)
         inner = self._read_number("ssm.inner_size") or 0
         widest_layer = max(dense, used * expert, shared or 0)
         # A layer that attends and is recurrent still holds half of the mixer's output while the rest is computed.

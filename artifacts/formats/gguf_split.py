@@ -62,6 +62,7 @@ def merge_headers(headers: Sequence[GGUFHeader], names: Sequence[str]) -> GGUFHe
     Raises:
         ArtifactError: HeaderInvalid, or SplitUnsupported for one part under the name of a whole model.
     """
+    # 1. A model in one file.
     first = headers[0]
     if len(headers) == 1:
         count = first.metadata.get("split.count", 0)
@@ -72,12 +73,16 @@ def merge_headers(headers: Sequence[GGUFHeader], names: Sequence[str]) -> GGUFHe
                 f"NAME-00001-of-{count:05}.gguf and so on",
             )
         return first
+
+    # 2. Each part must say that it is this one.
     for number, (header, name) in enumerate(zip(headers, names, strict=True)):
         stated = header.metadata.get("split.no"), header.metadata.get("split.count")
         if stated != (number, len(headers)):
             position = " of ".join(str(field)[:32] for field in stated)
             problem = f"its header says that it is part {position} (counted from 0), not {number} of {len(headers)}"
             raise ArtifactError("HeaderInvalid", f"{name}: {problem}: provide the parts of one model")
+
+    # 3. Together they must have each tensor once, and all of them.
     shapes = {name: shape for header in headers for name, shape in header.shapes.items()}
     count = sum(header.tensor_count for header in headers)
     if len(shapes) < sum(len(header.shapes) for header in headers):
@@ -85,6 +90,8 @@ def merge_headers(headers: Sequence[GGUFHeader], names: Sequence[str]) -> GGUFHe
     if first.metadata.get("split.tensors.count", count) != count:
         wanted = str(first.metadata["split.tensors.count"])[:32]
         raise ArtifactError("HeaderInvalid", f"{names[0]}: states {wanted} tensors, but its parts have {count}")
+
+    # 4. Sum them up.
     sizes: Counter[str] = Counter()
     for header in headers:
         sizes.update(header.bytes_by_type)

@@ -23,7 +23,11 @@ def read_count(value: object) -> int | None:
 def count_active_parameters(
     parameters: int, expert_parameters: int, experts: int | None, used: int | None
 ) -> int | None:
-    """Return the parameters that one token uses if it uses `used` of `experts` experts of equal size."""
+    """Return the parameters that one token uses if it uses `used` of `experts` experts of equal size.
+
+    None: the model has no experts, a number is missing, or the numbers contradict each other.
+    """
     if not expert_parameters or not experts or not used or used > experts or expert_parameters % experts:
         return None
+    # Without those of the experts that it does not use.
     return parameters - expert_parameters // experts * (experts - used)

@@ -108,9 +108,11 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
             if len(ranges) > _MOST_TENSORS:
                 raise _invalid(name, f"has more than {_MOST_TENSORS} tensors, and no file of a model has so many")
             elements = math.prod(tensor.shape)
-            is_counted = parameters is not None and tensor.dtype in _PLAIN
-            parameters = (parameters or 0) + elements if is_counted else None
-            expert_parameters += elements if _EXPERTS in tensor_name else 0
+            if parameters is not None:
+                # With one packed tensor, the number of all parameters is not known.
+                parameters = parameters + elements if tensor.dtype in _PLAIN else None
+            if _EXPERTS in tensor_name:
+                expert_parameters += elements
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _invalid(name, f"has a header that is not valid JSON: {error}") from error
     _check_ranges(name, ranges, file_bytes - LENGTH_BYTES - len(text))
@@ -124,7 +126,7 @@ def parse(name: str, text: bytes, file_bytes: int) -> SafetensorsHeader:
 
 
 def merge(headers: Iterable[SafetensorsHeader]) -> SafetensorsHeader:
-    """Return the facts of several files that make one model."""
+    """Return the facts of several files that make one model; parameters are unknown if those of one file are."""
     files = list(headers)
     counts = [file.parameters for file in files if file.parameters is not None]
     return SafetensorsHeader(

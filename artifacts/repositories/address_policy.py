@@ -106,6 +106,7 @@ def _unwrap(address: Address) -> Address:
 
 
 def _is_public(address: Address) -> bool:
+    """Decide whether an address is that of one host of the internet: neither private, nor special, nor of a relay."""
     # `is_global` alone calls multicast and site-local addresses global.
     special = address.is_multicast or address.is_reserved or address.is_unspecified or address.is_loopback
     if isinstance(address, ipaddress.IPv6Address):

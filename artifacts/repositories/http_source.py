@@ -185,11 +185,15 @@ class Origin:
             raise self._unreachable_error(f"failed: {_describe_failure(error)}") from error
 
     async def _follow(self, headers: Mapping[str, str]) -> _Received:
-        """Request the source's URL and follow redirects; log in where the source's own server asks for it."""
+        """Request the source's URL and follow redirects; log in where the source's own server asks for it.
+
+        Return the first response that is no redirect, whatever its status. Raises ArtifactError.
+        """
         url = self.url
         hub_headers: Mapping[str, str] = {}
         for _ in range(_MOST_REDIRECTS + 1):
             response = await self._request(url, headers)
+            # 1. Log in, and repeat the request.
             if response.status == _LOGIN_REQUIRED and url.origin() == self.url.origin():
                 challenges = response.headers.getall("WWW-Authenticate", [])
                 if await self.authorizer.answer_challenges(challenges):
@@ -197,14 +201,15 @@ class Origin:
                     response = await self._request(url, headers)
             if self.hub and url.origin() == self.hub.origin():
                 hub_headers = response.headers
+            # 2. Follow a redirect; S3 explains one without a location in its body.
             location = response.headers.get("Location", "")
             if response.status not in _REDIRECTS or (self.explain and not location):
                 return _Received(response, hub_headers)
             response.close()
-            url = self._redirect_target(url, location)
+            url = self._resolve_redirect(url, location)
         raise self.source.error("SourceRefused", f"the server redirects more than {_MOST_REDIRECTS} times")
 
-    def _redirect_target(self, url: URL, location: str) -> URL:
+    def _resolve_redirect(self, url: URL, location: str) -> URL:
         """Return the URL that a redirect leads to, without credentials. Raises ArtifactError."""
         try:
             # Credentials in a redirect are the server's own, and would take the place of the token.
@@ -219,15 +224,19 @@ class Origin:
         return self.source.error("SourceRefused", "the server redirects to what is no http(s):// URL")
 
     async def _request(self, url: URL, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """Send one request, with the credentials if `url` is of the source's own origin."""
+        """Send one request, with the credentials if `url` is of the source's own origin.
+
+        Raises ArtifactError if the host of `url` is a private address. That of a name is checked by the `direct`
+        session when it connects; a proxy resolves names itself, and decides about their addresses.
+        """
         if url.origin() == self.url.origin():
             headers = self.authorizer.authorize_headers(url, headers)
         proxy = _find_proxy(url)
         chosen_by_operator = self.hub is not None and url.origin() == self.hub.origin()
-        # The proxy resolves names, and decides about their addresses.
-        stated = find_stated_address(url.raw_host or "") if proxy and not chosen_by_operator else None
-        if stated is not None and not is_allowed(stated, self.access.allowed_networks):
-            raise self._private_error()
+        if proxy and not chosen_by_operator:
+            stated_address = find_stated_address(url.raw_host or "")
+            if stated_address is not None and not is_allowed(stated_address, self.access.allowed_networks):
+                raise self._private_error()
         session = self.proxied if proxy or chosen_by_operator else self.direct
         if self.accept:
             headers = {"Accept": self.accept, **headers}
@@ -243,7 +252,10 @@ class Origin:
         )
 
     async def _check_status(self, response: aiohttp.ClientResponse) -> None:
-        """Raise the error that the status stands for, if it is none of success."""
+        """Raise the error that the status stands for; return if it is one of success.
+
+        Raises ArtifactError and RangeRefused.
+        """
         name, status = self.source.display, response.status
         if status == _RANGE_REFUSED:
             raise RangeRefused
@@ -277,21 +289,25 @@ class Origin:
 
     def _build_response(self, received: _Received, requested_first: int) -> SourceResponse:
         """Return the response with range, size, version and digest. Raises ArtifactError without range or size."""
-        response, hub = received
+        response, hub_headers = received
+        # 1. Range and size.
         first, size = 0, response.content_length
         if response.status == _PARTIAL:
             match = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if not match or int(match["first"]) != requested_first:
                 raise self.source.error("SourceRefused", "the server sent another range than the requested one")
-            first, size = requested_first, None if match["size"] == "*" else int(match["size"])
+            first = requested_first
+            size = None if match["size"] == "*" else int(match["size"])
         if size is None:
             # Without a size, the end of the file looks like a broken connection, and no volume or host can be chosen.
             raise self.source.error("SourceRefused", "the server does not say how large the file is")
+
+        # 2. Digest and revision, as the scheme states them.
         sha256, revision = None, _read_entity_tag(response.headers)
         if self.source.scheme == "hf":
-            tag = _read_printable(hub, "X-Linked-Etag").strip('"').lower()
+            tag = _read_printable(hub_headers, "X-Linked-Etag").strip('"').lower()
             sha256 = tag if is_digest(tag) else None
-            revision = _read_printable(hub, "X-Repo-Commit") or self.revision or self.source.revision
+            revision = _read_printable(hub_headers, "X-Repo-Commit") or self.revision or self.source.revision
         elif self.source.scheme == "s3":
             sha256 = read_digest(response.headers)
         return SourceResponse(
@@ -339,14 +355,14 @@ async def connect(
     checked = aiohttp.TCPConnector(ssl=trust, socket_factory=open_checked)
     async with open_session(checked) as direct, open_session(aiohttp.TCPConnector(ssl=trust)) as proxied:
         yield Origin(
-            direct,
-            proxied,
-            source,
-            _parse_url(source, url or source.url(access.endpoint, revision)),
-            access,
-            authorizer or FixedAuthorizer(f"Bearer {access.token}" if access.token else ""),
-            accept,
-            explain,
+            direct=direct,
+            proxied=proxied,
+            source=source,
+            url=_parse_url(source, url or source.url(access.endpoint, revision)),
+            access=access,
+            authorizer=authorizer or FixedAuthorizer(f"Bearer {access.token}" if access.token else ""),
+            accept=accept,
+            explain=explain,
             hub=_parse_url(source, access.endpoint) if source.scheme == "hf" else None,
             revision=revision,
         )
@@ -400,17 +416,19 @@ def _read_printable(headers: Mapping[str, str], name: str) -> str:
 
 
 def _read_validator(headers: Mapping[str, str]) -> str:
+    """Return what If-Range can name these bytes by: a strong entity tag, else the date; empty if there is neither."""
     tag = _read_printable(headers, "ETag")
     # A weak tag does not promise equal bytes, and RFC 9110 forbids it in If-Range.
     return tag if tag.startswith('"') else _read_printable(headers, "Last-Modified")
 
 
 def _read_entity_tag(headers: Mapping[str, str]) -> str:
+    """Return the entity tag, weak or strong, without its quotes, else the date; empty if there is neither."""
     return _read_printable(headers, "ETag").removeprefix("W/").strip('"') or _read_printable(headers, "Last-Modified")
 
 
 def _describe_failure(error: aiohttp.ClientError | UnicodeError) -> str:
-    """Return the error in one line, without URLs, which may carry a signature, and without any byte of an answer."""
+    """Return the error in one line, without URLs, which may have a signature, and without any byte of an answer."""
     if isinstance(error, (aiohttp.ClientResponseError, aiohttp.ClientPayloadError)):
         # What is not HTTP may come from another system than a server of weights.
         return "its answer is not complete, or no valid HTTP"

@@ -35,9 +35,11 @@ def locate(source: Source, file_root: Path | None) -> Path:
     path = Path(source.path)
     # Where a path leads is compared before it is known to exist: the error must not tell what exists elsewhere.
     _require_inside(source, path, file_root)
-    first, *others = name_parts(source.file) or [""]
-    for name in others if source.file == first else ():
-        _require_inside(source, path.with_name(name), file_root, f"{name} ")
+    # Engines open the further parts of a split model beside the first one.
+    parts = name_parts(source.file)
+    if parts and source.file == parts[0]:
+        for name in parts[1:]:
+            _require_inside(source, path.with_name(name), file_root, f"{name} ")
     try:
         path.resolve(strict=True)
     except (OSError, RuntimeError) as error:
@@ -115,7 +117,7 @@ class LocalRepository:
                 if path.is_symlink():
                     _require_inside(self._source, path, self._file_root, f"{path.name} ")
                 stat = path.stat()
-                files.append(RepositoryFile(path.name, stat.st_size, None))
+                files.append(RepositoryFile(path.name, stat.st_size, sha256=None))
                 newest = max(newest, stat.st_mtime_ns)
         revision = f"{newest:x}-{sum(file.size_bytes for file in files):x}"
         return Listing(revision, files, list_python(folder))
@@ -140,7 +142,11 @@ class _LocalFile:
 
     @asynccontextmanager
     async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
-        """Read from the file, from its start if it no longer has the revision `validator`."""
+        """Yield the bytes from `first` to `last` (inclusive, None is the end), or from the start of a changed file.
+
+        The file has changed if a `validator` is given that is not its revision. Raises RangeRefused: it has no byte
+        `first`.
+        """
         with storage_faults(self._path), self._path.open("rb") as file:
             size = self._path.stat().st_size
             if first and first >= size:
@@ -152,9 +158,9 @@ class _LocalFile:
             end = size if last is None else min(last + 1, size)
 
             async def blocks() -> AsyncIterator[bytes]:
-                left = end - first
-                while left > 0 and (block := await asyncio.to_thread(file.read, min(_BLOCK_BYTES, left))):
-                    left -= len(block)
+                remaining = end - first
+                while remaining > 0 and (block := await asyncio.to_thread(file.read, min(_BLOCK_BYTES, remaining))):
+                    remaining -= len(block)
                     yield block
 
             yield SourceResponse(

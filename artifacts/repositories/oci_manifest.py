@@ -105,10 +105,11 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
     if document.schema_version != _SCHEMA_VERSION:
         version = f"{document.schema_version}, not {_SCHEMA_VERSION}"
         raise _refusal(name, f"schemaVersion is {version}: push it again with a current client")
-    # Two readers of a document that is both could see different content under one digest.
-    if (document.layers is None) == (document.manifests is None):
+    # Two readers of a document that is both a manifest and an index could see different content under one digest.
+    is_manifest, is_index = document.layers is not None, document.manifests is not None
+    if is_manifest == is_index:
         raise _refusal(name, "the manifest must have either `layers` or `manifests`")
-    expected = MANIFEST_TYPES if document.manifests is None else INDEX_TYPES
+    expected = INDEX_TYPES if is_index else MANIFEST_TYPES
     if document.media_type and document.media_type not in expected:
         raise _refusal(name, f"mediaType is {_quote(document.media_type)}, which is none of {', '.join(expected)}")
     if document.manifests is not None:
@@ -117,7 +118,7 @@ def parse_manifest(name: str, text: bytes) -> ArtifactManifest | str:
 
 
 def require_files(name: str, manifest: ArtifactManifest) -> Sequence[RepositoryFile]:
-    """Return the files of an artifact. Raises ArtifactError if its layers are archives, or no files."""
+    """Return the files of an artifact. Raises ArtifactError if it has none: its layers are archives, or unnamed."""
     # The name without its tag or digest.
     repository = re.split(r"[@]|:(?=[^/]*$)", name.removeprefix("oci://"), maxsplit=1)[0]
     push = f"push the files themselves: oras push {repository}:TAG FILE..."
@@ -161,7 +162,7 @@ def _read_layers(name: str, layers: Sequence[_Descriptor]) -> ArtifactManifest:
             # Some file systems take names that differ in case for the same.
             if path.casefold() in files:
                 raise _refusal(name, f"{field} has the name of another layer, {_quote(path)}: push each file once")
-            files[path.casefold()] = RepositoryFile(path, layer.size, layer.digest.removeprefix("sha256:"))
+            files[path.casefold()] = RepositoryFile(path, layer.size, sha256=layer.digest.removeprefix("sha256:"))
     size_bytes = sum(layer.size for layer in layers)
     if size_bytes > _MOST_BYTES:
         raise _refusal(name, f"its layers state {size_bytes} bytes, more than any disk has")

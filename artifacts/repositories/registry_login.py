@@ -125,7 +125,10 @@ def read_environment(repo: str, environment: Mapping[str, str]) -> str | None:
 
 
 def _find_in_config(repo: str, text: bytes) -> RegistryLogin | None:
-    """Return the login for a repository from the text of a Docker configuration; None if it has none."""
+    """Return the login for a repository from the text of a Docker configuration.
+
+    None: it has no entry for the repository or its registry, or none with a complete login. Raises ArtifactError.
+    """
     try:
         config = msgspec.json.decode(text, type=_DockerConfig)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -138,7 +141,7 @@ def _find_in_config(repo: str, text: bytes) -> RegistryLogin | None:
     wanted = _config_name(repo)
     # As kubelets choose: the entry of the repository before that of its registry.
     matching = [name for name in config.auths if f"{wanted}/".startswith(f"{_config_name(name)}/")]
-    for name in sorted(matching, key=lambda entry: -len(_config_name(entry))):
+    for name in sorted(matching, key=lambda entry: len(_config_name(entry)), reverse=True):
         if login := _read_entry(config.auths[name]):
             return login
     return None
@@ -177,7 +180,10 @@ def wants_basic(challenges: Iterable[str]) -> bool:
 
 
 def read_challenge(challenges: Iterable[str]) -> TokenChallenge | None:
-    """Return the server of tokens that the WWW-Authenticate headers of a registry name, or None."""
+    """Return the server of tokens that the WWW-Authenticate headers of a registry name.
+
+    None: none of them asks for a token, or the first that does names no http(s):// URL.
+    """
     for text in challenges:
         for match in _SCHEME.finditer(text):
             if match["scheme"].lower() != "bearer":
@@ -213,8 +219,11 @@ def may_get_password(registry: URL, realm: URL) -> bool:
         return True
     if registry.scheme != "https":
         return False
-    parents = registry_host.split(".")[1:]
-    is_own_domain = len(parents) > 1 and not (len(parents) == 2 and parents[0] in _SHARED_ENDINGS)  # noqa: PLR2004
-    if find_stated_address(registry_host) is not None or not is_own_domain:
+
+    # The parent of the registry's name must be its own domain, and neither like com nor like co.uk.
+    parent_labels = registry_host.split(".")[1:]
+    is_shared = len(parent_labels) == 2 and parent_labels[0] in _SHARED_ENDINGS  # noqa: PLR2004
+    if find_stated_address(registry_host) is not None or len(parent_labels) <= 1 or is_shared:
         return False
-    return realm_host == ".".join(parents) or realm_host.endswith("." + ".".join(parents))
+    parent = ".".join(parent_labels)
+    return realm_host == parent or realm_host.endswith(f".{parent}")

@@ -84,13 +84,14 @@ class RegistryRepository:
         """
         reference = revision or self._source.revision
         if reference not in self._resolved:
-            digest, parsed = await self._read_manifest(reference)
-            if isinstance(parsed, str):
-                _, parsed = await self._read_manifest(parsed)
-            if isinstance(parsed, str):
+            digest, content = await self._read_manifest(reference)
+            # Of an index, the content is the digest of the manifest that it names. Its own digest is the revision.
+            if isinstance(content, str):
+                _, content = await self._read_manifest(content)
+            if isinstance(content, str):
                 problem = "the index names another index: give the digest of a manifest instead"
                 raise self._source.error("SourceRefused", problem)
-            self._resolved[reference] = self._resolved[digest] = digest, parsed
+            self._resolved[reference] = self._resolved[digest] = digest, content
         return self._resolved[reference]
 
     async def list_files(self, revision: str | None) -> Listing:
@@ -100,7 +101,7 @@ class RegistryRepository:
         return Listing(digest, [file for file in files if is_wanted(file.path)])
 
     def file_source(self, path: str, revision: str | None) -> Source:
-        """Return the source of a file: the artifact at its digest, and the path in it."""
+        """Return the source of a file: the artifact at its tag or digest, and the path in it."""
         at = revision or self._source.revision
         separator = "@" if at.startswith(_ALGORITHM) else ":"
         text = f"oci://{self._source.repo}{separator}{at}/{quote(path)}"
@@ -121,7 +122,10 @@ class RegistryRepository:
             yield _Blob(origin, file, digest, self._source)
 
     async def _read_manifest(self, reference: str) -> tuple[str, ArtifactManifest | str]:
-        """Return digest and content of a manifest, or the digest of the manifest that an index names."""
+        """Return the digest of a manifest with its content; that of an index, with the digest of its manifest.
+
+        Raises ArtifactError.
+        """
         url, accept = str(self._base / "manifests" / reference), ", ".join((*MANIFEST_TYPES, *INDEX_TYPES))
 
         async def read() -> bytes:
@@ -183,10 +187,12 @@ class _RegistryAuthorizer:
     async def answer_challenges(self, challenges: Sequence[str]) -> bool:
         """Obtain the credentials that the registry asks for; return whether they are others than before.
 
+        False: the registry does not accept the login, or asks for credentials of another kind.
+
         Raises:
             ArtifactError: the server of tokens refuses, or must not get the password.
         """
-        login, before = self._login, self._header
+        login, header_before = self._login, self._header
         if login is not None and not login.user:
             return False  # a bearer token that the registry does not accept
         challenge = read_challenge(challenges)
@@ -194,7 +200,7 @@ class _RegistryAuthorizer:
             self._header = f"Bearer {await self._request_token(challenge, login)}"
         elif login is not None and wants_basic(challenges):
             self._header = login.basic
-        return self._header != before
+        return self._header != header_before
 
     async def _request_token(self, challenge: TokenChallenge, login: RegistryLogin | None) -> str:
         """Request a token to pull this repository. Raises ArtifactError if the server must not get the login."""

@@ -182,7 +182,7 @@ async def read_start(opened: ReadableFile, name: str, size_bytes: int, most_byte
                 if len(text) >= wanted:
                     break
     except RangeRefused as error:
-        if size_bytes:
+        if size_bytes:  # an empty file has not even a first byte
             raise ArtifactError("SourceRefused", f"{other_size}none") from error
     if len(text) < wanted:
         problem = f"the server sent {len(text)} of {wanted} bytes"

@@ -65,6 +65,7 @@ class S3Access:
             if not value.isascii() or not value.isprintable() or " " in value:
                 problem = f"{name} has a blank, a line break or another character that no {name} has: write it again"
                 raise ArtifactError("SourceUnauthorized", problem)
+        # Without both of them, requests are not signed.
         missing = [name for name in REQUIRED_VARIABLES if not stated[name]]
         if len(missing) == 1:
             problem = f"{missing[0]} is missing: S3 takes {' and '.join(REQUIRED_VARIABLES)}, or none of them"
@@ -132,14 +133,17 @@ ANONYMOUS_S3: Final = S3Access()
 
 
 def _check_endpoint(text: str) -> str:
-    """Return the endpoint without a slash at its end. It comes from a Secret of any tenant, so it is checked."""
+    """Return the endpoint without a slash at its end; empty for that of AWS.
+
+    It comes from a Secret of any tenant. Raises ArtifactError: it is no URL, or has a user, a query or a fragment.
+    """
     try:
         url = URL(text)
-        is_usable = not text or (url.scheme in ("http", "https") and url.host and url == url.with_user(None))
-        is_bare = is_usable and "?" not in text and "#" not in text
+        is_url = url.scheme in ("http", "https") and url.host
+        is_usable = not text or (is_url and url == url.with_user(None) and "?" not in text and "#" not in text)
     except ValueError:
-        is_bare = False
-    if not is_bare:
+        is_usable = False
+    if not is_usable:
         raise ArtifactError(
             "SourceInvalid", f"{ENDPOINT_VARIABLE} is no URL of an S3 service, such as https://s3.example:9000"
         )
@@ -147,7 +151,7 @@ def _check_endpoint(text: str) -> str:
 
 
 def read_digest(headers: Mapping[str, str]) -> str | None:
-    """Return the SHA-256 of the whole object, if the service keeps it; that of an upload in parts is another digest."""
+    """Return the SHA-256 of the whole object; None if the service keeps none, or only one of the parts of an upload."""
     try:
         digest = base64.b64decode(headers.get("x-amz-checksum-sha256", ""), validate=True)
     except (binascii.Error, ValueError):

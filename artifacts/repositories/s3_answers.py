@@ -77,10 +77,11 @@ def parse_page(text: bytes) -> ListingPage:
             objects.append(_read_object({_local_name(element): element.text or "" for element in child}))
         else:
             values[_local_name(child)] = child.text or ""
-    next_token = values.get("NextContinuationToken", "")
-    if values.get("IsTruncated") == "true" and not next_token:
+    is_truncated = values.get("IsTruncated") == "true"
+    next_token = values.get("NextContinuationToken", "") if is_truncated else ""
+    if is_truncated and not next_token:
         raise ValueError("a truncated page without the token of the next one")
-    return ListingPage(objects, next_token if values.get("IsTruncated") == "true" else "")
+    return ListingPage(objects, next_token)
 
 
 def _read_object(fields: Mapping[str, str]) -> RepositoryFile:
@@ -90,7 +91,7 @@ def _read_object(fields: Mapping[str, str]) -> RepositoryFile:
         raise ValueError("an object without key or entity tag")
     if not re.fullmatch(r"\d{1,19}", size, re.ASCII) or int(size) > _MOST_SIZE:
         raise ValueError("an object without size")
-    return RepositoryFile(unquote(fields["Key"]), int(size), None, entity_tag)
+    return RepositoryFile(path=unquote(fields["Key"]), size_bytes=int(size), sha256=None, revision=entity_tag)
 
 
 def explain_refusal(

@@ -47,22 +47,28 @@ class S3Repository:
         Raises:
             ArtifactError: with a reason and whether a retry may help.
         """
-        root = self._root
-        # Other objects beside a single file may change, so only its own parts are listed.
-        parts = None if self._source.is_folder else name_parts(self._source.file) or [self._source.file]
-        prefix = self._source.path
-        if self._source.is_split:
-            prefix = prefix.rpartition("-of-")[0][: -len("00001")]  # of KEY-00001-of-00003.gguf, KEY-
+        source, root = self._source, self._root
+
+        # 1. List the objects whose keys begin as that of the source: for KEY-00001-of-00003.gguf, with KEY-.
+        prefix = source.path
+        if source.is_split:
+            prefix, _, _ = prefix.rpartition("00001-of-")
+
+        # 2. Take all of a folder, but of others only the file and its parts: objects beside them may change.
+        parts = name_parts(source.file) or [source.file]
         files = []
         for listed in await self._list_objects(prefix):
             path = listed.path.removeprefix(root)
-            if listed.path.startswith(root) and is_wanted(path) and (parts is None or path in parts):
+            is_of_source = listed.path.startswith(root) and (source.is_folder or path in parts)
+            if is_of_source and is_wanted(path):
                 files.append(dataclasses.replace(listed, path=path))
+
+        # 3. The digest of them all is the revision.
         files.sort(key=lambda file: file.path)
         lines = "\n".join(f"{file.path}\0{file.revision}\0{file.size_bytes}" for file in files)
         digest = hashlib.sha256(lines.encode()).hexdigest()
         if revision and revision != digest:
-            raise self._source.error(
+            raise source.error(
                 "SourceChanged",
                 f"its objects are not those that were inspected (revision {digest}, not "
                 f"{revision}): delete the Model and create it again to accept the new ones",
@@ -133,7 +139,7 @@ class S3Repository:
 
 
 class _S3Object:
-    """One object. The service states its digest only in the answer to a request for the whole object."""
+    """One object, and its digest by validator, once a request for the whole object was answered."""
 
     def __init__(self, origin: Origin) -> None:
         self._origin = origin
@@ -141,10 +147,11 @@ class _S3Object:
 
     @asynccontextmanager
     async def read(self, first: int = 0, last: int | None = None, validator: str = "") -> AsyncIterator[SourceResponse]:
-        """Read from the object; a caller that needs its start only stops reading. Raises as `ReadableFile.read`.
+        """Read from the object. Raises as `ReadableFile.read`.
 
-        The digest comes only with the answer to a request for the whole object: before a range in it, one is sent and
-        not read.
+        The service states the digest only in the answer to a request for the whole object. So the whole object is
+        requested for a read from its first byte, of which the caller reads what it needs, and once before any other
+        read, without reading the answer.
         """
         if first and validator not in self._digests:
             async with self._origin.read() as whole:
