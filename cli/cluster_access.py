@@ -75,6 +75,7 @@ def run_in_cluster(
 
 
 async def _run(loaded: "Credentials", target: ClusterOptions, work: Callable[[Cluster], Awaitable[T]]) -> T:
+    """Connect to the API server and run `work`, in the namespace of the options, else of the context."""
     from kube.client import connect  # noqa: PLC0415 - not needed for --help
 
     async with connect(loaded) as client:
@@ -127,9 +128,12 @@ async def watch_object(
     failing_since: float | None = None
     while True:
         try:
+            # 1. The object as it is now.
             listed = await client.list(resource, namespace, field_selector=selector)
             failing_since = None
-            yield next(iter(listed.items), None)
+            yield listed.items[0] if listed.items else None
+
+            # 2. Its changes, until the server ends the watch.
             version = listed.resource_version
             events = client.watch(resource, namespace, resource_version=version, field_selector=selector)
             async with contextlib.aclosing(events):
@@ -143,12 +147,12 @@ async def watch_object(
         except (ApiError, Unreachable) as error:
             # A watch may be quiet for long before it is cut: only the time since the first failure is an outage.
             failing_since = clock() if failing_since is None else failing_since
-            if not _may_end(error) or clock() - failing_since > _OUTAGE_SECONDS:
+            if not _is_transient(error) or clock() - failing_since > _OUTAGE_SECONDS:
                 raise
             await asyncio.sleep(_RETRY_SECONDS)
 
 
-def _may_end(error: ApiError | Unreachable) -> bool:
+def _is_transient(error: ApiError | Unreachable) -> bool:
     """Decide whether a failure may end by itself."""
     return (
         isinstance(error, Unreachable)

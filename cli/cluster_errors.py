@@ -67,6 +67,7 @@ def describe_api_error(error: ApiError, server: str) -> str:
 
 
 def _describe_forbidden(error: Forbidden) -> str:
+    """Return which right the user lacks, and who can grant it by which role."""
     match = _RIGHT.search(error.message)
     if match is None:
         return f"{error.call} is refused: {error.message or 'no reason given'}"

@@ -94,6 +94,7 @@ def api(
 
 
 async def _run(kubeconfig: Path | None, options: "ConsoleOptions") -> None:
+    """Connect to the API server, and serve the API until this is cancelled."""
     from console.run import run  # noqa: PLC0415 - not needed for --help
     from kube import credentials  # noqa: PLC0415 - same
     from kube.client import connect  # noqa: PLC0415 - same

@@ -50,6 +50,7 @@ GC_THRESHOLD: Final = 10_000
 
 
 def _read_monitor_labels(_context: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> Mapping[str, str]:
+    """Return the labels of --monitor-label. Raises click.BadParameter."""
     try:
         return parse_monitor_labels(texts)
     except ValueError as error:

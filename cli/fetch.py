@@ -93,6 +93,7 @@ def command(*, wanted: WantedFiles, output_format: str, result: Path | None) -> 
 
 
 async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
+    """Fetch the files from the source or a mirror, and return their facts. Raises ArtifactError."""
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.errors import ArtifactError  # noqa: PLC0415
     from artifacts.fetch import ExpectedFile, FetchedArtifact  # noqa: PLC0415
@@ -155,11 +156,12 @@ class _ProgressLines:
     def __init__(self, name: str, clock: Callable[[], float]) -> None:
         self._name = name
         self._clock = clock
-        self._next = clock() + _LINE_EVERY_SECONDS
+        self._next_line_at = clock() + _LINE_EVERY_SECONDS
 
     def show(self, done: int, total: int | None) -> None:
-        if self._clock() < self._next:
+        """Print how many bytes are there, if the last line is old enough."""
+        if self._clock() < self._next_line_at:
             return
-        self._next = self._clock() + _LINE_EVERY_SECONDS
+        self._next_line_at = self._clock() + _LINE_EVERY_SECONDS
         share = f" of {size_text(total)} ({100 * done // total} %)" if total else ""
         print(f"{self._name}: {size_text(done)}{share}", file=sys.stderr, flush=True)

@@ -21,33 +21,37 @@ def to_file(path: Path, *, append: bool = False) -> None:
 
 def configure(*, verbose: bool = False, errors_only: bool = False, stream: TextIO = sys.stderr) -> None:
     """Render events of Pomona and of libraries alike; call it once, before the first event."""
-    level = logging.ERROR if errors_only else logging.DEBUG if verbose else logging.INFO
+    level = logging.DEBUG if verbose else logging.INFO
+    if errors_only:
+        level = logging.ERROR
     shared: list[structlog.types.Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     renderer: structlog.types.Processor
-    own: list[structlog.types.Processor]
+    processors: list[structlog.types.Processor]
     if stream.isatty():
         # If rich is installed, the default prints the variables of each frame, including tokens and prompts.
         renderer = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-        own = [*shared, renderer]
+        processors = [*shared, renderer]
     else:
         shared.append(structlog.processors.format_exc_info)
         renderer = _json
-        own = [_render_line]
-    # Not by way of the standard library, which takes several times as long for the line that each request has.
+        processors = [_render_line]
+
+    # 1. Events of Pomona: not by way of the standard library, which takes several times as long for each line.
     structlog.configure(
-        processors=own,
+        processors=processors,
         logger_factory=lambda *_: _LossyLogger(stream),
         wrapper_class=structlog.make_filtering_bound_logger(level),
         cache_logger_on_first_use=True,
     )
+
+    # 2. Events of libraries, which use the standard library.
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer], foreign_pre_chain=shared
         )
     )
     root = logging.getLogger()

@@ -89,8 +89,8 @@ def gather_options(argument: str, kind: Callable[..., object], *options: Decorat
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def call(*arguments: Any, **given: Any) -> Any:
-            own = {name: given.pop(name) for name in names if name in given}
-            return command(*arguments, **{argument: kind(**own)}, **given)
+            gathered = {name: given.pop(name) for name in names if name in given}
+            return command(*arguments, **{argument: kind(**gathered)}, **given)
 
         decorated: Callable[..., Any] = call
         for option in reversed(options):
@@ -154,6 +154,7 @@ def duration_between(least: float, most: float, hint: str) -> Parsed[float]:
 
 
 def _parse_network(text: str) -> Network:
+    """Return a network. Raises ValueError with a message for the user."""
     try:
         return parse_network(text)
     except ValueError as error:
@@ -180,9 +181,7 @@ result_option: Final = click.option("--result", type=PATH, help="Also write resu
 
 file_root_option: Final = click.option("--file-root", type=PATH, help="Allow file:// sources in this folder.")
 state_folder_option: Final = click.option(
-    "--state-dir",
-    type=PATH,
-    help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}.",
+    "--state-dir", type=PATH, help=f"Folder for weights, logs and records. Default: {STATE_FOLDER_TEXT}."
 )
 hosts_ca_option: Final = click.option(
     "--hosts-ca",
@@ -285,8 +284,5 @@ def read_vendors(_context: click.Context, parameter: click.Parameter, path: Path
 
 
 vendors_option = click.option(
-    "--vendors",
-    callback=read_vendors,
-    type=EXISTING_FILE,
-    help="YAML file of accelerators, that of the controller.",
+    "--vendors", callback=read_vendors, type=EXISTING_FILE, help="YAML file of accelerators, that of the controller."
 )

@@ -32,7 +32,7 @@ RESULT_BYTES = 3500
 
 
 def read_token(source: Source) -> str | None:
-    """Return the token for `source`: from the environment, since other users can read a command line.
+    """Return the token for `source`, or None: from the environment, since other users can read a command line.
 
     The hub's token goes to no other server, however the source is written. Raises ArtifactError: a registry's login
     cannot be read.
@@ -41,8 +41,8 @@ def read_token(source: Source) -> str | None:
         from artifacts.repositories.registry_login import read_environment  # noqa: PLC0415  only registries need it
 
         return read_environment(source.repo, os.environ)
-    if source.scheme != "hf" and (own := os.environ.get(TOKEN_VARIABLE)):
-        return own
+    if source.scheme != "hf" and (source_token := os.environ.get(TOKEN_VARIABLE)):
+        return source_token
     return read_hub_token() if is_of_hub(source, read_endpoint()) else None
 
 
@@ -97,6 +97,7 @@ def run(verb: str, work: Coroutine[Any, Any, T], result: Path | None) -> T:
 
 
 def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:
+    """Write the error to the result file, print it, and exit with the code that says whether a retry may help."""
     facts = {
         "reason": error.reason,
         "message": error.message,
@@ -138,12 +139,14 @@ def encode_within(facts: dict[str, Any], limit_bytes: int) -> bytes:
 
 
 def _list_lengths(value: object) -> list[int]:
+    """Return the lengths of all strings in nested dicts; 0 stands for any other value."""
     if isinstance(value, dict):
         return [length for inner in value.values() for length in _list_lengths(inner)]
     return [len(value)] if isinstance(value, str) else [0]
 
 
 def _halve(value: Any, longest: int) -> Any:
+    """Return nested dicts with each string of the length `longest` cut in half."""
     if isinstance(value, dict):
         return {key: _halve(inner, longest) for key, inner in value.items()}
     return value[: longest // 2] if isinstance(value, str) and len(value) == longest else value

@@ -123,7 +123,8 @@ def print_manifests(obj: Obj | Sequence[Obj], output_format: str) -> None:
         print_facts(obj if isinstance(obj, dict) else build_list(obj), output_format)
         return
     for number, manifest in enumerate([obj] if isinstance(obj, dict) else obj):
-        print("---\n" if number else "", end="")
+        if number:
+            print("---")
         print_facts(manifest, output_format)
 
 
@@ -180,6 +181,7 @@ def _shrink(widths: list[int], width: int, names: set[int]) -> None:
 
 
 def _cut(text: str, size: int) -> str:
+    """Return at most `size` letters of a text, the last of which shows that it is cut."""
     return text if len(text) <= size else text[: size - 1] + "…"
 
 
@@ -200,12 +202,12 @@ def wrap_text(text: str, width: int, indent: str = "", *, first: str | None = No
     """
     wrapped: list[str] = []
     for line in escape_controls(text).expandtabs().splitlines():
-        own = line[: len(line) - len(line.lstrip())][: width // 4]
+        line_indent = line[: len(line) - len(line.lstrip())][: width // 4]
         wrapped += textwrap.wrap(
             line.strip(),
             width,
-            initial_indent=(indent if wrapped or first is None else first) + own,
-            subsequent_indent=indent + own,
+            initial_indent=(indent if wrapped or first is None else first) + line_indent,
+            subsequent_indent=indent + line_indent,
             break_long_words=False,
             break_on_hyphens=False,
         )

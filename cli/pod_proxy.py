@@ -25,6 +25,7 @@ _port: Final = click.IntRange(1, 65535)
 
 
 def _check_service(text: str) -> str:
+    """Return the text if it is NAMESPACE/NAME. Raises ValueError."""
     namespace, _, name = text.partition("/")
     if not namespace or not name or "/" in name:
         raise ValueError(f"{text!r} is not the name of a service: give one such as team/chat")
@@ -127,6 +128,7 @@ def command(
 
 
 def _plan_preparation(options: PodProxyOptions, source: str, context_length: int | None, networks: Networks) -> Prepare:
+    """Return the call that brings the model of `source` into the engine. Raises click.UsageError."""
     pod = find_runtime(options.engine).pod
     if not (pod and pod.prepare and options.model and context_length):
         raise click.UsageError("--source needs an --engine that gets its model, --engine-model and --context-length")
@@ -135,6 +137,7 @@ def _plan_preparation(options: PodProxyOptions, source: str, context_length: int
 
 
 async def _prepare(prepare: Callable[..., Awaitable[None]], model: PodModel) -> None:
+    """Bring a model into the engine, and log the progress and passing errors. Raises PodProxyError."""
     try:
         await prepare(model, _ProgressLog(), lambda error: log.warning("prepare_failed", error=str(error)))
     except DaemonError as error:

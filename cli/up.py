@@ -78,9 +78,8 @@ def command(
         with own_folder(folder, standalone=True):
             with _report_unusable_files(folder):
                 log.to_file(folder / "up.log")
-            options = StandaloneOptions(
-                folder, port, outcome.read_endpoint(), outcome.read_hub_token(), allowed_networks
-            )
+            endpoint, token = outcome.read_endpoint(), outcome.read_hub_token()
+            options = StandaloneOptions(folder, port, endpoint, token, allowed_networks)
             served = asyncio.run(_serve(loaded, sources, question, options, memory_budget))
     except ManifestError as error:
         for problem in error.problems:
@@ -96,7 +95,11 @@ def command(
 async def _serve(
     manifests: Manifests, sources: tuple[str, ...], question: str | None, options: StandaloneOptions, budget: int | None
 ) -> bool:
-    """Serve until a signal or until the question is answered; return whether the command succeeded."""
+    """Serve until a signal or until the question is answered; return whether the command succeeded.
+
+    Raises StartError, SourceError and ArtifactError.
+    """
+    # 1. Decide what is served.
     signals = UserSignals()
     _handle_signals(signals)
     host_facts = await asyncio.to_thread(host.read)
@@ -107,6 +110,8 @@ async def _serve(
         await single.add_source(manifests, source, options)
     for note in (*manifests.skipped, *desired.list_ignored_fields(manifests.services.values())):
         print(note, file=sys.stderr)
+
+    # 2. Serve it, show it, and ask the question.
     async with aiohttp.ClientSession() as session:
         with _report_unusable_files(options.folder):
             machine = Machine(
@@ -124,6 +129,8 @@ async def _serve(
                 asking.cancel()
             showing.cancel()
             await asyncio.wait({task for task in (asking, showing) if task})
+
+        # 3. Report how it ended.
         if not signals.hand_over.is_set():
             for message in machine.describe_left_engines():
                 print(message, file=sys.stderr)
@@ -131,7 +138,9 @@ async def _serve(
             raise StartError(machine.failure)
         if signals.hand_over.is_set():
             console.print("handed over to `pomona agent`, which keeps everything running", markup=False)
-        return asking is None or (not asking.cancelled() and asking.result())
+        if asking is None:
+            return True
+        return not asking.cancelled() and asking.result()
 
 
 @contextlib.contextmanager
@@ -166,8 +175,9 @@ def _hint(signals: UserSignals) -> str:
 
 async def _ask_and_stop(machine: Machine, question: str) -> bool:
     """Send the question to the first service and stop; return whether there was an answer."""
+    first_service = next(iter(machine.manifests.services))
     try:
-        url, model = await machine.wait_until_reachable(next(iter(machine.manifests.services)))
+        url, model = await machine.wait_until_reachable(first_service)
         await ask(url, model, question, lambda text: print(show_raw(text), end="", flush=True))
         print(flush=True)
     except AskError as error:

@@ -179,7 +179,8 @@ class AgentArguments:
                 words += [option, str(value.absolute() if isinstance(value, Path) else value)]
         for network in self.allowed_networks:
             words += ["--allow-private-sources", str(network)]
-        words += [] if self.benchmarks else ["--no-benchmarks"]
+        if not self.benchmarks:
+            words.append("--no-benchmarks")
         return [*words, *render_owner_policy(self.owner_policy, keep_awake=self.keep_awake)]
 
 

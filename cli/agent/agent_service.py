@@ -129,7 +129,7 @@ def find_sudo_caller() -> pwd.struct_passwd | None:
         caller = pwd.getpwnam(name) if name else None
     except KeyError:
         return None
-    return caller if caller and caller.pw_uid else None
+    return caller if caller and caller.pw_uid != 0 else None
 
 
 def read_status(folder: Path, only_pid: int | None = None) -> AgentStatus | None:
@@ -176,18 +176,23 @@ def await_agent(
     """
     first_run = first_run or manager.read_state().runs
     started = time.monotonic()
-    alive_at = started
+    last_alive_at = started
     while True:
+        # 1. Return its status once it is ready.
         status, now = read_status(folder), time.monotonic()
         is_new = status is not None and status.pid != previous_pid
         if status and is_new and status.ready:
             return status
+
+        # 2. Give up if it has ended.
         if not _has_ended(manager.read_state(), folder, first_run):
-            alive_at = now
-        elif now - alive_at >= _END_SECONDS:
-            ended = read_last_exit(folder)
-            reason = f": {ended.message}" if ended else ", see `pomona agent logs`"
+            last_alive_at = now
+        elif now - last_alive_at >= _END_SECONDS:
+            last_exit = read_last_exit(folder)
+            reason = f": {last_exit.message}" if last_exit else ", see `pomona agent logs`"
             raise click.ClickException(f"the agent ended{reason}")
+
+        # 3. Give up if it takes too long.
         if now - started >= seconds:
             reason = "is not ready" if is_new else "does not answer"
             because = f" ({escape_controls(status.connection.message)})" if status and status.connection.message else ""
@@ -196,32 +201,39 @@ def await_agent(
 
 
 def _has_ended(state: ServiceState, folder: Path, first_run: int | None) -> bool:
-    """Decide whether the process that was started is no more, even if the service manager starts another one."""
-    if state.runs is not None and first_run is not None and state.runs > first_run:
-        return True
-    was_started = state.runs is not None and first_run is not None and state.runs == first_run
-    return state.phase != "running" and (was_started or read_last_exit(folder) is not None)
+    """Decide whether the process that was started has ended, even if the service manager starts another one.
+
+    It has if a later start is counted, or if no process runs and either its start is counted or an end is recorded.
+    """
+    was_started = False
+    if state.runs is not None and first_run is not None:
+        if state.runs > first_run:
+            return True
+        was_started = state.runs == first_run
+    if state.phase == "running":
+        return False
+    return was_started or read_last_exit(folder) is not None
 
 
 def explain_failure(error: ServiceError, folder: Path) -> str:
     """Return the reason why the service did not start: the agent's own, if it had the time to name it."""
-    ended = read_last_exit(folder)
-    return f"the agent ended: {ended.message} ({error})" if ended else str(error)
+    last_exit = read_last_exit(folder)
+    return f"the agent ended: {last_exit.message} ({error})" if last_exit else str(error)
 
 
 def read_last_exit(folder: Path) -> AgentExit | None:
     """Return the last end of the agent, None if there was none. Raises click.ClickException."""
     try:
-        ended = load_exit(folder)
-        return structs.replace(ended, message=escape_controls(ended.message)) if ended else None
+        last_exit = load_exit(folder)
     except OSError as error:
         raise _explain_folder_error(folder, error) from error
+    return structs.replace(last_exit, message=escape_controls(last_exit.message)) if last_exit else None
 
 
 def was_stopped(folder: Path) -> bool:
     """Return whether the last agent ended after it had stopped everything. Raises click.ClickException."""
-    ended = read_last_exit(folder)
-    return ended is not None and ended.code == STOPPED
+    last_exit = read_last_exit(folder)
+    return last_exit is not None and last_exit.code == STOPPED
 
 
 def forget_last_exit(folder: Path) -> None:
@@ -246,6 +258,7 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
     Raises ServiceError, and click.ClickException if the agent refuses, does not end in time, or ends before everything
     is stopped.
     """
+    # 1. Ask the agent to stop.
     only_pid = None
     if manager and manager.needs_root and os.geteuid() == 0:
         only_pid = manager.read_state().pid
@@ -257,6 +270,8 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
         pid = asyncio.run(AgentClient(folder, only_pid).stop())
     except (ControlUnreachableError, ControlRefusedError) as error:
         raise click.ClickException(str(error)) from error
+
+    # 2. Wait until its process ends; name what still runs now and then.
     started, printed_at = time.monotonic(), -_LINE_SECONDS
     while psutil.pid_exists(pid):
         waited = time.monotonic() - started
@@ -269,9 +284,11 @@ def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceMa
             printed_at = waited
             say(f"waiting for running requests of {', '.join(still_running)}")
         time.sleep(_PAUSE_SECONDS)
+
+    # 3. Check that it had stopped everything before.
     if not was_stopped(folder):
-        ended = read_last_exit(folder)
-        reason = f": {ended.message}" if ended else ""
+        last_exit = read_last_exit(folder)
+        reason = f": {last_exit.message}" if last_exit else ""
         raise click.ClickException(
             f"the agent ended before everything was stopped{reason}; engines may still run: see `pomona agent status`"
         )

@@ -80,18 +80,14 @@ def _end_permanently(given: tuple[str, ...]) -> Iterator[None]:
     except click.UsageError as error:
         if (supervisor := exit_codes.read_supervisor()) is None:
             raise
-        with contextlib.suppress(ValueError):  # no folder is named in which the reason could be kept
+        with contextlib.suppress(ValueError):  # no state folder is named in which the reason could be kept
             _save_exit(find_state_folder(given), exit_codes.PERMANENT, error.format_message())
         click.echo(f"Error: {error.format_message()}", err=True)
         raise click.exceptions.Exit(exit_codes.exit_status(exit_codes.PERMANENT, supervisor)) from error
 
 
 @click.group(
-    "agent",
-    cls=AgentGroup,
-    subcommands=SUBCOMMANDS,
-    invoke_without_command=True,
-    subcommand_metavar="[COMMAND]",
+    "agent", cls=AgentGroup, subcommands=SUBCOMMANDS, invoke_without_command=True, subcommand_metavar="[COMMAND]"
 )
 @agent_options
 @click.pass_context

@@ -77,8 +77,8 @@ def _find_host(
     manager, folder = find_agent(managers, state_dir)
     installed = (manager.read_arguments() if manager else None) or ()
     name = name or find_option(installed, "--name")
-    if kubeconfig is None and (kept := find_option(installed, "--kubeconfig")):
-        kubeconfig = Path(kept)
+    if kubeconfig is None and (installed_kubeconfig := find_option(installed, "--kubeconfig")):
+        kubeconfig = Path(installed_kubeconfig)
     checked = CheckedHost(
         folder,
         service=manager.read_state() if manager else None,

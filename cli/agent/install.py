@@ -51,6 +51,7 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
       pomona agent install --user --quiet-hours 'Mon-Fri 09:00-17:00 Europe/Berlin'
       pomona agent install --user --name studio-1 --kubeconfig ~/.pomona/kubeconfig
     """
+    # 1. Check the options as the agent will.
     managers = find_managers(ctx)
     manager, other = (managers.user, managers.system) if as_user else (managers.system, managers.user)
     arguments = AgentArguments(**given)
@@ -61,6 +62,8 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
         arguments.read_options(folder, arguments.read_identity(folder))
     except StartError as error:
         raise click.ClickException(str(error)) from error
+
+    # 2. Install and start the service, unless another agent is in its way.
     try:
         if other.read_arguments() is not None:
             raise click.ClickException(f"an agent is installed in {other.definition_path}: uninstall it first")
@@ -72,6 +75,8 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
         status = await_agent(folder, manager)
     except ServiceError as error:
         raise click.ClickException(explain_failure(error, folder)) from error
+
+    # 3. Say where everything is.
     print(describe_agent(status))
     print(f"service:      {manager.definition_path}")
     print(f"state folder: {folder}")
@@ -80,7 +85,11 @@ def command(ctx: click.Context, /, *, as_user: bool, run_as: str | None, **given
 
 
 def _find_service_owner(*, as_user: bool, run_as: str | None) -> pwd.struct_passwd:
-    """Return the user of the service. Raises click.ClickException: none is named but root, or there is no such user."""
+    """Return the user of the service: the named one, else the one who called sudo, else the one who calls this.
+
+    Raises click.ClickException: the options contradict each other, there is no such user, or it is root and
+    neither --run-as nor --user was given.
+    """
     if as_user and find_sudo_caller():
         raise click.UsageError("--user installs for the user who calls it: leave out sudo")
     if as_user and run_as:

@@ -57,13 +57,13 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
 
 
 def read_last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log; those from before it was shortened are in a file of their own. Raises OSError."""
-    last: deque[str] = deque(maxlen=count)
+    """Return the last lines of a log, and of the file with what was in it before it was shortened. Raises OSError."""
+    last_lines: deque[str] = deque(maxlen=count)
     for part in (previous_log_path(path), path):
         if part == path or part.exists():
             with open_regular(part, follow_links=False) as file:
-                last.extend(line.decode(errors="replace") for line in file)
-    return list(last)
+                last_lines.extend(line.decode(errors="replace") for line in file)
+    return list(last_lines)
 
 
 def _print_newer_output(start: Path, log: Path, count: int) -> None:

@@ -28,10 +28,12 @@ from metal_agent.control.agent_status import AgentStatus
 @click.command("restart")
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Start the installed agent anew, by the version that is installed now; engines keep running, and no request fails.
+    """Start the installed agent anew, with the version of Pomona that is installed now.
 
-    Exits with 0 once the new agent is ready. If this release has a new plist or unit, it is installed first and the
-    options are kept; for a service of the system that needs root.
+    Engines keep running, and no request fails. Exits with 0 once the new agent is ready.
+
+    If this version writes another plist or unit, that is installed first, with the same options of the agent. A service
+    of the system needs root for it: without root, the agent is restarted only, and the command to update is printed.
 
     \b
     Examples:
@@ -47,10 +49,10 @@ def command(ctx: click.Context) -> None:
     except click.ClickException as error:
         raise click.ClickException(f"{error.message}{_advise_return(previous)}") from error
     print(describe_agent(status))
-    if outdated and _is_roots(manager):
+    if outdated and _lacks_root(manager):
         print(
             f"{manager.definition_path} was written by another version of Pomona; to update it, run: "
-            f"sudo {_program()} agent restart"
+            f"sudo {_find_program()} agent restart"
         )
 
 
@@ -69,7 +71,7 @@ def restart_agent(
         ServiceError: the service manager fails.
         click.ClickException: the agent does not get ready.
     """
-    if _is_roots(manager):
+    if _lacks_root(manager):
         return _signal_agent(manager, folder, previous)
     start: Callable[[], None] = manager.restart if outdated is None else lambda: manager.install(outdated)
     forget_last_exit(folder)
@@ -81,12 +83,15 @@ def restart_agent(
 
 
 def _signal_agent(manager: ServiceManager, folder: Path, previous: AgentStatus | None) -> AgentStatus:
-    """End the agent by a signal: its service manager, which only root commands, starts it again. Raises as above."""
+    """End the agent by a signal: its service manager, which takes orders of root only, starts it again.
+
+    Raises as `restart_agent`, and click.ClickException if the agent is stopped or another user's.
+    """
     state = manager.read_state()
     pid = state.pid or (previous.pid if previous else None)
     if pid is None and state.phase != "starting":
         raise click.ClickException(
-            f"the agent is stopped, and its service is root's: run `sudo {_program()} agent restart`"
+            f"the agent is stopped, and its service is root's: run `sudo {_find_program()} agent restart`"
         )
     forget_last_exit(folder)
     if pid is not None:
@@ -104,7 +109,10 @@ def _signal_agent(manager: ServiceManager, folder: Path, previous: AgentStatus |
 
 
 def _find_outdated(manager: ServiceManager, ours: Path) -> ServiceDefinition | None:
-    """Return the installed definition if this version writes another one for this program. Raises ServiceError."""
+    """Return the installed definition if this version writes it otherwise, so that it has to be written anew.
+
+    None: it is up to date, or starts another program than `ours`. Raises ServiceError.
+    """
     outdated = manager.find_outdated()
     return outdated if outdated and outdated.arguments[0] == str(ours) else None
 
@@ -120,9 +128,11 @@ def _advise_return(previous: AgentStatus | None) -> str:
     )
 
 
-def _is_roots(manager: ServiceManager) -> bool:
+def _lacks_root(manager: ServiceManager) -> bool:
+    """Return whether only root commands the service manager, and this user is not root."""
     return manager.needs_root and os.geteuid() != 0
 
 
-def _program() -> Path:
+def _find_program() -> Path:
+    """Return the path of the program as this command was called."""
     return Path(sys.argv[0]).absolute()

@@ -47,8 +47,8 @@ def command(ctx: click.Context, state_dir: Path | None, output_format: str) -> N
     manager, folder = find_agent(find_managers(ctx), state_dir)
     service = manager.read_state() if manager else None
     agent = read_status(folder)
-    ended = None if agent else read_last_exit(folder)
-    report = AgentReport(str(folder), service, agent, ended)
+    last_exit = None if agent else read_last_exit(folder)
+    report = AgentReport(state_folder=str(folder), service=service, agent=agent, last_exit=last_exit)
     if output_format == "text":
         print(format_report(report, terminal_width()))
     else:
@@ -67,8 +67,8 @@ def format_report(report: AgentReport, width: int) -> str:
             lines.append(("last exit", service.last_exit))
     else:
         lines.append(("service", "none: `pomona agent install` makes it one"))
-    if ended := report.last_exit:
-        lines.append(("ended", f"{ended.ended_at}, {ended.message}"))
+    if last_exit := report.last_exit:
+        lines.append(("ended", f"{last_exit.ended_at}, {last_exit.message}"))
     if agent := report.agent:
         lines += [
             ("agent", f"{agent.host}, {_describe_state(agent)} as process {agent.pid}"),
@@ -76,11 +76,13 @@ def format_report(report: AgentReport, width: int) -> str:
             ("version", agent.version),
             ("address", agent.address),
             ("API server", f"{agent.server}, {agent.connection.state} since {agent.connection.since}"),
-            *((("", agent.connection.message),) if agent.connection.message else ()),
-            *((("token", _describe_token(agent.identity)),) if agent.identity else ()),
-            *(("paused", f"{hold.message} ({hold.source}, since {hold.since})") for hold in agent.holds),
-            ("memory", f"{size_text(agent.available_bytes)} of {size_text(agent.budget_bytes)} are free"),
         ]
+        if agent.connection.message:
+            lines.append(("", agent.connection.message))  # continues the line before
+        if agent.identity:
+            lines.append(("token", _describe_token(agent.identity)))
+        lines += [("paused", f"{hold.message} ({hold.source}, since {hold.since})") for hold in agent.holds]
+        lines.append(("memory", f"{size_text(agent.available_bytes)} of {size_text(agent.budget_bytes)} are free"))
     else:
         lines.append(("agent", "does not answer: see `pomona agent logs`"))
     text = "\n".join(line for label, value in lines for line in _format_line(label, value, width))
@@ -104,6 +106,7 @@ def _format_line(label: str, value: str, width: int) -> list[str]:
 
 
 def _format_processes(agent: AgentStatus, width: int) -> str:
+    """Return a table of the processes, and below it a line for each that is not ready and has a message."""
     titles = ("SERVICE", "MODEL", "RUNTIME", "PHASE", "MEMORY")
     rows = []
     for process in agent.processes:

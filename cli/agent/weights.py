@@ -59,6 +59,7 @@ def command(state_dir: Path | None, *, removed: tuple[str, ...], output_format: 
 
 
 def _describe(weights: StoredWeights) -> dict[str, Any]:
+    """Return the facts of stored weights for programs."""
     manifest = weights.manifest
     return {
         "digest": manifest.digest,
@@ -70,6 +71,7 @@ def _describe(weights: StoredWeights) -> dict[str, Any]:
 
 
 def _format_row(weights: StoredWeights) -> tuple[str, ...]:
+    """Return a row of the table."""
     manifest = weights.manifest
     return (
         manifest.digest[:_SHOWN_DIGITS],
@@ -81,7 +83,10 @@ def _format_row(weights: StoredWeights) -> tuple[str, ...]:
 
 
 def _remove(store: WeightsStore, text: str) -> None:
-    """Delete the weights whose digest begins so. Raises click.ClickException."""
+    """Delete the weights whose digest begins with `text`.
+
+    Raises click.ClickException: there are none or several such, or they are in use.
+    """
     if not text:
         raise click.BadParameter("--remove '' names no weights: give the first digits of a digest")
     matching = [weights.manifest for weights in store.stored() if weights.manifest.digest.startswith(text.lower())]

@@ -67,6 +67,7 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
 def _build_row(
     name: str, replicas: str, gpus: int, memory_gb: float | None, cost: "ModelCost | NamespaceCost"
 ) -> tuple[str, ...]:
+    """Return a row of the table; unknown figures are shown as ?, except the memory of a service without replicas."""
     unknown = "" if replicas == "0" else "?"
     memory = unknown if memory_gb is None else f"{memory_gb:g} GiB"
     figures = (cost.watts, cost.cost_per_hour, cost.cost_per_million_tokens)

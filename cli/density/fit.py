@@ -64,11 +64,13 @@ def command(
     from console.api_requests import read_density_query  # noqa: PLC0415 - same
     from console.density_queries import Page, flag_matches, query_nodes  # noqa: PLC0415 - same
 
-    asked = fit_report.read_source(model, files, vendors, allowed_networks) if "://" in model else None
-    query = read_density_query({"min_fit": min_fit, "use_case": use_case or ""}, "*" if asked else model)
+    # A source takes the place of all models of the snapshot, and the query matches it by any name.
+    source_model = fit_report.read_source(model, files, vendors, allowed_networks) if "://" in model else None
+    name_query = model if source_model is None else "*"
+    query = read_density_query({"min_fit": min_fit, "use_case": use_case or ""}, name_query)
     snapshot, table = read_density(target, vendors)
-    if asked is not None:
-        snapshot = dataclasses.replace(snapshot, models=(asked,))
+    if source_model is not None:
+        snapshot = dataclasses.replace(snapshot, models=(source_model,))
     if not any(flag_matches(snapshot, None, query)):
         raise click.ClickException(fit_report.explain_unknown(model))
     if is_json:

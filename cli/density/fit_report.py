@@ -123,7 +123,8 @@ def build_report(snapshot: DensitySnapshot, table: FitTable, query: DensityQuery
                     "estimated_tps": best["estimated_tps"],
                 }
             )
-    ranked.sort(key=lambda row: (-row["best_score"], row["node"]))
+    ranked.sort(key=lambda row: row["node"])
+    ranked.sort(key=lambda row: row["best_score"], reverse=True)  # nodes of equal score stay in the order of names
     return {
         "requested_model": query.text,
         "min_fit": query.min_fit,

@@ -82,6 +82,7 @@ async def simulate_service(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
+    # 1. Read the cluster, even if the queue cannot be simulated.
     settings, note, problem = QueueSettings(), "", ""
     try:
         settings, note = await read_settings(cluster, stated)
@@ -91,12 +92,16 @@ async def simulate_service(
         settings = settings._replace(pods=structs.replace(settings.pods, vendors=vendors))
     reading = await read_queue(cluster, settings)
     report_uncounted(reading.refusals)
+
+    # 2. Where it fits.
     snapshot, table = open_density(reading.view)
     answer = simulate_model(snapshot, table, None, request)
+
+    # 3. What the queue would do.
     if problem:
         return answer, SimulatedQueue(problem=problem)
-    memory = round(request.memory_gb * GIB) if request.memory_gb is not None else None
-    wanted = wanted._replace(context=request.context, memory_bytes=memory, quantization=request.quantization)
+    memory_bytes = round(request.memory_gb * GIB) if request.memory_gb is not None else None
+    wanted = wanted._replace(context=request.context, memory_bytes=memory_bytes, quantization=request.quantization)
     queue = await _simulate_queue(cluster, find_asked_model(snapshot, None, request), reading, wanted)
     if note and queue.plan is not None:
         click.echo(note, err=True)
@@ -138,6 +143,7 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
     """
 
     def find_unused_name(resource: Resource, name: str) -> str:
+        """Return the name, made longer until no object of this kind in the cluster has it."""
         taken = {manifest["metadata"]["name"] for manifest in store.list(resource)}
         while name in taken:
             name += "-again"
@@ -147,30 +153,38 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
         metadata = {"name": name, "namespace": namespace}
         return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
-    made, served = list[Obj](), model.name
+    # 1. A Model, unless one of the cluster is as wanted.
+    manifests, model_name = list[Obj](), model.name
     if not model.namespace or wanted.quantization is not None or wanted.memory_bytes is not None:
-        served = find_unused_name(MODELS, f"{SIMULATED}-model")
+        model_name = find_unused_name(MODELS, f"{SIMULATED}-model")
         stored = store.get(MODELS, model.name, model.namespace) if model.namespace else None
         spec = dict(stored["spec"]) if stored is not None else {"source": model.source}
         if wanted.quantization is not None:
             spec.pop("memoryBytes", None)  # it is that of the other quantization
-        spec |= {"memoryBytes": wanted.memory_bytes} if wanted.memory_bytes is not None else {}
-        made.append(build("Model", served, spec))
-    accelerator = wanted.accelerator or AUTO_ACCELERATOR
-    hardware = {"accelerator": accelerator, **({"count": wanted.devices} if wanted.devices is not None else {})}
-    spec = {"modelRef": served, "replicas": wanted.replicas, "hardware": hardware}
-    spec |= {"priority": wanted.priority} if wanted.priority is not None else {}
-    spec |= {"contextLength": wanted.context} if wanted.context is not None else {}
-    spec |= {"mode": model.mode} if model.mode != "chat" else {}
-    made.append(build("InferenceService", find_unused_name(INFERENCE_SERVICES, SIMULATED), spec))
-    if problems := [str(problem) for manifest in made for problem in validation.problems(manifest)]:
+        if wanted.memory_bytes is not None:
+            spec["memoryBytes"] = wanted.memory_bytes
+        manifests.append(build("Model", model_name, spec))
+
+    # 2. The service.
+    hardware: Obj = {"accelerator": wanted.accelerator or AUTO_ACCELERATOR}
+    if wanted.devices is not None:
+        hardware["count"] = wanted.devices
+    spec = {"modelRef": model_name, "replicas": wanted.replicas, "hardware": hardware}
+    stated = {"priority": wanted.priority, "contextLength": wanted.context}
+    spec |= {name: value for name, value in stated.items() if value is not None}
+    if model.mode != "chat":
+        spec["mode"] = model.mode
+    manifests.append(build("InferenceService", find_unused_name(INFERENCE_SERVICES, SIMULATED), spec))
+
+    if problems := [str(problem) for manifest in manifests for problem in validation.problems(manifest)]:
         raise click.UsageError("; ".join(problems))
-    return made
+    return manifests
 
 
 def list_remaining(plan: QueuePlan) -> list[tuple[str, Mapping[str, int]]]:
-    """Return the amounts that stay free on each node and host on which a replica starts."""
-    touched = {cell for change in plan.changes if change.fate.state == "starts" for cell in change.fate.cells}
+    """Return the memory and devices that stay free on each node and host on which a replica starts."""
+    touched = {cell_id for change in plan.changes if change.fate.state == "starts" for cell_id in change.fate.cells}
+    # The names of devices have a slash, such as nvidia.com/gpu.
     return [
         (cell.id, {name: amount for name, amount in sorted(cell.free.items()) if name == MEMORY or "/" in name})
         for cell in plan.after.cells

@@ -97,7 +97,7 @@ async def wait_until_drained(cluster: Cluster, host: Obj) -> None:
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    metadata, last = host["metadata"], ""
+    metadata, printed_message = host["metadata"], ""
     states = watch_object(cluster.client, METAL_HOSTS, metadata["name"])
     async with contextlib.aclosing(states):
         async for current in states:
@@ -112,6 +112,6 @@ async def wait_until_drained(cluster: Cluster, host: Obj) -> None:
                 continue  # it is that of an earlier drain
             if drained["status"] == "True":
                 return
-            if drained["message"] != last:
-                last = drained["message"]
-                print("\n".join(wrap_text(last, progress_width())), flush=True)
+            if drained["message"] != printed_message:
+                printed_message = drained["message"]
+                print("\n".join(wrap_text(printed_message, progress_width())), flush=True)

@@ -42,6 +42,7 @@ def command(name: str, *, yes: bool, target: ClusterOptions) -> None:
 
 
 async def _remove(cluster: Cluster, name: str, *, yes: bool) -> None:
+    """Remove a host, after a question if processes are bound to it; say what is gone, and what is left to do."""
     from metal_agent.join.removal import (  # noqa: PLC0415 - not needed for --help
         TOKEN_CACHE_SECONDS,
         list_bound_processes,

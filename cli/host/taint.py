@@ -49,6 +49,7 @@ def command(name: str, changes: tuple[str, ...], *, target: ClusterOptions) -> N
     wanted = [parse_change(change) for change in changes]
 
     async def edit(cluster: Cluster) -> list[Obj]:
+        """Change the taints of the host, and return them; repeat it if others edit the host at the same time."""
         for tries in range(_TRIES):
             host = await read_object(cluster.client, METAL_HOSTS, name)
             before = host.get("spec", {}).get("taints") or []
@@ -81,7 +82,7 @@ def parse_change(text: str) -> TaintChange:
             f"{text} is no taint: write KEY=VALUE:EFFECT or KEY:EFFECT with effect {' or '.join(_EFFECTS)}, or KEY- to "
             "remove one"
         )
-    return TaintChange(match["key"], match["value"] or "", effect, bool(match["removes"]))
+    return TaintChange(key=match["key"], value=match["value"] or "", effect=effect, removes=bool(match["removes"]))
 
 
 def apply_changes(taints: Sequence[Obj], changes: Iterable[TaintChange]) -> list[Obj]:
@@ -90,7 +91,8 @@ def apply_changes(taints: Sequence[Obj], changes: Iterable[TaintChange]) -> list
     for change in changes:
         if change.removes:
             effects = [change.effect] if change.effect else _EFFECTS
-            by_key = {key: taint for key, taint in by_key.items() if not (key[0] == change.key and key[1] in effects)}
+            for effect in effects:
+                by_key.pop((change.key, effect), None)
         else:
             value = {"value": change.value} if change.value else {}
             by_key[change.key, change.effect] = {"key": change.key, "effect": change.effect, **value}

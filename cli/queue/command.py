@@ -62,9 +62,11 @@ def sort_waiting(services: list[Obj]) -> list[Obj]:
 
 
 def _sort_key(service: Obj) -> tuple[str, bool, int, str, str]:
+    """Return pool, whether the service has no place in it, place, namespace and name."""
     queue, metadata = service["status"]["queue"], service["metadata"]
     position = queue.get("position")
-    return queue.get("pool", ""), position is None, position or 0, metadata["namespace"], metadata["name"]
+    has_no_place = position is None
+    return queue.get("pool", ""), has_no_place, position or 0, metadata["namespace"], metadata["name"]
 
 
 def queue_text(service: Obj, field: str) -> str:
@@ -77,11 +79,14 @@ def describe_start(queue: Obj, now: datetime) -> str:
     estimate = queue.get("estimatedStart") or {}
     if not estimate.get("latest"):
         return str(queue.get("noEstimate") or "")
-    earliest, latest = (
-        max(0.0, (datetime.fromisoformat(estimate[end]) - now).total_seconds()) if estimate.get(end) else 0.0
-        for end in ("earliest", "latest")
-    )
-    return f"in {duration_text(earliest)} to {duration_text(latest)}"
+
+    def render_wait(end: str) -> str:
+        """Return the time until one end of the range; 0s if it is over or not stated."""
+        if not estimate.get(end):
+            return duration_text(0.0)
+        return duration_text((datetime.fromisoformat(estimate[end]) - now).total_seconds())
+
+    return f"in {render_wait('earliest')} to {render_wait('latest')}"
 
 
 COLUMNS = [

@@ -58,7 +58,7 @@ async def read_settings(cluster: Cluster, stated: StatedSettings) -> "tuple[Queu
         deployment = await cluster.client.get(DEPLOYMENTS, DEPLOYMENT, CONTROLLER_NAMESPACE)
     except (Forbidden, NotFound) as error:
         settings = merge_settings([], default.pods.vendors, stated)
-        if None not in (stated.min_run_seconds, stated.scheduling_mode):
+        if stated.min_run_seconds is not None and stated.scheduling_mode is not None:
             return settings, ""
         state = "cannot be read" if isinstance(error, Forbidden) else "does not exist"
         assumed = f"--min-run {settings.min_run_seconds:g}s --scheduling-mode {settings.pods.scheduling_mode}"
@@ -115,7 +115,8 @@ def merge_settings(arguments: Sequence[str], vendors: Vendors, stated: StatedSet
 
 def find_option(arguments: Sequence[str], name: str) -> str | None:
     """Return the first value of an option among the arguments of a program; None if there is none."""
-    return next(iter(list_values(arguments, name)), None)
+    values = list_values(arguments, name)
+    return values[0] if values else None
 
 
 def list_values(arguments: Sequence[str], name: str) -> list[str]:

@@ -39,11 +39,12 @@ async def read_headers(copied: ClusterCopy, manifests: list[Obj], networks: Netw
                 facts = await inspect_source(InspectedSource(spec["source"], files, networks, spec.get("sha256")))
             headers[key] = msgspec.convert(facts, ModelFacts)
         except (ArtifactError, TimeoutError, msgspec.ValidationError) as error:
-            why = f"reading all headers took more than {_SECONDS:.0f} s" if isinstance(error, TimeoutError) else error
-            line = f"Model {key}: cannot read its header: {getattr(why, 'message', why)}"
-            listed = find_catalog_header(spec["source"])
-            if listed is not None:
-                headers[key] = listed
+            too_slow = f"reading all headers took more than {_SECONDS:.0f} s"
+            reason = too_slow if isinstance(error, TimeoutError) else str(error)
+            line = f"Model {key}: cannot read its header: {reason}"
+            catalog_header = find_catalog_header(spec["source"])
+            if catalog_header is not None:
+                headers[key] = catalog_header
                 line += "; using the figures of the catalog"
             problems.append(line)
     return headers, problems
@@ -68,13 +69,15 @@ def build_header(model: KnownModel, accelerator: str | None) -> ModelFacts | Non
     """
     exact = model.workloads.get(accelerator or "")
     workloads = [exact] if exact is not None else list(model.workloads.values())
-    chosen = next((workload for workload in workloads if workload.layout is not None), None)
-    if chosen is None or chosen.layout is None:
-        return None
-    return _state_facts(chosen.layout, chosen.quantization or model.quantization, model.parameters, model.active_share)
+    for workload in workloads:
+        if workload.layout is not None:
+            quantization = workload.quantization or model.quantization
+            return _state_facts(workload.layout, quantization, model.parameters, model.active_share)
+    return None
 
 
 def _state_facts(layout: Layout, quantization: str, parameters: int | None, active_share: float | None) -> ModelFacts:
+    """Return the facts that an inspection would state; `active_share` is the share of the parameters a token uses."""
     return ModelFacts(
         layout=layout,
         size_bytes=layout.tensor_bytes,

@@ -17,8 +17,6 @@ from devices.vendors import Vendors
 
 _NAME: Final = "new"
 _METAL: Final = "metal"
-_MOST_EXPLAINED: Final = 3
-"""Most services of which a plan says why they would not start."""
 _CPU: Final = "1000"
 _PODS: Final = "110"
 _READY: Final[Obj] = {
@@ -36,11 +34,7 @@ _READY: Final[Obj] = {
 @click.option("--memory", metavar="QUANTITY", help="Memory of the node, or for models on the host, such as 512Gi.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of the node. Repeatable.")
 @click.option(
-    "--file",
-    "-f",
-    "path",
-    type=EXISTING_FILE,
-    help="YAML of a Node or MetalHost instead, such as that of one like it.",
+    "--file", "-f", "path", type=EXISTING_FILE, help="YAML of a Node or MetalHost instead, such as that of one like it."
 )
 @facts_option("table", "wide")
 @controller_options
@@ -99,12 +93,12 @@ def build_machine(accelerator: str, devices: int | None, memory: str, labels: tu
         size_bytes = quantity_bytes(memory)
     except ValueError as error:
         raise click.UsageError(f"--memory {memory} is no quantity: give one such as 512Gi") from error
-    pairs = dict(label.partition("=")[::2] for label in labels)
+    label_values = {key: value for key, _, value in (label.partition("=") for label in labels)}
     if accelerator == _METAL:
         if devices is not None:
             raise click.UsageError("--devices: a host has none to count, only --memory for models")
         status: Obj = {"availableBytes": size_bytes, "budgetBytes": size_bytes, "runtimes": sorted(RUNTIMES)}
-        return prepare_machine({"kind": "MetalHost", "metadata": {"labels": pairs}, "status": status})
+        return prepare_machine({"kind": "MetalHost", "metadata": {"labels": label_values}, "status": status})
     vendor = vendors.get(accelerator)
     if vendor is None or vendor.resource is None:
         choices = ", ".join(sorted([_METAL, *(name for name, entry in vendors.items() if entry.resource)]))
@@ -112,7 +106,7 @@ def build_machine(accelerator: str, devices: int | None, memory: str, labels: tu
     if devices is None:
         raise click.UsageError("--devices is missing: a node has at least one")
     amounts = {"cpu": _CPU, "memory": memory, "pods": _PODS, vendor.resource: str(devices)}
-    return prepare_machine({"kind": "Node", "metadata": {"labels": pairs}, "status": {"allocatable": amounts}})
+    return prepare_machine({"kind": "Node", "metadata": {"labels": label_values}, "status": {"allocatable": amounts}})
 
 
 def load_machine(path: Path) -> Obj:
@@ -132,11 +126,10 @@ def load_machine(path: Path) -> Obj:
 
 def prepare_machine(obj: Obj) -> Obj:
     """Return a Node or MetalHost as if it had just joined: empty, ready and open."""
-    stated, status = obj.get("metadata") or {}, dict(obj.get("status") or {})
+    stated_metadata, status, spec = obj.get("metadata") or {}, dict(obj.get("status") or {}), obj.get("spec") or {}
     metadata = {"name": _NAME, "uid": f"planned-{_NAME}", "resourceVersion": "1", "generation": 1}
-    metadata["labels"] = stated.get("labels") or {}
+    metadata["labels"] = stated_metadata.get("labels") or {}
     status["conditions"] = [dict(_READY)]
-    spec = obj.get("spec") or {}
     if obj["kind"] == "Node":
         status["allocatable"] = status.get("allocatable") or status.get("capacity") or {}
         # Taints that Kubernetes sets itself pass.

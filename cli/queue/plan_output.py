@@ -33,7 +33,7 @@ class PlannedChange(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """starts, moves, waits, evicted, stays or ends."""
+        """The outcome in one word: starts, moves, waits, evicted, stays or ends."""
         match self.fate.state:
             case "starts":
                 return "moves" if self.origin else "starts"
@@ -73,19 +73,22 @@ def list_changes(
     changes, cells = list[PlannedChange](), {cell.id: cell for cell in after.cells}
     for fate in list_differences(before, after, concerned):
         earlier = before.fates.get(first_uid(fate.unit.uid))
+        target = cells.get(fate.cells[0]) if fate.state == "starts" and fate.cells else None
         origin = earlier.unit.cells if earlier is not None else ()
         wait = explain_wait(after, fate) if fate.state == "waits" else None
-        place = cells.get(fate.cells[0]) if fate.state == "starts" and fate.cells else None
-        changes.append(PlannedChange(fate, origin, wait, _find_speed(list_speeds(fate.unit.service), place)))
+        speed = _find_speed(list_speeds(fate.unit.service), target)
+        changes.append(PlannedChange(fate, origin, wait, speed))
     return changes
 
 
-def _find_speed(speeds: Sequence[ClassSpeed], place: Cell | None) -> ClassSpeed | None:
-    """Return the speed of a replica on a cell; None if it is unknown."""
-    if place is None or not place.device_class:
+def _find_speed(speeds: Sequence[ClassSpeed], cell: Cell | None) -> ClassSpeed | None:
+    """Return the first known speed on devices like those of a cell; None: there is none, or no cell."""
+    if cell is None or not cell.device_class:
         return None
-    alike = (speed for speed in speeds if find_single_class(speed.device_class) == place.device_class)
-    return next((speed for speed in alike if speed.tokens_per_second), None)
+    for speed in speeds:
+        if find_single_class(speed.device_class) == cell.device_class and speed.tokens_per_second:
+            return speed
+    return None
 
 
 def print_plan(plan: QueuePlan, output_format: str, extra: Obj, *, empty: str) -> None:
@@ -144,6 +147,7 @@ def _describe_outcome(change: PlannedChange) -> str:
 
 
 def _describe_place(change: PlannedChange) -> str:
+    """Return the cells where a unit starts or stays; of one that moves, also those that it leaves."""
     origin, target = ",".join(change.origin), ",".join(change.fate.cells)
     if change.outcome == "moves":
         return f"{origin} to {target or 'a new node'}"
@@ -164,7 +168,8 @@ def describe_cause(change: PlannedChange) -> str:
         parts.append(f"evicts {', '.join(victims)}")
     if change.speed is not None:
         parts.append(_describe_speed(change.speed))
-    parts += [score.explain() for score in fate.scores[:1] if fate.state == "starts"]
+    if fate.state == "starts" and fate.scores:
+        parts.append(fate.scores[0].explain())
     if fate.state == "ends":
         parts.append("replaced by a replica of the new spec")
     return "; ".join(parts)
@@ -204,6 +209,7 @@ def describe_services(services: Sequence[PlannedService]) -> list[Obj]:
 
 
 def _build_change(change: PlannedChange) -> Obj:
+    """Return the facts of one change for programs."""
     fate, wait = change.fate, change.wait
     unit, speed = fate.unit, change.speed
     return {

@@ -118,14 +118,16 @@ async def plan_manifests(client: Client, copied: ClusterCopy, manifests: list[Ob
     await copied.read_volumes(client)
     changed = copied.list_units(now)
     after = forecast(copied.list_cells(), changed, copied.rules, now.timestamp())
-    uids, keys = {unit.uid for unit in units}, {service.key for service in services}
-    concerned = [unit.uid for unit in changed if unit.service in keys and unit.uid not in uids]
-    changes = list_changes(before, after, concerned, copied.list_speeds)
-    return QueuePlan(changes, after, explain_services(services), services)
+    known_uids, planned_keys = {unit.uid for unit in units}, {service.key for service in services}
+    new_uids = [unit.uid for unit in changed if unit.service in planned_keys and unit.uid not in known_uids]
+    changes = list_changes(before, after, new_uids, copied.list_speeds)
+    return QueuePlan(changes=changes, after=after, notes=explain_services(services), services=services)
 
 
 def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
-    """Return what would change if a Node or MetalHost were added, and if nothing does, why services still wait.
+    """Return what would change if a Node or MetalHost were added, and if nothing would, why services still wait.
+
+    The machine is added to the copy of the cluster, under another name if its own is taken.
 
     Raises:
         click.ClickException: it has no accelerator.
@@ -133,6 +135,8 @@ def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
     now = read_clock()
     units, cells = copied.list_units(now), copied.list_cells()
     before = forecast(cells, units, copied.rules, now.timestamp())
+
+    # 1. Add the machine.
     resource, metadata = NODES if added["kind"] == "Node" else METAL_HOSTS, added["metadata"]
     while copied.store.get(resource, metadata["name"]) is not None:
         metadata["name"] += "-new"
@@ -140,21 +144,27 @@ def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
     cells_with_added = copied.list_cells()
     if len(cells_with_added) == len(cells):
         raise click.ClickException("the node has no device of a known accelerator: state its allocatable resources")
+
+    # 2. Compare the forecasts without it and with it.
     units = copied.list_units(now)
     after = forecast(cells_with_added, units, copied.rules, now.timestamp())
     changes = list_changes(before, after, (), copied.list_speeds)
     if changes:
         return QueuePlan(changes, after)
+
+    # 3. Explain why it starts nothing.
     cell_ids = {cell.id for cell in cells}
-    (cell,) = (candidate for candidate in cells_with_added if candidate.id not in cell_ids)
+    (added_cell,) = (cell for cell in cells_with_added if cell.id not in cell_ids)
     planned_round = plan(cells_with_added, units, copied.rules, now.timestamp())
-    return QueuePlan(changes, after, list_refusals(cell, planned_round, copied.rules))
+    return QueuePlan(changes, after, notes=list_refusals(added_cell, planned_round, copied.rules))
 
 
 def list_refusals(cell: Cell, planned_round: Round, rules: PlanRules) -> list[str]:
     """Return, for the first services that still wait after a round, why they are not on a cell, and what would help."""
-    first = {unit.service: unit for unit in reversed(planned_round.queue)}
-    shown = sorted(first.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
+    # The first unit of each service is the last to be set here, so it stays.
+    first_units = {unit.service: unit for unit in reversed(planned_round.queue)}
+    shown = sorted(first_units.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
+    # `explain` returns one explanation for each cell.
     explanations = [(unit.service, explain(unit, [cell], planned_round, rules)[0]) for unit in shown]
     return [f"{service}: {explanation.message}: {explanation.remedy}" for service, explanation in explanations]
 
@@ -173,8 +183,8 @@ async def plan_drain(cluster: Cluster, name: str, stated: StatedSettings) -> tup
     units = copied.list_units(now)
     before = forecast(cells, units, copied.rules, now.timestamp())
     after = forecast(*simulate_drain(cells, units, drained), copied.rules, now.timestamp())
-    concerned = [unit.uid for unit in units if drained in unit.cells and unit.state == "running"]
-    return drained, QueuePlan(list_changes(before, after, concerned, copied.list_speeds), after)
+    running_uids = [unit.uid for unit in units if drained in unit.cells and unit.state == "running"]
+    return drained, QueuePlan(list_changes(before, after, running_uids, copied.list_speeds), after)
 
 
 def find_cell(name: str, cells: Sequence[Cell]) -> str:

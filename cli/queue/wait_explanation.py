@@ -61,6 +61,8 @@ def render_explanation(explained: ExplainedService, target: ClusterOptions, *, i
     service, unit, explanation, missing = explained
     name, width = service["metadata"]["name"], terminal_width()
     queue = service.get("status", {}).get("queue")
+
+    # 1. No replica waits, as far as the user may read, or only until the next round.
     if unit is None:
         if not missing and not is_in_kueue(queue):
             phase, see = service.get("status", {}).get("phase", "Pending"), f"status {name}{target.render()}"
@@ -69,12 +71,16 @@ def render_explanation(explained: ExplainedService, target: ClusterOptions, *, i
         return [*lines, *(line for right in missing for line in wrap_text(f"not shown: {right}", width))]
     if explanation.admitted:
         return [f"{name} waits no longer: the next round gives {unit.key} {', '.join(explanation.admitted)}"]
+
+    # 2. Its place in the queue, and what the next round does for it.
     head = wrap_text(describe_queue(name, queue), width)
     if choice := service.get("status", {}).get("choice", {}).get("message"):
         head += wrap_text(f"chosen among several accelerators: {choice}", width)
     if explanation.victims:
         ending = ", ".join(sorted({str(victim.service) for victim in explanation.victims}))
         head += wrap_text(f"the next round evicts replicas of {ending} for it", width)
+
+    # 3. Why it is on none of the nodes and hosts, and what would help best.
     if not explanation.cells:
         return [*head, "there is no node with an accelerator and no host: add one"]
     rows = [(cell.cell, str(cell.refusal), cell.message, cell.remedy) for cell in explanation.cells]

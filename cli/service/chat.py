@@ -63,6 +63,7 @@ async def _check(cluster: Cluster, name: str, url: str | None, hosts_ca: Path | 
 
 
 async def _chat(cluster: Cluster, name: str, question: str | None, url: str | None, hosts_ca: Path | None) -> None:
+    """Ask the service each question with the whole conversation before it, and print the answers."""
     from cli.service.service_address import open_service  # noqa: PLC0415 - not needed for --help
     from standalone.ask import ChatMessage, continue_chat  # noqa: PLC0415 - same
 
@@ -108,6 +109,7 @@ async def _read_line() -> str:
 
 
 async def _wait_for_input(descriptor: int) -> None:
+    """Wait until a descriptor can be read, without blocking the event loop."""
     loop, is_readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, is_readable.set)
     try:

@@ -115,7 +115,7 @@ def _apply_and_wait(
     waits: bool,
     timeout: float | None,
 ) -> int:
-    """Apply the objects, wait if wanted, and return the exit code."""
+    """Apply the objects, wait if wanted, and return the exit code. Raises click.ClickException."""
     applied: list[Obj] = []
     show = functools.partial(print, file=sys.stderr if output_format else sys.stdout, flush=True)
 
@@ -124,6 +124,7 @@ def _apply_and_wait(
         services = [manifest for manifest in applied if manifest["kind"] == "InferenceService"]
         return [(service, _locate(target, service, objects)) for service in services]
 
+    # 1. Apply the objects, and wait; after Ctrl-C or a timeout, say how to see how far they are.
     try:
         run_in_cluster(target, lambda cluster: _apply(cluster, name, objects, applied, show))
         if output_format:
@@ -141,13 +142,15 @@ def _apply_and_wait(
             line_end = "" if has_timed_out else "\n"  # the terminal has shown ^C
             show(f"{line_end}{', '.join(names)} goes on deploying: `{command}` shows how far it is")
         return 1 if has_timed_out else INTERRUPTED_EXIT
+
+    # 2. Print the verdicts.
     for (service, where), verdict in zip(services, verdicts, strict=True):
         _print_result(service["metadata"]["name"], where, verdict, show)
     return 1 if any(verdict.state == "cannot serve" for verdict in verdicts) else 0
 
 
 def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> ClusterOptions:
-    """Return the options that reach a service, whose file may name a namespace."""
+    """Return the options that reach a service: with its namespace, if its file or --namespace states one."""
     name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
     stated = any(
         (manifest["metadata"]["name"], manifest["metadata"].get("namespace")) == (name, namespace)
@@ -165,10 +168,10 @@ async def _apply(
     for manifest in objects:
         resource = MODELS if manifest["kind"] == "Model" else INFERENCE_SERVICES
         metadata = {"namespace": cluster.namespace, **manifest["metadata"]}
-        done = await cluster.client.apply(
+        stored = await cluster.client.apply(
             resource, {**manifest, "metadata": metadata}, field_manager=CLI_FIELD_MANAGER, force=False
         )
-        applied.append(done)
+        applied.append(stored)
         show(f"applied {manifest['kind']} {metadata['name']} in namespace {metadata['namespace']}")
 
 
@@ -210,6 +213,7 @@ async def _wait(
 
 
 def _print_result(name: str, target: ClusterOptions, verdict: Verdict, show: Callable[[str], None]) -> None:
+    """Print what became of a service: by `show`, or on standard error if it cannot serve."""
     program, options = program_name(), target.render()
     match verdict.state:
         case "serves":

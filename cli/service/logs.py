@@ -48,6 +48,7 @@ def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | N
 
 async def _print_logs(cluster: Cluster, name: str, replica: str | None, *, follow: bool, tail: int | None) -> None:
     """Print the logs of one replica or of all, those of pods at the same time."""
+    # 1. Find the replicas.
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     label = f"{LABEL_SERVICE}={name}"
@@ -62,6 +63,8 @@ async def _print_logs(cluster: Cluster, name: str, replica: str | None, *, follo
     if not replicas:
         says = f"`{program_name()} status {name}{cluster.target.render()}` says what it waits for"
         raise click.ClickException(f"{name} has no replica yet: {says}")
+
+    # 2. Print their logs; a prefix names the replica if there are several.
     chosen = choose_replicas(name, replicas, replica)
     has_prefix = len(chosen) > 1
     streams = []

@@ -68,6 +68,7 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
     Raises:
         DeployError: they would be refused, or the name is in no catalog.
     """
+    # 1. --model is left out, a source, or the name of a Model.
     if options.model is None:
         objects = _build_from_catalog(options)
     elif _SCHEME in options.model:
@@ -78,25 +79,27 @@ def build_objects(options: ServiceOptions, namespace: str | None) -> list[Obj]:
             f"--model {options.model}: neither a source, such as hf://ORG/REPO/FILE.gguf, nor the name of a Model"
         )
     else:
-        of_source = {
+        source_options = {
             "--model-name": options.model_name,
             "--files": options.files,
             "--source-secret": options.source_secret,
             "--memory": options.memory_bytes,
         }
-        unusable = [name for name, value in of_source.items() if value]
+        unusable = [name for name, value in source_options.items() if value]
         if unusable:
             raise DeployError(
                 f"{', '.join(unusable)} belong to a source, and --model {options.model} is the name of a Model: leave "
                 "them out, or give a source such as hf://ORG/REPO/FILE.gguf"
             )
         objects = [_build_service(options, options.model)]
+
+    # 2. Check them as the API server will; a problem is told by the option that states the field.
     placed = [_place_in_namespace(manifest, namespace) for manifest in objects]
-    problems = [
-        f"{_OPTION_OF_FIELD.get(problem.path, manifest['kind'] + ' ' + manifest['metadata']['name'])}: {problem}"
-        for manifest in placed
-        for problem in validation.problems(manifest)
-    ]
+    problems = []
+    for manifest in placed:
+        title = f"{manifest['kind']} {manifest['metadata']['name']}"
+        invalid_fields = validation.problems(manifest)
+        problems += [f"{_OPTION_OF_FIELD.get(problem.path, title)}: {problem}" for problem in invalid_fields]
     if problems:
         raise DeployError("\n".join(problems))
     return placed
@@ -112,6 +115,8 @@ def load_files(paths: Sequence[Path], namespace: str | None) -> list[Obj]:
         ours, others = load_documents([Path("/dev/stdin") if str(path) == "-" else path for path in paths])
     except ManifestError as error:
         raise DeployError(str(error)) from error
+
+    # 1. Collect all problems.
     problems = list(find_duplicates(ours, is_one_machine=False))
     for our in ours:
         stated = our.manifest["metadata"].get("namespace")
@@ -122,6 +127,8 @@ def load_files(paths: Sequence[Path], namespace: str | None) -> list[Obj]:
         problems.append(f"{', '.join(map(str, paths))}: neither a Model nor an InferenceService found")
     if problems:
         raise DeployError("\n".join(problems))
+
+    # 2. Place the objects, and name the documents that are left out.
     objects = [_place_in_namespace(our.manifest, namespace) for our in ours]
     for other in others:
         line = other.describe("ignored: `pomona deploy` applies Models and InferenceServices; use kubectl apply")
@@ -130,6 +137,7 @@ def load_files(paths: Sequence[Path], namespace: str | None) -> list[Obj]:
 
 
 def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
+    """Return the Model and the service of a catalog entry, with the options in place of its own. Raises DeployError."""
     catalog = load_catalog()
     entry = catalog.get(options.name)
     if entry is None:
@@ -151,13 +159,14 @@ def _build_from_catalog(options: ServiceOptions) -> list[Obj]:
     service = _build_service(options, model["metadata"]["name"])
     if entry.mode != "chat":
         service["spec"]["mode"] = entry.mode
-    of_entry = entry.hardware if accelerator == entry.accelerator else {}
-    stated = service["spec"].get("hardware", {})
-    service["spec"]["hardware"] = {"accelerator": accelerator, **of_entry, **stated}
+    entry_hardware = entry.hardware if accelerator == entry.accelerator else {}
+    stated_hardware = service["spec"].get("hardware", {})
+    service["spec"]["hardware"] = {"accelerator": accelerator, **entry_hardware, **stated_hardware}
     return [model, service]
 
 
 def _build_model(options: ServiceOptions, source: str) -> Obj:
+    """Return the Model of a source; fields that the user has not stated are left out. Raises DeployError."""
     spec: Obj = {"source": source}
     if options.files:
         spec["files"] = list(options.files)
@@ -169,6 +178,7 @@ def _build_model(options: ServiceOptions, source: str) -> Obj:
 
 
 def _build_service(options: ServiceOptions, model: str) -> Obj:
+    """Return the service of a Model; fields that the user has not stated are left out."""
     stated = {
         "replicas": options.replicas,
         "contextLength": options.context_length,

@@ -41,18 +41,19 @@ class ProgressPrinter:
         self._width = width
         self._clock = clock
         self._started = clock()
-        self._state = ("", "")
-        self._text = ""
+        self._printed_state = ("", "")
+        self._printed_text = ""
         self._next_progress_at = 0.0
 
     def print_verdict(self, phase: str, verdict: Verdict) -> None:
-        """Print what has changed since the last call."""
+        """Print what has changed since the last line; a new message with the same reason only every ten seconds."""
         now, state = self._clock(), (phase, verdict.reason)
         text = f"{phase}: {verdict.message}" if verdict.message else phase
-        is_progress = state == self._state and now < self._next_progress_at
-        if text == self._text or is_progress:
+        is_too_early = state == self._printed_state and now < self._next_progress_at
+        if text == self._printed_text or is_too_early:
             return
-        self._state, self._text, self._next_progress_at = state, text, now + PROGRESS_SECONDS
+        self._printed_state, self._printed_text = state, text
+        self._next_progress_at = now + PROGRESS_SECONDS
         self.print_line(text)
 
     def print_line(self, text: str) -> None:
@@ -86,12 +87,11 @@ async def wait_until_serving(
         async with contextlib.aclosing(states):
             async for current in states:
                 if current is None:
-                    return Verdict(
-                        "cannot serve", f"InferenceService {metadata['name']} was deleted", "Deleted", "deploy it again"
-                    )
+                    message = f"InferenceService {metadata['name']} was deleted"
+                    return Verdict("cannot serve", message, reason="Deleted", next_step="deploy it again")
                 verdict = judge_service(current, program_name(), target)
                 if verdict.state == "not seen" or current["metadata"]["generation"] < metadata["generation"]:
-                    continue
+                    continue  # the status is not of the generation that was applied
                 hint.cancel()
                 printer.print_verdict(current["status"].get("phase", ""), verdict)
                 if verdict.state in DONE or verdict.state == "cannot serve":

@@ -42,6 +42,7 @@ async def open_service(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
+    # 1. Its token, and the address that the user knows.
     service = await read_object(cluster.client, INFERENCE_SERVICES, name, cluster.namespace)
     mode = service["spec"].get("mode", "chat")
     if mode != "chat":
@@ -53,6 +54,8 @@ async def open_service(
         async with open_session(aiohttp.TCPConnector(ssl=tls), token) as session:
             yield session, base
         return
+
+    # 2. A ready pod, by a forwarded port.
     label = f"{LABEL_SERVICE}={name}"
     pods = (await cluster.client.list(PODS, cluster.namespace, label_selector=label)).items
     serving = (pod for pod in pods if has_condition(pod, "Ready") and not pod["metadata"].get("deletionTimestamp"))
@@ -64,6 +67,8 @@ async def open_service(
         ):
             yield session, f"http://{name}.{cluster.namespace}.svc"
         return
+
+    # 3. Else a ready process on a host, at the address of the host.
     label = f"{LABEL_SERVICE_NAME}={name},{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}"
     slices = (await cluster.client.list(ENDPOINT_SLICES, cluster.namespace, label_selector=label)).items
     address = next(list_host_urls(slices), None)
@@ -80,6 +85,7 @@ def _explain_missing_replica(cluster: Cluster, name: str) -> click.ClickExceptio
 
 
 async def _read_token(cluster: Cluster, name: str) -> str:
+    """Return the token of a service. Raises click.ClickException: it has none yet, or one that cannot be sent."""
     try:
         secret = await cluster.client.get(SECRETS, f"{name}-token", cluster.namespace)
     except NotFound as error:

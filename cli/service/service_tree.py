@@ -63,14 +63,9 @@ def build_tree(objects: ServiceObjects) -> TreeNode:
     title = f"replicas: {count_serving(service)} of {wanted} ready{f', on {place}' if place else ''}"
     memory = status.get("deviceMemory") or status.get("memory")
     texts = (f"each takes {memory}" if memory else "", *_describe_placement(status))
-    replicas = TreeNode(
-        title,
-        tuple(filter(None, texts)),
-        tuple(
-            [*(_build_pod(pod) for pod in objects.pods)]
-            + [_build_process(process, objects.hosts) for process in objects.processes]
-        ),
-    )
+    pods = [_build_pod(pod) for pod in objects.pods]
+    processes = [_build_process(process, objects.hosts) for process in objects.processes]
+    replicas = TreeNode(title, tuple(text for text in texts if text), (*pods, *processes))
     models = [_build_model(name, model) for name, model in objects.models.items()]
     endpoint = (str(status["endpoint"]),) if status.get("endpoint") else ()
     return TreeNode(f"InferenceService {service['metadata']['name']}  {_phase(service)}", endpoint, (*models, replicas))
@@ -96,6 +91,7 @@ def _phase(obj: Obj) -> str:
 
 
 def _build_model(name: str, model: Obj | None) -> TreeNode:
+    """Return a Model with its facts, and the conditions that tell why it is not ready."""
     if model is None:
         return TreeNode(f"Model {name}  does not exist")
     status = model.get("status", {})
@@ -120,9 +116,12 @@ def _describe_condition(condition: Obj) -> str:
 
 
 def _build_pod(pod: Obj) -> TreeNode:
+    """Return a pod with its node, and what keeps it from being ready."""
     metadata, status = pod["metadata"], pod.get("status", {})
     ready = has_condition(pod, "Ready")
-    phase = "Terminating" if metadata.get("deletionTimestamp") else "Ready" if ready else status.get("phase", "Pending")
+    phase = "Ready" if ready else status.get("phase", "Pending")
+    if metadata.get("deletionTimestamp"):
+        phase = "Terminating"
     node = pod.get("spec", {}).get("nodeName")
     place = f"on node {node}" if node else "on no node yet"
     gates = {gate["name"] for gate in pod.get("spec", {}).get("schedulingGates") or ()}
@@ -133,6 +132,7 @@ def _build_pod(pod: Obj) -> TreeNode:
 
 
 def _describe_pod_troubles(status: Obj) -> Iterable[str]:
+    """Yield why a pod is not scheduled, and what its containers wait for or how they ended."""
     for condition in status.get("conditions", []):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             yield f"{condition.get('reason', 'Unschedulable')}: {condition.get('message', '')}"
@@ -148,6 +148,7 @@ def _describe_pod_troubles(status: Obj) -> Iterable[str]:
 
 
 def _build_process(process: Obj, hosts: Mapping[str, Obj]) -> TreeNode:
+    """Return a process with its progress and restarts, and its host below it."""
     metadata, status = process["metadata"], process.get("status", {})
     phase = "Stopping" if metadata.get("deletionTimestamp") and _phase(process) != "Stopped" else _phase(process)
     reason = f" ({status['reason']})" if status.get("reason") else ""
@@ -166,6 +167,7 @@ def _build_process(process: Obj, hosts: Mapping[str, Obj]) -> TreeNode:
 
 
 def _build_host(name: str, host: Obj | None) -> TreeNode:
+    """Return a host with its state and free memory, and the conditions that explain why it does not serve."""
     if host is None:
         return TreeNode(f"MetalHost {name}")
     available = host.get("status", {}).get("available")
@@ -183,7 +185,8 @@ def _is_trouble(condition: Obj) -> bool:
     kind, status = condition["type"], condition["status"]
     if kind == "Drained":
         return bool(condition.get("reason") == "DrainBlocked")
-    return bool(status == ("True" if kind in {"MemoryPressure", "Paused"} else "False"))
+    bad_status = "True" if kind in {"MemoryPressure", "Paused"} else "False"
+    return bool(status == bad_status)
 
 
 def describe_host_state(host: Obj) -> str:
@@ -195,17 +198,20 @@ def describe_host_state(host: Obj) -> str:
         words.append("Drained" if has_condition(host, "Drained") else "Draining")
     elif spec.get("unschedulable"):
         words.append("Cordoned")
-    words += ["Flapping"] if find_condition(host, "Stable").get("status") == "False" else []
+    if find_condition(host, "Stable").get("status") == "False":
+        words.append("Flapping")
     words += [kind for kind in ("Paused", "MemoryPressure") if has_condition(host, kind)]
     return ",".join(words)
 
 
 def _render_node(node: TreeNode, head: str, indent: str, width: int) -> list[str]:
+    """Return the lines of a node and of all below it; `head` begins the first line, `indent` the others."""
     lines = [head + escape_controls(" ".join(node.title.splitlines()))]
     below = indent + ("│  " if node.children else "   ")
     for text in node.texts:
         lines += [below + line for line in wrap_text(text, max(width - len(below), _LEAST_WIDTH))]
     for number, child in enumerate(node.children):
-        first, rest = _LAST_BRANCH if number == len(node.children) - 1 else _BRANCH
-        lines += _render_node(child, indent + first, indent + rest, width)
+        is_last = number == len(node.children) - 1
+        child_head, child_indent = _LAST_BRANCH if is_last else _BRANCH
+        lines += _render_node(child, indent + child_head, indent + child_indent, width)
     return lines

@@ -44,16 +44,17 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
         program: the program as it was called, for the next step.
         target: the cluster that the user means, for the same.
     """
+    # 1. What comes before its phase: an unseen or refused spec.
     options = target.render()
     name, status = service["metadata"]["name"], service.get("status", {})
     ready = find_condition(service, "Ready")
     reason, message = str(ready.get("reason", "")), str(ready.get("message", ""))
     if status.get("observedGeneration", 0) < service["metadata"].get("generation", 1):
         return Verdict(
-            "not seen",
-            "the controller has not seen its latest spec yet",
-            "NotObserved",
-            f"wait; if it stays so, see if the controller runs: "
+            state="not seen",
+            message="the controller has not seen its latest spec yet",
+            reason="NotObserved",
+            next_step=f"wait; if it stays so, see if the controller runs: "
             f"kubectl get pods{target.render(namespace=CONTROLLER_NAMESPACE)}",
         )
     phase = status.get("phase", "Pending")
@@ -62,12 +63,14 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
     if refused.get("status") == "False":
         step = "mend what the message names: the controller tries again by itself" + still
         state: State = "cannot serve" if phase == "Failed" else "waits"
-        return Verdict(state, str(refused["message"]), str(refused["reason"]), step)
-    edit = f"edit it: kubectl edit isvc {name}{options}"
+        return Verdict(state, message=str(refused["message"]), reason=str(refused["reason"]), next_step=step)
+
+    # 2. What only the user can change.
+    edit = f"kubectl edit isvc {name}{options}"
     if phase == "Suspended":
-        return Verdict("suspended", message, reason, f"start it: {edit.removeprefix('edit it: ')}")
+        return Verdict("suspended", message, reason, next_step=f"start it: {edit}")
     if phase == "Failed" or reason in _REFUSALS:
-        step = edit
+        step = f"edit it: {edit}"
         if reason == "ModelFailed" or reason in REASONS:
             # The message is about the service's own Model, or about that of a companion.
             names = list_model_names(service)
@@ -75,16 +78,18 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
             step = f"edit the Model: kubectl edit mdl {model}{options}"
         elif reason in _ENDED_ENGINES:
             step = f"see its log: {program} logs {name}{options}"
-        return Verdict("cannot serve", message, reason, step + still)
+        return Verdict("cannot serve", message, reason, next_step=step + still)
+
+    # 3. What serves, or will by itself.
     if phase == "Ready":
-        return Verdict("serves", message, reason, f"ask it: {program} chat {name}{options}")
+        return Verdict("serves", message, reason, next_step=f"ask it: {program} chat {name}{options}")
     if phase == "Degraded":
-        return Verdict("serves partly", message, reason, "see the replicas below that are not Ready")
+        return Verdict("serves partly", message, reason, next_step="see the replicas below that are not Ready")
     if reason in _PASSING:
         # Before its weights are there, a service has no replica with a log.
         log = "" if reason in _BEFORE_REPLICAS else f", or see its log: {program} logs {name}{options}"
-        return Verdict("on its way", message, reason, f"wait{log}")
+        return Verdict("on its way", message, reason, next_step=f"wait{log}")
+    step = "wait, or provide what is missing: it goes on by itself then"
     if phase == "WaitingForGPU" and reason != "WaitingForKueue":
         step = f"see what would help: {program} queue explain {name}{options}"
-        return Verdict("waits", message, reason, step)
-    return Verdict("waits", message, reason, "wait, or provide what is missing: it goes on by itself then")
+    return Verdict("waits", message, reason, next_step=step)
