@@ -224,9 +224,9 @@ class Agent:
             async with asyncio.timeout(_LAST_REPORT_SECONDS):
                 # Each of them alone: one that is refused must not keep the others from being written.
                 reports = [*map(self._publish, served), *map(self._report_process, self._runners), self._report_host()]
-                for failed in await asyncio.gather(*reports, return_exceptions=True):
-                    if isinstance(failed, Exception):
-                        log.warning("last_report_failed", error=str(failed))
+                for outcome in await asyncio.gather(*reports, return_exceptions=True):
+                    if isinstance(outcome, Exception):
+                        log.warning("last_report_failed", error=str(outcome))
         for loop in loops:
             loop.cancel()
         await asyncio.wait(loops)
@@ -270,9 +270,9 @@ class Agent:
             ) from error
 
     async def _await_api(self) -> None:
-        """Enqueue the work that needs the API once the assignments are listed and this agent has its Lease.
+        """Wait for the list of assignments and for the Lease; then enqueue the work that needs the API.
 
-        If the API does not answer for a while, the last known assignments are run meanwhile.
+        If the list does not come in time, the last known assignments are run until it comes.
         """
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -295,12 +295,12 @@ class Agent:
             self._enqueue(("process", new["metadata"]["uid"]))
 
     def _lease_renewed(self) -> None:
-        """Note a renewal of the Lease; if it is the first one or follows a gap, list the assignments again."""
+        """Note a renewal of the Lease; after the first one and after a gap, have the assignments listed again."""
         self._renewed_once.set()
-        had_contact = self._exposed.freshness.renewed_at is not None
+        is_first = self._exposed.freshness.renewed_at is None
         must_list_again = self._exposed.freshness.note_renewal(read_clocks())
         if must_list_again:
-            self._may_have_slept = self._may_have_slept or had_contact
+            self._may_have_slept = self._may_have_slept or not is_first
             self._enqueue(_LIST_AGAIN)
 
     async def _address_changed(self, address: str) -> None:
@@ -312,7 +312,7 @@ class Agent:
         self._enqueue(_PROXY, _REPORT)
 
     def _proxy_changed(self) -> None:
-        """Configure a proxy that answers again; if none answers any more, make all endpoints not ready."""
+        """Configure the proxy if it answers again; if it has ceased to answer, make all endpoints not ready."""
         if self._proxy.answers:
             self._enqueue(_PROXY)
         else:
@@ -385,7 +385,7 @@ class Agent:
         return None
 
     def _assign(self) -> float | None:
-        """Run the assignments of the API, and keep them on disk; return the seconds until the next call, if any."""
+        """Run the assignments, once they are listed, and keep them on disk; return the seconds until the next call."""
         if not (self._synced.is_set() and self._renewed_once.is_set()) or self._stopping.is_set():
             return None
         processes = self._store.list(METAL_PROCESSES)

@@ -16,8 +16,8 @@ class ChangeCounter:
         self._happened.set()
         self._happened = asyncio.Event()
 
-    async def wait_past(self, seen: int) -> int:
-        """Wait until the count is no longer `seen`, and return it."""
-        while self.count == seen:
+    async def wait_past(self, seen_count: int) -> int:
+        """Wait until the count is no longer `seen_count`, and return the new one."""
+        while self.count == seen_count:
             await self._happened.wait()
         return self.count

@@ -118,11 +118,11 @@ class SharedDaemon:
         self._handles: list[DaemonModel] = []
         self._is_unknown = False
         """True if the last check could not determine which models are loaded."""
-        self._silences = 0
-        self._silent_until = 0.0
+        self._silent_checks = 0  # in a row, without an answer
+        self._last_silence_at = 0.0  # end of the last one, in seconds of the monotonic clock
         self._loaded_models: list[tuple[str, int | None]] = []
         self._wake = asyncio.Event()
-        self._is_clean = False
+        self._is_clean = False  # True if no process has ended since our unused models were removed from the daemon
         # Held by `add_model` and the clean-up, which must not remove a model that is being added and has no handle yet.
         self._changing = asyncio.Lock()
 
@@ -144,7 +144,7 @@ class SharedDaemon:
         return self._add_handle(DaemonModel(self, model, loaded=True)) if self.may_have(model) else None
 
     def may_have(self, model: str) -> bool:
-        """Return whether `model` is loaded by the last check, or whether that is unknown."""
+        """Return True if the last check found `model` loaded, or could not find out."""
         return self._is_unknown or self.daemon.identify_content(model) in self._identify_contents(self._loaded_models)
 
     async def add_model(self, model: str, serving: Serving, on_progress: OnProgress) -> None:
@@ -155,7 +155,7 @@ class SharedDaemon:
     async def unload(self, handle: DaemonModel, grace_seconds: float) -> None:
         """Unload the model of `handle`, and wait until it is gone; failures are retried for ever.
 
-        Nothing is done, or no more, once the model serves another process of ours too, or once the daemon does not run.
+        Returns early once another process of ours uses the model, or once the daemon does not run.
         """
         model, failures = handle.model, 0
         while not self._list_sharing(handle):
@@ -171,32 +171,33 @@ class SharedDaemon:
                 log.warning("unload_failed", daemon=self.daemon.runtime, model=model, error=str(error))
                 failures += 1
                 await asyncio.sleep(backoff_seconds(failures, first=_LEAVING_SECONDS, most=_UNLOAD_AGAIN_SECONDS))
-            except TimeoutError:
+            except TimeoutError:  # the daemon has accepted the call, and the model is still there
                 log.warning("unload_timed_out", daemon=self.daemon.runtime, model=model)
             else:
                 return
 
     def report_exit_of_others(self, handle: DaemonModel) -> None:
         """Report to all other processes with the model of `handle` that it is gone: it is unloaded for all of them."""
-        for other in self._list_sharing(handle):
+        for sharing_handle in self._list_sharing(handle):
             message = f"{self.daemon.runtime} unloads {handle.model}, which does not answer; it is loaded again"
-            other.report_exit(EngineExit(reason="Unloaded", message=message))
+            sharing_handle.report_exit(EngineExit(reason="Unloaded", message=message))
 
     async def remove_unwanted(self, wanted: Callable[[], Iterable[MetalProcessSpec]]) -> None:
         """Remove models of ours that no process uses: those of an earlier agent, or of a process that was stopped.
 
-        One with the same content as a model in use stays: the daemon may list both by its name. Quick if no process has
-        ended since the last call. Raises DaemonError.
+        A model with the same content as one in use stays: the daemon may list both under its name. Nothing is done if
+        no process has ended since the last call, or while the daemon cannot be used. Raises DaemonError.
         """
         if self._is_clean or self.problem:
             return
         async with self._changing:
-            self._is_clean = True
+            self._is_clean = True  # set first: the end of a process meanwhile makes it False again
             try:
                 for model in sorted(await self.daemon.list_marked(self._owner)):
                     specs = [spec for spec in wanted() if spec.runtime == self.daemon.runtime]
-                    used = {*map(self.build_name, specs), *(handle.model for handle in self._handles)}
-                    if self.daemon.identify_content(model) not in {self.daemon.identify_content(name) for name in used}:
+                    used_models = {*map(self.build_name, specs), *(handle.model for handle in self._handles)}
+                    used_contents = {self.daemon.identify_content(name) for name in used_models}
+                    if self.daemon.identify_content(model) not in used_contents:
                         log.info("daemon_model_removed", daemon=self.daemon.runtime, model=model)
                         await self.daemon.remove(model)
             except BaseException:
@@ -233,21 +234,23 @@ class SharedDaemon:
 
         `on_change` is called if it became usable or unusable.
         """
-        before = self.problem
+        was_usable = not self.problem
         if self._handles or self.daemon.installed():
             await self._list_loaded_models()
         else:
             self.problem, self._loaded_models = f"{self.daemon.runtime} is not installed here", []
             self._is_unknown = False
-        if bool(before) != bool(self.problem):
-            log.info("daemon_usable_changed", daemon=self.daemon.runtime, usable=not self.problem, problem=self.problem)
+        is_usable = not self.problem
+        if is_usable != was_usable:
+            log.info("daemon_usable_changed", daemon=self.daemon.runtime, usable=is_usable, problem=self.problem)
             self._is_clean = False
             self._on_change()
 
     async def _list_loaded_models(self) -> None:
         """Ask the daemon for its loaded models, note the outcome, and report the exit of our models that are gone.
 
-        After an error other than a silence that may be a busy daemon's, `problem` says why it cannot be used.
+        After an error `problem` says why the daemon cannot be used. The first checks in a row without an answer are
+        excused, since the daemon may be busy: `problem` and the models stay as they are.
         """
         watched = [handle for handle in self._handles if handle.loaded]
         asked_at = time.monotonic()
@@ -256,7 +259,7 @@ class SharedDaemon:
         except DaemonError as error:
             self._is_unknown = error.reason != NOT_RUNNING
             if self._is_excused(error, asked_at):
-                return  # a busy daemon may take long to answer
+                return
             self.problem = str(error)
             if error.reason == NOT_RUNNING:
                 self._loaded_models = []
@@ -268,7 +271,7 @@ class SharedDaemon:
             log.exception("daemon_check_crashed", daemon=self.daemon.runtime)
             self._is_unknown = True
         else:
-            self.problem, self._is_unknown, self._silences = "", False, 0
+            self.problem, self._is_unknown, self._silent_checks = "", False, 0
             loaded_contents = self._identify_contents(self._loaded_models)
             for handle in watched:
                 if self.daemon.identify_content(handle.model) not in loaded_contents:
@@ -279,17 +282,17 @@ class SharedDaemon:
                     handle.report_exit(EngineExit(reason="Unloaded", message=message))
 
     def _is_excused(self, error: DaemonError, asked_at: float) -> bool:
-        """Count a check that got no answer; return whether the daemon may just be busy, after few of them in a row.
+        """Count a check that got no answer; return True if that were few in a row, so that the daemon may be busy.
 
-        Concurrent checks, as for several processes, count as one.
+        Concurrent checks, as for several processes, count as one. Any other error ends the count.
         """
         if error.reason != SILENT:
-            self._silences = 0
+            self._silent_checks = 0
             return False
-        if asked_at >= self._silent_until:
-            self._silences += 1
-            self._silent_until = time.monotonic()
-        return self._silences < SILENT_CHECKS
+        if asked_at >= self._last_silence_at:  # else it ran while the last one did
+            self._silent_checks += 1
+            self._last_silence_at = time.monotonic()
+        return self._silent_checks < SILENT_CHECKS
 
     def _identify_contents(self, models: Iterable[tuple[str, int | None]]) -> set[str]:
         """Return the identities of the weights of models in the daemon; see `Daemon.identify_content`."""

@@ -47,8 +47,8 @@ class Suspicion(msgspec.Struct, frozen=True):
         return self.reason == "Silent"
 
     def outranks(self, other: "Suspicion") -> bool:
-        """Return whether a running check goes on for this reason, not for `other`: slow engines have the most time."""
-        return other.reason == "Slow" != self.reason
+        """Return whether a check that runs for `other` goes on for this reason instead: only Slow gives way."""
+        return other.reason == "Slow" and self.reason != "Slow"
 
 
 def judge_check(suspicion: Suspicion, result: ProbeResult, waited_seconds: float, *, is_busy: bool | None) -> Verdict:

@@ -42,7 +42,7 @@ def read_supervisor(environ: Mapping[str, str] = os.environ) -> ServiceManagerNa
 
 
 def exit_status(code: int, supervisor: ServiceManagerName | None) -> int:
-    """Return the exit status by which the service manager restarts the agent, or does not, as `code` means."""
+    """Return the exit status for `code`: launchd restarts after every failure, so PERMANENT becomes a success there."""
     return STOPPED if supervisor == "launchd" and code == PERMANENT else code
 
 

@@ -171,7 +171,9 @@ def resume_lifecycle(
 ) -> ProcessStep:
     """Return the state and actions for an adopted engine; `ready` if it had generated a token before."""
     state = ProcessState("Starting", exists=True, pid=pid, admitted=True, restarts=restarts, hold=hold)
-    return (replace(state, phase="Ready", ready_since=now), (WatchLiveness(),)) if ready else (state, (ProbeEngine(),))
+    if ready:
+        return replace(state, phase="Ready", ready_since=now), (WatchLiveness(),)
+    return state, (ProbeEngine(),)
 
 
 def restart_backoff_seconds(failures: int) -> float:
@@ -220,7 +222,7 @@ def _start_engine(state: ProcessState) -> ProcessStep:
     """Start the engine unless it is held; every start after an exit counts as a restart."""
     if state.hold:
         return _await_release(state, state.hold)
-    restarts = state.restarts + (state.last_exit is not None)
+    restarts = state.restarts if state.last_exit is None else state.restarts + 1
     return replace(_enter_phase(state, "Starting"), restarts=restarts), (Spawn(),)
 
 
@@ -272,9 +274,9 @@ def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessS
             if state.suspicion and not suspicion.outranks(state.suspicion):
                 return state, ()  # it is being checked
             suspect = replace(state, reason="EngineSuspect", message=f"checking the engine: {suspicion.message}")
-            since = REFUTED_SECONDS if state.trusted_at is None else now - state.trusted_at
-            check = CheckSuspect(suspicion, max(0.0, REFUTED_SECONDS - since))
-            return replace(suspect, suspicion=suspicion), (check,)
+            # A check waits until the last suspicion that was refuted is some seconds ago.
+            pause_seconds = 0.0 if state.trusted_at is None else max(0.0, REFUTED_SECONDS - (now - state.trusted_at))
+            return replace(suspect, suspicion=suspicion), (CheckSuspect(suspicion, pause_seconds),)
         case events.Trusted() if state.suspicion:
             return replace(_enter_phase(state, "Ready"), trusted_at=now), (WatchLiveness(),)
         case events.Hung():
@@ -291,8 +293,8 @@ def _on_load_slot(state: ProcessState, event: ProcessEvent) -> ProcessStep:
     """Wait for the load slot if it is taken, and start the engine once it is granted."""
     match event:
         case events.LoadSlotBusy() if state.phase == "Starting" and not state.exists:
-            # The engine was not started, so this is no restart.
-            restarts = state.restarts - (state.last_exit is not None)
+            # The engine was not started: take back the restart that `_start_engine` has counted.
+            restarts = state.restarts if state.last_exit is None else state.restarts - 1
             message = "waiting to load: another engine is loading; one loads at a time on a host, by priority"
             queued = replace(state, phase="Pending", reason="WaitsToLoad", message=message, restarts=restarts)
             return replace(queued, queued=True), (AwaitLoadSlot(),)
@@ -339,17 +341,20 @@ def _await_release(state: ProcessState, hold: Held) -> ProcessStep:
 def _on_evicted(state: ProcessState, event: events.Evicted) -> ProcessStep:
     """Stop the engine, in seconds if that is urgent, and hold the process."""
     hold = Held(event.reason, event.message)
-    withdraw, drain, grace = EVICTION_SECONDS
+    withdraw, drain, end = Withdraw(), Drain(), End()
+    if event.is_urgent:
+        withdraw_seconds, drain_seconds, grace_seconds = EVICTION_SECONDS
+        withdraw, drain, end = Withdraw(withdraw_seconds), Drain(drain_seconds), End(grace_seconds)
     if state.phase == "Stopping" and event.is_urgent and state.exists and not state.is_hastened:
-        return replace(state, hold=hold, is_hastened=True), (Withdraw(withdraw), Drain(drain), End(grace))
-    if not state.exists or state.phase not in {"Starting", "Ready"} or (state.phase == "Starting" and state.reason):
+        return replace(state, hold=hold, is_hastened=True), (withdraw, drain, end)
+    is_loading = state.phase == "Starting" and not state.reason
+    if not state.exists or not (is_loading or state.phase == "Ready"):
         # There is no engine, or it is ending already.
         return _on_held(state, hold)
     stopping = replace(_enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold)
     stopping = replace(stopping, evicting=True, is_hastened=event.is_urgent)
-    actions = (Withdraw(withdraw), Drain(drain), End(grace)) if event.is_urgent else (Withdraw(), Drain(), End())
     # An engine that was never Ready has no endpoint and no request.
-    return stopping, actions if state.phase == "Ready" else actions[-1:]
+    return stopping, (end,) if is_loading else (withdraw, drain, end)
 
 
 def _on_exited(state: ProcessState, event: events.Exited, now: float) -> ProcessStep:
@@ -362,14 +367,14 @@ def _on_exited(state: ProcessState, event: events.Exited, now: float) -> Process
         return _resume(replace(gone, evicting=False))
     if state.leaving:
         return replace(gone, phase="Stopped"), ()
-    was_stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
-    exit_text = event.last.signal or f"exit code {'unknown' if event.last.code is None else event.last.code}"
-    cause = find_cause(event.last.log)
-    exited = f"the engine exited with {exit_text}{': ' if cause else ''}{cause}{LOG_HINT}"
-    # Set if the engine was ended because of it; a suspicion or a problem of its start is not the cause of an exit.
+    # In Starting, a reason is set if the engine was ended because of it. A suspicion is not the cause of an exit.
     was_ended = state.phase == "Starting" and bool(state.reason)
     reason, message = (state.reason, state.message) if was_ended else (event.reason, event.message)
+    was_stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
     failures = 0 if was_stable else state.failures
+    code = "unknown" if event.last.code is None else event.last.code
+    exit_text, cause = event.last.signal or f"exit code {code}", find_cause(event.last.log)
+    exited = f"the engine exited with {exit_text}{': ' if cause else ''}{cause}{LOG_HINT}"
     return _back_off(replace(gone, failures=failures), reason or "EngineExited", message or exited)
 
 

@@ -66,6 +66,6 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
             except ExceptionGroup as group:
                 if refused := group.subgroup(StartError):
                     raise refused.exceptions[0] from None
-                if group.split(EverythingStopped)[1] is not None:
+                if group.split(EverythingStopped)[1] is not None:  # there are other errors, too
                     raise
                 log.info("agent_stopped", host=options.name)

@@ -83,7 +83,8 @@ class HostWeights:
                 weights = self.store.find(
                     parse(artifact.source, artifact.files), artifact.revision or None, artifact.sha256 or None
                 )
-                held += [weights] if weights else []
+                if weights:
+                    held.append(weights)
         return PinnedWeights(held) if held else None
 
     async def fetch(
@@ -126,7 +127,7 @@ class HostWeights:
             raise
         roles = [further_artifact.role for further_artifact in spec.further_artifacts]
         draft = layouts[1 + roles.index("draft")] if "draft" in roles else None
-        return PinnedWeights(held, layouts[0], draft, headers)
+        return PinnedWeights(held, layout=layouts[0], draft_layout=draft, headers=headers)
 
     async def read_layout(self, artifact: Artifact) -> Layout | None:
         """Read the layout, which decides memory use, from the header of a file:// artifact.

@@ -6,7 +6,6 @@ gave way to a request is no try. The GPU is shared, so a request to any process 
 
 from collections.abc import Mapping
 from datetime import datetime
-from operator import itemgetter
 from typing import Final
 
 from crds.metalprocess import MetalProcessSpec
@@ -51,7 +50,7 @@ def is_stopped(state: ProcessState) -> bool:
 
 
 def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) -> float | None:
-    """Return the seconds until the host has been idle for long enough; None if it is not known to be idle.
+    """Return the seconds until the host has been idle for long enough; None if `idle` lacks the process.
 
     Args:
         uid: the process that is to be measured.
@@ -60,8 +59,8 @@ def find_wait(uid: str, ready_seconds: float, idle: Mapping[str, float | None]) 
     """
     if uid not in idle:
         return None
-    idle_for = min((ready_seconds, *(seconds for seconds in idle.values() if seconds is not None)))
-    return max(0.0, IDLE_SECONDS - idle_for)
+    idle_seconds = min([ready_seconds, *(seconds for seconds in idle.values() if seconds is not None)])
+    return max(0.0, IDLE_SECONDS - idle_seconds)
 
 
 def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | None]) -> tuple[str, float] | None:
@@ -71,8 +70,12 @@ def pick_process(ready_seconds: Mapping[str, float], idle: Mapping[str, float | 
         ready_seconds: the time since each process that waits to be measured became Ready, by uid.
         idle: as for `find_wait`.
     """
-    waits = {uid: find_wait(uid, seconds, idle) for uid, seconds in ready_seconds.items()}
-    return min(((uid, wait) for uid, wait in waits.items() if wait is not None), key=itemgetter(1, 0), default=None)
+    waits = ((find_wait(uid, seconds, idle), uid) for uid, seconds in ready_seconds.items())
+    known_waits = [(wait_seconds, uid) for wait_seconds, uid in waits if wait_seconds is not None]
+    if not known_waits:
+        return None
+    wait_seconds, uid = min(known_waits)
+    return uid, wait_seconds
 
 
 def find_load_seconds(started_at: str, ready_at: str | None) -> float | None:

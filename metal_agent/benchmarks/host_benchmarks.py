@@ -209,15 +209,15 @@ class HostBenchmarks:
             log.info("speed_measured", process=process_name, tokens_per_second=record.tokens_per_second)
             self._pauses.pop(uid, None)
             # All processes of one model with the same arguments have this speed.
-            for other in list(self._runners.values()):
-                if identify_serving(other.assignment.spec) == identify_serving(spec):
-                    self._changed(other)
+            for same_model in list(self._runners.values()):
+                if identify_serving(same_model.assignment.spec) == identify_serving(spec):
+                    self._changed(same_model)
 
     def _pause(self, uid: str) -> float:
         """Pause a process before its next try, longer each time; return the seconds."""
         times = self._pauses[uid].times + 1 if uid in self._pauses else 1
         seconds = benchmark_policy.pause_seconds(times)
-        self._pauses[uid] = _Pause(times, time.monotonic() + seconds)
+        self._pauses[uid] = _Pause(times=times, until=time.monotonic() + seconds)
         return seconds
 
     async def _measure_or_give_way(self, runner: Runner, engine: ProbedEngine, plan: BenchPlan) -> MeasuredPerformance:

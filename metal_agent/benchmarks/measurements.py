@@ -68,7 +68,7 @@ class Measurements:
         """Count a try to measure a process with this version of the engine; blocks while the file is written."""
         measurement = self._measured.get(identify_serving(spec), Measurement())
         tries = measurement.tries + 1 if measurement.engine == engine else 1
-        self._store(spec, Measurement(engine, tries, measurement.performance))
+        self._store(spec, Measurement(engine=engine, tries=tries, performance=measurement.performance))
 
     def take_back_try(self, spec: MetalProcessSpec) -> None:
         """Uncount the last try, which gave way to something else; blocks while the file is written."""
@@ -86,7 +86,7 @@ class Measurements:
         # The key that was measured last is the last to be forgotten.
         kept = {name: entry for name, entry in self._measured.items() if name != key}
         while len(kept) >= _MOST_ENTRIES:
-            kept.pop(next(iter(kept)))
+            kept.pop(next(iter(kept)))  # the oldest
         self._measured = {**kept, key: measurement}
         if self._path is None:
             return

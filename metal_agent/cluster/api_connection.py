@@ -49,7 +49,8 @@ class ApiConnection:
         elif status == HTTPStatus.FORBIDDEN and _LEASES in request.path:
             self._enter_state("refused", f"this host has no right to its Lease any more (403): {self._advice}")
         elif status != HTTPStatus.FORBIDDEN or self.status.state == "unreachable":
-            # A policy may refuse a single write of a host that is accepted, and every write of one that is not.
+            # A 403 only proves an answer: a policy may refuse a single write of a host that is accepted, and every
+            # write of one that is not.
             self._enter_state("connected", "")
 
     def note_failure(self, error: Unreachable) -> None:
@@ -60,7 +61,7 @@ class ApiConnection:
     def _enter_state(self, state: ConnectionState, message: str) -> None:
         """Set state and message of the connection; `since` stays the same as long as the state does."""
         since = self.status.since if state == self.status.state else rfc3339(datetime.now(UTC))
-        self.status = ConnectionStatus(state, since, message)
+        self.status = ConnectionStatus(state=state, since=since, message=message)
 
 
 class ObservedTransport(AiohttpTransport):

@@ -56,7 +56,10 @@ class Freshness(msgspec.Struct):
     """Number of gaps so far: a list is fresh only if there was none since it was requested."""
 
     def note_renewal(self, now: Clocks) -> bool:
-        """Note a renewal of the Lease, and a gap before it; return True if the assignments have to be listed again."""
+        """Note a renewal of the Lease, and a gap before it; return True if the assignments have to be listed again.
+
+        That is so from the first renewal, or one after a gap, until a fresh list is confirmed.
+        """
         if self.renewed_at is None or now.since(self.renewed_at) > _GAP_SECONDS:
             self.confirmed = False
             self.gaps += 1
@@ -140,6 +143,7 @@ class Endpoints:
         self._host = host
         self._wanted = wanted
         self._applied: dict[ObjectKey, Obj | None] = {}
+        """The slices as this agent wrote them last; None if it removed the slice."""
         self.refusals: dict[ObjectKey, SliceRefusal] = {}
         """The last refusal of each slice that the API server does not accept now."""
         # A withdrawal must never be overtaken by an earlier write of a ready endpoint.
@@ -161,13 +165,13 @@ class Endpoints:
         A deletion by others, such as a controller that declared this host lost, is not reported to the agent.
         Raises ApiError and Unreachable.
         """
-        services = await self.list_services()
-        outdated = {service for service, last in self._applied.items() if (last is not None) != (service in services)}
-        # What was removed, and is gone, is forgotten: services come and go as long as the agent runs.
-        self._applied = {
-            name: last for name, last in self._applied.items() if last is not None and name not in outdated
-        }
-        return outdated
+        existing = await self.list_services()
+        applied = {service for service, slice_ in self._applied.items() if slice_ is not None}
+        removed = self._applied.keys() - applied
+        missing, left_behind = applied - existing, removed & existing
+        # Removed slices that are gone are forgotten too: services come and go as long as the agent runs.
+        self._applied = {service: self._applied[service] for service in applied - missing}
+        return missing | left_behind
 
     async def publish(self, service: ObjectKey) -> None:
         """Write or delete the slice of `service` as desired, unless that is done. Raises ApiError and Unreachable.
@@ -190,7 +194,7 @@ class Endpoints:
     async def _apply_or_withdraw(self, service: ObjectKey, wanted: Obj) -> None:
         """Apply the slice; raises Forbidden, and notes the refusal, if the controller has not granted it.
 
-        A refused slice that is not ready replaces one that may be ready, so that one is deleted: this needs no grant.
+        If the refused slice was to make the endpoint not ready, the slice is deleted instead, which needs no grant.
         """
         try:
             await self._apply(service, wanted)

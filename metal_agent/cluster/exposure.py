@@ -61,20 +61,21 @@ class ServicePorts:
 
         `on_assign` is called with a new port.
         """
-        if service not in self._assigned:
-            assigned = set(self._assigned.values())
-            unassigned = [port for port in self._range if port not in assigned]
-            if self._foreign.issuperset(unassigned):
-                # Other programs may have left their ports meanwhile; a port that is still taken is refused again.
-                self._foreign.clear()
-            port = next((port for port in unassigned if port not in self._foreign), None)
-            if port is None:
-                ports = f"{self._range.start}-{self._range.stop - 1}"
-                raise NoPortError(f"no port of --port-range {ports} is free for {service}: widen it")
-            durable.write(self._path, {**self._assigned, service: port})
-            self._assigned[service] = port
-            self.on_assign(port)
-        return self._assigned[service]
+        if service in self._assigned:
+            return self._assigned[service]
+        assigned = set(self._assigned.values())
+        unassigned = [port for port in self._range if port not in assigned]
+        if self._foreign.issuperset(unassigned):
+            # Other programs may have left their ports meanwhile; a port that is still taken is refused again.
+            self._foreign.clear()
+        port = next((port for port in unassigned if port not in self._foreign), None)
+        if port is None:
+            ports = f"{self._range.start}-{self._range.stop - 1}"
+            raise NoPortError(f"no port of --port-range {ports} is free for {service}: widen it")
+        durable.write(self._path, {**self._assigned, service: port})
+        self._assigned[service] = port
+        self.on_assign(port)
+        return port
 
     def list_spare(self) -> list[int]:
         """Return ports that no service has, the last one first; the first one of the range is left to services."""
@@ -232,7 +233,7 @@ class ClusterExposure(ProxyExposure):
             except (NoPortError, OSError) as error:
                 problems[service] = str(error)
                 continue
-            secret = next(iter(runners)).assignment.spec.token_secret
+            secret = next(iter(runners)).assignment.spec.token_secret  # all processes of a service have the same one
             token = self._tokens.read(service.namespace, secret)
             if token:
                 ports[service] = ServicePort(port, token, self._tokens.read_previous(service.namespace, secret))

@@ -130,7 +130,10 @@ class HostIdentity:
         return f"Bearer {self._joined.token}"
 
     async def refresh(self, refused: str | None) -> bool:
-        """Read the file again; return whether it holds another token than the one refused. Raises CredentialsError."""
+        """Read the file again, unless the token has changed already; return whether it is not the one refused now.
+
+        Logs the refusal of a token once. Raises CredentialsError.
+        """
         async with self._lock:
             if await self.authorization() == refused:
                 await self._adopt_joined()
@@ -177,7 +180,8 @@ class HostIdentity:
             raise CredentialsError(f"{self._folder / FILE_NAME}: {error}: make it readable for this user") from error
         if written is None or written in (self._on_disk, self._joined):
             return False
-        if structs.replace(written, token=self._joined.token, expires_at=self._joined.expires_at) != self._joined:
+        with_our_token = structs.replace(written, token=self._joined.token, expires_at=self._joined.expires_at)
+        if with_our_token != self._joined:  # host, server or authority differ
             raise CredentialsError(
                 f"this machine has joined as host {written.host} at {written.server} since this agent started: restart "
                 "the agent"

@@ -12,7 +12,7 @@ from metal_agent.options import StartError
 async def keep_host_lease(client: Client, host: str, identity: str, on_renewed: Callable[[], None]) -> None:
     """Renew the Lease until cancelled. Raises StartError when another agent has it."""
     try:
-        lease = HostLease(client, HOSTS_NAMESPACE, host, identity, FIELD_MANAGER, LEASE_SECONDS)
+        lease = HostLease(client, HOSTS_NAMESPACE, host, identity, FIELD_MANAGER, duration_seconds=LEASE_SECONDS)
         await lease.keep_renewed(RENEW_SECONDS, on_renewed)
     except HeldElsewhereError as error:
         raise StartError(

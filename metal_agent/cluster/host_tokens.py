@@ -20,7 +20,7 @@ class HostTokens:
         self._last_known = dict(last_known)
 
     def read(self, namespace: str, name: str) -> str | None:
-        """Return the token in Secret `namespace/name`; None if it has not arrived or cannot be read."""
+        """Return the token in Secret `namespace/name`; None if it has not arrived, is empty or cannot be read."""
         try:
             token = self.data()[host_secret_key(namespace, name)]
             return base64.b64decode(token, validate=True).decode().strip() or None

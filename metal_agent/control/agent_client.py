@@ -23,27 +23,31 @@ class AgentClient(ControlClient):
     def __init__(self, folder: Path, only_pid: int | None = None) -> None:
         super().__init__(folder / AGENT_SOCKET, "agent")
         self._only_pid = only_pid
-        self._pid = 0
+        self._peer_pid = 0
 
     def check_peer(self, connection: socket.socket) -> None:
-        """Note the pid of the process that answers. Raises ControlRefusedError if it is not of the folder's owner."""
-        self._pid, uid, owner = unix_peer_pid(connection), unix_peer_uid(connection), self.socket.parent.stat().st_uid
+        """Note the pid of the process that answers.
+
+        Raises ControlRefusedError if it is not of the folder's owner, or if only another process may answer.
+        """
+        self._peer_pid, uid = unix_peer_pid(connection), unix_peer_uid(connection)
+        owner = self.socket.parent.stat().st_uid
         if uid != owner:
             raise ControlRefusedError(
-                f"process {self._pid} of uid {uid} answers at {self.socket}, whose folder is of uid {owner}: end it, "
-                "or remove the socket"
+                f"process {self._peer_pid} of uid {uid} answers at {self.socket}, whose folder is of uid {owner}: end "
+                "it, or remove the socket"
             )
-        if self._only_pid not in {None, self._pid}:
+        if self._only_pid is not None and self._peer_pid != self._only_pid:
             raise ControlRefusedError(
-                f"process {self._pid} answers at {self.socket}, and the agent of the service is process "
+                f"process {self._peer_pid} answers at {self.socket}, and the agent of the service is process "
                 f"{self._only_pid}: end the former"
             )
 
     async def status(self) -> AgentStatus:
         """Return the status of the agent, with its pid as the kernel names it."""
-        return structs.replace(await self.call("GET", "/status", AgentStatus), pid=self._pid)
+        return structs.replace(await self.call("GET", "/status", AgentStatus), pid=self._peer_pid)
 
     async def stop(self) -> int:
         """Drain and stop everything, after which the agent ends; return its pid at once."""
         await self.call("POST", "/stop", StopAccepted)
-        return self._pid
+        return self._peer_pid

@@ -83,9 +83,9 @@ def parse_version(text: str) -> str:
 
 def check_engines(engines: Iterable[InstalledEngine], exists: Callable[[str], bool] = os.path.exists) -> list[Finding]:
     """Check each engine; without any, a problem that names how to install one."""
+    findings = [_check_engine(engine, exists) for engine in engines]
     hints = "; or: ".join(runtime.install_hint for runtime in RUNTIMES.values() if runtime.on_hosts)
-    none_installed = [Finding("engines", "problem", "no engine is installed", hints)]
-    return [_check_engine(engine, exists) for engine in engines] or none_installed
+    return findings or [Finding("engines", "problem", "no engine is installed", hints)]
 
 
 def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Finding:
@@ -129,4 +129,5 @@ def check_device(text: str, metal_facts: metal.Metal) -> Finding:
     mib = None if metal_facts.working_set_bytes is None else metal_facts.working_set_bytes // _MIB
     expected = f"the GPU, with Metal's working set of {mib} MiB"
     holds = device is not None and int(device["mib"]) == mib
-    return check_value("llama.cpp's device", device and f"{device['name']}, {device['mib']} MiB", expected, holds=holds)
+    found = f"{device['name']}, {device['mib']} MiB" if device else None
+    return check_value("llama.cpp's device", found, expected, holds=holds)

@@ -87,9 +87,9 @@ def _check_process() -> list[Finding]:
     descriptors, least = limits.descriptor_limit(), _LEAST_DESCRIPTORS
     read_ms = min(timeit.repeat(pressure.read, timer=time.thread_time, number=1, repeat=10)) * 1000
     expected = f"less than {_MOST_READ_MS} ms of a processor, as it is taken each second"
-    first, second = (processes.start_time(os.getpid()) for _ in range(2))
+    own_pid = os.getpid()
     return [
-        check_same("start of a process", first, second, "a second look"),
+        check_same("start of a process", processes.start_time(own_pid), processes.start_time(own_pid), "a second look"),
         check_value("open files", descriptors, f"{least} or more", holds=descriptors >= least),
         check_value("a read of the pressure", f"{read_ms:.2f} ms", expected, holds=read_ms < _MOST_READ_MS),
     ]
@@ -100,7 +100,7 @@ def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
     registry, metal_facts = gpu.read(), metal.read()
     values = macos.parse_sysctl(output_or_empty("/usr/sbin/sysctl", _LEVEL_SYSCTL, "vm.swapusage"))
     memory, memory_of_tool = libsystem.memory_use(), macos.parse_vm_stat(output_or_empty(*macos.VM_STAT))
-    used, used_by_tool = memory and memory.total_bytes, memory_of_tool and memory_of_tool.total_bytes
+    used, used_by_tool = (use.total_bytes if use else None for use in (memory, memory_of_tool))
     swap = macos.parse_swap_used(values.get("vm.swapusage"))
     level = pressure.kernel_level(macos.parse_positive(values.get(_LEVEL_SYSCTL)))
     displays = macos.parse_displays(output_or_empty(*macos.DISPLAYS))

@@ -78,11 +78,11 @@ async def check_adopted_server(folder: Path) -> list[Finding]:
     predecessor = (sys.executable, "-P", "-c", _PREDECESSOR, str(folder), *server)
     printed = await asyncio.to_thread(output, *predecessor, timeout_seconds=_PATIENCE_SECONDS)
     identity = msgspec.json.decode(printed, type=ProcessIdentity)
-    other = adopt_process(msgspec.structs.replace(identity, start_time="another time"))
+    adopted_other = adopt_process(msgspec.structs.replace(identity, start_time="another time"))
     process = adopt_process(identity)
     findings = [
-        check_value("adoption", process and process.pid, f"process {identity.pid}"),
-        check_value("adoption of a reused pid", other or "refused", "refused", holds=other is None),
+        check_value("adoption", process.pid if process else None, f"process {identity.pid}"),
+        check_value("adoption of a reused pid", adopted_other or "refused", "refused", holds=adopted_other is None),
     ]
     if process is None:
         return findings

@@ -90,8 +90,8 @@ async def run_doctor(checked: CheckedHost, work_folder: Path, *, deep: bool = Fa
     gathered = await asyncio.gather(*(_run_check(name, check) for name, check in checks))
     findings = [*(finding for findings in gathered for finding in findings), *in_cluster]
     # One after the other: they measure times and memory.
-    for name, look in _DEEP_CHECKS if deep else ():
-        findings += await _run_check(name, functools.partial(look, work_folder), verdict="problem")
+    for name, deep_check in _DEEP_CHECKS if deep else ():
+        findings += await _run_check(name, functools.partial(deep_check, work_folder), verdict="problem")
     return findings
 
 
@@ -132,7 +132,7 @@ def check_service(
         reason = f": {ended.message}" if ended else ""
         fix = "fix that, then run: pomona agent restart" if ended else "pomona agent logs"
         return Finding(name, "problem", f"{state.job} is {state.phase}, and no agent answers{reason}", fix)
-    if state.pid not in (None, agent.pid):
+    if state.pid is not None and state.pid != agent.pid:
         detail = f"{state.job} has process {state.pid}, and process {agent.pid} serves"
         return Finding(name, "problem", detail, f"end process {agent.pid}: its engines go on")
     if is_outdated:
@@ -161,8 +161,8 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
 def _check_machine(checked: CheckedHost, *, is_reached: bool) -> list[Finding]:
     """Check memory, disk and settings of this machine."""
     folder, starts_at_login = checked.folder, checked.starts_at_login
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free_bytes = shutil.disk_usage(existing).free
+    nearest_existing = next(path for path in (folder, *folder.parents) if path.exists())
+    free_bytes = shutil.disk_usage(nearest_existing).free
     findings = [machine.check_memory(host.read()), machine.check_disk(str(folder), free_bytes)]
     if sys.platform == "darwin":
         # Not sys.executable: the firewall knows the file that runs, which several links and a launcher may stand for.
@@ -195,8 +195,8 @@ async def _check_cluster(checked: CheckedHost) -> list[Finding]:
     except (ApiError, Unreachable, CredentialsError) as error:
         return [*findings, explain_refusal(name, error)]
     interfaces = {
-        address.address.partition("%")[0]: name
-        for name, addresses in psutil.net_if_addrs().items()
+        address.address.partition("%")[0]: interface
+        for interface, addresses in psutil.net_if_addrs().items()
         for address in addresses
         if address.family.name in {"AF_INET", "AF_INET6"}
     }
@@ -236,9 +236,9 @@ async def ask_api_server(credentials: Credentials) -> ApiServerAnswer:
         ):
             date = response.headers.get("Date")
     except OSError as error:
-        return ApiServerAnswer(credentials.server, OSError(error.errno, describe_failure(error)))
+        return ApiServerAnswer(credentials.server, error=OSError(error.errno, describe_failure(error)))
     except aiohttp.ClientError as error:
-        return ApiServerAnswer(credentials.server, OSError(describe_failure(error)))
+        return ApiServerAnswer(credentials.server, error=OSError(describe_failure(error)))
     middle = (began + time.time()) / 2
     # An HTTP date has whole seconds, so on average half of one has passed.
     skew = parsedate_to_datetime(date).timestamp() + 0.5 - middle if date else None
@@ -251,7 +251,7 @@ def read_token_times(authorization: str | None) -> TokenTimes | None:
     if len(parts) != 3:  # noqa: PLR2004 - head, payload and signature of a JWT
         return None
     try:
-        payload = base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4))
-        return msgspec.json.decode(payload, type=TokenTimes)
+        padded = parts[1] + "=="  # a JWT has no padding, and the decoder takes more than it needs
+        return msgspec.json.decode(base64.urlsafe_b64decode(padded), type=TokenTimes)
     except (binascii.Error, msgspec.DecodeError):
         return None

@@ -64,7 +64,7 @@ class HoldGate:
     def __init__(self, runners: Mapping[str, HoldableProcess]) -> None:
         self._runners = runners
         self._sources: list[HoldSource] = []
-        self._sent: dict[str, Held | None] = {}
+        self._sent_holds: dict[str, Held | None] = {}
         """The hold that was last sent to each process, by uid."""
 
     def add(self, source: HoldSource) -> None:
@@ -73,23 +73,23 @@ class HoldGate:
 
     def admit_runner(self, uid: str) -> Held | None:
         """Return the hold with which a new runner of the process begins; changes of it are sent as events later."""
-        self._sent[uid] = self._merge(uid)
-        return self._sent[uid]
+        self._sent_holds[uid] = self._find_hold(uid)
+        return self._sent_holds[uid]
 
     def refresh(self) -> None:
         """Send each process its hold if that has changed. A source calls it after each change of its own."""
-        self._sent = {uid: held for uid, held in self._sent.items() if uid in self._runners}
+        self._sent_holds = {uid: hold for uid, hold in self._sent_holds.items() if uid in self._runners}
         for uid, runner in self._runners.items():
-            hold = self._merge(uid)
-            if hold != self._sent.get(uid):
-                self._sent[uid] = hold
-                runner.notify(hold or Released())
+            hold = self._find_hold(uid)
+            if hold != self._sent_holds.get(uid):
+                self._sent_holds[uid] = hold
+                runner.notify(Released() if hold is None else hold)
 
     def evict(self, uid: str, event: Evicted) -> None:
         """Send a process its eviction, unless it was removed meanwhile; it counts as held until the next `refresh`."""
         if runner := self._runners.get(uid):
             runner.notify(event)
-            self._sent[uid] = Held(event.reason, event.message)
+            self._sent_holds[uid] = Held(event.reason, event.message)
 
     def displacement_condition(self, process: HoldableProcess) -> "Obj | None":
         """Return the MetalProcess's condition DisruptionTarget, without lastTransitionTime, or None if it may stay."""
@@ -102,7 +102,7 @@ class HoldGate:
         """Return the holds of the host by all sources."""
         return [hold for source in self._sources for hold in source.list_holds()]
 
-    def _merge(self, uid: str) -> Held | None:
+    def _find_hold(self, uid: str) -> Held | None:
         """Return the hold of the most important source that holds the process; None if none does."""
         holds = (source.find_hold(uid) for source in self._sources)
         return next((hold for hold in holds if hold), None)

@@ -99,10 +99,12 @@ def judge_sample(policy: OwnerPolicy, source: OwnerSource, sample: OwnerSample) 
             return _judge_input(sample.idle_seconds, (policy.idle_minutes or 0) * 60.0)
         case "battery":
             return _judge_power(sample.power, policy.battery_percent or 0)
+        case "heat" if sample.thermal is None:
+            return None
+        case "heat" if sample.thermal == "nominal":
+            return "free"
         case "heat":
-            if sample.thermal is None:
-                return None
-            return {"nominal": "free", "moderate": "between"}.get(sample.thermal, "hold")  # type: ignore[return-value]
+            return "between" if sample.thermal == "moderate" else "hold"
 
 
 def _judge_input(idle_seconds: float | None, needed_seconds: float) -> Signal | None:
@@ -144,8 +146,9 @@ def step_source(state: SourceState, signal: Signal | None, seconds: float, sourc
     """
     if signal is None:
         return state
-    if signal != ("free" if state.holds else "hold"):
+    opposite_signal = "free" if state.holds else "hold"
+    if signal != opposite_signal:
         return replace(state, opposed_seconds=None)
     opposed = 0.0 if state.opposed_seconds is None else state.opposed_seconds + seconds
-    needed = (END_SECONDS if state.holds else BEGIN_SECONDS)[source]
-    return SourceState(not state.holds) if opposed >= needed else replace(state, opposed_seconds=opposed)
+    needed = END_SECONDS[source] if state.holds else BEGIN_SECONDS[source]
+    return SourceState(holds=not state.holds) if opposed >= needed else replace(state, opposed_seconds=opposed)

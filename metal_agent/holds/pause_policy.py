@@ -44,7 +44,8 @@ def step_pause(
     if not is_held:
         if not state.is_paused:
             return state, ()
-        return PauseState(), (*(HoldAction("cancel", uid) for uid in sorted(state.displacing)), HoldAction("resume"))
+        canceled = [HoldAction("cancel", uid) for uid in sorted(state.displacing)]
+        return PauseState(), (*canceled, HoldAction("resume"))
     actions: list[HoldAction] = [] if state.is_paused else [HoldAction("pause")]
     displacing: dict[str, float] = {}
     evicted = set(state.evicted)
@@ -52,14 +53,15 @@ def step_pause(
         uid = candidate.uid
         if not candidate.is_running or (candidate.is_protected and not pauses_critical):
             continue
-        displaced_seconds = state.displacing.get(uid)
-        is_overdue = (displaced_seconds or 0.0) + seconds >= DISPLACEMENT_SECONDS
+        is_new = uid not in state.displacing
+        displaced_seconds = 0.0 if is_new else state.displacing[uid] + seconds
+        is_overdue = displaced_seconds >= DISPLACEMENT_SECONDS
         # An engine that loads answers no request; one that was evicted already was about to end when its agent ended.
         if uid in evicted or candidate.stage == "loading" or is_overdue:
             evicted.add(uid)
             actions.append(HoldAction("evict", uid))
             continue
-        displacing[uid] = 0.0 if displaced_seconds is None else displaced_seconds + seconds
-        if displaced_seconds is None:
+        displacing[uid] = displaced_seconds
+        if is_new:
             actions.append(HoldAction("displace", uid))
     return replace(state, is_paused=True, displacing=displacing, evicted=frozenset(evicted)), tuple(actions)

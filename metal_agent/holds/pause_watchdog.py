@@ -60,10 +60,10 @@ ReadSample = Callable[[tuple[OwnerSource, ...]], OwnerSample]
 def read_owner_sample(sources: tuple[OwnerSource, ...]) -> OwnerSample:
     """Read the facts of `sources`, and no others: each costs the start of a program. Blocks for some 50 ms."""
     return OwnerSample(
-        datetime.now(UTC),
-        user_input.read_idle_seconds() if "activity" in sources else None,
-        power.read() if "battery" in sources else Power(),
-        thermal.read() if "heat" in sources else None,
+        moment=datetime.now(UTC),
+        idle_seconds=user_input.read_idle_seconds() if "activity" in sources else None,
+        power=power.read() if "battery" in sources else Power(),
+        thermal=thermal.read() if "heat" in sources else None,
     )
 
 
@@ -94,8 +94,9 @@ class PauseWatchdog:
         self._path, self._runners, self._gate = path, runners, gate
         self._policy, self._on_action, self._read = policy, on_action, read
         self._written = record = durable.read(path, PauseRecord) or PauseRecord()
-        self._since = {source: record.sources[source] for source in self._policy.sources if source in record.sources}
-        self._sources = {source: SourceState(holds=source in self._since) for source in self._policy.sources}
+        # By source that holds, the time since when.
+        self._held_since = {source: record.sources[source] for source in policy.sources if source in record.sources}
+        self._sources = {source: SourceState(holds=source in self._held_since) for source in self._policy.sources}
         self._sampled_at: float | None = None
         self.state = PauseState(
             is_paused=bool(record.sources),
@@ -122,11 +123,11 @@ class PauseWatchdog:
             self.state,
             candidates,
             seconds,
-            is_held=bool(self._since),
+            is_held=bool(self._held_since),
             pauses_critical=self._policy.pauses_critical,
         )
-        sources = {str(source): since for source, since in self._since.items()}
-        record = PauseRecord(sources, tuple(self.state.displacing), tuple(sorted(self.state.evicted)))
+        sources = {str(source): since for source, since in self._held_since.items()}
+        record = PauseRecord(sources, tuple(self.state.displacing), evicted=tuple(sorted(self.state.evicted)))
         self._written = await save_record(self._path, record, self._written)
         for action in actions:
             self._perform(action)
@@ -144,14 +145,16 @@ class PauseWatchdog:
         if not self._is_pausing or self._is_spared(uid) or state.phase in HOLDS_NO_MEMORY:
             return None
         # A process without an engine is displaced, too: it would wait here for the end of the pause.
-        if uid not in self.state.displacing and uid not in self.state.evicted and state.exists:
+        is_paused = uid in self.state.displacing or uid in self.state.evicted or not state.exists
+        if not is_paused:
             return None
-        message = _DISPLACED if state.phase == "Ready" else _EVICTED if uid in self.state.evicted else _HELD
+        message_without_engine = _EVICTED if uid in self.state.evicted else _HELD
+        message = _DISPLACED if state.phase == "Ready" else message_without_engine
         return Held(HOST_PAUSED, self._explain(message))
 
     def list_holds(self) -> list[HostHold]:
         """Return the holds of the owner's policy, one for each source."""
-        return [HostHold(source, self._policy.describe(source), since) for source, since in self._since.items()]
+        return [HostHold(source, self._policy.describe(source), since) for source, since in self._held_since.items()]
 
     def retain(self, uids: set[str]) -> None:
         """Forget stopped processes that are not among `uids`, the uids of all processes assigned to this host."""
@@ -162,14 +165,14 @@ class PauseWatchdog:
         if not self._is_pausing:
             message = "engines are started as they are assigned"
             return {"type": PAUSED, "status": "False", "reason": "NotPaused", "message": message}
-        first = next((source for source in REASONS if source in self._since), None)
+        first = next((source for source in REASONS if source in self._held_since), None)
         reason = REASONS[first] if first else "Resuming"
         return {"type": PAUSED, "status": "True", "reason": reason, "message": self._describe()}
 
     @property
     def _is_pausing(self) -> bool:
         """True while the host is paused, or a source of the owner holds."""
-        return self.state.is_paused or bool(self._since)
+        return self.state.is_paused or bool(self._held_since)
 
     def _is_spared(self, uid: str) -> bool:
         """Return whether the process goes on during a pause: it is protected, and its owner does not pause it."""
@@ -178,7 +181,7 @@ class PauseWatchdog:
 
     def _describe(self) -> str:
         """Return the reasons of the pause as text."""
-        return " and ".join(self._policy.describe(source) for source in self._since) or "the pause is ending"
+        return " and ".join(self._policy.describe(source) for source in self._held_since) or "the pause is ending"
 
     def _explain(self, consequence: str) -> str:
         """Return a message with the reasons of the pause and its consequence."""
@@ -190,9 +193,9 @@ class PauseWatchdog:
             signal = owner_policy.judge_sample(self._policy, source, sample)
             after = self._sources[source] = owner_policy.step_source(before, signal, seconds, source)
             if after.holds and not before.holds:
-                self._since[source] = rfc3339(sample.moment)
+                self._held_since[source] = rfc3339(sample.moment)
             if before.holds and not after.holds:
-                del self._since[source]
+                del self._held_since[source]
             if after.holds != before.holds:
                 log.info("owner_hold_changed", source=source, holds=after.holds, why=self._policy.describe(source))
 
@@ -202,4 +205,4 @@ class PauseWatchdog:
             self._gate.evict(action.uid, Evicted(HOST_PAUSED, self._explain(_EVICTED), is_urgent=False))
         log.info("pause_action", action=action.kind, uid=action.uid)
         note = _NOTES[action.kind]
-        self._on_action(action, self._explain(note) if self._since else note)
+        self._on_action(action, self._explain(note) if self._held_since else note)

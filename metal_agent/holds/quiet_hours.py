@@ -63,7 +63,7 @@ def parse_quiet_hours(text: str) -> QuietHours:
         info = ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise ValueError(f"time zone {zone!r} is not known on this machine: give one such as Europe/Berlin") from error
-    return QuietHours(" ".join(text.split()), _parse_days(days), first, end, info)
+    return QuietHours(" ".join(text.split()), _parse_days(days), first_minute=first, end_minute=end, zone=info)
 
 
 def _parse_days(text: str) -> frozenset[int]:
@@ -74,6 +74,7 @@ def _parse_days(text: str) -> frozenset[int]:
         numbers = [DAYS.index(name.capitalize()) for name in names if name.capitalize() in DAYS]
         if len(numbers) != len(names) or len(names) > 2:  # noqa: PLR2004 - first and last
             raise ValueError(f"{text!r} are no days: give {', '.join(DAYS)}, such as Mon-Fri or Sat,Sun")
+        # numbers[0] is the first day, and numbers[-1] the last one, or the same for a single day.
         length = (numbers[-1] - numbers[0]) % len(DAYS) + 1
-        days.update((numbers[0] + number) % len(DAYS) for number in range(length))
+        days.update((numbers[0] + offset) % len(DAYS) for offset in range(length))
     return frozenset(days)

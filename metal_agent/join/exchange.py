@@ -76,9 +76,10 @@ def _check_folder(folder: Path, code: JoinCode) -> None:
     """
     try:
         before = host_identity.read_joined_host(folder)
-        has_authority = bool(before and code.authority_pem and before.authority == code.authority_pem)
-        if before and before.host == code.host and (before.server == code.server or has_authority):
-            return  # the same host and cluster
+        if before and before.host == code.host:
+            has_same_authority = bool(code.authority_pem) and before.authority == code.authority_pem
+            if before.server == code.server or has_same_authority:
+                return  # the same host and cluster
         records = Records(folder / "processes").load().values()
         running = [record.name for record in records if record.identity and is_running(record.identity)]
     except OSError as error:
@@ -105,7 +106,7 @@ def _build_code_credentials(code: JoinCode) -> Credentials:
     except (OSError, ValueError) as error:
         message = f"the certificate authority in the join code cannot be used: {error}: get another code"
         raise JoinError(message) from error
-    return Credentials(code.server, StaticToken(code.token), tls, code.tls_server_name or None)
+    return Credentials(code.server, StaticToken(code.token), tls, tls_server_name=code.tls_server_name or None)
 
 
 async def _check_server(anonymous: Credentials) -> None:

@@ -31,7 +31,7 @@ def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
     grants = f"grants:{host}"
     before = (
         # What it may do in the whole cluster, then in its namespace: from now on it is only known.
-        _Step(resources.CLUSTER_ROLE_BINDINGS, agent_binding_name(host), None),
+        _Step(resources.CLUSTER_ROLE_BINDINGS, agent_binding_name(host), namespace=None),
         _Step(resources.ROLE_BINDINGS, host),
         _Step(resources.ROLE_BINDINGS, grants),
         # Its tokens, and those of a code that is not used yet.
@@ -41,7 +41,7 @@ def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
     )
     after = (
         # Its processes are replaced once it is gone, and the controller writes no Secret and grants of it any more.
-        _Step(resources.METAL_HOSTS, host, None),
+        _Step(resources.METAL_HOSTS, host, namespace=None),
         _Step(resources.SECRETS, host),
         _Step(resources.LEASES, host),
         *(_Step(kind, name) for name in (host, code, grants) for kind in (resources.ROLES, resources.ROLE_BINDINGS)),
@@ -62,7 +62,7 @@ async def remove_host(client: Client, host: str) -> list[str]:
     slices = await client.list(resources.ENDPOINT_SLICES, label_selector=f"{LABEL_SLICE_MANAGED_BY}={SLICE_MANAGED_BY}")
     for item in slices.items:
         key = object_key(item)
-        if split_slice_name(key.name)[1] == host:
+        if split_slice_name(key.name)[1] == host:  # a slice is named after its service and its host
             names.append(await _delete(client, _Step(resources.ENDPOINT_SLICES, key.name, key.namespace)))
     names += [await _delete(client, step) for step in after]
     return [name for name in names if name]

@@ -25,18 +25,16 @@ async def admit(
 ) -> Admitted | Refused | Failed:
     """Decide whether this host can run the assignment; on Admitted its memory is reserved under its uid.
 
-    The reservation is the larger of spec.memoryBytes and the peak that was measured here for the same serving.
-    `daemons` are the runtimes whose shared daemon runs here.
+    The reservation is the larger of spec.memoryBytes and the peak that was measured here for the same weights, runtime
+    and options. `daemons` are the runtimes whose shared daemon runs here.
     """
     spec = assignment.spec
+    # 1. Can this host run such a process at all?
     if assignment.problem:
         return Refused("Unsupported", assignment.problem)
     runtimes = [*await asyncio.to_thread(engine_command.list_installed), *daemons]
     if spec.runtime not in runtimes:
-        installed = ", ".join(runtimes) or "none"
-        hint = RUNTIMES[spec.runtime].install_hint if spec.runtime in RUNTIMES else "a newer pomona may know it"
-        message = f"spec.runtime {spec.runtime!r} is not installed on this host, which has {installed}: {hint}"
-        return Refused("Unsupported", message)
+        return Refused("Unsupported", _describe_missing_runtime(spec.runtime, runtimes))
     try:
         obstacle = engine_command.find_obstacle(spec)
         if obstacle:
@@ -44,14 +42,20 @@ async def admit(
         layout = await weights.read_layout(spec.artifact)
     except ArtifactError as error:
         return explain_artifact_error(spec.artifact.source, error)
+
+    # 2. Does spec.memoryBytes cover what the weights need by their header?
     workload = Workload(layout, spec.runtime)
     estimated = estimate(workload, spec)
     if estimated is not None and estimated.total_bytes > spec.memory_bytes:
         return _understated(spec, estimated)
+
+    # 3. Reserve the memory.
     needed_bytes = peaks.needed_bytes(spec)
     problem = ledger.reserve(assignment.uid, needed_bytes)
     if not problem:
         return Admitted()
+
+    # 4. It does not fit: say what would help.
     peak_note = ", which is the peak measured here before" if needed_bytes > spec.memory_bytes else ""
     # Engines of this model used more than estimated: assume the same excess for any other context.
     limit_bytes = ledger.available_bytes - (needed_bytes - spec.memory_bytes)
@@ -64,6 +68,12 @@ async def admit(
     else:
         advice = way_out(workload, spec, limit_bytes)
     return Refused("InsufficientMemory", f"{problem}{peak_note}; {advice}, or free memory on this host", needed_bytes)
+
+
+def _describe_missing_runtime(runtime: str, installed: Collection[str]) -> str:
+    """Return the message about a runtime that is not among the `installed` ones of this host."""
+    hint = RUNTIMES[runtime].install_hint if runtime in RUNTIMES else "a newer pomona may know it"
+    return f"spec.runtime {runtime!r} is not installed on this host, which has {', '.join(installed) or 'none'}: {hint}"
 
 
 def find_understatement(spec: MetalProcessSpec, layout: Layout | None, draft: Layout | None = None) -> Refused | None:

@@ -34,13 +34,14 @@ def budget_bytes(facts: HostFacts, owner_bytes: int | None) -> int | None:
     metal_limit = None if facts.working_set_bytes is None else max(0, facts.working_set_bytes - _METAL_MARGIN_BYTES)
     if owner_bytes is not None:
         return owner_bytes if metal_limit is None else min(owner_bytes, metal_limit)
-    limits = [] if metal_limit is None else [metal_limit]
-    if facts.model_memory_bytes is not None and metal_limit is None:
-        limits.append(facts.model_memory_bytes)
+    if facts.model_memory_bytes is None:
+        return None
+    limits = [facts.model_memory_bytes if metal_limit is None else metal_limit]
     if facts.memory_bytes is not None:
-        system = max(min(_SYSTEM_BYTES, facts.memory_bytes * _SMALL_SYSTEM_SHARE), facts.memory_bytes * _SYSTEM_SHARE)
-        limits.append(int(facts.memory_bytes - system))
-    return min(limits) if facts.model_memory_bytes is not None and limits else None
+        least_system_bytes = min(_SYSTEM_BYTES, facts.memory_bytes * _SMALL_SYSTEM_SHARE)
+        system_bytes = max(least_system_bytes, facts.memory_bytes * _SYSTEM_SHARE)
+        limits.append(int(facts.memory_bytes - system_bytes))
+    return min(limits)
 
 
 class Ledger(msgspec.Struct):
@@ -84,22 +85,26 @@ class Ledger(msgspec.Struct):
         self.reserved[uid] = memory_bytes
 
     def observe(self, uid: str, used_bytes: int) -> None:
-        """Raise the reservation of `uid`, in whole steps, to its measured use if that is more."""
-        if used_bytes > self.reserved.get(uid, used_bytes):
-            self.reserved[uid] = -(-used_bytes // _GROWTH_BYTES) * _GROWTH_BYTES
+        """Raise the reservation of `uid`, if it has one, to its measured use if that is more, in whole steps."""
+        reserved_bytes = self.reserved.get(uid)
+        if reserved_bytes is not None and used_bytes > reserved_bytes:
+            self.reserved[uid] = (used_bytes + _GROWTH_BYTES - 1) // _GROWTH_BYTES * _GROWTH_BYTES  # rounded up
 
     def observe_others(self, excess_bytes: int) -> None:
-        """Update the use of other programs beyond their share, if it has changed by a step or is none any more."""
-        before = self.others_bytes
-        if abs(excess_bytes - before) >= _STEP_BYTES or not excess_bytes:
+        """Update the use of other programs beyond their share, if it has changed by a step or has become 0.
+
+        If it has fallen, `freed` is called.
+        """
+        before_bytes = self.others_bytes
+        if excess_bytes == 0 or abs(excess_bytes - before_bytes) >= _STEP_BYTES:
             self.others_bytes = excess_bytes
-        if self.others_bytes < before:
+        if self.others_bytes < before_bytes:
             self.freed()
 
     def change_budget(self, new_bytes: int) -> None:
-        """Apply another budget; all reservations stay, even if they exceed a smaller one."""
-        before, self.budget_bytes = self.budget_bytes, new_bytes
-        if new_bytes > before:
+        """Apply another budget; reservations stay, even if they exceed it. `freed` is called if it is larger."""
+        before_bytes, self.budget_bytes = self.budget_bytes, new_bytes
+        if new_bytes > before_bytes:
             self.freed()
 
     def release(self, uid: str) -> None:
@@ -120,5 +125,6 @@ def excess_bytes(
         budget_bytes: memory that all models may use.
         loaded_bytes: models that the owner has loaded in daemons, which the system may count as available.
     """
-    others = max(memory_bytes - available_bytes - own_bytes, loaded_bytes)
-    return max(0, others - max(0, memory_bytes - budget_bytes))
+    others_bytes = max(memory_bytes - available_bytes - own_bytes, loaded_bytes)
+    others_share_bytes = max(0, memory_bytes - budget_bytes)
+    return max(0, others_bytes - others_share_bytes)

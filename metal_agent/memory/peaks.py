@@ -58,12 +58,15 @@ class Peaks:
         return max(spec.memory_bytes, max((run.bytes for run in runs), default=0))
 
     def observe(self, used_by_run: Mapping[str, tuple[MetalProcessSpec, int]]) -> None:
-        """Note the memory that engines use, with their specs, by a unique name of each run; write new peaks to disk."""
-        changed = [self._note(run, identify_serving(spec), used) for run, (spec, used) in used_by_run.items()]
-        if not any(changed) or self._path is None:
+        """Note the spec and the used bytes of each run, by its unique name; write new peaks to disk.
+
+        If the file cannot be written, the peaks are kept in memory, and written with the next new peak.
+        """
+        has_risen = [self._note(run, identify_serving(spec), used) for run, (spec, used) in used_by_run.items()]
+        if not any(has_risen) or self._path is None:
             return
         while len(self._runs) > _MAX_ENTRIES:
-            self._runs.pop(next(iter(self._runs)))
+            self._runs.pop(next(iter(self._runs)))  # the one that was noted first
         try:
             durable.write(self._path, PeaksFile(self._runs))
         except OSError as error:

@@ -180,13 +180,14 @@ def _advance_clocks(
 
 
 def _displacement_key(candidate: EvictionCandidate) -> tuple[bool, int, float, int, str]:
-    """Return the sort key of a candidate, the greatest of which is displaced first.
+    """Return the sort key of a candidate; the candidate with the greatest key is displaced first.
 
-    An engine that loads answers no request, so it counts as idle.
+    Unprotected candidates come first, then those of the least priority, idle for longest, and with the most memory.
     """
-    idle = math.inf if candidate.stage == "loading" else candidate.idle_seconds or 0.0
+    # An engine that loads answers no request, so it counts as idle; an unknown time counts as busy.
+    idle_seconds = math.inf if candidate.stage == "loading" else (candidate.idle_seconds or 0.0)
     rank = PRIORITY_RANK[candidate.priority]
-    return not candidate.is_protected, rank, idle, candidate.memory_bytes, candidate.uid
+    return not candidate.is_protected, rank, idle_seconds, candidate.memory_bytes, candidate.uid
 
 
 def _must_hold(state: PressureState) -> bool:
@@ -220,8 +221,9 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
         return state, (HoldAction("evict", unfinished),)
     draining = [candidate for candidate in candidates if candidate.stage == "draining"]
     is_ending = any(candidate.stage == "ending" for candidate in candidates)
-    if state.is_critical and draining and not (is_ending and state.ending_seconds <= ENDING_SECONDS):
-        # It is about to end anyway, so its loss matters less than that of any other.
+    must_await_end = is_ending and state.ending_seconds <= ENDING_SECONDS
+    if state.is_critical and draining and not must_await_end:
+        # A draining process is about to end anyway, so its loss matters less than that of any other.
         return state, (HoldAction("hasten", max(draining, key=_displacement_key).uid),)
     if state.normal_seconds is not None or state.since_ending_seconds < SETTLE_SECONDS:
         return state, ()
@@ -252,10 +254,10 @@ def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandi
         eligible = [candidate for candidate in unprotected if candidate.uid not in state.passed_over]
     else:
         return state, ()
-    chosen = max(eligible, key=_displacement_key, default=None)
-    if chosen is None:
+    if not eligible:
         return state, ()
-    return replace(state, displacing=chosen.uid, displacing_seconds=0.0), (HoldAction("displace", chosen.uid),)
+    uid = max(eligible, key=_displacement_key).uid
+    return replace(state, displacing=uid, displacing_seconds=0.0), (HoldAction("displace", uid),)
 
 
 def _return_evicted(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:

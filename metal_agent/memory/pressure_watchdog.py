@@ -122,7 +122,7 @@ class PressureWatchdog:
         candidates = []
         for uid, runner in self._runners.items():
             idle_seconds, ready_since = idle_by_uid.get(uid), runner.state.ready_since
-            if idle_seconds is None and uid in idle_by_uid and ready_since is not None:
+            if uid in idle_by_uid and idle_seconds is None and ready_since is not None:  # it never had a request
                 idle_seconds = now - ready_since
             candidates.append(describe_candidate(runner, self._ledger.reserved.get(uid, 0), idle_seconds))
         self.state, actions = pressure_policy.step(self.state, reading.level, candidates, now)
@@ -207,7 +207,7 @@ def describe_candidate(
 
 
 def memory_stage(state: lifecycle.ProcessState) -> MemoryStage:
-    """Return the stage of a process as the pressure policy sees it; one that starts with a reason is being ended."""
+    """Return the stage of a process for the pressure policy; in Starting, a reason means that its engine is ended."""
     if state.phase == "Stopping":
         return "draining" if state.exists and not state.is_hastened else "ending"
     if not state.exists:

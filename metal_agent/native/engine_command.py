@@ -56,14 +56,14 @@ def build_argv(spec: MetalProcessSpec, model: Path, key_file: Path, further: Seq
     command = launch.command()
     if command is None:
         raise ValueError(f"{spec.runtime} is no longer installed: {RUNTIMES[spec.runtime].install_hint}")
-    listen = Listen(LOOPBACK, 0, str(key_file))
+    listen = Listen(host=LOOPBACK, port=0, api_key_file=str(key_file))
     return [*command, *launch.arguments(build_process_serving(spec, str(model), further), listen)]
 
 
 def build_process_serving(spec: MetalProcessSpec, model: str, further: Sequence[Path] = ()) -> Serving:
     """Return the `Serving` of the engine of this process: `model` is a path, or a source that its daemon fetches."""
     companions = [
-        CompanionFile(artifact.role, str(path), artifact.scale)
+        CompanionFile(role=artifact.role, path=str(path), scale=artifact.scale)
         for artifact, path in zip(spec.further_artifacts, further, strict=True)
     ]
     tokens, on_device = spec.draft_max_tokens, sys.platform == "darwin"

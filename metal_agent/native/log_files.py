@@ -67,6 +67,7 @@ def trim_logs(folder: Path, open_logs: Collection[Path]) -> None:
     kept = {*open_logs, *map(previous_log_path, open_logs)}
     try:
         deletable = [path for path in folder.glob("*.log") if path not in kept]
+        # The newest logs are kept.
         for path in sorted(deletable, key=lambda path: path.stat().st_mtime, reverse=True)[KEPT_LOGS:]:
             path.unlink(missing_ok=True)
     except OSError as error:
@@ -85,7 +86,7 @@ def trim_own_log(descriptor: int) -> None:
 def _truncate(path: Path) -> None:
     """Truncate a log, and write the end of what it had to the file of its earlier part."""
     with path.open("r+b") as file:
-        file.seek(-min(KEPT_BYTES, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - KEPT_BYTES))
         end = file.read()
         # The log is truncated before the copy is written, so that this works on a full disk.
         file.truncate(0)

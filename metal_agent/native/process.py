@@ -63,18 +63,18 @@ class NativeProcess(EngineHandle):
     def __init__(self, pid: int, *, child: bool = False) -> None:
         super().__init__()
         self.pid = pid
-        self._watch = _watch(pid, child=child)
+        self._exit_descriptor = _open_watch(pid, child=child)  # None if it had ended already, or once it is closed
         try:
             # Read while the watch is open: the watch is of this very process, even if the pid is reused a moment later.
             self.identity = identify_process(pid)
         except BaseException:
-            if self._watch is not None:
-                os.close(self._watch)
+            if self._exit_descriptor is not None:
+                os.close(self._exit_descriptor)
             raise
-        if self._watch is None:
+        if self._exit_descriptor is None:
             self._loop.call_soon(self._on_end)
         else:
-            self._loop.add_reader(self._watch, self._on_end)
+            self._loop.add_reader(self._exit_descriptor, self._on_end)
 
     def url(self) -> str | None:
         """Return the URL at which it listens on loopback, as the kernel reports it; None if it does not listen."""
@@ -98,11 +98,11 @@ class NativeProcess(EngineHandle):
         """Stop watching it; the process goes on."""
         if not self._exit.done():
             self._exit.cancel()
-            self._close()
+            self._close_watch()
 
     def _on_end(self) -> None:
         """Called when the process has ended: kill the rest of its group, and report its exit."""
-        self._close()
+        self._close_watch()
         # The pid of a child is not reused before it is waited for, so the rest of its group can still be killed.
         _signal_group(self.pid, signal.SIGKILL)
         self._reap()
@@ -122,12 +122,12 @@ class NativeProcess(EngineHandle):
         if not self._exit.done():
             self._exit.set_result(engine_exit)
 
-    def _close(self) -> None:
+    def _close_watch(self) -> None:
         """Close the descriptor that watches the process."""
-        if self._watch is not None:
-            self._loop.remove_reader(self._watch)
-            os.close(self._watch)
-            self._watch = None
+        if self._exit_descriptor is not None:
+            self._loop.remove_reader(self._exit_descriptor)
+            os.close(self._exit_descriptor)
+            self._exit_descriptor = None
 
 
 def spawn_process(
@@ -245,7 +245,7 @@ def read_last_log_lines(log_path: Path) -> str:
     """Return the end of a log for a status: printable text, a few lines, at most 4 KiB."""
     try:
         with log_path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL_BYTES))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
@@ -260,7 +260,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def _watch(pid: int, *, child: bool) -> int | None:
+def _open_watch(pid: int, *, child: bool) -> int | None:
     """Return a descriptor that becomes readable when `pid` has ended; see `watch_exit`. Raises OSError.
 
     None for a child that has ended already, which macOS does not watch.
@@ -278,7 +278,7 @@ def _read_exit(status: int) -> EngineExit:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return EngineExit(code=code)
-    # Real-time signals have no name.
+    # Most real-time signals have no name.
     return EngineExit(signal=next((number.name for number in signal.Signals if number == -code), f"signal {-code}"))
 
 

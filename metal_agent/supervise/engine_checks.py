@@ -149,7 +149,10 @@ async def await_first_token(
                     # A process that answers 404 will never serve the path; a daemon may still be loading the model.
                     if result.reason == "Broken" or (result.reason == "NotFound" and engine.pid is not None):
                         return None, Failed("EngineBroken", result.message)
-                    failing_since = (failing_since or time.monotonic()) if engine_health.is_error(result) else None
+                    if not engine_health.is_error(result):
+                        failing_since = None
+                    elif failing_since is None:
+                        failing_since = time.monotonic()
                     if failing_since and time.monotonic() - failing_since >= engine_health.START_FAILURE_SECONDS:
                         return None, Failed("EngineBroken", f"the engine at {result.message}")
                     if result.message != last_problem and engine_health.is_start_problem(result):
@@ -165,7 +168,10 @@ async def await_first_token(
 
 
 async def probe_liveness(engine: ProbedEngine) -> LivenessAnswer:
-    """Probe the pulse endpoint of the engine, or request a token if it has none. A failure raises nothing."""
+    """Probe the pulse endpoint of the engine, or request a token if it has none. A failure raises nothing.
+
+    At the pulse endpoint every status but 503 counts as alive.
+    """
     limit_seconds = ANSWER_SECONDS
     if engine.pulse is None:
         result = await engine.request_token(limit_seconds)

@@ -47,15 +47,16 @@ def match_engines(unclaimed: Mapping[str, MetalProcessSpec], wanted: Iterable[As
         unclaimed: specs of running engines, by uid.
         wanted: assignments without an engine.
     """
-    unmatched = {uid: (fingerprint_engine(spec), spec.service_name) for uid, spec in unclaimed.items()}
+    unmatched = {uid: fingerprint_engine(spec) for uid, spec in unclaimed.items()}
     claimed: dict[str, Assignment] = {}
     for assignment in wanted:
         if assignment.deleted:
             continue
-        fingerprint, service_name = fingerprint_engine(assignment.spec), assignment.spec.service_name
-        equal_engines = [uid for uid, (process_spec, _) in unmatched.items() if process_spec == fingerprint]
-        # Of equal engines the one of the same service is preferred: it was started with the name of its service.
-        if uid := min(equal_engines, key=lambda uid: (unmatched[uid][1] != service_name, uid), default=None):
+        wanted_fingerprint, service_name = fingerprint_engine(assignment.spec), assignment.spec.service_name
+        equal_engines = [uid for uid, fingerprint in unmatched.items() if fingerprint == wanted_fingerprint]
+        # The engine of the same service is preferred: it was started with the name of its service.
+        of_same_service = [uid for uid in equal_engines if unclaimed[uid].service_name == service_name]
+        if uid := min(of_same_service or equal_engines, default=None):
             del unmatched[uid]
             claimed[uid] = assignment
     return claimed

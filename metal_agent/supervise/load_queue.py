@@ -38,7 +38,7 @@ class LoadQueue:
 
     def try_acquire(self, uid: str) -> bool:
         """Acquire the slot if it is free and no process waits for it, or if `uid` has it already; return success."""
-        if uid not in self._loading and (self._busy_until() is not None or self._waiting):
+        if uid not in self._loading and self.is_busy:
             return False
         self.occupy(uid)
         return True
@@ -59,14 +59,15 @@ class LoadQueue:
 
     async def acquire(self, uid: str, rank: int) -> None:
         """Wait until `uid` has the slot: the lowest rank is first, then the first that came. Cancelling gives it up."""
-        waiting = _Waiting(rank, next(self._arrivals), uid, asyncio.Event())
+        waiting = _Waiting(rank=rank, arrival=next(self._arrivals), uid=uid, granted=asyncio.Event())
         self._waiting.append(waiting)
         try:
             while not waiting.granted.is_set():
                 self._grant_next()
-                until = self._busy_until()  # the slot is then free without an event
+                busy_until = self._busy_until()  # the slot is then free without an event
+                seconds = None if busy_until is None else max(0.0, busy_until - self._clock())
                 try:
-                    async with asyncio.timeout(None if until is None else max(0.0, until - self._clock())):
+                    async with asyncio.timeout(seconds):
                         await waiting.granted.wait()
                 except TimeoutError:
                     continue
@@ -78,14 +79,16 @@ class LoadQueue:
                 self._waiting.remove(waiting)
 
     def _busy_until(self) -> float | None:
-        """Return when the slot is free at the latest, or None if it is free now."""
-        until = max(self._loading.values(), default=0.0) + SLOT_SECONDS
-        return until if self._loading and until > self._clock() else None
+        """Return when the slot is free at the latest; None if it is free now, as after an engine's time limit."""
+        if not self._loading:
+            return None
+        until = max(self._loading.values()) + SLOT_SECONDS
+        return until if until > self._clock() else None
 
     def _grant_next(self) -> None:
-        """Give the slot, if it is free, to the process with the lowest rank of those that wait, and wake it."""
+        """Give the slot, if it is free, to the first process of those that wait, by rank and arrival, and wake it."""
         if self._waiting and self._busy_until() is None:
-            first = min(self._waiting)
+            first = min(self._waiting, key=lambda waiting: (waiting.rank, waiting.arrival))
             self._waiting.remove(first)
             self.occupy(first.uid)
             first.granted.set()

@@ -55,6 +55,8 @@ class MemoryMonitor(msgspec.Struct):
         engines_before = {uid: (runner.record, runner.state.pid) for uid, runner in self.runners.items()}
         pids = {uid: pid for uid, (_, pid) in engines_before.items() if pid is not None}
         reading, footprints = await asyncio.to_thread(self._read_footprints, pids)
+
+        # Our engines.
         own_bytes = 0
         used_by_run = {}
         daemon_models = self.loaded()
@@ -63,16 +65,19 @@ class MemoryMonitor(msgspec.Struct):
             record, footprint = runner.record, footprints.get(uid)
             if not runner.state.exists:
                 continue
-            if footprint is None or record is None or engines_before.get(uid) != (record, runner.state.pid):
-                # The engine has no process of its own, or one that is not known yet: it counts with the size that
-                # its daemon reports, or with its reservation.
-                if (daemon_bytes := daemon_sizes.get(runner.model or "")) is not None:
-                    self.ledger.observe(uid, daemon_bytes)
-                own_bytes += self.ledger.reserved.get(uid, 0) if daemon_bytes is None else daemon_bytes
-                continue
-            own_bytes += footprint.unavailable_bytes
-            self.ledger.observe(uid, footprint.bytes)
-            used_by_run[f"{uid}/{record.started_at}"] = (record.spec, footprint.bytes)
+            is_same_engine = engines_before.get(uid) == (record, runner.state.pid)
+            daemon_bytes = daemon_sizes.get(runner.model or "")
+            if footprint is not None and record is not None and is_same_engine:
+                own_bytes += footprint.unavailable_bytes
+                self.ledger.observe(uid, footprint.bytes)
+                used_by_run[f"{uid}/{record.started_at}"] = (record.spec, footprint.bytes)
+            elif daemon_bytes is not None:
+                own_bytes += daemon_bytes
+                self.ledger.observe(uid, daemon_bytes)
+            else:  # not measured: it was started meanwhile, or its daemon states no size
+                own_bytes += self.ledger.reserved.get(uid, 0)
+
+        # Other programs.
         memory_bytes = self.ledger.memory_bytes
         if memory_bytes is not None and reading.available_bytes is not None:
             excess = excess_bytes(
@@ -83,6 +88,7 @@ class MemoryMonitor(msgspec.Struct):
                 loaded_bytes=sum(model.memory_bytes or 0 for model in daemon_models if not model.ours),
             )
             self.ledger.observe_others(excess)
+
         if self.ledger.available_bytes != available_before:
             self.changed()
         await asyncio.to_thread(self.peaks.observe, used_by_run)

@@ -110,7 +110,7 @@ class Records:
 
 
 def _read_record(content: Mapping[str, Any]) -> Record | None:
-    """Return a record without the unreadable fields of its spec; None if it cannot be used without them."""
+    """Return a record without the unreadable fields of its spec; None if it is damaged or of an unknown runtime."""
     spec = content.get("spec")
     readable, unread = _split_fields(spec, MetalProcessSpec) if isinstance(spec, dict) else ({}, ())
     try:

@@ -70,8 +70,8 @@ class Runner:
         self.log_path = host.folder / "logs" / log_files.engine_log_name(assignment.namespace, assignment.name)
         self._progress_reported_at = 0.0
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
-        requests = partial(host.exposure.requests, assignment.uid)
-        self._liveness = LivenessWatch(self.find_engine, requests, self._note_check, self._log)
+        count_requests = partial(host.exposure.requests, assignment.uid)
+        self._liveness = LivenessWatch(self.find_engine, count_requests, on_check=self._note_check, log=self._log)
         hold = host.hold(assignment.uid)
         self.state, self._first_actions = lifecycle.start_lifecycle(hold)
         if record and adopted:
@@ -313,7 +313,7 @@ class Runner:
         """
         spec = self.assignment.spec
         names = [spec.source_secret, *(artifact.source_secret for artifact in spec.further_artifacts)]
-        tokens = [name and self._host.secret(self.assignment.namespace, name) for name in names]
+        tokens = [self._host.secret(self.assignment.namespace, name) if name else None for name in names]
         for name, token in zip(names, tokens, strict=True):
             if name and token is None:
                 message = (
@@ -355,7 +355,7 @@ class Runner:
             self._hold_weights(None)
 
     def _hold_weights(self, weights: PinnedWeights | None) -> None:
-        """Keep the lock on these weights in place of the earlier ones; a running engine has inherited its locks."""
+        """Keep the lock on these weights in place of the earlier ones, or on none; an engine has locks of its own."""
         if self._weights:
             self._weights.release()
         self._weights = weights
@@ -425,13 +425,15 @@ class Runner:
         self._host.records.remove(self.assignment.uid)
         now, log = rfc3339(datetime.now(UTC)), read_last_log_lines(self.log_path)
         last_exit = LastExit(code=ended.code, signal=ended.signal or "", time=now, log=log)
-        is_fetched = ended.reason != UNKNOWN_MODEL
+        is_fetched = ended.reason != UNKNOWN_MODEL  # a daemon that does not know the model has lost its weights
         self._events.put_nowait(events.Exited(last_exit, ended.reason, ended.message, fetched=is_fetched))
 
     async def find_engine(self) -> ProbedEngine | None:
         """Return where and how to send requests to the engine, once it listens; None before that and after its end."""
         spec, engine = self.assignment.spec, self._engine
-        url = self.url or (await asyncio.to_thread(engine.url) if engine else None)
+        url = self.url
+        if url is None and engine:
+            url = await asyncio.to_thread(engine.url)
         if engine is None or url is None:
             return None
         return ProbedEngine(

@@ -52,7 +52,7 @@ class Supervisor:
         self._group.create_task(daemons.run())
         adopted = set()
         records = self._host.records.load()
-        # An engine that was handed over may have two records: the cluster's is the later one.
+        # An engine that was handed over may have two records: the cluster's is the later one, and so comes first here.
         for uid, record in sorted(records.items(), key=lambda entry: entry[1].assignment.is_standalone):
             engine_key = (record.identity, record.spec.runtime, record.model)
             # One model in a daemon can serve several MetalProcesses, each with a record of its own.
@@ -100,17 +100,24 @@ class Supervisor:
             keep_unclaimed = False
             for assignment in new:
                 del wanted[assignment.uid]
+        kept = set(unclaimed) if keep_unclaimed else set()
         for uid, runner in list(self.runners.items()):
-            assigned = wanted.get(uid)
-            if runner.state.phase == "Stopped" and (runner.state.exists or (assigned and assigned.deleted)):
-                continue
             if runner.state.phase == "Stopped":
-                del self.runners[uid]  # also if it is assigned again: an outdated list lacked it
-            elif assigned is None and not (keep_unclaimed and uid in unclaimed):
+                self._forget_stopped(runner, wanted.get(uid))
+            elif uid not in wanted and uid not in kept:
                 runner.remove()
         self.add(wanted.values())
         self._has_full_list = True
         self._unload_unwanted()
+
+    def _forget_stopped(self, runner: Runner, assigned: Assignment | None) -> None:
+        """Forget a runner that is Stopped, so that `add` starts the process again if it is still assigned.
+
+        It is kept while its engine exists, and while its assignment is marked as deleted: that is not started again.
+        """
+        is_deleted = assigned is not None and assigned.deleted
+        if not runner.state.exists and not is_deleted:
+            del self.runners[runner.assignment.uid]
 
     def unclaimed(self) -> dict[str, MetalProcessSpec]:
         """Return, by uid, the specs of engines that `pomona up` runs or left running here and that are not ending."""
@@ -212,6 +219,7 @@ class Supervisor:
         uid = runner.assignment.uid
         self.runners[uid] = runner
         task = self._tasks[uid] = self._group.create_task(self._supervise(runner))
+        # The task is forgotten, unless the task of a later runner has taken its place.
         task.add_done_callback(lambda ended: self._tasks.pop(uid) if self._tasks.get(uid) is ended else None)
 
     async def _supervise(self, runner: Runner) -> None:

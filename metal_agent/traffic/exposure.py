@@ -6,7 +6,6 @@ endpoint for all services on a machine without a cluster.
 """
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -74,13 +73,15 @@ class ProxyExposure(ABC):
         """Remove the process from all places where clients find it, except the proxy; bounded in time, never raises."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
-        """Send the process no new request, and wait, for a bounded time, until it has none in progress.
+        """Send the process no new request, and wait until it has none in progress; errors of the proxy are retried.
 
-        A proxy that does not answer for a while, such as one that a newer one replaces, ends no request.
+        Returns in any case after the time-out, or when the proxy has failed for 30 s: one that is replaced is back
+        sooner.
         """
         self._draining.add(uid)
         loop = asyncio.get_running_loop()
-        deadline, failing_since = loop.time() + timeout_seconds, math.inf
+        deadline = loop.time() + timeout_seconds
+        failing_since: float | None = None
         while True:
             tried_at = loop.time()
             try:
@@ -89,8 +90,9 @@ class ProxyExposure(ABC):
             except (ControlUnreachableError, ControlRefusedError) as error:
                 now = loop.time()
                 # A call that failed after a long wait is the first failure: the proxy may have answered until then.
-                failing_since = now if now - tried_at > _PROXY_BACK_SECONDS else min(failing_since, now)
-                if now >= min(deadline, failing_since + _PROXY_BACK_SECONDS):
+                if failing_since is None or now - tried_at > _PROXY_BACK_SECONDS:
+                    failing_since = now
+                if now >= deadline or now >= failing_since + _PROXY_BACK_SECONDS:
                     log.warning("drain_failed", uid=uid, error=str(error))
                     return
                 await asyncio.sleep(_ASK_AGAIN_SECONDS)

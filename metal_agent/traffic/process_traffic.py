@@ -39,7 +39,7 @@ def share_rate(rate: ServiceRate, processes: int) -> ProcessTraffic:
     tokens = rate.tokens_per_second / processes
     requests = round(rate.requests_per_minute / processes)
     average = round(rate.average_seconds * 1000) if requests and rate.average_seconds is not None else None
-    return ProcessTraffic(tokens if tokens >= LEAST_RATE else 0.0, requests, average)
+    return ProcessTraffic(tokens if tokens >= LEAST_RATE else 0.0, requests_per_minute=requests, average_ms=average)
 
 
 def choose_traffic(shown: ShownTraffic | None, measured: ProcessTraffic | None, now: float) -> ShownTraffic | None:
@@ -59,7 +59,7 @@ def choose_traffic(shown: ShownTraffic | None, measured: ProcessTraffic | None, 
 
 
 def _differs(shown: ProcessTraffic, measured: ProcessTraffic) -> bool:
-    """Return whether a number differs notably."""
+    """Return whether a number differs notably, or is None in only one of them."""
     return any(
         is_notable_change(old, new) if old is not None and new is not None else old is not new
         for old, new in zip(shown, measured, strict=True)
@@ -80,7 +80,7 @@ class TrafficReport:
         rates.on_read = self.update
 
     def find(self, uid: str) -> ProcessTraffic | None:
-        """Return the traffic of a process as its status shows it; None if it is unknown."""
+        """Return the traffic of a process as its status shows it; None if it is unknown or the process not Ready."""
         shown = self._shown.get(uid)
         runner = self._runners.get(uid)
         is_serving = runner is not None and runner.state.phase == "Ready"

@@ -60,7 +60,7 @@ class Proxy:
             raise OptionsError(f"--state-dir {folder} is {excess} bytes too long for the socket {longest} in it")
         self._on_change = on_change
         self.process: NativeProcess | None = None
-        self._spawned: int | None = None
+        self._spawned_pid: int | None = None
         self._answered = asyncio.Event()
         self._is_handing_over = False
         self.answers = False
@@ -71,7 +71,7 @@ class Proxy:
         self.client = ProxyClient(self._socket)
 
     def adopt(self) -> None:
-        """Adopt the proxy of an earlier agent, whether it answers or not. Raises OSError."""
+        """Adopt the proxy of an earlier agent, if one listens, whether it answers or not. Raises OSError."""
         pid = unix_listener(self._socket)
         if self.process or pid is None:
             return
@@ -124,9 +124,9 @@ class Proxy:
         """
         # A newer proxy listens at an unnamed socket, then takes the name; in this order it is seen at one of the two.
         newer = [unix_listener(path) for path in (self._socket.with_suffix(UNNAMED_SUFFIX), self._socket)]
-        last = [unix_listener(path) for path in self._socket.parent.glob(LAST_SOCKET.format(pid="*"))]
-        pids = {self.process.pid if self.process else None, *newer, *last}
-        return frozenset(pid for pid in pids if pid is not None)
+        ending = [unix_listener(path) for path in self._socket.parent.glob(LAST_SOCKET.format(pid="*"))]
+        current = self.process.pid if self.process else None
+        return frozenset(pid for pid in (current, *newer, *ending) if pid is not None)
 
     async def _run_once(self) -> None:
         """Adopt or start the proxy, and watch it until it ends or another has taken its place. Raises OSError.
@@ -145,7 +145,7 @@ class Proxy:
                 task.cancel()
         if replacing.done() and not replacing.cancelled():
             self.process = replacing.result()
-            log.info("proxy_replaced", pid=process.pid, by=self.process and self.process.pid)
+            log.info("proxy_replaced", pid=process.pid, by=self.process.pid if self.process else None)
             process.release()
         elif ending.done() and not ending.cancelled():
             ended = ending.result()
@@ -169,7 +169,7 @@ class Proxy:
         """
         await self._answered.wait()
         state = self.state
-        if state is None or process.pid == self._spawned or state.version == BUILD:
+        if state is None or process.pid == self._spawned_pid or state.version == BUILD:
             return await asyncio.Future()  # nothing to replace: wait for the cancellation
         if successor := await self._hand_over():
             return successor
@@ -232,9 +232,8 @@ class Proxy:
             else:
                 silent_since = silent_since or loop.time()
                 silence = loop.time() - silent_since
-                if silence >= OLDER_PROXY_SECONDS or (
-                    silence >= PATIENCE_SECONDS and not await self._has_live_listener()
-                ):
+                is_too_long = silence >= OLDER_PROXY_SECONDS
+                if is_too_long or (silence >= PATIENCE_SECONDS and not await self._has_live_listener()):
                     log.error("proxy_restarted_after_silence", pid=process.pid, seconds=round(silence))
                     await process.end(GRACE_SECONDS)
                     await asyncio.Future()  # its end is waited for elsewhere
@@ -269,7 +268,10 @@ class Proxy:
         return False
 
     async def _read_state_of(self, pid: int) -> bool:
-        """Read the state of the proxy into `state` and the rates; return whether the process `pid` answered."""
+        """Read the state of the proxy into `state` and the rates; return whether the process `pid` answered.
+
+        If no proxy answers, `state` stays as it is, and the rates grow old.
+        """
         try:
             self.state = await self.client.state()
         except (ControlUnreachableError, ControlRefusedError):
@@ -285,5 +287,5 @@ class Proxy:
         log_path = self._folder / "logs" / log_files.PROXY_LOG
         process = spawn_process(argv, select_environment(os.environ), log_path, self._folder)
         log.info("proxy_started", pid=process.pid)
-        self._spawned = process.pid
+        self._spawned_pid = process.pid
         return process

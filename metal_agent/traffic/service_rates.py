@@ -41,7 +41,10 @@ class ServiceRates:
         """Called with the time after each try to read the state of the proxy."""
 
     def note_state(self, state: ProxyState, now: float) -> None:
-        """Add the counts of the proxy's state at `now` of a monotonic clock; forget those of before the last minute."""
+        """Add the counts of the proxy's state at `now` of a monotonic clock, and forget those that are too old.
+
+        Of the counts before the last minute the latest is kept: the minute is measured from it.
+        """
         previous, self._counts = self._counts, {}
         for service in state.services:
             stats, counts = service.stats, previous.get(service.name, deque[_Count]())
@@ -49,7 +52,7 @@ class ServiceRates:
             if stats.tokens_out < last.tokens_out or stats.requests < last.requests:
                 # Another proxy counts from 0.
                 counts.clear()
-            counts.append(_Count(now, stats))
+            counts.append(_Count(at=now, stats=stats))
             while len(counts) > 1 and counts[1].at <= now - MINUTE_SECONDS:
                 counts.popleft()
             self._counts[service.name] = counts
@@ -60,10 +63,11 @@ class ServiceRates:
         counts = self._counts.get(service)
         if not counts or now - counts[-1].at > STALE_SECONDS or counts[-1].at <= counts[0].at:
             return None
-        (begin, before), (end, after) = counts[0], counts[-1]
-        requests, request_seconds = after.requests - before.requests, after.request_seconds - before.request_seconds
+        oldest, latest = counts[0], counts[-1]
+        seconds, requests = latest.at - oldest.at, latest.stats.requests - oldest.stats.requests
+        request_seconds = latest.stats.request_seconds - oldest.stats.request_seconds
         return ServiceRate(
-            (after.tokens_out - before.tokens_out) / (end - begin),
-            requests * 60 / max(end - begin, LEAST_SECONDS),
-            request_seconds / requests if requests else None,
+            tokens_per_second=(latest.stats.tokens_out - oldest.stats.tokens_out) / seconds,
+            requests_per_minute=requests * 60 / max(seconds, LEAST_SECONDS),
+            average_seconds=request_seconds / requests if requests else None,
         )
