@@ -58,6 +58,6 @@ CHIPS: Final[Mapping[str, tuple[Bandwidth, ...]]] = {
 def bandwidth_bytes_per_second(chip: str | None, gpu_cores: int | None) -> int | None:
     """Look up the memory bandwidth of `chip`; None when the chip is not listed or its variant is not known."""
     for variant in CHIPS.get(chip or "", ()):
-        if variant.gpu_cores in {None, gpu_cores}:
+        if variant.gpu_cores is None or variant.gpu_cores == gpu_cores:
             return variant.gb_per_second * _GB
     return None

@@ -88,6 +88,7 @@ def _measure_process(pid: int) -> Footprint | None:
 
 def parse_statm(text: str) -> Footprint | None:
     """Read the resident size, and its share without pages of files, from /proc/PID/statm; None for a zombie."""
+    # Its fields are numbers of pages: size, resident, shared, and others. A zombie has 0 resident pages.
     _, _, rest = text.partition(" ")
     resident, _, rest = rest.partition(" ")
     shared = rest.partition(" ")[0].strip()

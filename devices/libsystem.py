@@ -47,13 +47,13 @@ class MemoryUse(NamedTuple):
 
 
 def sysctl_int(name: str) -> int | None:
-    """Read the 32-bit sysctl `name`."""
+    """Read the 32-bit sysctl `name`; None if it is missing, or of another size."""
     value = _sysctl(name, _INT_BYTES)
     return None if value is None or len(value) != _INT_BYTES else int(struct.unpack("=i", value)[0])
 
 
 def sysctl_text(name: str) -> str | None:
-    """Read the text of sysctl `name`."""
+    """Read the text of sysctl `name`, up to its first NUL; None if it is missing, too long or empty."""
     value = _sysctl(name, _MOST_TEXT_BYTES)
     return None if value is None else value.partition(b"\0")[0].decode(errors="replace") or None
 
@@ -111,9 +111,9 @@ def parse_footprint(rusage: bytes) -> int | None:
 
 
 def parse_start(rusage: bytes) -> int | None:
-    """Read ri_proc_start_abstime of a rusage_info_v4; None for a zombie, which has ri_proc_exit_abstime."""
+    """Read ri_proc_start_abstime of a rusage_info_v4; None for 0, and for a zombie, which has ri_proc_exit_abstime."""
     started, ended = struct.unpack_from("=QQ", rusage, _START_OFFSET)
-    return None if ended else int(started) or None
+    return None if ended or not started else int(started)
 
 
 def memory_use() -> MemoryUse | None:

@@ -33,10 +33,10 @@ def read() -> MacSettings:
     """Read the settings of this Mac. Blocks for some 100 ms."""
     power = output_or_empty(*POWER)
     return MacSettings(
-        parse_sleep_minutes(power),
-        parse_restart(power),
-        parse_firewall_state(output_or_empty(*FIREWALL)),
-        parse_file_vault(output_or_empty(*FILE_VAULT)),
+        sleep_minutes=parse_sleep_minutes(power),
+        restarts=parse_restart(power),
+        firewall_state=parse_firewall_state(output_or_empty(*FIREWALL)),
+        file_vault=parse_file_vault(output_or_empty(*FILE_VAULT)),
     )
 
 
@@ -44,7 +44,7 @@ def is_quarantined(path: str) -> bool:
     """Return whether a file came from a browser and was not opened by its owner: macOS refuses to run it."""
     flags = output_or_empty(*QUARANTINE, path).strip().partition(";")[0]
     try:
-        return not int(flags, 16) & _APPROVED if flags else False
+        return bool(flags) and not int(flags, 16) & _APPROVED
     except ValueError:
         return True
 

@@ -137,4 +137,4 @@ def parse_vm_stat(text: str) -> MemoryUse | None:
     names = ("Pages wired down", "Pages occupied by compressor", "Anonymous pages", "Pages purgeable")
     if page is None or any(name not in counts for name in names):
         return None
-    return MemoryUse(*(int(counts[name]) * int(page[1]) for name in names))
+    return MemoryUse(*(int(counts[name]) * int(page[1]) for name in names))  # the names are in the order of its fields

@@ -56,14 +56,14 @@ class MetalDevice:
         """Return the facts."""
         name = self._send(self._send(self._device, "name", ctypes.c_void_p), "UTF8String", ctypes.c_char_p)
         working_set_bytes = self._send(self._device, "recommendedMaxWorkingSetSize", ctypes.c_uint64)
-        return Metal(name.decode(errors="replace") if name else None, working_set_bytes)
+        return Metal(name=name.decode(errors="replace") if name else None, working_set_bytes=working_set_bytes)
 
     def hold(self, size_bytes: int) -> None:
         """Fill a buffer that the GPU shares, and keep it until this process ends. Raises OSError."""
         options = ctypes.c_ulong(0)  # MTLResourceStorageModeShared
         size = ctypes.c_ulong(size_bytes)
         buffer = self._send(self._device, "newBufferWithLength:options:", ctypes.c_void_p, size, options)
-        contents = buffer and self._send(buffer, "contents", ctypes.c_void_p)
+        contents = self._send(buffer, "contents", ctypes.c_void_p) if buffer else None
         if not contents:
             raise OSError(f"Metal has no buffer of {size_bytes} bytes")
         ctypes.memset(contents, 1, size_bytes)

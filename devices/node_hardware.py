@@ -87,8 +87,8 @@ def choose_reading(
         with_devices, readings = [labelled], [*readings, labelled]
     problems = [problem for reading in readings for problem in _explain_failures(reading)]
     answered = {reading.vendor for reading in readings}
-    silent = dict.fromkeys(vendor for device in bus if (vendor := _find_vendor(device)) and vendor not in answered)
-    problems += (_explain_missing_tool(vendor) for vendor in silent)
+    on_bus = dict.fromkeys(vendor for device in bus if (vendor := _find_vendor(device)))
+    problems += [_explain_missing_tool(vendor) for vendor in on_bus if vendor not in answered]
     if not with_devices:
         return VendorReading("cpu", "proc", problems=tuple(problems))
     problems += (
@@ -144,10 +144,10 @@ def _explain_missing_tool(vendor: NodeVendor) -> str:
 
 
 def _find_common(values: Sequence[bool | None]) -> bool | None:
-    """Return whether all devices can do something; None if that is not known of all, and none is known not to."""
-    if not values or None in values:
-        return False if False in values else None
-    return all(values)
+    """Return whether all devices can do something: False if one cannot; else None if that is unknown of any."""
+    if False in values:
+        return False
+    return True if values and None not in values else None
 
 
 def _name_class(reading: VendorReading, machine: NodeFitnessStatus) -> str:

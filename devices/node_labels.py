@@ -52,8 +52,12 @@ class DeviceShare(NamedTuple):
     """No pod can take more than its share."""
 
     def count_bytes(self, percent: int) -> int:
-        """Return the memory for each pod, if all together may take a percentage of that of the device."""
-        return self.memory_mib * (WHOLE_PERCENT if self.is_limited else percent) // WHOLE_PERCENT // self.pods * MIB
+        """Return the memory for each pod, if all together may take a percentage of that of the device.
+
+        Shares that are limited take the whole device, whatever the percentage.
+        """
+        usable_percent = WHOLE_PERCENT if self.is_limited else percent
+        return self.memory_mib * usable_percent // WHOLE_PERCENT // self.pods * MIB
 
 
 def read_share(accelerator: str, vendor: Vendor, labels: Mapping[str, str]) -> DeviceShare | None:
@@ -66,4 +70,4 @@ def read_share(accelerator: str, vendor: Vendor, labels: Mapping[str, str]) -> D
     if strategy not in vendor.shared_values and pods <= 1:
         return None
     memory_mib = read_device_mib(accelerator, vendor, labels) if pods else None
-    return DeviceShare(memory_mib or 0, max(1, pods), strategy in vendor.limited_values)
+    return DeviceShare(memory_mib=memory_mib or 0, pods=max(1, pods), is_limited=strategy in vendor.limited_values)

@@ -87,9 +87,9 @@ def _read_macos() -> PressureReading:
     except (OSError, RuntimeError):
         swap_used = None
     return PressureReading(
-        kernel_level(libsystem.sysctl_int("kern.memorystatus_vm_pressure_level")),
-        swap_used,
-        available_bytes(memory, libsystem.memory_use()),
+        level=kernel_level(libsystem.sysctl_int("kern.memorystatus_vm_pressure_level")),
+        swap_used_bytes=swap_used,
+        available_bytes=available_bytes(memory, libsystem.memory_use()),
     )
 
 
@@ -100,7 +100,7 @@ def _read_linux(folder: Path = Path("/proc")) -> PressureReading:
     total, available = memory.get("MemTotal"), memory.get("MemAvailable")
     swap, swap_free = memory.get("SwapTotal"), memory.get("SwapFree")
     return PressureReading(
-        derived_level(waiting.get("some"), waiting.get("full"), available, total),
-        None if swap is None or swap_free is None else swap - swap_free,
-        available,
+        level=derived_level(waiting.get("some"), waiting.get("full"), available, total),
+        swap_used_bytes=None if swap is None or swap_free is None else swap - swap_free,
+        available_bytes=available,
     )

@@ -35,7 +35,7 @@ def start_time(pid: int) -> str | None:
         try:
             ticks = libsystem.start_abstime(pid)
         except PermissionError:
-            return "of another user"  # none of ours, whose pid it has
+            return "of another user"  # so it is none of ours: the pid was reused
         return None if ticks is None else f"abstime {ticks}"
     try:
         return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))

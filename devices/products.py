@@ -34,8 +34,8 @@ def find_product(vendor: str, text: str, memory_mib: int | None = None) -> Produ
     """
     words = _split_words(_PARTITION.sub("", text))
     if memory_mib and not any(_LABEL_GIB.fullmatch(word) for word in words):
-        # Tools state a little less than the product's name does.
-        words = (*words, f"{-(-memory_mib // 1024)}gb")
+        # Rounded up: tools state a little less than the product's name does.
+        words = (*words, f"{(memory_mib + 1023) // 1024}gb")
     listed = PRODUCTS.get(vendor, ())
     match = next((product for product in listed if text.strip().lower().removeprefix("0x") in product.ids), None)
     if match is None:
@@ -80,10 +80,14 @@ def _split_words(name: str) -> tuple[str, ...]:
 
 def _names_product(words: tuple[str, ...], product_words: tuple[str, ...]) -> bool:
     """Return whether all words of a product are among `words`, in any order, with no other word that is a variant."""
-    return set(product_words) <= set(words) and not (set(words) - set(product_words)) & _VARIANTS
+    other_words = set(words) - set(product_words)
+    return set(product_words) <= set(words) and other_words.isdisjoint(_VARIANTS)
 
 
 def _rank_name(product: Product) -> tuple[int, bool]:
-    """Return the number of words of a product's name, by which the most specific of several products is chosen."""
+    """Return the sort key by which the most specific of several products is the greatest: it has the most words.
+
+    Of names with equally many words, one with `PCIe` is preferred.
+    """
     words = _split_words(product.name)
     return len(words), "pcie" in words

@@ -33,7 +33,7 @@ def parse_notifyutil(text: str) -> ThermalLevel | None:
 
 def _read_zones(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None:
     """Return the worst level of all zones; None if no zone has both a temperature and a trip point."""
-    worst = None
+    worst_index: int | None = None
     for zone in sorted(zones.glob("thermal_zone*")):
         temperature = _read_millidegrees(zone / "temp")
         for path in zone.glob("trip_point_*_temp"):
@@ -42,8 +42,8 @@ def _read_zones(zones: Path = Path("/sys/class/thermal")) -> ThermalLevel | None
             if temperature is None or level is None or trip_point is None or trip_point < _COLDEST_MILLIDEGREES:
                 continue
             index = _LEVELS.index(level) if temperature >= trip_point else 0
-            worst = max(worst or 0, index)
-    return None if worst is None else _LEVELS[worst]
+            worst_index = index if worst_index is None else max(worst_index, index)
+    return None if worst_index is None else _LEVELS[worst_index]
 
 
 def _read_millidegrees(path: Path) -> int | None:

@@ -28,7 +28,7 @@ from launchd.service_manager import ServiceError, ServiceManager, ServicePhase, 
 DAEMONS: Final = Path("/Library/LaunchDaemons")
 SYSTEM_DOMAIN: Final = "system"
 _EX_CONFIG: Final = 78
-_STILL_LOADED: Final = 0
+_DONE: Final = 0  # a call that succeeded; of `print`: the job is loaded
 _BOOTSTRAP_TRIES: Final = 6
 _BOOTSTRAP_PAUSE_SECONDS: Final = 1.0
 _GONE_TRIES: Final = 140
@@ -149,19 +149,22 @@ class Launchd(ServiceManager):
         )
 
     def _find_job(self) -> tuple[str | None, JobState]:
-        """Return the domain that has the job, and its state; None if it is not loaded. Raises ServiceError.
+        """Return the domain that has the job, and its state; None and an empty state if none has it.
 
-        After a login by ssh and one at the screen both domains may have it. Only one of them owns the state folder.
+        After a login by ssh and one at the screen both domains may have it. The one in which it runs is preferred: only
+        one job can own the state folder. Raises ServiceError.
         """
         jobs = list[tuple[str, JobState]]()
         for domain in self._domains:
             code, output = run_command([self._program, "print", f"{domain}/{LABEL}"])
-            if code == 0:
+            if code == _DONE:
                 jobs.append((domain, read_job_state(output)))
             elif code not in NO_DOMAIN | {NOT_LOADED}:
                 raise ServiceError(f"launchctl print {domain}/{LABEL}: {explain_code(code, output)}")
-        running = (job for job in jobs if job[1].is_running)
-        return next(running, jobs[0] if jobs else (None, JobState()))
+        for domain, job in jobs:
+            if job.is_running:
+                return domain, job
+        return jobs[0] if jobs else (None, JobState())
 
     def _try_domains(self, act: Callable[[str], None], domains: tuple[str, ...]) -> None:
         """Call `act` with the first domain that exists: gui/UID does only after a login at the screen."""
@@ -182,14 +185,14 @@ class Launchd(ServiceManager):
         plist = str(self.definition_path)
         tries, pause = _BOOTSTRAP_TRIES, _BOOTSTRAP_PAUSE_SECONDS
         self._call("bootstrap", domain, plist, retried={IO_ERROR, IN_PROGRESS}, tries=tries, pause=pause)
-        self._call("kickstart", job, accepted={0, IN_PROGRESS})
+        self._call("kickstart", job, accepted={_DONE, IN_PROGRESS})
         self._await_stable_run(job)
 
     def _restart_job(self, domain: str) -> None:
         """End the job and start it again; load it if it is not loaded."""
         job = f"{domain}/{LABEL}"
         try:
-            self._call("kickstart", "-k", job, accepted={0, IN_PROGRESS})
+            self._call("kickstart", "-k", job, accepted={_DONE, IN_PROGRESS})
         except _CallError as error:
             if error.code != NOT_LOADED:
                 raise
@@ -208,12 +211,13 @@ class Launchd(ServiceManager):
     def _unload(self, domain: str) -> None:
         """Unload the job, if it is loaded, and wait until it has ended. Raises ServiceError if it does not end."""
         job = f"{domain}/{LABEL}"
-        self._call("bootout", job, accepted={0, NO_PROCESS, UNLOADING, NOT_LOADED})
+        self._call("bootout", job, accepted={_DONE, NO_PROCESS, UNLOADING, NOT_LOADED})
         tries, pause = _GONE_TRIES, _GONE_PAUSE_SECONDS
+        # bootout returns before the job has ended: `print` succeeds as long as the job is loaded.
         try:
-            self._call("print", job, accepted={NOT_LOADED}, retried={_STILL_LOADED}, tries=tries, pause=pause)
+            self._call("print", job, accepted={NOT_LOADED}, retried={_DONE}, tries=tries, pause=pause)
         except _CallError as error:
-            if error.code != _STILL_LOADED:
+            if error.code != _DONE:
                 raise
             raise ServiceError(f"{LABEL} is still loaded after {tries * pause:.0f} s: try again later") from error
 
@@ -222,17 +226,17 @@ class Launchd(ServiceManager):
 
         Raises ServiceError if it does not.
         """
-        seen_pid, state = None, JobState()
+        previous_pid, state = None, JobState()
         for tries in range(_VERIFY_TRIES):
             if tries:
                 self._pause(_VERIFY_PAUSE_SECONDS)
             state = read_job_state(self._call("print", job))
-            if state.is_running and state.pid == seen_pid:
+            if state.is_running and state.pid == previous_pid:
                 return
             # launchd does not start a job again that ended with 0, as an agent does whose error no restart mends.
             if tries and state.state == "not running" and state.last_exit == "0":
                 break
-            seen_pid = state.pid if state.is_running else None
+            previous_pid = state.pid if state.is_running else None
         # The agent itself never ends with 78 under launchd: launchd has it when it cannot start a program.
         remedy = "see `pomona agent logs`"
         if (state.last_exit or "").startswith(f"{_EX_CONFIG}:"):
@@ -249,17 +253,17 @@ class Launchd(ServiceManager):
         self,
         verb: str,
         *words: str,
-        accepted: Collection[int] = (0,),
+        accepted: Collection[int] = (_DONE,),
         retried: Collection[int] = (),
         tries: int = 1,
         pause: float = 0.0,
     ) -> str:
-        """Call launchctl, again after a pause as long as its code is in `retried`; return what it printed.
+        """Call launchctl, up to `tries` times while its code is in `retried`, and return what it printed.
 
         Raises _CallError: its last code is not in `accepted`.
         """
-        for number in range(tries):
-            if number:
+        for earlier_tries in range(tries):
+            if earlier_tries:
                 self._pause(pause)
             code, output = run_command([self._program, verb, *words])
             if code in accepted:

@@ -72,7 +72,7 @@ CODES: Final[dict[int, Meaning]] = {
 
 def explain_code(code: int, output: str) -> str:
     """Return one sentence about a failed call: launchctl's own words, the meaning of its code, and the way out."""
-    said = "; ".join(line.strip() for line in output.splitlines() if line.strip())
+    printed = "; ".join(line.strip() for line in output.splitlines() if line.strip())
     code_meaning = CODES.get(code)
     meaning = f"{code_meaning.meaning}: {code_meaning.remedy}" if code_meaning else "see `launchctl error`"
-    return f"launchctl ended with {code} ({meaning}){f': {said}' if said else ''}"
+    return f"launchctl ended with {code} ({meaning}){f': {printed}' if printed else ''}"

@@ -51,8 +51,8 @@ class ServiceDefinition(msgspec.Struct, frozen=True):
     @staticmethod
     def select_sources(environment: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of a service's environment that are those of `sources`."""
-        own = {"HOME", "PATH", SUPERVISOR_VARIABLE}
-        return {name: value for name, value in environment.items() if name not in own}
+        always_set = {"HOME", "PATH", SUPERVISOR_VARIABLE}
+        return {name: value for name, value in environment.items() if name not in always_set}
 
     @property
     def folder(self) -> Path:

@@ -63,7 +63,7 @@ class ServiceManager(ABC):
         return definition.arguments if definition else None
 
     def find_outdated(self) -> ServiceDefinition | None:
-        """Return the installed definition if this version writes it otherwise; None if it does not."""
+        """Return the installed definition if this version would write it differently; else, or without one, None."""
         definition = self.read_definition()
         if definition is None or self.render(definition) == self._read_content():
             return None

@@ -71,11 +71,11 @@ class Systemd(ServiceManager):
         """Call systemctl; return what it printed. Raises ServiceError: it ended with an error."""
         code, output = run_command([*self._command, *arguments])
         if code:
-            said = "; ".join(output.split("\n")).strip("; ")
-            if "Failed to connect to bus" in said and not self.needs_root:
+            printed = "; ".join(output.split("\n")).strip("; ")
+            if "Failed to connect to bus" in printed and not self.needs_root:
                 # As after `su`, which begins no session.
-                said += ": log in as this user, or call `sudo loginctl enable-linger USER` first"
-            raise ServiceError(f"{' '.join(self._command)} {' '.join(arguments)} ended with {code}: {said}")
+                printed += ": log in as this user, or call `sudo loginctl enable-linger USER` first"
+            raise ServiceError(f"{' '.join(self._command)} {' '.join(arguments)} ended with {code}: {printed}")
         return output
 
 

@@ -105,10 +105,11 @@ def _find_value(content: bytes, key: str) -> str:
 
 def _split_words(text: str) -> list[str]:
     """Return the words of a line, each without its quotes and escapes."""
-    words = [
-        (word["quoted"] if word["plain"] is None else word["plain"]).replace("%%", "%") for word in _WORD.finditer(text)
-    ]
-    return [re.sub(r"\\.", lambda match: _ESCAPED[match[0]], word) for word in words]
+    words = []
+    for match in _WORD.finditer(text):
+        word = match["quoted"] if match["plain"] is None else match["plain"]
+        words.append(re.sub(r"\\.", lambda escape: _ESCAPED[escape[0]], word.replace("%%", "%")))
+    return words
 
 
 def _quote_word(word: str) -> str:

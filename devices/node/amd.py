@@ -90,7 +90,7 @@ def read_amd(sys: Path, proc: Path) -> VendorReading | None:
     cards = [card for card in kernel_files.list_cards(sys, _VENDOR_ID) if card.driver == "amdgpu"]
     devices = list_amd_devices(cards, read_topology(sys))
     if devices:
-        return VendorReading("amd", "sysfs", devices, kernel_files.read_driver_version(sys, proc, "amdgpu"))
+        return VendorReading("amd", "sysfs", devices, driver=kernel_files.read_driver_version(sys, proc, "amdgpu"))
     program = find_program("rocm-smi") or find_program("/opt/rocm/bin/rocm-smi")
     if program is None:
         return None
@@ -102,14 +102,16 @@ def read_amd(sys: Path, proc: Path) -> VendorReading | None:
 
 def list_amd_devices(cards: Sequence[kernel_files.DrmCard], topology: Sequence[TopologyNode]) -> tuple[NodeDevice, ...]:
     """Return the devices of these cards, without integrated GPUs."""
+    # Reversed, so that of the partitions at one address the first is kept.
     nodes = {node.address: node for node in reversed(topology)}
     addresses = {node.number: node.address for node in topology}
     ids = {card.address: clean_text(card.read("unique_id")) or card.address for card in cards}
     devices = []
     for card in cards:
         node = nodes.get(card.address)
-        linked = [ids[addresses[number]] for number in node.linked if addresses.get(number) in ids] if node else []
-        device = _read_device(card, ids[card.address], node.target if node else "", linked)
+        linked_numbers = node.linked if node else ()
+        linked_ids = [ids[addresses[number]] for number in linked_numbers if addresses.get(number) in ids]
+        device = _read_device(card, ids[card.address], node.target if node else "", linked_ids)
         if (device.memory_bytes or 0) >= _LEAST_BYTES:
             devices.append(device)
     return tuple(devices)
@@ -119,7 +121,7 @@ def parse_rocm_smi(text: str) -> VendorReading:
     """Read the JSON of rocm-smi, whose names of fields differ between versions in their capitals."""
     # Some versions print warnings before it.
     try:
-        answer = json.loads(text[max(text.find("{"), 0) :])
+        answer = json.loads("{" + text.partition("{")[2])
     except (ValueError, RecursionError):
         answer = None
     fields = answer if isinstance(answer, dict) else {}
@@ -130,7 +132,7 @@ def parse_rocm_smi(text: str) -> VendorReading:
         problem = f"rocm-smi {quote_output(text)}, which states no GPU with memory of its own"
         return VendorReading("amd", "rocm-smi", problems=(problem,))
     driver = _lower_keys(sections.get("system", {})).get("driver version", "")
-    return VendorReading("amd", "rocm-smi", devices, clean_text(driver))
+    return VendorReading("amd", "rocm-smi", devices=devices, driver=clean_text(driver))
 
 
 def _read_device(card: kernel_files.DrmCard, device_id: str, target: str, linked: Sequence[str]) -> NodeDevice:
@@ -139,10 +141,10 @@ def _read_device(card: kernel_files.DrmCard, device_id: str, target: str, linked
     total_bytes = parse_size_bytes(card.read("mem_info_vram_total"))
     compute, memory = clean_text(card.read("current_compute_partition")), card.read("current_memory_partition")
     partition = clean_text(f"{compute}_{memory}").lower() if compute and compute.upper() != "SPX" else ""
+    listed_name = product.name if product else clean_text(f"AMD {card.device_id}")
     return NodeDevice(
         id=device_id,
-        product=clean_text(card.read("product_name"))
-        or (product.name if product else clean_text(f"AMD {card.device_id}")),
+        product=clean_text(card.read("product_name")) or listed_name,
         architecture=target or (product.capability if product else ""),
         partition=partition,
         memory_bytes=total_bytes,

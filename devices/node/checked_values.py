@@ -57,5 +57,5 @@ def parse_celsius(text: str, parts: int = 1) -> int | None:
 
 
 def subtract_used(total_bytes: int | None, used_bytes: int | None) -> int | None:
-    """Return the free part of a memory of which the kernel states the size and the used part."""
-    return max(total_bytes - used_bytes, 0) if total_bytes is not None and used_bytes is not None else None
+    """Return the free part of a memory of which the kernel states the size and the used part; None without both."""
+    return None if total_bytes is None or used_bytes is None else max(total_bytes - used_bytes, 0)

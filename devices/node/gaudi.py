@@ -28,13 +28,13 @@ _ARCHITECTURES: Final = {"20": "gaudi", "2": "gaudi2", "3": "gaudi3"}
 
 
 def read_gaudi(sys: Path, proc: Path) -> VendorReading | None:
-    """Read the cards by hl-smi, else by the kernel's files; None if neither is there."""
+    """Read the cards by hl-smi, else by the kernel's files with hl-smi's problems; None if neither is there."""
     by_kernel = _read_kernel_files(sys, proc)
     program = find_program("hl-smi") or find_program("/opt/habanalabs/bin/hl-smi")
     if program is None:
         return by_kernel
-    reading = _ask_tool(program)
-    return reading if reading.devices or by_kernel is None else by_kernel._replace(problems=reading.problems)
+    by_tool = _ask_tool(program)
+    return by_tool if by_tool.devices or by_kernel is None else by_kernel._replace(problems=by_tool.problems)
 
 
 def _ask_tool(program: str) -> VendorReading:
@@ -59,7 +59,7 @@ def parse_hl_smi(text: str) -> VendorReading:
     if not devices:
         return VendorReading("intel-gaudi", "hl-smi", problems=(f"hl-smi {quote_output(text)}, which states no card",))
     driver = next((version for row in rows if (version := clean_text(row.get("driver_version", "")))), "")
-    return VendorReading("intel-gaudi", "hl-smi", devices, driver)
+    return VendorReading("intel-gaudi", "hl-smi", devices=devices, driver=driver)
 
 
 def name_gaudi_architecture(name: str) -> str:
@@ -112,5 +112,7 @@ def _read_kernel_files(sys: Path, proc: Path) -> VendorReading | None:
                 temperature_celsius=kernel_files.read_temperature_celsius(device),
             )
         )
-    driver = kernel_files.read_driver_version(sys, proc, "habanalabs") if devices else ""
-    return VendorReading("intel-gaudi", "sysfs", tuple(devices), driver) if devices else None
+    if not devices:
+        return None
+    driver = kernel_files.read_driver_version(sys, proc, "habanalabs")
+    return VendorReading("intel-gaudi", "sysfs", devices=tuple(devices), driver=driver)

@@ -9,7 +9,7 @@ from typing import Final
 
 from crds.nodefitness import NodeDevice
 from devices.node import kernel_files
-from devices.node.checked_values import clean_text, parse_size_bytes
+from devices.node.checked_values import check_bytes, clean_text, parse_size_bytes
 from devices.node.vendor_reading import VendorReading
 from devices.proc import read_limited
 
@@ -43,7 +43,7 @@ def read_intel(sys: Path, proc: Path) -> VendorReading | None:
         if device.memory_bytes is None
     )
     driver = kernel_files.read_driver_version(sys, proc, cards[0].driver)
-    return VendorReading("intel", "sysfs", devices, driver, problems)
+    return VendorReading("intel", "sysfs", devices=devices, driver=driver, problems=problems)
 
 
 def _read_device(card: kernel_files.DrmCard) -> NodeDevice:
@@ -57,13 +57,17 @@ def _read_device(card: kernel_files.DrmCard) -> NodeDevice:
 
 
 def _read_memory_bytes(card: kernel_files.DrmCard) -> int | None:
-    """Return the memory of a card, as i915 states it or as xe states it of each tile; None if neither does."""
-    whole = parse_size_bytes(read_limited(card.folder / "lmem_total_bytes"))
-    if whole is not None:
-        return whole
-    tiles = [
-        parse_size_bytes(read_limited(tile / "physical_vram_size_bytes"))
-        for tile in kernel_files.list_folder(card.folder / "device", r"tile[0-9]+")
-    ]
-    stated = [size for size in tiles if size is not None]
-    return parse_size_bytes(str(sum(stated))) if len(stated) == len(tiles) else None
+    """Return the memory of a card, as i915 states it or as xe states it of each tile; None if neither does.
+
+    If xe does not state it of every tile, the memory of the card is unknown.
+    """
+    card_bytes = parse_size_bytes(read_limited(card.folder / "lmem_total_bytes"))
+    if card_bytes is not None:
+        return card_bytes
+    total_bytes = 0
+    for tile in kernel_files.list_folder(card.folder / "device", r"tile[0-9]+"):
+        tile_bytes = parse_size_bytes(read_limited(tile / "physical_vram_size_bytes"))
+        if tile_bytes is None:
+            return None
+        total_bytes += tile_bytes
+    return check_bytes(total_bytes) or None  # 0 without any tile

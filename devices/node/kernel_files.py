@@ -25,7 +25,10 @@ class PciDevice(NamedTuple):
 
 
 def list_folder(path: Path, pattern: str) -> Iterator[Path]:
-    """Yield the entries of a folder whose whole name matches, in the order of the numbers in their names."""
+    """Yield the entries of a folder whose whole name matches, in the order of the numbers in their names.
+
+    Nothing is yielded if the folder cannot be read; of a very large one only some entries are read.
+    """
     try:
         names = [entry.name for entry, _ in zip(path.iterdir(), range(_MOST_ENTRIES), strict=False)]
     except OSError:
@@ -39,9 +42,10 @@ def list_pci_devices(sys: Path) -> tuple[PciDevice, ...]:
     """Return the display controllers and accelerators on the PCI bus; no privilege is needed for it."""
     devices = []
     for folder in list_folder(sys / "bus/pci/devices", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"):
+        # A module alias has the ids and the class of a device, by which the kernel finds its driver.
         alias = _MODALIAS.match(read_limited(folder / "modalias"))
         if alias and alias["base_class"] in {_DISPLAY, _ACCELERATOR}:
-            devices.append(PciDevice(alias["vendor"].lower(), alias["device"].lower()))
+            devices.append(PciDevice(vendor_id=alias["vendor"].lower(), device_id=alias["device"].lower()))
     return tuple(devices)
 
 
@@ -52,8 +56,9 @@ def parse_properties(text: str, separator: str = "=") -> dict[str, str]:
 
 
 def _split_numbers(name: str) -> list[tuple[int, str]]:
-    """Return the parts of a name such that card10 is sorted after card9."""
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]{1,18})", name) if part]
+    """Return the sort key of a name by which card10 comes after card9: its parts as a number or a text each."""
+    parts = [part for part in re.split(r"([0-9]{1,18})", name) if part]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 class DrmCard(NamedTuple):
@@ -80,7 +85,7 @@ def list_cards(sys: Path, vendor_id: str) -> tuple[DrmCard, ...]:
         vendor, _, device = facts.get("PCI_ID", "").lower().partition(":")
         address = clean_text(facts.get("PCI_SLOT_NAME", ""))
         if vendor == vendor_id and device and address:
-            cards.append(DrmCard(folder, address, clean_text(device), clean_text(facts.get("DRIVER", ""))))
+            cards.append(DrmCard(folder, address, clean_text(device), driver=clean_text(facts.get("DRIVER", ""))))
     return tuple(cards)
 
 

@@ -40,13 +40,14 @@ def _read_nvidia(labels: Labels) -> VendorReading | None:
         return None
     product = find_product("nvidia", name)
     capability = f"{labels.get('nvidia.com/gpu.compute.major', '')}.{labels.get('nvidia.com/gpu.compute.minor', '')}"
+    listed_capability = product.capability if product else ""
+    listed_bytes = product.memory_bytes if product and not partition else None
     device = NodeDevice(
         id="",
         product=clean_text(name),
-        architecture=format_architecture(capability) or format_architecture(product.capability if product else ""),
+        architecture=format_architecture(capability) or format_architecture(listed_capability),
         partition=clean_text(partition),
-        memory_bytes=_read_memory_bytes("nvidia", labels)
-        or (product.memory_bytes if product and not partition else None),
+        memory_bytes=_read_memory_bytes("nvidia", labels) or listed_bytes,
     )
     parts = [labels.get(f"nvidia.com/cuda.driver.{key}", "") for key in ("major", "minor", "rev")]
     driver = labels.get("nvidia.com/cuda.driver-version.full", "") or ".".join(part for part in parts if part)
@@ -76,7 +77,7 @@ def _read_gaudi(labels: Labels) -> VendorReading | None:
     """Return a device if node feature discovery has seen Gaudi cards; no label states more of them."""
     if not any(labels.get(key) == "true" for key in _GAUDI):
         return None
-    return _build_reading("intel-gaudi", NodeDevice(id="", product="Gaudi"), None, "")
+    return _build_reading("intel-gaudi", NodeDevice(id="", product="Gaudi"), count=None, driver="")
 
 
 def _read_intel(labels: Labels) -> VendorReading | None:
@@ -85,20 +86,19 @@ def _read_intel(labels: Labels) -> VendorReading | None:
         match = _INTEL_COUNT.fullmatch(key)
         # The plugins label integrated GPUs as well, which are no devices of a node.
         if match and match["device_id"] in INTEL_CARDS:
-            return _build_reading(
-                "intel", NodeDevice(id="", product=INTEL_CARDS[match["device_id"]]), parse_number(value), ""
-            )
+            device = NodeDevice(id="", product=INTEL_CARDS[match["device_id"]])
+            return _build_reading("intel", device, count=parse_number(value), driver="")
     return None
 
 
 def _read_memory_bytes(vendor: NodeVendor, labels: Labels) -> int | None:
-    """Return the memory of each device by the labels, or None."""
+    """Return the memory of each device by the labels; None if they state none, or more than a machine can have."""
     mib = read_device_mib(vendor, VENDORS[vendor], labels)
-    return check_bytes(mib * MIB) or None if mib else None
+    return check_bytes(mib * MIB) if mib else None
 
 
 def _build_reading(vendor: NodeVendor, device: NodeDevice, count: int | None, driver: str) -> VendorReading:
-    """Return the reading of a node with this number of equal devices."""
+    """Return the reading of a node with this number of equal devices; one, and a problem, if the number is unknown."""
     problems = []
     if count is None or not 0 < count <= 1 << 16:
         problems.append(
@@ -107,5 +107,6 @@ def _build_reading(vendor: NodeVendor, device: NodeDevice, count: int | None, dr
         )
         count = 1
     name = device.product.lower().replace(" ", "-")
-    devices = (replace(device, id=f"{name}-{index}"[-64:]) for index in range(min(count, MOST_DEVICES + 1)))
-    return VendorReading(vendor, "labels", tuple(devices), clean_text(driver), tuple(problems))
+    # One device too many tells that there are more than can be reported.
+    devices = tuple(replace(device, id=f"{name}-{index}"[-64:]) for index in range(min(count, MOST_DEVICES + 1)))
+    return VendorReading(vendor, "labels", devices=devices, driver=clean_text(driver), problems=tuple(problems))

@@ -116,10 +116,12 @@ def parse_links(text: str) -> dict[int, list[int]]:
     """Read which GPUs reach which others by NVLink in the output of `nvidia-smi topo -m`, by index."""
     lines = [_COLOR.sub("", line).split("\t") for line in text.splitlines()]
     header = next((cells for cells in lines if len(cells) > 1 and cells[1].strip() == "GPU0"), None)
+    if header is None:
+        return {}
     links: dict[int, list[int]] = {}
-    for cells in lines if header else ():
+    for cells in lines:
         source = _parse_gpu_index(cells[0])
-        if source is None or header is None or cells is header:
+        if source is None or cells is header:
             continue
         targets = [
             target
@@ -234,7 +236,7 @@ def _query_gpus(program: str) -> tuple[list[NvidiaGpu], str]:
 
     nvidia-smi refuses a query with a field that it does not know: such fields are left out from then on.
     """
-    for _ in FIELDS:
+    for _ in FIELDS:  # each answer names one unknown field at most
         fields = [field for field in FIELDS if field not in _refused_fields]
         answer = run_tool(program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         refused = find_refused_field(answer.text)

@@ -32,14 +32,14 @@ def read_processor(proc: Path) -> NodeFitnessStatus:
 
 def parse_processor(text: str, architecture: str) -> NodeFitnessStatus:
     """Return the facts of the processor in /proc/cpuinfo; hyper-threads are no cores."""
-    flags: set[str] = set()
-    for words in re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)[:1]:
-        flags.update(words.split())
+    flags_line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)  # that of the first processor
+    flags = set(flags_line[1].split()) if flags_line else set()
     threads = len(re.findall(r"^processor\s*:\s*[0-9]+\s*$", text, re.MULTILINE))
     packages = re.findall(r"^physical id\s*:\s*([0-9]+)\s*$", text, re.MULTILINE)
-    numbers = re.findall(r"^core id\s*:\s*([0-9]+)\s*$", text, re.MULTILINE)
+    core_ids = re.findall(r"^core id\s*:\s*([0-9]+)\s*$", text, re.MULTILINE)
     # Both lines are in each entry, or in none; ARM kernels and some hypervisors have none.
-    cores = len(set(zip(packages, numbers, strict=True))) if len(packages) == len(numbers) == threads else threads
+    states_cores = len(packages) == len(core_ids) == threads
+    cores = len(set(zip(packages, core_ids, strict=True))) if states_cores else threads
     return NodeFitnessStatus(
         processor=clean_text(parse_cpuinfo(text) or ""),
         cpu_cores=min(cores, _MOST_CORES) or None,

@@ -72,10 +72,9 @@ def quote_output(text: str) -> str:
 
 
 def _finish_run(program: str, process: "subprocess.Popen[bytes]", text: str) -> ToolAnswer:
-    """Return the answer of a tool that has closed its output."""
-    # It closed its output, so it is about to end.
+    """Return the answer of a tool that has closed its output; a failure or an empty output is a problem."""
     try:
-        status = process.wait(1)
+        status = process.wait(1)  # it closed its output, so it is about to end
     except subprocess.TimeoutExpired:
         _kill(program, process)
         return ToolAnswer(text)
@@ -125,7 +124,7 @@ def _reap_children() -> None:
     """Release children of earlier runs that have ended: nobody else reads their exit status if they became ours."""
     for group in tuple(_groups):
         try:
-            while os.waitpid(-group, os.WNOHANG)[0]:
+            while os.waitpid(-group, os.WNOHANG)[0]:  # the pid of a child that has ended; 0: the others still run
                 pass
-        except ChildProcessError:
+        except ChildProcessError:  # no child is left
             _groups.discard(group)
