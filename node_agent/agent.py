@@ -120,7 +120,7 @@ class NodeAgent:
         try:
             failure = await self._read_hardware()
             conflicts = await self._write_labels()
-            await self._report(ReportProblems(conflicts, self._labels.refused.message, failure))
+            await self._report(ReportProblems(conflicts, self._labels.refused.message, probe_failed=failure))
         except Exception:  # one defect must not end the labels and the heartbeat of the node
             log.exception("step_failed", node=self._options.node_name)
 

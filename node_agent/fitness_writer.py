@@ -100,7 +100,7 @@ class FitnessWriter:
         self._refused = RefusedWrites(clock)
 
     async def write(self, node: Obj, status: NodeFitnessStatus | None, condition: Obj, now: datetime) -> bool:
-        """Write the status and its condition if that is due; return whether they were written.
+        """Write the status and its condition if that is due; return whether they were written. An error is logged.
 
         Args:
             node: the Node.

@@ -39,7 +39,7 @@ def keep_last_devices(last: ReportedHardware | None, reading: HardwareReading, n
         now_seconds: the monotonic clock.
     """
     hardware, problems = reading
-    as_read = ReportedHardware(hardware, problems, "read", hardware, now_seconds)
+    as_read = ReportedHardware(hardware, problems, "read", believed=hardware, believed_at_seconds=now_seconds)
     if last is None or not problems or _list_ids(last.believed) <= _list_ids(hardware):
         return as_read
     if now_seconds - last.believed_at_seconds < KEPT_SECONDS:

@@ -32,9 +32,8 @@ class FitQuery(NamedTuple):
 def parse_fit_query(query: Mapping[str, str], *, limit: int, search: str = "") -> FitQuery:
     """Return the query of a request; `limit` is the default. Raises ValueError in words for the client."""
     stated = query.get("limit", query.get("n", str(limit)))
-    if not (
-        stated.isascii() and stated.isdecimal() and len(stated) <= len(str(MOST_ROWS)) and int(stated) <= MOST_ROWS
-    ):
+    is_short_number = stated.isascii() and stated.isdecimal() and len(stated) <= len(str(MOST_ROWS))
+    if not is_short_number or int(stated) > MOST_ROWS:
         raise ValueError(f"limit is a number from 0 to {MOST_ROWS}")
     level = query.get("min_fit", "marginal")
     min_fit = next((fit_level for fit_level in FIT_LEVELS if fit_level == level), None)
@@ -42,7 +41,7 @@ def parse_fit_query(query: Mapping[str, str], *, limit: int, search: str = "") -
         raise ValueError(f"min_fit is one of {', '.join(FIT_LEVELS)}")
     if len(search) > LONGEST_SEARCH:
         raise ValueError(f"the name of a model has at most {LONGEST_SEARCH} characters")
-    return FitQuery(int(stated), min_fit, search.casefold())
+    return FitQuery(limit=int(stated), min_fit=min_fit, search=search.casefold())
 
 
 def list_fits(hardware: NodeFitnessStatus, query: FitQuery) -> list[dict[str, Any]]:
@@ -55,7 +54,8 @@ def list_fits(hardware: NodeFitnessStatus, query: FitQuery) -> list[dict[str, An
             continue
         fit = _assess_entry(entry, devices)
         if fit and (rank := FIT_LEVELS.index(fit.level)) <= worst_rank:
-            candidates.append((rank, -entry.parameter_count, _build_row(name, entry, devices.vendor, fit)))
+            largest_first = -entry.parameter_count
+            candidates.append((rank, largest_first, _build_row(name, entry, devices.vendor, fit)))
     return [row for _, _, row in sorted(candidates, key=lambda candidate: candidate[:2])]
 
 

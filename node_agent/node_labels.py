@@ -104,11 +104,12 @@ def plan_labels(wanted: Mapping[str, str], node: Obj) -> LabelPlan:
     own_labels = {name for name, managers in owners.items() if FIELD_MANAGER in managers}
     applied, conflicts = dict[str, str](), list[LabelConflict]()
     for name, value in wanted.items():
-        others = owners.get(name, set()) - {FIELD_MANAGER}
-        if name not in labels or (name in own_labels and (not others or labels[name] == value)):
+        present = labels.get(name)
+        other_owners = owners.get(name, set()) - {FIELD_MANAGER}
+        if present is None or (name in own_labels and (not other_owners or present == value)):
             applied[name] = value
-        elif labels[name] != value:
-            conflicts.append(LabelConflict(name, value, labels[name], min(others, default="")))
+        elif present != value:
+            conflicts.append(LabelConflict(name, wanted=value, present=present, owner=min(other_owners, default="")))
     is_due = any(labels.get(name) != value for name, value in applied.items()) or bool(own_labels - applied.keys())
     return LabelPlan(applied, tuple(conflicts), is_due)
 

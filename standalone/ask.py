@@ -47,8 +47,8 @@ class ChatAnswer:
     @property
     def tokens_per_second(self) -> float | None:
         """Rate after the first token; None if the answer was too quick to have one: its pieces arrived together."""
-        spent = self.seconds - self.first_seconds
-        return (self.tokens - 1) / spent if self.tokens > 1 and spent >= _MEASURABLE_SECONDS else None
+        spent_seconds = self.seconds - self.first_seconds
+        return (self.tokens - 1) / spent_seconds if self.tokens > 1 and spent_seconds >= _MEASURABLE_SECONDS else None
 
     def describe(self) -> str:
         """Return how much was generated, and how fast."""
@@ -123,7 +123,7 @@ async def continue_chat(
         "stream_options": {"include_usage": True},
         "messages": [msgspec.to_builtins(message) for message in messages],
     }
-    started, first_at, pieces, piece_count = time.monotonic(), 0.0, list[str](), 0
+    started, first_at, pieces, piece_count = time.monotonic(), 0.0, list[str](), 0  # first_at is 0.0 until it is known
     usage: _Usage | None = None
     try:
         # A redirect could make this machine ask any address, and take the conversation there.
@@ -134,8 +134,9 @@ async def continue_chat(
                 usage = chunk.usage or usage
                 for choice in chunk.choices:
                     thought, text = choice.delta.reasoning_content or choice.delta.reasoning, choice.delta.content
-                    piece_count += bool(thought) + bool(text)
-                    first_at = first_at or (time.monotonic() if piece_count else 0.0)
+                    piece_count += len([piece for piece in (thought, text) if piece])
+                    if piece_count and not first_at:
+                        first_at = time.monotonic()
                     if thought and show_thoughts:
                         show_thoughts(thought)
                     if text:
@@ -173,9 +174,9 @@ async def _quote_error(body: aiohttp.StreamReader) -> str:
 async def _read_chunks(lines: aiohttp.StreamReader) -> AsyncIterator[_Chunk]:
     """Yield the chunks of a stream until [DONE]. Raises ClientError if it fails or breaks off."""
     async for line in lines:
-        data = line.removeprefix(b"data: ").strip()
         if not line.startswith(b"data: "):
             continue
+        data = line.removeprefix(b"data: ").strip()
         if data == b"[DONE]":
             return
         chunk = msgspec.json.decode(data, type=_Chunk)

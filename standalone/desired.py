@@ -58,23 +58,23 @@ class Decision(NamedTuple):
 
 def decide_assignments(service: InferenceService, models: Mapping[ObjectKey, Model]) -> Decision:
     """Decide the processes of a service; the status of each Model has the known facts."""
-    metadata, adapted = service.metadata, _as_host_service(service)
+    metadata, host_service = service.metadata, _build_host_service(service)
     replicas = wanted_replicas(service)
     if not replicas:
         field = "spec.suspend is true" if service.spec.suspend else "spec.replicas is 0"
-        return Decision(problem=ServiceProblem("Suspended", f"{field}: edit the file to serve it", "Suspended"))
+        return Decision(problem=ServiceProblem("Suspended", f"{field}: edit the file to serve it", phase="Suspended"))
     model = models.get(ObjectKey(metadata.namespace, service.spec.model_ref))
     companions = read_companions(models.get, service)
-    checked = preconditions.check_service(adapted, model, companions)
+    checked = preconditions.check_service(host_service, model, companions)
     memory_bytes = checked.memory.total_bytes
     if checked.served is None or memory_bytes is None:
         return Decision(problem=checked.problem)
-    spec = build_process_spec(adapted, checked.served, memory_bytes)
-    name = process_prefix(metadata.name, spec)
-    names = (f"{name}-{number}" for number in range(replicas))
+    spec = build_process_spec(host_service, checked.served, memory_bytes)
+    prefix = process_prefix(metadata.name, spec)
+    process_names = [f"{prefix}-{number}" for number in range(replicas)]
     assignments = tuple(
-        Assignment(_build_uid(metadata.namespace, process_name), metadata.namespace, process_name, spec)
-        for process_name in names
+        Assignment(uid=_build_uid(metadata.namespace, name), namespace=metadata.namespace, name=name, spec=spec)
+        for name in process_names
     )
     return Decision(assignments, note=_describe_stored(model, *(companion.model for companion in companions)))
 
@@ -83,7 +83,7 @@ def _describe_stored(*models: Model | None) -> str:
     """Return which Models are served from the store because their source could not be asked; "" if none is."""
     notes = []
     for model in models:
-        ready = model.status.conditions[0] if model and model.status.conditions else None
+        ready = model.status.conditions[0] if model and model.status.conditions else None  # there is no other one
         if model and ready and ready.reason == _STORED:
             notes.append(f"Model {model.metadata.name}: {ready.message}")
     return "; ".join(notes)
@@ -172,7 +172,7 @@ def _set_status(
     return structs.replace(model, status=status)
 
 
-def _as_host_service(service: InferenceService) -> InferenceService:
+def _build_host_service(service: InferenceService) -> InferenceService:
     """Return the service as one for a host, without the fields about pods."""
     hardware = ServiceHardware(accelerator="metal")
     pod_defaults = {attribute: getattr(_DEFAULTS, attribute) for attribute in _POD_FIELDS}

@@ -30,7 +30,7 @@ class StandaloneExposure(ProxyExposure):
 
     def __init__(self, proxy: Proxy, runners: Mapping[str, Runner], port: int, abort: asyncio.Event) -> None:
         super().__init__(proxy, runners)
-        self.accepted: frozenset[ObjectKey] = frozenset()
+        self.forwarded_services: frozenset[ObjectKey] = frozenset()
         """The services that the endpoint forwards to."""
         self.router: ListenerState | None = None
         """The state of the endpoint, once the proxy is configured; `error` is the reason if it is not open."""
@@ -63,21 +63,21 @@ class StandaloneExposure(ProxyExposure):
     async def _configure(self) -> bool:
         """Configure the proxy; return whether the endpoint or its services have changed."""
         grouped = self.services()
-        ports = dict.fromkeys(grouped, ServicePort(0, self._token))
+        ports = dict.fromkeys(grouped, ServicePort(port=0, token=self._token))  # 0: the kernel chooses
         config = structs.replace(
             proxy_config(LOOPBACK, grouped, ports, self._draining),
             router=RouterListener(address=LOOPBACK, port=self._port),
         )
-        before = self.router, self.accepted
+        before = self.router, self.forwarded_services
         state = await self._proxy.client.configure(config)
         reachable = reachable_uids(state, LOOPBACK)
         self.router = state.router
-        self.accepted = frozenset(
+        self.forwarded_services = frozenset(
             service
             for service, runners in grouped.items()
             if any(runner.assignment.uid in reachable for runner in runners)
         )
-        return (self.router, self.accepted) != before
+        return (self.router, self.forwarded_services) != before
 
     async def _wait_idle(self, uid: str, timeout_seconds: float) -> bool:
         """Wait until a process has no request; return False after the timeout, or if the user aborts."""

@@ -86,13 +86,13 @@ class ModelInspector:
     def _find_stored(self, source: Source, sha256: str | None) -> Inspection | None:
         """Return the facts of the weights in the store that the source had last; None if they are not there."""
         record = durable.read(self._build_record_path(source, sha256), SourceRecord)
-        held = self._store.find(source, record.revision or None, record.sha256) if record else None
-        if record is None or held is None:
+        held_weights = self._store.find(source, record.revision or None, record.sha256) if record else None
+        if record is None or held_weights is None:
             return None
         try:
-            facts = check_stored(source, held.path)
+            facts = check_stored(source, held_weights.path)
         finally:
-            held.release()
+            held_weights.release()
         stated = msgspec.structs.asdict(record) | {"sha256": record.sha256 or ""}
         return msgspec.structs.replace(facts, **stated)
 

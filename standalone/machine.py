@@ -153,7 +153,7 @@ class Machine:
             router, replicas = self.exposure.router, self.list_replicas(key)
             if self.exposure.problem:
                 raise AskError(self.exposure.problem)
-            if router and key in self.exposure.accepted:
+            if router and key in self.exposure.forwarded_services:
                 return f"http://{router.address}:{router.port}", key.name
             problem = self.decisions[key].problem
             if problem and problem.phase in {"Failed", "Suspended"}:
@@ -176,7 +176,7 @@ class Machine:
         except ExceptionGroup as ended:
             if refused := ended.subgroup(StartError):
                 raise refused.exceptions[0] from None
-            if ended.split(_ServingEnded)[1] is not None:
+            if ended.split(_ServingEnded)[1] is not None:  # there are other errors, too
                 raise
             log.info("pomona_up_ended", handed_over=self.signals.hand_over.is_set(), processes=len(self.runners))
 
@@ -293,7 +293,7 @@ class Machine:
 
         A service may still serve if it has served before, or if what keeps it may pass without the user.
         """
-        seen_changes, served = -1, set[ObjectKey]()
+        seen_changes, ever_served = -1, set[ObjectKey]()
         while not self.failure:
             seen_changes = await self.changes.wait_past(seen_changes)
             if self.exposure.problem:
@@ -304,8 +304,8 @@ class Machine:
                 if decision.problem is not None and decision.problem.phase == "Suspended":
                     continue
                 states = [runner.state for runner in self.list_replicas(key)]
-                served |= {key for state in states if state.phase == "Ready"}
-                failures[key.name] = "" if key in served else desired.describe_failure(decision, states)
+                ever_served.update(key for state in states if state.phase == "Ready")
+                failures[key.name] = "" if key in ever_served else desired.describe_failure(decision, states)
             if failures and all(failures.values()):
                 self.failure = "; ".join(f"{name}: {failure}" for name, failure in failures.items())
         self.signals.stop.set()

@@ -299,15 +299,15 @@ def find_duplicates(documents: Iterable[Document], *, is_one_machine: bool) -> I
 
     Requests name a service as their model, so on one machine its name is unique, whatever its namespace.
     """
-    stated: defaultdict[tuple[str, ...], list[Document]] = defaultdict(list)
+    same_name: defaultdict[tuple[str, ...], list[Document]] = defaultdict(list)
     for document in documents:
-        kind = document.manifest["kind"]
-        is_alone = is_one_machine and kind == "InferenceService"
-        stated[(kind, document.key.name) if is_alone else (kind, *document.key)].append(document)
-    for first, *others in stated.values():
-        for other in others:
+        kind, (namespace, name) = document.manifest["kind"], document.key
+        ignores_namespace = is_one_machine and kind == "InferenceService"
+        same_name[(kind, name) if ignores_namespace else (kind, namespace, name)].append(document)
+    for first, *duplicates in same_name.values():
+        for duplicate in duplicates:
             where = f"{first.path}:{find_line(first.node, ())}"
-            yield other.describe(f"defined in {where} already: rename one of them", ("metadata", "name"))
+            yield duplicate.describe(f"defined in {where} already: rename one of them", ("metadata", "name"))
 
 
 def _find_missing_models(documents: Sequence[Document]) -> Iterator[str]:

@@ -27,7 +27,8 @@ REFRESH_SECONDS: Final = 0.5
 PROGRESS_SECONDS: Final = 10.0
 """Interval between two lines of progress of the same service."""
 _STYLES: Final = {"Ready": "green", "Failed": "red", "Rejected": "red", "Stopped": "dim", "Suspended": "dim"}
-_WORST: Final = ("Ready", "Stopped", "Stopping", "Starting", "Fetching", "Pending", "Failed", "Rejected")
+# The phases of a replica, the worst last.
+_PHASES: Final = ("Ready", "Stopped", "Stopping", "Starting", "Fetching", "Pending", "Failed", "Rejected")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +63,20 @@ def build_row(
         tokens_per_second: rate since the last reading; None if it is not known.
         answers: True if the endpoint forwards to the service.
     """
-    ordered = sorted(replicas, key=lambda replica: _WORST.index(replica[0].phase))
-    if not ordered:
-        problem = decision.problem
-        return Row(name, problem.phase if problem else "Pending", problem.message if problem else "")
-    worst, reserved_bytes, used_bytes = ordered[-1]
-    ready = sum(status.phase == "Ready" for status, _, _ in ordered)
-    measured = [size for _, _, size in ordered if size]
+    worst_last = sorted(replicas, key=lambda replica: _PHASES.index(replica[0].phase))
+    if not worst_last:
+        if decision.problem is None:
+            return Row(service=name, phase="Pending")
+        return Row(service=name, phase=decision.problem.phase, detail=decision.problem.message)
+    worst, reserved_bytes, used_bytes = worst_last[-1]
+    ready = sum(status.phase == "Ready" for status, _, _ in worst_last)
+    measured = [size for _, _, size in worst_last if size]
     detail = _describe_progress(worst, reserved_bytes, used_bytes)
-    if len(ordered) > 1:
-        detail = f"{ready} of {len(ordered)} replicas are ready" + (f"; {detail}" if detail else "")
-    phase = worst.phase if not ready else "Ready" if ready == len(ordered) else "Degraded"
+    if len(worst_last) > 1:
+        detail = f"{ready} of {len(worst_last)} replicas are ready" + (f"; {detail}" if detail else "")
+    phase = "Ready" if ready == len(worst_last) else "Degraded"
+    if ready == 0:
+        phase = worst.phase
     if ready and not answers:
         phase, detail = "Starting", "loaded; waiting for the endpoint"
     if phase == "Ready" and decision.note:
@@ -110,6 +114,7 @@ class RowBuilder:
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
+        # Time and tokens of the last reading, by service.
         self._last_counts: Mapping[str, tuple[float, int]] = {}
         self._rates: dict[str, float] = {}
 
@@ -126,19 +131,18 @@ class RowBuilder:
                 used = await asyncio.to_thread(footprint_bytes, status.pid) if status.pid else None
                 replicas.append((status, runner.assignment.spec.memory_bytes, used))
             name = "/".join(key)
-            answers = key in machine.exposure.accepted
+            answers = key in machine.exposure.forwarded_services
             rate = self._rates.get(name)
             rows.append(build_row(key.name, decision, replicas, stats.get(name), rate, answers=answers))
         return rows
 
     def _update_rates(self, stats: Mapping[str, ServiceStats], now: float) -> None:
         """Update the rate of each service by the tokens since the last counts, and keep the new counts."""
-        counted = {name: (now, stat.tokens_out) for name, stat in stats.items()}
-        for name, (_, tokens) in counted.items():
+        for name, stat in stats.items():
             if name in self._last_counts:
-                before, earlier = self._last_counts[name]
-                self._rates[name] = max(0, tokens - earlier) / max(now - before, 1e-6)
-        self._last_counts = counted
+                last_at, last_tokens = self._last_counts[name]
+                self._rates[name] = max(0, stat.tokens_out - last_tokens) / max(now - last_at, 1e-6)
+        self._last_counts = {name: (now, stat.tokens_out) for name, stat in stats.items()}
 
 
 def describe_host(machine: Machine) -> str:
@@ -232,8 +236,9 @@ class ChangePrinter:
         self._out = out
         self._clock = clock
         self._started = clock()
+        # The last line of each service, and when the next line of progress may follow it.
         self._printed: dict[str, str] = {}
-        self._next_at: dict[str, float] = {}
+        self._next_progress_at: dict[str, float] = {}
         self._head = ""
 
     def print_changes(self) -> None:
@@ -243,16 +248,17 @@ class ChangePrinter:
             self._print_line(head)
         for key, decision in self._machine.decisions.items():
             replicas = ((runner.build_status(None), None, None) for runner in self._machine.list_replicas(key))
-            shown = build_row(key.name, decision, replicas, None, None, answers=key in self._machine.exposure.accepted)
+            answers = key in self._machine.exposure.forwarded_services
+            shown = build_row(key.name, decision, replicas, stats=None, tokens_per_second=None, answers=answers)
             text = f"{shown.service}: {shown.phase}" + (f" - {shown.detail}" if shown.detail else "")
-            is_progress = shown.phase in {"Fetching", "Starting"} and self._printed.get(shown.service, "").startswith(
-                f"{shown.service}: {shown.phase}"
-            )
-            is_known = text in {self._printed.get(shown.service), f"{shown.service}: Pending"}
-            if is_known or (is_progress and self._clock() < self._next_at[shown.service]):
+            last_text = self._printed.get(shown.service, "")
+            has_same_phase = last_text.startswith(f"{shown.service}: {shown.phase}")
+            is_progress = has_same_phase and shown.phase in {"Fetching", "Starting"}
+            says_nothing_new = text in {last_text, f"{shown.service}: Pending"}
+            if says_nothing_new or (is_progress and self._clock() < self._next_progress_at[shown.service]):
                 continue
             self._printed[shown.service] = text
-            self._next_at[shown.service] = self._clock() + PROGRESS_SECONDS
+            self._next_progress_at[shown.service] = self._clock() + PROGRESS_SECONDS
             self._print_line(text)
 
     def _print_line(self, text: str) -> None:
