@@ -91,7 +91,10 @@ def metrics_routes(render: Callable[[], bytes]) -> Routes:
 
 @contextlib.contextmanager
 def serve(option: str, address: BindAddress | None, routes: Routes) -> Iterator[BindAddress | None]:
-    """Serve the routes in a thread, in this context; yield the address, or None while it is taken or if it is off."""
+    """Serve the routes in a thread while in this context.
+
+    Yields the served address, or None if the option turns the port off or the first try to listen failed.
+    """
     if address is None:
         yield None
         return
@@ -112,7 +115,7 @@ class _ServingThread(threading.Thread):
         self.tried = threading.Event()
         """The address was tried once."""
         self.served: BindAddress | None = None
-        """The address, since it is served."""
+        """The address that is served, with the real port; None until a try to listen has succeeded."""
         self._address = address
         self._server = AnswerServer({path: Route(_ignore_request(make)) for path, make in routes.items()})
         self._loop = asyncio.new_event_loop()
@@ -138,11 +141,11 @@ class _ServingThread(threading.Thread):
             try:
                 async with serve_answers(self._server, *self._address) as (host, port):
                     self.served = BindAddress(host, port)
-                    if self.tried.is_set():
+                    if self.tried.is_set():  # an earlier try has failed and was logged
                         log.info("port_served", option=self.name, address=f"{host}:{port}")
                     self.tried.set()
                     await self._ending.wait()
-            except (OSError, UnicodeError) as error:  # the second of a host name that no encoding has
+            except (OSError, UnicodeError) as error:  # UnicodeError: a host name that cannot be encoded
                 if str(error) != problem:
                     problem = str(error)
                     log.warning(

@@ -68,7 +68,7 @@ def build_queue(
     volumes, vendors = BoundVolumes(store, registry), options.pods.vendors
     enqueue_service = functools.partial(enqueue, INFERENCE_SERVICES)
     report_service = functools.partial(enqueue_report, INFERENCE_SERVICES)
-    board = Board(enqueue_service, metrics.queue.count_start, report_service, metrics.queue.set_depths)
+    board = Board(enqueue_service, metrics.queue.count_start, report_service, on_depths=metrics.queue.set_depths)
     pools = PoolBoard(store, vendors, registry, functools.partial(enqueue, ACCELERATOR_POOLS))
     rooms = CandidateRooms(registry, enqueue_service, volumes.find_nodes, volumes.has_read)
     notes = PlacementNotes(registry.find_cell, enqueue_service)

@@ -123,7 +123,10 @@ class ControllerMetrics:
             self._reconcile_errors.labels(kind).inc()
 
     def count_call(self, verb: str, resource: Resource, status: int, seconds: float) -> None:
-        """Count one request to the API server; `status` 0: no answer."""
+        """Count one request to the API server; `status` 0: no answer.
+
+        The first watch of a resource is noted, and each later one counts as a restart.
+        """
         self._calls.labels(verb, resource.plural, str(status) if status else NO_ANSWER).inc()
         if verb != "watch":
             self._call_seconds.labels(verb, resource.plural).observe(seconds)
@@ -198,7 +201,7 @@ class QueueMetrics:
 
     def set_depths(self, depths: Mapping[tuple[str, Priority], int]) -> None:
         """Set the number of waiting replicas by pool and priority: 0 for pairs that are absent."""
-        tally = Tally[tuple[str, Priority]](dict.fromkeys(self._depths, 0))
+        tally = Tally[tuple[str, Priority]](dict.fromkeys(self._depths, 0))  # 0 unless the pair is in `depths`
         for (pool, priority), depth in depths.items():
             tally[self._label_pool(pool), priority] += depth
         for key, depth in tally.items():
@@ -211,9 +214,9 @@ class QueueMetrics:
         pool = self._label_pool(start.unit.pools[0] if start.unit.pools else "")
         self._wait_seconds.labels(pool, start.unit.priority).observe(start.wait_seconds)
         self._starts.labels(pool, start.outcome).inc()
-        errors = self._error_ratio.labels(pool)
+        error_ratios = self._error_ratio.labels(pool)  # makes the series of the pool, even without a ratio
         if (ratio := start.error_ratio) is not None:
-            errors.observe(ratio)
+            error_ratios.observe(ratio)
 
     def _label_pool(self, pool: str) -> str:
         """Return the name of a pool as a label, or `OTHER_POOLS` if many have one: each label is a series for ever."""
@@ -245,24 +248,26 @@ class ObjectTally:
         self._tally: Tally[tuple[str, str]] = Tally()
 
     def count_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Count one change of the store."""
+        """Count one change of the store: from `old`, None for a new object, to `new`, None for one that is gone."""
         if resource not in _COUNTED:
             return
-        before, after = _phase(resource, old), _phase(resource, new)
+        before, after = _read_phase(resource, old), _read_phase(resource, new)
         if before != after:
             for phase, step in ((before, -1), (after, 1)):
                 if phase is not None:
                     key = (resource.kind, phase)
                     self._tally[key] += step
                     self._gauge.labels(*key).set(self._tally[key])
-        if resource == METAL_PROCESSES and (step := _waits_for_host(new) - _waits_for_host(old)):
-            self._waiting.inc(step)
+        if resource == METAL_PROCESSES:
+            waited, waits = _waits_for_host(old), _waits_for_host(new)
+            if waited != waits:
+                self._waiting.inc(1 if waits else -1)
 
 
 _COUNTED: Final = frozenset({INFERENCE_SERVICES, METAL_HOSTS, METAL_PROCESSES, MODELS})
 
 
-def _phase(resource: Resource, obj: Obj | None) -> str | None:
+def _read_phase(resource: Resource, obj: Obj | None) -> str | None:
     """Return the phase of an object, for a MetalHost by its conditions; None: there is no object."""
     if obj is None:
         return None

@@ -18,15 +18,7 @@ from controller.services.traffic import TokenSource
 from crds.meta import LABEL_SERVICE, METRIC_PREFIX, PROXY_CONTAINER
 from fitness.fact_freshness import FactFreshness
 from kube.client import Obj
-from kube.resources import (
-    INFERENCE_SERVICES,
-    METAL_PROCESSES,
-    NODE_FITNESSES,
-    PODS,
-    ObjectKey,
-    Resource,
-    object_key,
-)
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, NODE_FITNESSES, PODS, ObjectKey, Resource, object_key
 from kube.store import Store
 
 _Owner = tuple[Resource, ObjectKey]
@@ -157,36 +149,39 @@ class ModelMetrics:
         self._tokens.clear()
 
     def _update_series_of(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
+        """Set or remove the series of an object that has changed; those of a new service's pods, too."""
         obj = new or old
         if resource not in _FOLLOWED or obj is None:
             return
-        owner = (resource, object_key(obj))
+        key = object_key(obj)
+        owner = (resource, key)
         if resource == PODS:
             self._loads.put(owner, self._read_pod_load(new))
         elif resource == METAL_PROCESSES:
             self._loads.put(owner, _read_process_load(new))
         elif resource == NODE_FITNESSES:
             if _read_report_time(old) != _read_report_time(new):
-                seen_at = self._freshness.note(owner[1].name, _read_report_time(new))
-                reported: dict[_Labels, float] = {} if seen_at is None else {(owner[1].name,): seen_at}
-                self._observed.put(owner, reported)
-        else:
+                seen_at = self._freshness.note(key.name, _read_report_time(new))
+                report_times: dict[_Labels, float] = {} if seen_at is None else {(key.name,): seen_at}
+                self._observed.put(owner, report_times)
+        else:  # a service
             self._ready.put(owner, _read_readiness(new))
             self._degraded.put(owner, _read_degradation(new))
             if old is None and self._store is not None:
                 # A pod may be known before its service, which names the Model.
-                key = owner[1]
                 for pod in self._store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name)):
                     self._loads.put((PODS, object_key(pod)), self._read_pod_load(pod))
 
     def _read_pod_load(self, pod: Obj | None) -> dict[_Labels, float]:
-        """Return the seconds that the engine of a pod took to load; empty if they are not known."""
+        """Return the seconds that the engine of a pod took to load; empty if they, node or service are unknown."""
         if pod is None or self._store is None:
             return {}
-        metadata = pod["metadata"]
-        name, node = metadata.get("labels", {}).get(LABEL_SERVICE), pod.get("spec", {}).get("nodeName")
-        service = self._store.get(INFERENCE_SERVICES, name, metadata["namespace"]) if name and node else None
-        seconds = find_pod_load_seconds(pod) if service is not None else None
+        metadata, node = pod["metadata"], pod.get("spec", {}).get("nodeName")
+        service_name = metadata.get("labels", {}).get(LABEL_SERVICE)
+        if not service_name or not node:
+            return {}
+        service = self._store.get(INFERENCE_SERVICES, service_name, metadata["namespace"])
+        seconds = find_pod_load_seconds(pod)
         if service is None or seconds is None:
             return {}
         return {(metadata["namespace"], service["spec"]["modelRef"], node): seconds}
@@ -196,28 +191,33 @@ _FOLLOWED: Final = frozenset({INFERENCE_SERVICES, METAL_PROCESSES, NODE_FITNESSE
 
 
 def find_pod_load_seconds(pod: Obj) -> float | None:
-    """Return the time from the last start of the engine of a pod until the pod was ready; None if it is not ready."""
+    """Return the time from the last start of the engine of a pod until the pod was ready.
+
+    None: the pod is not ready, its engine does not run, or the pod was ready before that start.
+    """
     status = pod.get("status", {})
-    ready = [
+    ready_conditions = [
         condition
         for condition in status.get("conditions") or ()
         if condition["type"] == "Ready" and condition["status"] == "True"
     ]
-    starts = [
+    engine_starts = [
         container["state"]["running"]["startedAt"]
         for container in status.get("containerStatuses") or ()
         if container["name"] != PROXY_CONTAINER and container.get("state", {}).get("running", {}).get("startedAt")
     ]
-    if not ready or not starts:
+    if not ready_conditions or not engine_starts:
         return None
-    return _measure_seconds(max(starts), ready[0].get("lastTransitionTime"))
+    return _measure_seconds(max(engine_starts), ready_conditions[0].get("lastTransitionTime"))
 
 
 def _read_process_load(process: Obj | None) -> dict[_Labels, float]:
     """Return the seconds that the engine of a MetalProcess took to load; empty if they are not known."""
-    spec, status = (process["spec"], process.get("status") or {}) if process is not None else ({}, {})
+    if process is None:
+        return {}
+    spec, status = process["spec"], process.get("status") or {}
     seconds = _measure_seconds(status.get("startedAt"), status.get("readyAt"))
-    if process is None or seconds is None or not spec.get("hostName"):
+    if seconds is None or not spec.get("hostName"):
         return {}
     return {(process["metadata"]["namespace"], spec["modelName"], spec["hostName"]): seconds}
 
@@ -247,7 +247,9 @@ def _read_degradation(service: Obj | None) -> dict[_Labels, float]:
 def _measure_seconds(begun: str | None, ended: str | None) -> float | None:
     """Return the seconds between two times of the API; None if one is missing, or the second is the earlier one."""
     first, last = _read_time(begun), _read_time(ended)
-    return last - first if first is not None and last is not None and last >= first else None
+    if first is None or last is None or last < first:
+        return None
+    return last - first
 
 
 def _read_time(text: str | None) -> float | None:

@@ -63,15 +63,7 @@ from kube.errors import ApiError, Forbidden, LeadershipLost, Unreachable
 from kube.events import EventRecorder
 from kube.lease import Elector
 from kube.queue import WorkQueue, run_workers
-from kube.resources import (
-    INFERENCE_SERVICES,
-    NODE_FITNESSES,
-    NODES,
-    POD_MONITORS,
-    ObjectKey,
-    Resource,
-    object_key,
-)
+from kube.resources import INFERENCE_SERVICES, NODE_FITNESSES, NODES, POD_MONITORS, ObjectKey, Resource, object_key
 from kube.transport import CONNECTIONS
 from kube.watch import Selection
 
@@ -124,6 +116,8 @@ class Controller:
         # has no NodeFitness yet is served.
         self._node_kind = OptionalKind(NODES if options.namespaces else NODE_FITNESSES, "")
         self._kueue = KueueQueues(options.namespaces)
+
+        # Leadership, and the queue of keys.
         self._identity = f"{os.uname().nodename}-{secrets.token_hex(4)}"
         candidate = Elector(election or client, CONTROLLER_NAMESPACE, LEASE, self._identity)
         self._elector = candidate if options.elects else None
@@ -133,6 +127,8 @@ class Controller:
         """Set only while this replica leads: a standby would collect keys for ever."""
         self._incomplete_namespaces: set[str | None] = set(options.namespaces)
         """Namespaces whose objects are not all in the store yet: nothing of them is reconciled."""
+
+        # The store, and what feeds it.
         leases = LeaseReader()
         view = ClusterView(options.pods.vendors, (), is_alive=leases.bindable)
         self.store = view.store
@@ -142,6 +138,8 @@ class Controller:
         self._devices = DeviceFeed(self.store, options.namespaces)
         self._measured = PerformanceSource(self.store, view.measured, self._enqueue_service)
         self._optional_kinds = (monitors, self._measured.kind, self._kueue.local_queues, self._node_kind)
+
+        # The reconcilers, and what follows the store.
         reconcilers, self._leader_tasks = self._make_reconcilers(options, leases, monitors)
         self._preflight = self._make_preflight(options)
         self._reconcilers = {reconciler.resource: reconciler for reconciler in reconcilers}
@@ -160,8 +158,8 @@ class Controller:
         A controller of some namespaces has none for hosts and no queue, which are of the whole cluster.
         """
         metrics, pods, measured = self._metrics, options.pods, self._measured
-        tokens, pacer = KnownTokens(), UpdatePacer()
-        prober = Prober(options.trust, metrics.count_probe, tokens.read_again)
+
+        # 1. The queue and the speeds of the whole cluster, if this controller reads it.
         queue, speeds, watch = None, SpeedSources(measured), None
         if self._registry is not None:
             queue = self._make_queue(self._registry, options)
@@ -169,6 +167,10 @@ class Controller:
             watch = SpeedWatch(options.replacement, self._enqueue_service)
             replacer = SpeedReplacer(watch, queue.rooms, pods, assessor.assess, metrics.queue.count_replacement)
             speeds = SpeedSources(measured, assessor, queue.notes, queue.benchmarks, replacer)
+
+        # 2. Models, and services in pods.
+        tokens, pacer = KnownTokens(), UpdatePacer()
+        prober = Prober(options.trust, metrics.count_probe, tokens.read_again)
         meter = TrafficMeter(metrics.models.set_tokens, watch)
         sources = ServiceSources(
             prober, pods, tokens, pacer, monitors, meter, kueue=self._kueue, devices=self._devices, speeds=speeds
@@ -180,6 +182,8 @@ class Controller:
         tasks: list[LeaderTask] = [prober.run, meter.run, pacer.run, self._kueue.run]
         if queue is None:
             return in_pods, tasks
+
+        # 3. Hosts and pools, and the tasks of the queue.
         leases.subscribe(queue.admission.wake)
         hosts = ReachabilityProber()
         tasks = [leases.run, queue.board.run, queue.pools.run, queue.volumes.run, queue.rooms.run, *tasks]
@@ -220,7 +224,7 @@ class Controller:
                 self._enqueue_service(key)
 
     def _make_preflight(self, options: ControllerOptions) -> PreflightWebhook | None:
-        """Return the webhook; None: it is off, or nodes and hosts are not this controller's."""
+        """Return the webhook; None: it is off, or this controller does not read nodes and hosts."""
         registry = self._registry
         if registry is None or options.preflight is None:
             return None
@@ -262,11 +266,12 @@ class Controller:
 
     def _start_namespace(self, namespace: str | None) -> None:
         """Start to reconcile a namespace whose objects are now all in the store."""
-        if namespace in self._incomplete_namespaces:
-            self._incomplete_namespaces.discard(namespace)
-            for item in self._list_items():
-                if item.key.namespace == namespace:
-                    self._enqueue(*item)
+        if namespace not in self._incomplete_namespaces:
+            return
+        self._incomplete_namespaces.discard(namespace)
+        for item in self._list_items():
+            if item.key.namespace == namespace:
+                self._enqueue(*item)
 
     async def _compete(self, elector: Elector) -> None:
         """Lead whenever this replica has the Lease, for ever."""
@@ -378,20 +383,21 @@ class Controller:
         """
         if self._queue is None:
             return
-        for enqueued, trigger in self._triggers[resource]:
-            if trigger.concerns(old, new):
-                if trigger.finds_by_status:
-                    for item in self._queue.processing():
-                        if item.resource == enqueued:
-                            self._enqueue(*item)
-                versions = [obj for obj in (old, new) if obj is not None]
-                write = self._executor.writer.under_way.get((resource, object_key(versions[-1])))
-                # Most are found by the object before the change and after it.
-                for key in dict.fromkeys(key for obj in versions for key in trigger.keys(self.store, obj)):
-                    if write is not None and (enqueued, key) == write.writer:
-                        write.watched_versions.add(new["metadata"]["resourceVersion"] if new is not None else "")
-                    else:
-                        self._enqueue(enqueued, key)
+        for enqueued_kind, trigger in self._triggers[resource]:
+            if not trigger.concerns(old, new):
+                continue
+            if trigger.finds_by_status:
+                for item in self._queue.processing():
+                    if item.resource == enqueued_kind:
+                        self._enqueue(*item)
+            versions = [obj for obj in (old, new) if obj is not None]
+            write = self._executor.writer.under_way.get((resource, object_key(versions[-1])))
+            # Most keys are found by the object before the change and by that after it.
+            for key in dict.fromkeys(key for obj in versions for key in trigger.keys(self.store, obj)):
+                if write is not None and (enqueued_kind, key) == write.writer:
+                    write.watched_versions.add(new["metadata"]["resourceVersion"] if new is not None else "")
+                else:
+                    self._enqueue(enqueued_kind, key)
 
 
 def _read_clock() -> datetime:

@@ -133,4 +133,7 @@ def _name_nodes(toleration: Toleration, limits: TenantLimits) -> str:
 
 def _begins_with(image: str, prefix: str) -> bool:
     """Return whether an image begins with a prefix of whole names: `a.example` allows no `a.example.com/b`."""
-    return image.startswith(prefix) and (prefix[-1:] in "/:@" or image[len(prefix) : len(prefix) + 1] in {"", *"/:@"})
+    if not image.startswith(prefix):
+        return False
+    next_character = image[len(prefix) : len(prefix) + 1]  # empty if the image is the prefix
+    return prefix[-1:] in "/:@" or next_character in {"", "/", ":", "@"}

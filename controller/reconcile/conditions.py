@@ -48,10 +48,10 @@ def transitions(
     before = {condition.type: (condition.status, condition.reason) for condition in old}
     return tuple(
         Event(
-            "Normal" if condition["status"] == "True" or condition["reason"] in normal else "Warning",
-            condition["reason"],
-            condition["message"],
-            action,
+            type="Normal" if condition["status"] == "True" or condition["reason"] in normal else "Warning",
+            reason=condition["reason"],
+            note=condition["message"],
+            action=action,
         )
         for condition in new
         if condition["reason"] not in silent

@@ -60,9 +60,13 @@ class Executor:
         Raises ApiError, LeadershipLost, Unreachable and NotOurs; the caller retries with back-off.
         """
         snapshot, plan, resource = Snapshot(self._store, self._now()), Plan(), reconciler.resource
+
+        # 1. If nothing but the report has changed, write that alone.
         if reconciler.report is not None and (report := reconciler.report(snapshot, key)) is not None:
             await self._report(resource, key, report)
             return report.again_seconds
+
+        # 2. Read the inputs, decide, and make all writes but that of the status.
         observed = self._find(resource, key)
         try:
             if reconciler.observe is not None:
@@ -80,20 +84,24 @@ class Executor:
                 await self._report(resource, key, refused)
             raise
         self._refusals.forget(resource, key)
-        dropped = self._dropped.list_missing((resource, key))
+        dropped_fields = self._dropped.list_missing((resource, key))
+
+        # 3. If the writes have changed the store, decide once more for the status.
         if self._store.revision != revision:
-            earlier, snapshot = plan, Snapshot(self._store, self._now(), snapshot.inputs)
+            executed, snapshot = plan, Snapshot(self._store, self._now(), snapshot.inputs)
             # The objects just written are not at work yet, so this decision ends nothing in this process.
             plan = reconciler.decide(snapshot, key)
-            if others_wrote or _has_more_writes(plan, earlier):
+            if others_wrote or _has_more_writes(plan, executed):
                 plan = msgspec.structs.replace(plan, again_seconds=0.0)
-        elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or dropped):
+        elif reconciler.decided is not None and not (plan.create or plan.patch or plan.delete or dropped_fields):
             reconciler.decided(snapshot, key, plan)
-        if dropped and observed is not None:
-            plan = await self._dropped.add_condition(plan, dropped, observed, (resource, key))
+
+        # 4. Write the status, the Events and the labels.
+        if dropped_fields and observed is not None:
+            plan = await self._dropped.add_condition(plan, dropped_fields, observed, (resource, key))
         await self._report(resource, key, plan)
-        again = await self._write_labels(resource, key, plan.labels) if plan.labels is not None else None
-        return min((seconds for seconds in (plan.again_seconds, again) if seconds is not None), default=None)
+        labels_seconds = await self._write_labels(resource, key, plan.labels) if plan.labels is not None else None
+        return min((seconds for seconds in (plan.again_seconds, labels_seconds) if seconds is not None), default=None)
 
     def _find(self, resource: Resource, key: ObjectKey) -> Obj | None:
         return self._store.get(resource, key.name, key.namespace or None)
@@ -110,7 +118,10 @@ class Executor:
             await self._recorder.event(observed, event.type, event.reason, event.note, event.action)
 
     async def _write_labels(self, resource: Resource, key: ObjectKey, labels: Mapping[str, str]) -> float | None:
-        """Write the discovery labels; return the seconds until the next try, 0 after another change, or None."""
+        """Write the discovery labels, and return the seconds until the object is due again.
+
+        0.0: somebody else has changed the object meanwhile. None: nothing is left to do, or nothing can be done.
+        """
         observed = self._find(resource, key)
         desired = desired_labels(resource, labels, observed) if observed is not None else None
         if desired is None:
@@ -124,7 +135,8 @@ class Executor:
                 log.warning("labels_refused", object=f"{resource.kind} {key}", error=str(error))
                 return None if isinstance(error, Forbidden) else LABEL_SECONDS
             self._store.put(resource, answer)
-            return None if write.watched_versions <= {answer["metadata"]["resourceVersion"]} else 0.0
+            others_wrote = not write.watched_versions <= {answer["metadata"]["resourceVersion"]}
+            return 0.0 if others_wrote else None
 
     async def _write_status(self, resource: Resource, key: ObjectKey, observed: Obj, status: Obj) -> None:
         """Write a status, whose conditions keep their times where they have not changed, and store the answer."""

@@ -80,29 +80,38 @@ class Feed:
         on_complete: Callable[[str | None], None],
         on_restart: Callable[[], None],
     ) -> None:
-        """Follow for ever; `on_complete` gets the namespace once the store has all of its objects."""
+        """Follow for ever.
+
+        Args:
+            credentials: makes those of kopf, in its thread.
+            on_complete: gets the namespace, None for the whole cluster, once the store has all objects of the scope.
+            on_restart: called before each start of kopf but the first.
+        """
         client, store, namespace = self._client, self._store, self.namespace
         if namespace is not None:
             await self._wait_until_readable(namespace)
-        written = asyncio.Event()
-        reported = {selection: asyncio.Event() for selection in self._reported}
+        kopf_synced = asyncio.Event()
+        watches_synced = {selection: asyncio.Event() for selection in self._reported}
         async with asyncio.TaskGroup() as tasks:
             kopf = follow(
-                client, store, WRITTEN_BY_USERS, credentials, written, namespace=namespace, on_restart=on_restart
+                client, store, WRITTEN_BY_USERS, credentials, kopf_synced, namespace=namespace, on_restart=on_restart
             )
             tasks.create_task(kopf)
-            for selection, synced in reported.items():
+            for selection, synced in watches_synced.items():
                 tasks.create_task(reflect(client, store, selection._replace(namespace=namespace), synced))
             if namespace is None:
                 for resource in (ROLES, ROLE_BINDINGS):
                     tasks.create_task(reflect(client, store, Selection(resource, HOSTS_NAMESPACE, OURS)))
-            for event in (written, *reported.values()):
-                await event.wait()
+            for synced in (kopf_synced, *watches_synced.values()):
+                await synced.wait()
             on_complete(namespace)
             self.settled.set()
 
     async def _wait_until_readable(self, namespace: str) -> None:
-        """List everything into the store, again after a pause until that succeeds; a refusal counts as settled."""
+        """List everything into the store, and retry after a pause until that succeeds.
+
+        A refusal sets `settled`, so that the start of the controller does not wait for this namespace.
+        """
         while True:
             pause_seconds = RETRY_SECONDS
             try:

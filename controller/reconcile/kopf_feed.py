@@ -127,7 +127,8 @@ async def _keep_swept(
         await asyncio.sleep(SETTLING_SECONDS)
         relisted.clear()
         try:
-            for resource, _, label_selector, *_ in watched:
+            for selection in watched:
+                resource, label_selector = selection.resource, selection.label_selector
                 if ghosts := await store.sweep(client, resource, namespace=namespace, label_selector=label_selector):
                     log.info("store_swept", resource=str(resource), ghosts=ghosts)
         except (ApiError, Unreachable) as error:
@@ -202,7 +203,7 @@ async def _operate(
     stop: asyncio.Event,
     namespace: str | None,
 ) -> None:
-    """Run kopf until one of its tasks ends, or `stop` is set; raises the error of the task."""
+    """Run kopf until one of its tasks ends, or `stop` is set; then end all tasks, and raise the error of the first."""
     # kopf would log every event that it handles, and that it gets no signals in a thread, which is intended.
     logging.getLogger("kopf").setLevel(logging.ERROR)
     registry, logins = kopf.OperatorRegistry(), _Logins(credentials, stop)
@@ -258,10 +259,10 @@ class _Logins:
         If there are no newer credentials, `stop` is set instead and this never returns: kopf is started again later.
         """
         credentials = self._credentials
-        is_new = not self.sessions
+        may_log_in = not self.sessions  # the first time, with the credentials as they are
         with contextlib.suppress(CredentialsError):  # our own lists report it
-            is_new = is_new or await credentials.refresh(self._authorization)
-        if not is_new:
+            may_log_in = may_log_in or await credentials.refresh(self._authorization)
+        if not may_log_in:
             # kopf would send the same at once, again and again: it is started again after a pause instead. An error
             # would be reported by several of its tasks, each with a traceback; the credentials have said it already.
             self._stop.set()
@@ -297,7 +298,8 @@ def _build_settings(watched: Iterable[Selection]) -> kopf.OperatorSettings:
     settings.networking.connect_timeout = 2
     settings.networking.error_backoffs = RETRY_SECONDS
     settings.persistence.diffbase_storage = _NoDiffs()
-    for resource, _, label_selector, *_ in watched:
+    for selection in watched:
+        resource, label_selector = selection.resource, selection.label_selector
         if label_selector:
             settings.watching.label_selectors[resource.group, resource.version, resource.plural] = label_selector
     return settings

@@ -18,11 +18,15 @@ LABEL_MANAGER: Final = "pomona-discovery"
 def desired_labels(resource: Resource, labels: Mapping[str, str], observed: Obj) -> Obj | None:
     """Return what to apply as `LABEL_MANAGER`, without labels that others own; None if that would change nothing."""
     owned = owned_fields(observed, LABEL_MANAGER)
-    ours: Mapping[str, Any] = (owned or {}).get("f:metadata", {}).get("f:labels", {})
+    our_labels: Mapping[str, Any] = (owned or {}).get("f:metadata", {}).get("f:labels", {})
     present = observed["metadata"].get("labels") or {}
-    writable = {name: value for name, value in sorted(labels.items()) if name not in present or f"f:{name}" in ours}
-    metadata = {key: observed["metadata"][key] for key in ("name", "namespace", "uid") if key in observed["metadata"]}
-    desired: Obj = {"metadata": metadata | ({"labels": writable} if writable else {})}
-    if not (writable or owned) or is_applied(resource, desired, observed, LABEL_MANAGER):
+    writable = {
+        name: value for name, value in sorted(labels.items()) if name not in present or f"f:{name}" in our_labels
+    }
+    if not writable and not owned:
         return None
-    return desired
+    metadata = {key: observed["metadata"][key] for key in ("name", "namespace", "uid") if key in observed["metadata"]}
+    if writable:
+        metadata["labels"] = writable
+    desired: Obj = {"metadata": metadata}
+    return None if is_applied(resource, desired, observed, LABEL_MANAGER) else desired

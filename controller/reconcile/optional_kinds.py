@@ -97,7 +97,10 @@ class OptionalKind:
                 differences = differences + 1 if await self._find_namespaces(client) != namespaces else 0
 
     async def _find_namespaces(self, client: Client) -> list[str | None]:
-        """Return the namespaces in which the kind can be read; None stands for all. Raises as `Client`."""
+        """Return the namespaces in which the kind can be read; None stands for all. Raises as `Client`.
+
+        Empty: the API server does not have the kind, or refuses it in each namespace; the first refusal is logged.
+        """
         readable: list[str | None] = []
         for namespace in self._namespaces:
             try:

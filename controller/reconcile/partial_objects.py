@@ -15,12 +15,7 @@ import msgspec
 
 from controller.reconcile.labels import LABEL_MANAGER
 from controller.reconcile.plan import FIELD_MANAGER
-from controller.reconcile.stamp import (
-    ANNOTATION_INPUTS,
-    ANNOTATION_SERVED,
-    ANNOTATION_STAMP,
-    ANNOTATION_UPDATE,
-)
+from controller.reconcile.stamp import ANNOTATION_INPUTS, ANNOTATION_SERVED, ANNOTATION_STAMP, ANNOTATION_UPDATE
 from crds.meta import DELETION_COST, DEVICE_NEED, ENQUEUED_AT, NOMINATED, POD_TEMPLATE
 from kube.client import Obj
 from kube.resources import (
@@ -123,7 +118,7 @@ class _SharedEntries:
         self._shared: dict[bytes, Obj] = {}
 
     def reduce(self, part: Callable[[Obj], Obj], obj: Obj) -> Obj:
-        """Return the part of an object that is kept; strings and entries that other objects have too are shared."""
+        """Return `part(obj)`, the part to keep; strings and entries that other objects have too are shared."""
         reduced = part(obj)
         metadata = reduced["metadata"]
         entries = [self._share(entry) for entry in metadata.get("managedFields", ())]
@@ -134,8 +129,8 @@ class _SharedEntries:
         return kept
 
     def _share(self, entry: Obj) -> Obj:
-        """Return an entry without its time, one object in memory for all equal ones; one without a manager as it is."""
-        if "manager" not in entry:
+        """Return an entry without its time, as the one object in memory for all equal ones."""
+        if "manager" not in entry:  # of a MetalProcess: the time of its last report, which is read
             return entry
         timeless = {name: value for name, value in entry.items() if name != "time"}
         if len(self._shared) > _MOST_SHARED:
@@ -156,7 +151,9 @@ def _intern(value: Any) -> Any:
         return sys.intern(value) if len(value) <= _LONGEST_SHARED else value
     if type(value) is dict:
         return {sys.intern(name): _intern(child) for name, child in value.items()}
-    return [_intern(child) for child in value] if type(value) is list else value
+    if type(value) is list:
+        return [_intern(child) for child in value]
+    return value
 
 
 def _keep(value: Any, fields: Fields | None) -> Any:
@@ -199,8 +196,9 @@ def _reduce_pod(obj: Obj) -> Obj:
     """Return a pod with the fields that decisions read."""
     kept: Obj = {"spec": {}, "status": {}, **_keep(_drop_managed_fields(obj), _POD)}
     spec, status = kept["spec"] or {}, kept["status"] or {}
-    if spec.get("nodeName"):
+    if spec.get("nodeName"):  # the fields that select a node are not read any more
         spec = {name: value for name, value in spec.items() if name not in _SELECTS_NODE}
+
     # A sidecar is an init container that runs on: a pod with one that has ended does not serve.
     containers = [*(status.pop("initContainerStatuses", None) or ()), *(status.get("containerStatuses") or ())]
     conditions = [condition for condition in status.get("conditions") or () if condition["type"] in _POD_CONDITIONS]
@@ -217,33 +215,38 @@ def _keep_annotations(metadata: Obj, names: Fields) -> Obj:
 
 
 def _reduce_deployment(obj: Obj) -> Obj:
-    """Return a Deployment with the fields that decisions read."""
+    """Return a new object: the Deployment with the fields that decisions read."""
     kept: Obj = _keep(_keep_our_managed_fields(obj), _DEPLOYMENT)
+
+    # Metadata. In managedFields, only entries about the spec are equal in all Deployments, and can be shared.
     kept["metadata"] = metadata = _keep_annotations(kept["metadata"], _DEPLOYMENT_ANNOTATIONS)
-    # The fields of the metadata name the owner, so they would differ in each object.
     metadata["managedFields"] = [
         {**entry, "fieldsV1": _keep(entry.get("fieldsV1", {}), _only("f:spec"))} for entry in metadata["managedFields"]
     ]
+
+    # Status. Until a pod is ready, no decision depends on the numbers of replicas.
     status = kept.get("status") or {}
     conditions = [condition for condition in status.get("conditions") or () if condition["type"] == "ReplicaFailure"]
-    # Until a pod is ready, nothing follows from the numbers.
-    kept["status"] = {**(status if status.get("readyReplicas") else {}), "conditions": conditions}
-    pod = kept["spec"]["template"]["spec"]
-    for container in (*(pod.get("initContainers") or ()), *(pod.get("containers") or ())):
+    kept_status = status if status.get("readyReplicas") else {}
+    kept["status"] = {**kept_status, "conditions": conditions}
+
+    # Arguments of the containers: of all of them, only the drain option and its value.
+    pod_spec = kept["spec"]["template"]["spec"]
+    for container in (*(pod_spec.get("initContainers") or ()), *(pod_spec.get("containers") or ())):
         arguments: list[str] = container.pop("args", None) or []
         if DRAIN_OPTION in arguments:
-            place = arguments.index(DRAIN_OPTION)
-            container["args"] = arguments[place : place + 2]
+            option_index = arguments.index(DRAIN_OPTION)
+            container["args"] = arguments[option_index : option_index + 2]
     return kept
 
 
 def _keep_applied_spec(obj: Obj) -> Obj:
     """Return an object with the fields of its spec that we applied, and without its status."""
     kept = _keep_our_managed_fields(obj)
-    owned = {
+    applied_names = {
         name for entry in kept["metadata"]["managedFields"] for name in entry.get("fieldsV1", {}).get("f:spec", {})
     }
-    spec = {name: value for name, value in obj.get("spec", {}).items() if f"f:{name}" in owned}
+    spec = {name: value for name, value in obj.get("spec", {}).items() if f"f:{name}" in applied_names}
     return {**{name: value for name, value in kept.items() if name != "status"}, "spec": spec}
 
 

@@ -90,7 +90,10 @@ class Snapshot(msgspec.Struct, frozen=True):
     def read(self, resource: Resource, key: ObjectKey, struct: type[T]) -> T | None:
         """Return the object as `struct`, or None if it does not exist or cannot be decoded."""
         stored = self.get(resource, key)
-        return None if stored is None else next(iter(decode_stored(self.store, resource, [stored], struct)), None)
+        if stored is None:
+            return None
+        decoded = decode_stored(self.store, resource, [stored], struct)
+        return decoded[0] if decoded else None
 
     def children(self, resource: Resource, namespace: str, owner_uid: str) -> Sequence[Obj]:
         """Return the objects of a namespace whose controlling owner has this uid."""
@@ -157,7 +160,10 @@ def decode_stored(store: Store, resource: Resource, objects: Iterable[Obj], stru
 
 
 def _decode(obj: Obj, struct: type[T]) -> T | None:
-    """Return the object as a struct, else with an empty status, else None; each failure is logged."""
+    """Return the object as a struct, with an empty status if its status cannot be decoded.
+
+    None: the rest cannot be decoded, either. Each failure is logged.
+    """
     for variant in (obj, {**obj, "status": {}}):
         try:
             return msgspec.convert(variant, struct)

@@ -78,6 +78,7 @@ class PlanWriter:
         must_apply_again = self._dropped.must_apply_again(writer)
 
         def record_answer(write: Write, answer: Obj, sent: Obj | None = None) -> None:
+            """Keep an answer, the fields of `sent` that it lacks, and whether the watch saw a version of others."""
             nonlocal others_wrote
             if sent is not None:
                 self._dropped.note(write.writer, write.resource, sent, answer)
@@ -199,17 +200,15 @@ def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     if ours is None or (theirs is not None and theirs["uid"] == ours["uid"]):
         return
     metadata = wanted["metadata"]
-    what = f"{resource.kind} {'/'.join(filter(None, (metadata.get('namespace'), metadata['name'])))}"
-    if theirs is not None and (theirs["kind"], theirs["name"]) == (ours["kind"], ours["name"]):
-        if ours["kind"] == METAL_HOSTS.kind:
-            return
-        is_claim_in_deletion = resource == PVCS and "deletionTimestamp" in existing["metadata"]
-        wait = (
-            "until no pod mounts it: suspend the InferenceServices of the Model"
-            if is_claim_in_deletion
-            else "until it is deleted"
-        )
-        error = NotOurs if is_claim_in_deletion else NotDeletedYet
-        raise error(f"{what} of a former {ours['kind']} {ours['name']} still exists: waiting {wait}")
-    owner = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "was not made by Pomona"
-    raise NotOurs(f"{what} exists and {owner}: delete it, or choose another name for {ours['kind']} {ours['name']}")
+    object_name = f"{resource.kind} {'/'.join(filter(None, (metadata.get('namespace'), metadata['name'])))}"
+    owner_name = f"{ours['kind']} {ours['name']}"
+    is_of_former_owner = theirs is not None and (theirs["kind"], theirs["name"]) == (ours["kind"], ours["name"])
+    if not is_of_former_owner:
+        made_by = f"belongs to {theirs['kind']} {theirs['name']}" if theirs else "was not made by Pomona"
+        raise NotOurs(f"{object_name} exists and {made_by}: delete it, or choose another name for {owner_name}")
+    if ours["kind"] == METAL_HOSTS.kind:
+        return
+    problem = f"{object_name} of a former {owner_name} still exists: waiting until"
+    if resource == PVCS and "deletionTimestamp" in existing["metadata"]:
+        raise NotOurs(f"{problem} no pod mounts it: suspend the InferenceServices of the Model")
+    raise NotDeletedYet(f"{problem} it is deleted")

@@ -71,24 +71,29 @@ class WriteRefusals:
         if _is_never_reported(error):
             return None
         now, reason, key = self._now(), _refusal_reason(error), object_key(decided)
-        # A user who has edited the object, which may be since this was decided, waits for the answer to this edit.
-        identity = decided["metadata"]["uid"], decided["metadata"]["generation"], reason
-        last = self._refusals.get((resource, key))
-        if last is None or (last.uid, last.generation, last.reason) != identity:
-            last = WriteRefusal(*identity, now, None)
-        self._refusals[resource, key] = last
-        is_lasting = not _is_reported_if_it_lasts(error) or (now - last.since).total_seconds() >= FAILING_SECONDS
-        refused = report_refusal(plan, reason, _describe_refusal(error), decided["metadata"]["generation"])
-        # What else has changed meanwhile, such as the Model of a service, is no less true for the refusal.
-        conditions = (refused.status or {}).get("conditions", ())
+        uid, generation = decided["metadata"]["uid"], decided["metadata"]["generation"]
+
+        # 1. Find since when this is refused. The time starts anew after an edit, whose user waits for an answer.
+        refusal = self._refusals.get((resource, key))
+        if refusal is None or (refusal.uid, refusal.generation, refusal.reason) != (uid, generation, reason):
+            refusal = WriteRefusal(uid=uid, generation=generation, reason=reason, since=now, reported_at=None)
+        self._refusals[resource, key] = refusal
+        is_lasting = not _is_reported_if_it_lasts(error) or (now - refusal.since).total_seconds() >= FAILING_SECONDS
+
+        # 2. Compare the report with the last one. Other conditions that have changed are reported with the refusal.
+        report = report_refusal(plan, reason, _describe_refusal(error), generation)
+        conditions = (report.status or {}).get("conditions", ())
         reported = frozenset((condition["type"], condition["status"], condition["reason"]) for condition in conditions)
-        may_report_again = last.reported_at is None or (now - last.reported_at).total_seconds() >= REPORT_SECONDS
-        if not is_lasting or not (may_report_again or reported != last.reported):
+        may_report_again = refusal.reported_at is None or (now - refusal.reported_at).total_seconds() >= REPORT_SECONDS
+        is_due = is_lasting and (may_report_again or reported != refusal.reported)
+        if not is_due:
             return None
-        if last.reported_at is not None:
-            refused = msgspec.structs.replace(refused, events=())
-        self._refusals[resource, key] = last._replace(reported_at=now, reported=reported)
-        return refused
+
+        # 3. Remember the report; the Event is sent with the first one only.
+        if refusal.reported_at is not None:
+            report = msgspec.structs.replace(report, events=())
+        self._refusals[resource, key] = refusal._replace(reported_at=now, reported=reported)
+        return report
 
 
 def _is_never_reported(error: ApiError | NotOurs) -> bool:
@@ -166,14 +171,17 @@ class DroppedFields:
         ]
 
     def list_missing(self, writer: Reconciled) -> list[str]:
-        """Return the fields that the API server has not kept, of existing objects for `writer`; forget the rest."""
+        """Return the fields that the API server has dropped from existing objects that were written for `writer`.
+
+        Objects that are gone are forgotten; if no dropped field is left, so is the API server's last answer.
+        """
         dropped = self._dropped.pop(writer, {})
-        existing = {what: lost for what, lost in dropped.items() if lost and self._find(what) is not None}
+        existing = {child: paths for child, paths in dropped.items() if paths and self._find(child) is not None}
         if existing:
             self._dropped[writer] = existing
         else:
             self._answers.pop(writer, None)
-        return [path for lost in existing.values() for path in lost]
+        return [path for paths in existing.values() for path in paths]
 
     def must_apply_again(self, writer: Reconciled) -> bool:
         """Return whether all objects of `writer` are to be applied again, as the API server may keep the fields by now.
@@ -183,15 +191,18 @@ class DroppedFields:
         current, answer = self._find(writer), self._answers.get(writer)
         if current is None or not _lacks_fields(current):
             return False
-        if answer is not None and (self._now() - answer[0]).total_seconds() < DOUBT_SECONDS:
-            return False
+        if answer is not None:
+            answered_at, _version = answer
+            if (self._now() - answered_at).total_seconds() < DOUBT_SECONDS:
+                return False
         self._answers.pop(writer, None)
         return True
 
     async def add_condition(self, plan: Plan, dropped: Sequence[str], decided: Obj, writer: Reconciled) -> Plan:
-        """Return the plan with a condition about the `dropped` fields, an Event if it is new, and a time of recheck.
+        """Return the plan with a condition about the `dropped` fields, due again when the API server is to be asked.
 
-        The version of the API server is read for the message, once for each recheck.
+        An Event is added if the object does not have the condition yet. The version of the API server is read for the
+        message, once for each recheck.
         """
         if writer not in self._answers:
             try:

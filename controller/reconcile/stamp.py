@@ -37,7 +37,7 @@ def stamp(desired: Obj) -> Obj:
 
 
 def is_desired(desired: Obj, observed: Obj) -> bool:
-    """Return whether `observed` is what applying `desired`, which may be stamped, has made."""
+    """Return whether `observed` is what applying `desired` has made; `desired` may have its stamp already."""
     stamped = _read_stamp(desired) or _digest(desired["spec"])
     if _read_stamp(observed) != stamped:
         return False
@@ -50,7 +50,7 @@ def is_desired(desired: Obj, observed: Obj) -> bool:
 def _is_owned(digest: str, spec: Mapping[str, Any], owned: FieldSet) -> bool:
     """Return whether all fields of a spec with this digest are owned; a positive result is remembered."""
     key = id(owned), digest
-    if _OWNED.get(key) is owned:
+    if _OWNED.get(key) is owned:  # the same object, and no later one that got its id
         return True
     if not covers_owned(owned, {name: value for name, value in spec.items() if name != "replicas"}):
         return False
@@ -65,7 +65,8 @@ def needs_apply(resource: Resource, desired: Obj, observed: Obj) -> bool:
     if _read_stamp(desired) is None:
         return not is_applied(resource, desired, observed, FIELD_MANAGER)
     annotations = observed["metadata"].get("annotations") or {}
-    return not desired["metadata"]["annotations"].items() <= annotations.items() or not is_desired(desired, observed)
+    has_annotations = desired["metadata"]["annotations"].items() <= annotations.items()
+    return not has_annotations or not is_desired(desired, observed)
 
 
 def _digest(spec: Mapping[str, Any]) -> str:

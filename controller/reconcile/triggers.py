@@ -128,8 +128,8 @@ def queue_seconds(pod: Obj, now: datetime) -> float | None:
     if not _may_lack_room(pod):
         return None
     since = datetime.fromisoformat(pod["metadata"]["creationTimestamp"])
-    left = (since + _PASSED_OVER - now).total_seconds()
-    return left if left > 0 else None
+    seconds_left = (since + _PASSED_OVER - now).total_seconds()
+    return seconds_left if seconds_left > 0 else None
 
 
 def _may_lack_room(pod: Obj) -> bool:
