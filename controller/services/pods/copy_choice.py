@@ -6,7 +6,7 @@ another copy, and its refused pod stays meanwhile: it is the memory by which no 
 starts if its node gets room first. When all replicas have a node, such pods go.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -33,40 +33,41 @@ def choose_copies(replicas: int, copies: Mapping[str, CopyPods], coming: int = 0
         copies: the pods beside each usable copy, by name.
         coming: copies that are being made and will take their share, so that these replicas wait for them.
     """
-    names = sorted(copies)
-    pods = [copies[name] for name in names]
-    placed = [min(pod.placed, pod.replicas) for pod in pods]
-    refused = [
-        min(copy_pods.refused, copy_pods.replicas - there) for copy_pods, there in zip(pods, placed, strict=True)
-    ]
-    # Of what runs, as much is kept as is wanted: ready pods first.
-    kept = _spread(
-        replicas, [0] * len(pods), [min(copy_pods.ready, there) for copy_pods, there in zip(pods, placed, strict=True)]
-    )
+    pods = {name: copies[name] for name in sorted(copies)}
+    placed = {name: min(copy.placed, copy.replicas) for name, copy in pods.items()}
+    refused = {name: min(copy.refused, copy.replicas - placed[name]) for name, copy in pods.items()}
+
+    # 1. Keep as many of the placed pods as are wanted, ready ones first.
+    ready = {name: min(copy.ready, placed[name]) for name, copy in pods.items()}
+    kept = _spread(replicas, dict.fromkeys(pods, 0), ready)
     kept = _spread(replicas, kept, placed)
-    missing = replicas - sum(kept)
-    # The scheduler has decided about placed and refused pods, and not yet about the rest that Deployments ask for.
-    settled = [there + tries for there, tries in zip(placed, refused, strict=True)]
-    undecided = [copy_pods.replicas - decided for copy_pods, decided in zip(pods, settled, strict=True)]
-    counted = _spread(replicas, kept, [there + more for there, more in zip(kept, undecided, strict=True)])
-    # The replicas still missing go to the least loaded copies: not to one that refused, and some to copies to come.
-    limits = [count if copy_pods.refused else replicas for copy_pods, count in zip(pods, counted, strict=True)]
-    given = _spread(replicas, [*counted, *[0] * coming], [*limits, *[replicas] * coming])[: len(pods)]
-    # Refused pods stay while replicas are missing. Beside undecided ones all stay: scaling down might end one of those.
-    kept_refused = [
-        tries if count > there else min(tries, missing)
-        for tries, count, there in zip(refused, counted, kept, strict=True)
-    ]
-    chosen = {name: count + tries for name, count, tries in zip(names, given, kept_refused, strict=True)}
-    return {name: count for name, count in chosen.items() if count}
+    missing = replicas - sum(kept.values())
+
+    # 2. Add the pods that Deployments ask for and about which the scheduler has not decided yet.
+    undecided = {name: copy.replicas - placed[name] - refused[name] for name, copy in pods.items()}
+    counted = _spread(replicas, kept, {name: kept[name] + undecided[name] for name in pods})
+
+    # 3. Give the replicas still missing to the least loaded copies: none to one that refused, some to copies to come.
+    limits = {name: counted[name] if copy.refused else replicas for name, copy in pods.items()}
+    coming_names = [f"coming/{number}" for number in range(coming)]
+    given = _spread(replicas, counted | dict.fromkeys(coming_names, 0), limits | dict.fromkeys(coming_names, replicas))
+
+    # 4. Add refused pods while replicas are missing. Beside undecided pods all refused ones stay, because scaling down
+    # might end one of the undecided.
+    chosen = {}
+    for name in pods:
+        has_undecided = counted[name] > kept[name]
+        chosen[name] = given[name] + (refused[name] if has_undecided else min(refused[name], missing))
+    return {name: number for name, number in chosen.items() if number}
 
 
-def _spread(total: int, loads: Sequence[int], limits: Sequence[int]) -> list[int]:
+def _spread(total: int, loads: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, int]:
     """Return loads that are filled up to `total` together, the least loaded first and none above its limit."""
-    filled = list(loads)
-    for _ in range(total - sum(loads)):
-        free = [place for place, limit in enumerate(limits) if filled[place] < limit]
-        if not free:
+    filled = dict(loads)
+    for _ in range(total - sum(loads.values())):
+        names_with_room = [name for name, load in filled.items() if load < limits[name]]
+        if not names_with_room:
             break
-        filled[min(free, key=filled.__getitem__)] += 1
+        least_loaded = min(names_with_room, key=filled.__getitem__)
+        filled[least_loaded] += 1
     return filled

@@ -56,15 +56,17 @@ def plan_copies(
         deployment = deployment_of.get(name_deployment(service.metadata.name, mounted_weights(model, copy), label))
         return deployment.count_pods(copy.node, pods.leaving) if deployment is not None else CopyPods()
 
+    # 1. The copies of the wanted weights. Until there is one, earlier weights serve: those that serve now, of one path.
     path = _wanted_path(model)
     usable = {copy.name: copy for copy in model.status.copies if copy.path == path}
     if not usable and model.status.copies:
-        # Earlier weights serve until there is a copy of the wanted ones: those that serve now, and never two kinds.
-        counts: dict[str, int] = {}
+        replicas_of: dict[str, int] = {}
         for copy in model.status.copies:
-            counts[copy.path] = counts.get(copy.path, 0) + count_pods(copy).replicas
-        earlier = max(counts, key=lambda candidate: (counts[candidate], candidate))
-        usable = {copy.name: copy for copy in model.status.copies if copy.path == earlier}
+            replicas_of[copy.path] = replicas_of.get(copy.path, 0) + count_pods(copy).replicas
+        serving_path = max(sorted(replicas_of, reverse=True), key=replicas_of.__getitem__)
+        usable = {copy.name: copy for copy in model.status.copies if copy.path == serving_path}
+
+    # 2. The replicas beside each of them.
     expected = _count_expected(snapshot, model, path)
     chosen = choose_copies(wanted, {name: count_pods(copy) for name, copy in usable.items()}, expected)
     problem = None
@@ -72,7 +74,8 @@ def plan_copies(
         message = f"waiting for a copy of Model {model.metadata.name} on another node"
         problem = ServiceProblem("Downloading", message, "Downloading")
     surplus = min(pods.refused, max(0, pods.total - wanted))
-    return CopyPlan([(usable[name], count) for name, count in chosen.items()], surplus, problem)
+    replicas = [(usable[name], number) for name, number in chosen.items()]
+    return CopyPlan(replicas=replicas, surplus=surplus, problem=problem)
 
 
 def _wanted_path(model: Model) -> str:
@@ -98,6 +101,7 @@ def _count_expected(snapshot: Snapshot, model: Model, path: str) -> int:
         pods = snapshot.children(PODS, namespace, job["metadata"]["uid"])
         outcome = jobs.read_outcome(job, pods, snapshot.now)
         has_failed = outcome.state in {"Failed", "Broken"} or any(map(is_refused, pods))
-        (failed_claims if has_failed else running_claims).update(mounted_claims(job["spec"]["template"]["spec"]))
+        claims_of_outcome = failed_claims if has_failed else running_claims
+        claims_of_outcome.update(mounted_claims(job["spec"]["template"]["spec"]))
     # A copy whose Jobs have all failed may succeed later, but replicas do not wait for it.
     return len(expected - (failed_claims - running_claims))

@@ -16,11 +16,7 @@ from controller.services.pods.devices import request_devices
 from controller.services.pods.one_node import has_one_node, label_claims
 from controller.services.pods.pod_options import find_option_problem
 from controller.services.pods.pod_proxy import PORT_NAME
-from controller.services.pods.pod_template import (
-    EngineChoice,
-    MountedWeights,
-    build_pod,
-)
+from controller.services.pods.pod_template import EngineChoice, MountedWeights, build_pod
 from controller.services.pods.queue_gate import is_queued, name_local_queue, set_gate
 from controller.services.preconditions import CheckedService, ServiceProblem
 from crds.cache import NodeCopy
@@ -49,7 +45,10 @@ _DIGITS: Final = 8
 def choose_engine(
     service: InferenceService, accelerator: Accelerator | None, checked: CheckedService, settings: PodSettings
 ) -> EngineChoice | None:
-    """Return the engine of a service in pods, or None if it runs on hosts or a precondition is not met."""
+    """Return the engine of a service in pods.
+
+    None: it runs on hosts, a precondition is not met, or its memory is neither stated nor known.
+    """
     vendor = settings.vendors.get(accelerator or "")
     if checked.served is None or accelerator is None or vendor is None or not vendor.in_pods:
         return None
@@ -62,10 +61,10 @@ def choose_engine(
     header = checked.served.model.status.gguf
     unfit = list_unfit_families(header.quantization if header else "", runtime, accelerator)
     return EngineChoice(
-        runtime,
-        accelerator,
-        vendor,
-        memory,
+        runtime=runtime,
+        accelerator=accelerator,
+        vendor=vendor,
+        memory=memory,
         cache_bytes=needed.cache_bytes,
         container=service.spec.container,
         is_estimate=is_estimate,
@@ -97,15 +96,19 @@ def find_pod_problem(
 
 
 def mounted_weights(model: Model, copy: NodeCopy | None = None) -> MountedWeights:
-    """Return the weights of a Model as pods mount them, or one of its copies."""
+    """Return the weights of a Model as pods mount them: those of a copy if one is given, else of its one volume."""
     if copy is not None:
-        return MountedWeights(copy.name, copy.path, model.status.size_bytes, node=copy.node)
+        return MountedWeights(claim=copy.name, path=copy.path, size_bytes=model.status.size_bytes, node=copy.node)
     if format_of(model) == "ollama":
-        # Serving takes at least the memory that the weights take on disk.
-        return MountedWeights(None, model.spec.source, model.spec.stated_bytes)
-    image = model.status.cached.image if model.status.cached is not None else ""
-    size_bytes = model.status.size_bytes
-    return MountedWeights(cached_claim(model), cache_path(model), size_bytes, image, has_one_node=has_one_node(model))
+        # Ollama pulls them from the source by itself. Their size is unknown, and at most the memory that is stated.
+        return MountedWeights(claim=None, path=model.spec.source, size_bytes=model.spec.stated_bytes)
+    return MountedWeights(
+        claim=cached_claim(model),
+        path=cache_path(model),
+        size_bytes=model.status.size_bytes,
+        image=model.status.cached.image if model.status.cached is not None else "",
+        has_one_node=has_one_node(model),
+    )
 
 
 def build_network_service(service: InferenceService) -> tuple[Resource, Obj]:
@@ -142,23 +145,23 @@ def build_deployment(
         label: the accelerator, if the service may use several: then its selector has it.
     """
     owner, count = service.metadata, wanted_replicas(service) if replicas is None else replicas
+
+    # 1. The labels by which this Deployment differs from others of the service, and the other labels of its pods.
     own_labels = {LABEL_COPY: weights.claim} if weights.claim and weights.node else {}
     own_labels |= {LABEL_ACCELERATOR: label} if label else {}
     selector = {LABEL_SERVICE: owner.name, **own_labels}
-    mounted = (weights, *(companion for _companion, companion in companions))
+    all_weights = (weights, *(of_companion for _companion, of_companion in companions))
+    claims = label_claims(
+        {mounted.claim: mounted.mark for mounted in all_weights if mounted.claim and mounted.has_one_node}
+    )
     queue = name_local_queue(service)
     # Kueue's webhook looks at the Deployment, and its manager at the pods.
     kueue = {KUEUE_QUEUE_NAME: queue} if queue else {}
-    devices = request_devices(service, choice.vendor)
-    claims = label_claims(
-        {
-            mounted_weights.claim: mounted_weights.mark
-            for mounted_weights in mounted
-            if mounted_weights.claim and mounted_weights.has_one_node
-        }
-    )
-    annotations = {DEFAULT_CONTAINER: choice.pod.container, **_note_rotation(service)}
     labels = {**selector, LABEL_MANAGED_BY: MANAGED_BY, **claims, **kueue}
+
+    # 2. The spec, with the claim of devices and the gate of the queue where they are needed.
+    devices = request_devices(service, choice.vendor)
+    annotations = {DEFAULT_CONTAINER: choice.pod.container, **_note_rotation(service)}
     spec: Obj = {
         "replicas": count,
         "selector": {"matchLabels": selector},

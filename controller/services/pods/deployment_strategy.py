@@ -42,12 +42,12 @@ _TEMPLATE: Final = "pod-template-hash"
 """Label by which a Deployment tells the pods of its templates apart."""
 
 
-def _build_rolling_update(surge: int, unavailable: int) -> Obj:
+def _build_rolling_update(*, surge: int, unavailable: int) -> Obj:
     # Stated in full: a change to Recreate must remove these fields, or it is refused.
     return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}
 
 
-SURGE: Final = _build_rolling_update(1, 0)
+SURGE: Final = _build_rolling_update(surge=1, unavailable=0)
 KUEUE_SECONDS: Final = 20.0
 """Time for which a new pod waits for Kueue before earlier ones make way: each pod waits for a moment."""
 RECREATE: Final[Obj] = {"type": "Recreate"}
@@ -70,7 +70,7 @@ def choose_first_strategy(node: str, replicas: int) -> Obj:
     """
     if not node:
         return SURGE
-    return RECREATE if replicas == 1 else _build_rolling_update(0, 1)
+    return RECREATE if replicas == 1 else _build_rolling_update(surge=0, unavailable=1)
 
 
 def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: int, store: Store) -> Replacement:
@@ -82,36 +82,41 @@ def continue_rollout(observed: ObservedDeployment, pods: ServicePods, replicas: 
         replicas: pods that it should have.
         store: has the nodes.
     """
-    present: Obj = observed.obj["spec"].get("strategy") or {}
-    placed = observed.list_placed()
+    rolling: Obj = (observed.obj["spec"].get("strategy") or {}).get("rollingUpdate") or {}
+    placed, is_queued = observed.list_placed(), has_gate(observed.obj)
     # Replicas that never had room are unavailable already: without them, one earlier pod less must be allowed.
     most = 1 + max(0, replicas - len(placed) - pods.ending)
-    rolling: Obj = present.get("rollingUpdate") or {}
-    is_queued = has_gate(observed.obj)
+
+    # 1. If earlier pods make way already, they go on doing so.
     if rolling.get("maxSurge") == 0 and not is_queued:
-        return Replacement(
-            _build_rolling_update(0, _limit_unavailable(rolling.get("maxUnavailable"), observed, replicas, most))
-        )
-    # Until the Deployment's controller has seen the change, refusals are those of an earlier one.
+        unavailable = _limit_unavailable(rolling.get("maxUnavailable"), observed, replicas, most)
+        return Replacement(_build_rolling_update(surge=0, unavailable=unavailable))
+
+    # 2. Until the Deployment's controller has seen the change, refusals are those of an earlier one.
     if not _is_seen(observed.obj):
         # Earlier pods that wait, or make way for a nominated one, may still do so.
         return Replacement(_keep_strategy(rolling) if is_queued else SURGE)
-    fitting = [_finds_place(new, earlier, placed, store) for new, earlier in _pair_templates(observed, placed)]
+
+    # 3. For each refusal of a new pod, by the scheduler or a quota: would the pod fit in the place of an earlier one?
+    refusal_fits = [_finds_place(new, earlier, placed, store) for new, earlier in _pair_templates(observed, placed)]
     # The report of a refusal outlives it for a moment: nothing is refused if all pods are there.
     is_missing_a_pod = len(placed) + sum(not node_of(pod) for pod in observed.pods) <= replicas
     if is_missing_a_pod and is_changing(observed.obj) and (exceeded := _read_exceeded_quota(observed.obj)):
         asked = sum_requests(observed.obj["spec"]["template"]["spec"])
         # A pod counts for a quota although no node has room for it.
         counted = [*placed, *filter(waits_for_node, observed.pods)]
-        fitting += [_asks_no_more(asked, sum_requests(earlier["spec"]), exceeded) for earlier in counted]
+        refusal_fits += [_asks_no_more(asked, sum_requests(earlier["spec"]), exceeded) for earlier in counted]
+
+    # 4. Earlier pods make way if a refused pod would fit. A pod that ends makes room: until then no refusal is final.
+    would_fit = any(refusal_fits)
+    lacks_room = bool(refusal_fits) and not would_fit and not pods.leaving
     if is_queued:
-        unavailable = limit_unavailable(observed.pods, replicas - pods.ending, is_refused=any(fitting))
-        strategy = _keep_strategy(rolling) if unavailable is None else _build_rolling_update(1, unavailable)
-        return Replacement(strategy, lacks_room=bool(fitting) and not any(fitting) and not pods.leaving)
-    # A pod that ends makes room: until it has, no refusal is final.
-    if pods.leaving or not any(fitting):
-        return Replacement(SURGE, lacks_room=bool(fitting) and not pods.leaving)
-    return Replacement(_build_rolling_update(0, most))
+        allowed = limit_unavailable(observed.pods, replicas - pods.ending, is_refused=would_fit)
+        strategy = _keep_strategy(rolling) if allowed is None else _build_rolling_update(surge=1, unavailable=allowed)
+        return Replacement(strategy, lacks_room=lacks_room)
+    if would_fit and not pods.leaving:
+        return Replacement(_build_rolling_update(surge=0, unavailable=most))
+    return Replacement(SURGE, lacks_room=lacks_room)
 
 
 def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetime) -> Replacement | None:
@@ -125,17 +130,18 @@ def make_way_for_kueue(observed: ObservedDeployment, replicas: int, now: datetim
     if not waiting:
         return None
     since = min(datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) for pod in waiting)
-    left = KUEUE_SECONDS - (now - since).total_seconds()
-    if left > 0:
-        return Replacement(SURGE, again_seconds=left)
-    return Replacement(_build_rolling_update(0, 1 + max(0, replicas - len(placed))))
+    seconds_left = KUEUE_SECONDS - (now - since).total_seconds()
+    if seconds_left > 0:
+        return Replacement(SURGE, again_seconds=seconds_left)
+    unplaced = max(0, replicas - len(placed))
+    return Replacement(_build_rolling_update(surge=0, unavailable=1 + unplaced))
 
 
 def _keep_strategy(rolling: Obj) -> Obj:
     """Return the present strategy of a Deployment whose pods wait for the queue, unless somebody else wrote it."""
     unavailable = rolling.get("maxUnavailable")
     if rolling.get("maxSurge") == 1 and isinstance(unavailable, int):
-        return _build_rolling_update(1, unavailable)
+        return _build_rolling_update(surge=1, unavailable=unavailable)
     return SURGE
 
 
@@ -177,17 +183,18 @@ def _template_of(pod: Obj) -> str:
 
 def _finds_place(new: Obj, earlier: Sequence[Obj], placed: Sequence[Obj], store: Store) -> bool:
     """Return whether a refused pod fits in the place of one of these earlier pods."""
-    taken: dict[str, Mapping[str, Decimal]] = {}
+    # The resources that all of our pods on a node request, by the name of the node.
+    taken_by_ours: dict[str, Mapping[str, Decimal]] = {}
     for pod in earlier:
         name = node_of(pod)
         node = store.get(NODES, name)
         if node is None or not admits(node, new["spec"]) or not may_follow(new, pod, placed):
             continue
-        if name not in taken:
-            ours = store.by_index(PODS, NODE_INDEX, name)
-            measured = (store.derive(PODS, our, "requests", partial(sum_requests, our["spec"])) for our in ours)
-            taken[name] = add_up(measured)
-        if _fits_on_node(new, pod, node, taken[name]):
+        if name not in taken_by_ours:
+            our_pods = store.by_index(PODS, NODE_INDEX, name)
+            requests = (store.derive(PODS, our, "requests", partial(sum_requests, our["spec"])) for our in our_pods)
+            taken_by_ours[name] = add_up(requests)
+        if _fits_on_node(new, pod, node, taken_by_ours[name]):
             return True
     return False
 
@@ -201,23 +208,30 @@ def _fits_on_node(new: Obj, earlier: Obj, node: Obj, taken: Mapping[str, Decimal
     message = next(
         condition.get("message", "") for condition in new["status"]["conditions"] if condition["type"] == "PodScheduled"
     )
-    match = _NODES.search(message)
+    # 1. The resources that nodes lack, by name, with the number of these nodes; a device's name has a slash.
     lacking = {resource: count for count, resource in _LACKING.findall(message.partition("preemption:")[0])}
-    asked, held = sum_requests(new["spec"]), sum_requests(earlier["spec"])
     if not lacking:
         return _IN_THE_WAY.search(message) is not None
+
+    # 2. On this node there must be enough of each beside our other pods.
+    asked, freed = sum_requests(new["spec"]), sum_requests(earlier["spec"])
     allocatable: Mapping[str, str] = node.get("status", {}).get("allocatable") or {}
     for resource in lacking:
         free = (parse_quantity(allocatable.get(resource, "0")) or 0) - taken.get(resource, 0)
-        has = free + held.get(resource, 0)
-        if asked.get(resource, 0) > has and ("/" in resource or resource in allocatable):
+        available = free + freed.get(resource, 0)
+        if asked.get(resource, 0) > available and ("/" in resource or resource in allocatable):
             return False
+
+    # 3. Of all but devices, it must not ask for more than the earlier pod. If devices are lacking, too, the nodes that
+    # lack something else may be other ones, unless all nodes lack it.
     if not any("/" in resource for resource in lacking):
-        return _asks_no_more(asked, held, set(lacking))
-    # Nodes that lack something else may be others, but not if all lack it.
-    nodes = match["number"] if match is not None else ""
-    everywhere = {resource for resource, count in lacking.items() if "/" not in resource and count == nodes}
-    return _asks_no_more(asked, held, everywhere)
+        return _asks_no_more(asked, freed, set(lacking))
+    match = _NODES.search(message)
+    node_count = match["number"] if match is not None else ""
+    lacking_everywhere = {
+        resource for resource, count in lacking.items() if "/" not in resource and count == node_count
+    }
+    return _asks_no_more(asked, freed, lacking_everywhere)
 
 
 def _asks_no_more(asked: Mapping[str, Decimal], earlier: Mapping[str, Decimal], resources: set[str]) -> bool:
@@ -225,7 +239,7 @@ def _asks_no_more(asked: Mapping[str, Decimal], earlier: Mapping[str, Decimal], 
 
 
 def _read_exceeded_quota(deployment: Obj) -> set[str]:
-    """Return the resources of which a quota has too little left for another pod."""
+    """Return the resources of which a quota has too little left for another pod; empty if no quota refuses one."""
     for condition in deployment.get("status", {}).get("conditions", ()):
         match = _OVER_QUOTA.search(condition.get("message", "")) if condition["type"] == "ReplicaFailure" else None
         if match is not None:

@@ -67,16 +67,16 @@ def find_selector_problem(
             "hardware.deviceSelector is stated, and scheduling.mode is Kueue, for which Pomona makes no claims: "
             "remove one of them"
         )
-    beside = {
+    plugin_fields = {
         "resource": hardware.resource,
         "memory": hardware.memory,
         "products": hardware.products,
         "preferredProducts": hardware.preferred_products,
     }
-    if stated := next((name for name, value in beside.items() if value), None):
+    if stated_field := next((name for name, value in plugin_fields.items() if value), None):
         return (
-            f"hardware.{stated} is about devices of a device plugin, and hardware.deviceSelector claims others: state "
-            "in deviceSelector what the devices must be, and remove the other"
+            f"hardware.{stated_field} is about devices of a device plugin, and hardware.deviceSelector claims others: "
+            "state in deviceSelector what the devices must be, and remove the other"
         )
     if selector.memory is not None and not driver.states_memory:
         return (

@@ -32,7 +32,7 @@ class DeviceRequest(NamedTuple):
     """Devices that are claimed; None: they are requested by the resource."""
 
 
-NO_DEVICES: Final = DeviceRequest(None, 0)
+NO_DEVICES: Final = DeviceRequest(resource=None, number=0)
 
 
 def request_devices(service: InferenceService, vendor: Vendor) -> DeviceRequest:
@@ -43,8 +43,9 @@ def request_devices(service: InferenceService, vendor: Vendor) -> DeviceRequest:
         return NO_DEVICES
     number = hardware.count or service.spec.resources.gpu or 1
     if hardware.device_selector is not None and vendor.driver is not None:
-        return DeviceRequest(None, number, build_need(hardware.device_selector, vendor.driver, number))
-    return DeviceRequest(resource, number)
+        need = build_need(hardware.device_selector, vendor.driver, number)
+        return DeviceRequest(resource=None, number=number, need=need)
+    return DeviceRequest(resource=resource, number=number)
 
 
 def find_hardware_problem(service: InferenceService, accelerator: Accelerator, vendor: Vendor) -> str | None:
@@ -131,12 +132,12 @@ def build_node_affinity(hardware: ServiceHardware, vendor: Vendor, unfit: Sequen
     if hardware.preferred_products and vendor.product_label:
         affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [
             {
-                "weight": max(1, _MOST_WEIGHT >> place),
+                "weight": max(1, _MOST_WEIGHT >> rank),  # half of that of the product before
                 "preference": {
                     "matchExpressions": [{"key": vendor.product_label, "operator": "In", "values": [product]}]
                 },
             }
-            for place, product in enumerate(hardware.preferred_products)
+            for rank, product in enumerate(hardware.preferred_products)
         ]
     return {"nodeAffinity": affinity} if affinity else None
 

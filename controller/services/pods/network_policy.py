@@ -28,7 +28,10 @@ _LINK_LOCAL: Final = "169.254.0.0/16"
 def build_network_policy(
     service: InferenceService, settings: PodSettings, *, pulls: bool
 ) -> tuple[tuple[Resource, Obj], ...]:
-    """Return the NetworkPolicy of a service in pods; nothing if the option is off. `pulls`: the engine loads it."""
+    """Return the NetworkPolicy of a service in pods; nothing if the option is off.
+
+    `pulls` allows registries, for an engine that downloads the weights by itself.
+    """
     if not settings.network_policies:
         return ()
     spec = {

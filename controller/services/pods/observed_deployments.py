@@ -56,7 +56,10 @@ class ServicePods(NamedTuple):
         return len(self.without_room)
 
     def refusal_seconds(self, now: datetime) -> float | None:
-        """Return the time after which a refusal is final, although no watch reports a change; None if none is open."""
+        """Return the time after which a refusal is final, although no watch reports a change.
+
+        None: no pod is refused, or none that ends can still make room.
+        """
         if not self.refused or self.leaves_by is None:
             return None
         return (self.leaves_by - now).total_seconds() + _RELEASE_SECONDS
@@ -100,13 +103,16 @@ class ObservedDeployment(NamedTuple):
         """Return the numbers of its pods by their state; refusals do not count on a node that is about to have room."""
         placed = self.list_placed()
         refused = 0 if node in leaving else sum(pod["metadata"]["uid"] in self.without_room for pod in self.pods)
-        return CopyPods(self.replicas, len(placed), sum(map(is_ready, placed)), refused)
+        return CopyPods(replicas=self.replicas, placed=len(placed), ready=sum(map(is_ready, placed)), refused=refused)
 
     def list_current(self, desired: Obj | None) -> list[str]:
-        """Return as many uids of ready pods as certainly have the desired template; None: the template that it has."""
-        ready = sorted(pod["metadata"]["uid"] for pod in self.pods if is_ready(pod))
-        current = _count_current_ready(self.obj, desired, len(ready))
-        return ready[-current:] if current else []
+        """Return as many uids of ready pods as certainly have the template of `desired`, or (None) of the Deployment.
+
+        Which pods those are is not known: only their number counts.
+        """
+        ready_uids = sorted(pod["metadata"]["uid"] for pod in self.pods if is_ready(pod))
+        current = _count_current_ready(self.obj, desired, len(ready_uids))
+        return ready_uids[-current:] if current else []
 
     def list_problems(self) -> list[ServiceProblem | None]:
         """Return why pods of it are not ready, or cannot be created."""
@@ -140,8 +146,8 @@ def list_service_pods(snapshot: Snapshot, service: InferenceService, label: str 
             leaves_by = due if leaves_by is None else max(leaves_by, due)
     without_room = frozenset(pod["metadata"]["uid"] for pod in pods if lacks_room(pod, snapshot.now))
     waits = (queue_seconds(pod, snapshot.now) for pod in pods)
-    waits_for = min((seconds for seconds in waits if seconds is not None), default=None)
-    return ServicePods(pods, frozenset(leaving), leaves_by, ending, without_room, waits_for)
+    next_seconds = min((seconds for seconds in waits if seconds is not None), default=None)
+    return ServicePods(pods, frozenset(leaving), leaves_by, ending, without_room, queue_seconds=next_seconds)
 
 
 def list_deployments(deployments: Iterable[Obj], pods: ServicePods) -> list[ObservedDeployment]:
@@ -188,6 +194,7 @@ def _count_current_ready(observed: Obj, desired: Obj | None, ready: int) -> int:
     applied = desired is None or is_desired(desired, observed)
     if not applied or status.get("observedGeneration") != observed["metadata"]["generation"]:
         return 0
+    # In the worst case, all pods of earlier templates are among the ready ones.
     earlier: int = status.get("replicas", 0) - status.get("updatedReplicas", 0)
     reported: int = status.get("readyReplicas", 0)
     return max(0, min(ready, reported) - earlier)

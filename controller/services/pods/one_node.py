@@ -55,17 +55,20 @@ def keep_on_one_node(pod: Obj, claim: str, mark: str) -> Obj:
 
 
 def may_follow(new: Obj, earlier: Obj, pods: Iterable[Obj]) -> bool:
-    """Return whether a new pod may run on the node of an earlier one: other pods with its volume hold it elsewhere."""
-    ours = [term["labelSelector"]["matchLabels"] for term in _list_terms(new) if _is_ours(term)]
-    labels = {name: mark for our in ours for name, mark in our.items()}
+    """Return whether a new pod may run on the node of an earlier one.
+
+    False: it must follow other pods with its volume, none of which is there.
+    """
+    our_terms = [term for term in _list_terms(new) if _is_ours(term)]
+    labels = {name: mark for term in our_terms for name, mark in term["labelSelector"]["matchLabels"].items()}
     if not labels:
         return True
-    holding = {
+    nodes_to_follow = {
         node_of(pod)
         for pod in pods
         if pod is not earlier and node_of(pod) and labels.items() <= pod["metadata"]["labels"].items()
     }
-    return not holding or node_of(earlier) in holding
+    return not nodes_to_follow or node_of(earlier) in nodes_to_follow
 
 
 def _list_terms(pod: Obj) -> list[Obj]:

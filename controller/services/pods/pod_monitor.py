@@ -49,7 +49,8 @@ def parse_monitor_labels(texts: Iterable[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not (equals and _is_label_key(key) and (not value or _is_label_name(value))):
+        is_label = equals and _is_label_key(key) and (not value or _is_label_name(value))
+        if not is_label:
             raise ValueError(f"{text!r} is no label of Kubernetes: give one such as release=prometheus")
         if key == LABEL_MANAGED_BY or key.startswith(f"{GROUP}/"):
             raise ValueError(f"{text!r} has a key that only Pomona sets: choose another key")

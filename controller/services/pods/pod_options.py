@@ -84,12 +84,12 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
         pod: the spec of its pod without them.
     """
     containers = [*pod.get("initContainers", ()), *pod["containers"]]
-    own = {variable["name"] for container in containers for variable in container.get("env", ())}
+    our_variables = {variable["name"] for container in containers for variable in container.get("env", ())}
     for variable in options.env:
-        if variable.name in own:
+        if variable.name in our_variables:
             return f"pod.env {variable.name} is set by Pomona: remove it, and use the field of the service instead"
-    if chooses := refuse_device_variables("pod.env", options.env):
-        return chooses
+    if device_problem := refuse_device_variables("pod.env", options.env):
+        return device_problem
     for volume in options.volumes:
         claim = volume.persistent_volume_claim
         if claim is not None and _WEIGHTS_CLAIM.fullmatch(claim.claim_name):
@@ -98,20 +98,20 @@ def find_option_problem(options: PodOptions, pod: Obj) -> str | None:
                 "-cache- and 8 hexadecimal digits, hold the verified weights of Models: name the Model in modelRef, or "
                 "mount a claim with another name"
             )
-    names = {pod_volume.name for pod_volume in options.volumes}
-    mounted = [
+    volume_names = {volume.name for volume in options.volumes}
+    used_paths = [
         *_RESERVED,
         *(mount["mountPath"] for container in containers for mount in container.get("volumeMounts", ())),
     ]
     for mount in options.volume_mounts:
-        if mount.name not in names:
+        if mount.name not in volume_names:
             return (
                 f"pod.volumeMounts {mount.mount_path} has volume {mount.name}, which pod.volumes does not have: add it"
             )
-        if taken := find_overlap(mount.mount_path, mounted):
+        if used_path := find_overlap(mount.mount_path, used_paths):
             return (
-                f"pod.volumeMounts {mount.mount_path} overlaps {taken}, which Pomona or the container runtime uses: "
-                "choose another mountPath"
+                f"pod.volumeMounts {mount.mount_path} overlaps {used_path}, which Pomona or the container runtime "
+                "uses: choose another mountPath"
             )
     return None
 
@@ -144,23 +144,23 @@ def _render_spread(constraint: SpreadConstraint, service: InferenceService) -> O
     }
 
 
-def _merge_affinity(own: Obj, options: PodOptions) -> Obj:
-    """Return the user's affinity, with the node affinity of the hardware (`own`) added to each of its terms."""
+def _merge_affinity(hardware: Obj, options: PodOptions) -> Obj:
+    """Return the user's affinity, with the node affinity that the hardware needs added to each of its terms."""
     stated: Obj = msgspec.to_builtins(options.affinity) if options.affinity is not None else {}
-    of_hardware, of_user = own.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
+    of_hardware, of_user = hardware.get("nodeAffinity", {}), stated.get("nodeAffinity", {})
     merged: Obj = {}
     demanded: list[Any] = [
         expression
         for term in of_hardware.get(_REQUIRED, {}).get("nodeSelectorTerms", ())
         for expression in term["matchExpressions"]
     ]
-    terms = of_user.get(_REQUIRED, {}).get("nodeSelectorTerms") or ([{}] if demanded else [])
-    # Terms are alternatives, and an empty one of the user matches no node.
-    is_stated = _REQUIRED in of_user
+    # Terms are alternatives. An empty one of the user matches no node, and must stay empty.
     terms = [
-        term if is_stated and not term else {**term, "matchExpressions": [*term.get("matchExpressions", ()), *demanded]}
-        for term in terms
+        {**term, "matchExpressions": [*term.get("matchExpressions", ()), *demanded]} if term else term
+        for term in of_user.get(_REQUIRED, {}).get("nodeSelectorTerms") or ()
     ]
+    if demanded and not terms:
+        terms = [{"matchExpressions": demanded}]
     if terms:
         merged[_REQUIRED] = {"nodeSelectorTerms": terms}
     if preferred := [*of_hardware.get(_PREFERRED, ()), *of_user.get(_PREFERRED, ())]:

@@ -76,11 +76,12 @@ class ProxyContainer(NamedTuple):
                 "terminationGracePeriodSeconds": _KILL_SECONDS,
             },
         }
-        seconds: int = pod["terminationGracePeriodSeconds"]
+        grace_seconds: int = pod["terminationGracePeriodSeconds"]
+        # The proxy brings the weights into the store of an engine that has one, so it reads them, too.
         weights = [mount for mount in engine["volumeMounts"] if self.engine.store and mount["name"] == "models"]
         return pod | {
             "initContainers": [sidecar],
-            "containers": [self._build_container(service, serving, [*weights, TOKEN_MOUNT], seconds)],
+            "containers": [self._build_container(service, serving, [*weights, TOKEN_MOUNT], grace_seconds)],
             **self._merge_pull_secrets(pod),
         }
 

@@ -19,12 +19,7 @@ from controller.services import replica_memory
 from controller.services.diagnosis import pick_most_severe
 from controller.services.pods.copy_choice import choose_copies
 from controller.services.pods.copy_plan import CopyPlan, plan_copies
-from controller.services.pods.deployment import (
-    build_deployment,
-    companion_weights,
-    mounted_weights,
-    name_deployment,
-)
+from controller.services.pods.deployment import build_deployment, companion_weights, mounted_weights, name_deployment
 from controller.services.pods.deployment_strategy import (
     Replacement,
     choose_first_strategy,
@@ -93,11 +88,14 @@ class _WantedDeployment(NamedTuple):
     """Time after which another label for its pods may be needed; None: no time passes for that."""
 
     def list_ready(self, *, is_applied: bool) -> list[str]:
-        """Return the uids of its ready pods that count as wanted: of the present template, if an update waits."""
+        """Return the uids of its ready pods that count as wanted: none while an edit waits to be applied.
+
+        While an update waits, those of the present template count.
+        """
         if self.observed is None or (not is_applied and self.change.cause == "edit"):
             return []
-        is_known = not is_applied or self.change.is_present
-        return self.observed.list_current(None if is_known else self.change.desired)
+        counts_present_template = not is_applied or self.change.is_present
+        return self.observed.list_current(None if counts_present_template else self.change.desired)
 
     @property
     def name(self) -> str:
@@ -113,15 +111,17 @@ class _WantedDeployment(NamedTuple):
         return copy_pods.refused > 0 and copy_pods.replicas == copy_pods.ready + copy_pods.refused
 
     def limit_change(self) -> int | None:
-        """Return the most pods that it may ask for while its template is replaced on the node of its copy, or None.
+        """Return the most pods that it may ask for while its template is replaced on the node of its copy.
 
-        With more, a new pod that has no room there might wait while no earlier one ends.
+        With more, a new pod that has no room there might wait while no earlier one ends. None: there is no limit,
+        because it has no pod on the node of a copy, or its template is not being replaced.
         """
-        if self.observed is None or not self.node or not (placed := self.observed.count_pods().placed):
+        if self.observed is None or not self.node:
             return None
-        if self.change.cause:
+        placed = self.observed.count_pods().placed
+        if placed and self.change.cause:
             return placed
-        return self.observed.replicas if is_changing(self.observed.obj) else None
+        return self.observed.replicas if placed and is_changing(self.observed.obj) else None
 
     def list_problems(self) -> list[ServiceProblem | None]:
         """Return why pods of it are not ready, or cannot be created."""
@@ -133,8 +133,8 @@ class _WantedDeployment(NamedTuple):
             for problem in problems
         ]
 
-    def keep(self) -> list[_KeptDeployment]:
-        """Return it as it is, with the number of pods that it should have."""
+    def keep_template(self) -> list[_KeptDeployment]:
+        """Return it with its present template and the wanted number of pods; empty if it does not exist."""
         if self.observed is None:
             return []
         return [_KeptDeployment(self.observed, self.observed.scale(self.replicas, may_grow=True))]
@@ -158,32 +158,31 @@ def observe_pods(
     `label` is the value of LABEL_ACCELERATOR of the pods, or empty. If it is one of several, pods with another label
     are those of another accelerator, and stay as they are.
     """
-    there = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
-    if is_one_of_several:
-        there = [deployment for deployment in there if accelerator_label(deployment) == label]
-    pods = list_service_pods(snapshot, service, label if is_one_of_several else None) if there else ServicePods(())
-    deployments = list_deployments(there, pods)
+    deployments, pods = _observe_deployments(snapshot, service, label if is_one_of_several else None)
     if not wanted or choice is None or served is None:
         return _leave_deployments(deployments, pods, wanted, are_current=served is None)
-    # Kueue lets nobody edit the queue of a Deployment that serves, nor remove it.
+
+    # 1. Set those of another queue aside: Kueue lets nobody edit the queue of a Deployment that serves, nor remove it.
     moved = [deployment for deployment in deployments if read_local_queue(deployment.obj) != name_local_queue(service)]
     moved_names = {deployment.name for deployment in moved}
     deployments = [deployment for deployment in deployments if deployment.name not in moved_names]
+
+    # 2. Plan the wanted ones. A moved one is made anew under its name once it is gone.
     surge = count_surge(service.status.replacement, list_present_replicas(pods.pods), wanted)
     plan = CopyPlan([(None, wanted + surge)])
     if served.model.spec.cache.scope == "node":
         plan = plan_copies(snapshot, service, served.model, (deployments, pods), wanted, label=label)
-    steps = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings, label=label)
-    # A moved one is made anew under its name once it is gone.
-    steps = [step for step in steps if step.name not in moved_names]
+    planned = _list_wanted(snapshot, service, served, choice, (plan, deployments, pods), settings=settings, label=label)
+    steps = [step for step in planned if step.name not in moved_names]
+
+    # 3. Select those that are applied now; the others keep their template, and unwanted ones serve until others do.
     changes = [(step.change, step.observed.obj if step.observed is not None else None) for step in steps]
     refused = [step.name for step in steps if step.is_refused(pods)]
     selected = list(zip(steps, select_changes(changes, may_roll_out=may_roll_out, refused=refused), strict=True))
     ready = [uid for deployment, is_applied in selected for uid in deployment.list_ready(is_applied=is_applied)]
     waiting = [deployment for deployment, is_applied in selected if not is_applied]
-    kept = [kept for deployment in waiting for kept in deployment.keep()] + _keep_unwanted(
-        steps, deployments, wanted - len(ready)
-    )
+    kept = [kept for deployment in waiting for kept in deployment.keep_template()]
+    kept += _keep_unwanted(steps, deployments, wanted - len(ready))
     problems = [problem for step in steps for problem in step.list_problems()]
     return Replicas(
         total=pods.total - plan.surplus,
@@ -200,13 +199,21 @@ def observe_pods(
     )
 
 
+def _observe_deployments(
+    snapshot: Snapshot, service: InferenceService, label: str | None
+) -> tuple[list[ObservedDeployment], ServicePods]:
+    """Return the Deployments of a service, and its pods; with a label, those of one of several accelerators only."""
+    owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
+    if label is not None:
+        owned = [deployment for deployment in owned if accelerator_label(deployment) == label]
+    pods = list_service_pods(snapshot, service, label) if owned else ServicePods(())
+    return list_deployments(owned, pods), pods
+
+
 def hold_pods(snapshot: Snapshot, service: InferenceService, label: str, most: int) -> Replicas:
     """Return the replicas of a deselected accelerator: up to `most` of them serve until others do."""
-    owned = snapshot.children(DEPLOYMENTS, service.metadata.namespace, service.metadata.uid)
-    pods = list_service_pods(snapshot, service, label)
-    kept = _keep_unwanted(
-        (), list_deployments([deployment for deployment in owned if accelerator_label(deployment) == label], pods), most
-    )
+    deployments, pods = _observe_deployments(snapshot, service, label)
+    kept = _keep_unwanted((), deployments, most)
     return Replicas(
         total=pods.total,
         available=pods.ready,
@@ -237,21 +244,21 @@ def _list_wanted(
 ) -> list[_WantedDeployment]:
     """Return the Deployments that a service should have: one for all replicas, or one for each copy."""
     plan, deployments, pods = planned
-    there = {deployment.name: deployment for deployment in deployments}
+    present = {deployment.name: deployment for deployment in deployments}
     is_stated = replica_memory.is_memory_stated(served)
     build = partial(build_deployment, companions=companion_weights(served), settings=settings, label=label)
 
     def compare(copy: NodeCopy | None, replicas: int) -> _WantedDeployment:
         """Return the Deployment for a copy, or for all replicas, with what applying it changes."""
         weights = mounted_weights(served.model, copy)
-        observed = there.get(name_deployment(service.metadata.name, weights, label))
+        observed = present.get(name_deployment(service.metadata.name, weights, label))
         mark = _choose_mark(snapshot, service, weights, observed)
         weights = weights._replace(mark=mark.value)
         _, made = build(service, choice, weights, replicas=replicas)
         inputs = digest_inputs(service, served, copy)
         if observed is None:
             change = TemplateChange(annotate(mark_template(made), inputs))
-            return _WantedDeployment(change, replicas, None, weights.node)
+            return _WantedDeployment(change, replicas, observed=None, node=weights.node)
         compared = partial(
             compare_template,
             made,
@@ -264,6 +271,7 @@ def _list_wanted(
         change = compared()
         if weights.node:
             return _WantedDeployment(change, replicas, observed, weights.node)
+        # The strategy depends on the change, and is a part of what is compared.
         if change.cause:
             replacement = Replacement(choose_first_strategy(weights.node, replicas))
         else:
@@ -272,8 +280,9 @@ def _list_wanted(
         if replacement.strategy != made["spec"]["strategy"]:
             made["spec"]["strategy"] = replacement.strategy
             change = compared()
-        again = min((it for it in (mark.again_seconds, replacement.again_seconds) if it is not None), default=None)
-        return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, again)
+        pauses = [seconds for seconds in (mark.again_seconds, replacement.again_seconds) if seconds is not None]
+        again_seconds = min(pauses, default=None)
+        return _WantedDeployment(change, replicas, observed, weights.node, replacement.lacks_room, again_seconds)
 
     results = []
     for copy, replicas in plan.replicas:
@@ -308,15 +317,18 @@ def _keep_unwanted(
 
     If a wanted pod was refused on a node that they use, one replica fewer is kept, to make room.
     """
-    wanted = {step.observed.name for step in steps if step.observed is not None}
-    retired = [deployment for deployment in deployments if deployment.name not in wanted]
+    wanted_names = {step.observed.name for step in steps if step.observed is not None}
+    retired = sorted((item for item in deployments if item.name not in wanted_names), key=lambda item: item.name)
     if not retired:
         return []
-    full = {step.node for step in steps if step.node and step.observed and step.observed.count_pods().refused}
-    if any(deployment.nodes & full for deployment in retired):
+    full_nodes = {step.node for step in steps if step.node and step.observed and step.observed.count_pods().refused}
+    if any(deployment.nodes & full_nodes for deployment in retired):
         replicas_to_cover -= 1
+    # Those on no full node are kept first, and of these the ones with the most ready pods.
+    retired.sort(key=lambda deployment: deployment.count_pods().ready, reverse=True)
+    retired.sort(key=lambda deployment: bool(deployment.nodes & full_nodes))
     kept = []
-    for deployment in sorted(retired, key=lambda one: (bool(one.nodes & full), -one.count_pods().ready, one.name)):
+    for deployment in retired:
         replicas = min(replicas_to_cover, deployment.count_pods().placed)
         if replicas > 0:
             kept.append(_KeptDeployment(deployment, deployment.scale(replicas, may_grow=False)))
@@ -327,19 +339,20 @@ def _keep_unwanted(
 def _leave_deployments(
     deployments: Sequence[ObservedDeployment], pods: ServicePods, wanted: int, *, are_current: bool
 ) -> Replicas:
-    """Return the existing pods; those of current Deployments are scaled down, never up, unless none is wanted."""
+    """Return the existing pods, with patches that scale current Deployments down to the wanted number, never up.
+
+    If the Deployments are not current, or no pod is wanted, they stay as they are.
+    """
     if not are_current:
         return Replicas(total=pods.total, available=pods.ready, nodes=pods.nodes)
     kept = choose_copies(wanted, {deployment.name: deployment.count_pods() for deployment in deployments})
-    scaled = (
-        [deployment.scale(kept.get(deployment.name, 0), may_grow=False) for deployment in deployments] if wanted else []
-    )
+    scaled = deployments if wanted else ()
     return Replicas(
         total=pods.total,
         ready=tuple(sorted(uid for deployment in deployments for uid in deployment.list_current(None))),
         available=pods.ready,
         nodes=pods.nodes,
-        patch=tuple(patch for patches in scaled for patch in patches),
+        patch=tuple(patch for item in scaled for patch in item.scale(kept.get(item.name, 0), may_grow=False)),
     )
 
 

@@ -17,11 +17,7 @@ from controller.services.pods.claim_templates import CLAIM_NAME
 from controller.services.pods.devices import DeviceRequest, request_devices
 from controller.services.pods.one_node import FIRST_MARK, keep_on_one_node
 from controller.services.pods.pod_options import add_options, pin_to_node
-from controller.services.pods.pod_proxy import (
-    END_SECONDS,
-    WITHDRAWAL_SECONDS,
-    ProxyContainer,
-)
+from controller.services.pods.pod_proxy import END_SECONDS, WITHDRAWAL_SECONDS, ProxyContainer
 from controller.services.tokens import token_name
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
@@ -198,7 +194,9 @@ def _build_volumes(replica: _Replica) -> list[Obj]:
 def _find_store_bytes(replica: _Replica) -> int | None:
     """Return the size of the folder for the engine's own copy of the weights; None if their size is unknown."""
     size_bytes = replica.weights.size_bytes
-    return size_bytes and size_bytes + size_bytes // 10 + _STORE_SLACK_BYTES
+    if not size_bytes:
+        return None
+    return size_bytes + size_bytes // 10 + _STORE_SLACK_BYTES
 
 
 def _find_shared_memory(replica: _Replica) -> str | None:
@@ -213,15 +211,15 @@ def _build_serving(replica: _Replica) -> Serving:
     """Return the settings of the engine, with paths as they are in the container."""
     spec, (main, *parts) = replica.service.spec, _list_mounts(replica)
     files = [
-        CompanionFile(companion.role, f"{folder}/{weights.path}", companion.scale)
+        CompanionFile(role=companion.role, path=f"{folder}/{weights.path}", scale=companion.scale)
         for (companion, _weights), (weights, _name, folder) in zip(replica.companions, parts, strict=True)
     ]
     weights, _name, folder = main
     return Serving(
-        replica.service.metadata.name,
-        weights.path if weights.claim is None else f"{folder}/{weights.path}",
-        spec,
-        files,
+        service=replica.service.metadata.name,
+        model=weights.path if weights.claim is None else f"{folder}/{weights.path}",
+        options=spec,
+        companions=files,
         draft_max_tokens=spec.speculative.max_tokens if spec.speculative else None,
         on_device=replica.choice.vendor.has_devices,
     )
@@ -286,15 +284,13 @@ def _build_resources(replica: _Replica) -> Obj:
     if asked.cpu is not None:
         requests["cpu"] = str(asked.cpu)
     limits = {} if asked.memory_limit is None else {"memory": str(asked.memory_limit)}
-    if not devices.number:
-        return {"requests": requests, **({"limits": limits} if limits else {})}
-    limited = {devices.resource: str(devices.number)} if devices.resource is not None else {}
+    # Kubernetes demands that requests and limits of devices and huge pages are equal; without devices there are none.
+    in_both = {devices.resource: str(devices.number)} if devices.number and devices.resource is not None else {}
     if pages := replica.choice.vendor.hugepages_mib * devices.number:
-        # Kubernetes demands that requests and limits of pages are equal.
-        limited["hugepages-2Mi"] = f"{pages}Mi"
+        in_both["hugepages-2Mi"] = f"{pages}Mi"
+    limits |= in_both
     claims = {"claims": [{"name": CLAIM_NAME}]} if devices.need is not None else {}
-    limits |= limited
-    return {"requests": requests | limited, **({"limits": limits} if limits else {}), **claims}
+    return {"requests": requests | in_both, **({"limits": limits} if limits else {}), **claims}
 
 
 def _find_loading_seconds(replica: _Replica) -> int:

@@ -31,16 +31,18 @@ def limit_unavailable(pods: Iterable[Obj], replicas: int, *, is_refused: bool) -
     present = [pod for pod in pods if pod.get("status", {}).get("phase") not in ENDED]
     if not is_refused and len({_template_of(pod) for pod in present}) <= 1:
         return None
-    holding = {pod["metadata"]["uid"] for pod in present if not is_gated(pod)}
+    placed_uids = {pod["metadata"]["uid"] for pod in present if not is_gated(pod)}
     stated = [parse_nomination(pod) for pod in present if is_gated(pod)]
     nominations = [nomination for nomination in stated if nomination is not None]
-    makes_way = any(nomination.victims & holding for nomination in nominations)
-    # The place of a pod that has ended is about to be given.
-    promised = sum(not nomination.victims & holding for nomination in nominations)
-    missing = max(0, replicas - len(holding) - promised)
+    # A nomination waits for the end of its victims. Once these are gone, the queue is about to give the place.
+    waiting_for_victims = [nomination for nomination in nominations if nomination.victims & placed_uids]
+    about_to_be_placed = len(nominations) - len(waiting_for_victims)
+    without_place = max(0, replicas - len(placed_uids) - about_to_be_placed)
+    unavailable = without_place + 1 if waiting_for_victims else without_place
+    if not is_refused:
+        return unavailable
     # A pod that a quota lets be created takes the place that the one before it gave back.
-    refused = 1 + max(0, replicas - len(present)) if is_refused else 0
-    return max(missing + makes_way, refused)
+    return max(unavailable, 1 + max(0, replicas - len(present)))
 
 
 def _template_of(pod: Obj) -> str:

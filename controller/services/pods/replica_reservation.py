@@ -24,9 +24,10 @@ _CLAIM: Final = "copy"
 
 
 def reserve_replica(service: InferenceService, served: Served, settings: PodSettings) -> Reservation | None:
-    """Return the demands of one replica of these Models on its node, or None if the spec of the service is refused.
+    """Return the demands of one replica of these Models on its node.
 
-    Memory that is not known is left out: the service reports it.
+    None: the spec of the service is refused, its accelerator does not exist, or its replicas run on hosts. Memory that
+    is not known is left out: the service reports it.
     """
     checked = check_service(service, served.model, served.companions, settings.vendors, largest_device_bytes=None)
     is_refused = checked.problem is not None and checked.problem.reason == "InvalidSpec"
@@ -38,11 +39,13 @@ def reserve_replica(service: InferenceService, served: Served, settings: PodSett
     if service.spec.resources.memory is None and memory.container_bytes is None:
         spec = service.spec
         service = replace(service, spec=replace(spec, resources=replace(spec.resources, memory=0)))
-    choice = choose_engine(service, accelerator, CheckedService(served, None, None, memory), settings)
+    accepted = CheckedService(served=served, problem=None, model_problem=None, memory=memory)
+    choice = choose_engine(service, accelerator, accepted, settings)
     if choice is None:
         return None
-    weights = MountedWeights(_CLAIM, served.model.status.file or _CLAIM, served.model.status.size_bytes)
+    status = served.model.status
+    weights = MountedWeights(claim=_CLAIM, path=status.file or _CLAIM, size_bytes=status.size_bytes)
     pod = build_pod(service, choice, weights, settings=settings)
-    nodes = {kind: value for kind, value in pod.get("affinity", {}).items() if kind == "nodeAffinity"}
+    affinity = {kind: value for kind, value in pod.get("affinity", {}).items() if kind == "nodeAffinity"}
     requests = {resource: f"{quantity.normalize():f}" for resource, quantity in sum_requests(pod).items()}
-    return Reservation(requests, nodes, pod.get("runtimeClassName"))
+    return Reservation(requests=requests, affinity=affinity, runtime_class_name=pod.get("runtimeClassName"))

@@ -43,13 +43,14 @@ def list_present_replicas(pods: Iterable[Obj]) -> list[PresentReplica]:
 
 
 def mark_leaving(replacement: SpeedReplacement | None, pods: Sequence[Obj]) -> tuple[Patch, ...]:
-    """Return the patches of pod-deletion-cost by which the replaced pod is deleted first."""
-    leaving = replacement.uid if replacement is not None and is_active(replacement) else ""
-    return tuple(_mark(pod) for pod in pods if _is_marked(pod) != (pod["metadata"]["uid"] == leaving))
+    """Return the patches that mark the replaced pod, which is then deleted first, and take back other marks."""
+    leaving_uid = replacement.uid if replacement is not None and is_active(replacement) else ""
+    wrongly_marked = [pod for pod in pods if _is_marked(pod) != (pod["metadata"]["uid"] == leaving_uid)]
+    return tuple(_toggle_mark(pod) for pod in wrongly_marked)
 
 
-def _mark(pod: Obj) -> Patch:
-    """Return the patch that marks a pod, or takes its mark back."""
+def _toggle_mark(pod: Obj) -> Patch:
+    """Return the patch that marks a pod, or takes its mark back if it has one."""
     same = {"op": "test", "path": "/metadata/uid", "value": pod["metadata"]["uid"]}
     if _is_marked(pod):
         return Patch(ref(PODS, pod), (same, {"op": "remove", "path": _PATH}))

@@ -77,25 +77,27 @@ def compare_template(
         is_stated: True if a Model states its memory, which counts for devices, and which an edit may change.
         has_places: True if a pod of it has a node, and is not replaced for the gate of the queue.
     """
-    # The template's mark stays until another part of the template changes.
+    # 1. The present Deployment may be as desired. The mark of a template stays until another part of it changes, and
+    # applying the Deployment for another cause must not remove ANNOTATION_SERVED.
     made = _set_mark(made, read_template_mark(observed["spec"]["template"]))
-    # Applying the Deployment for another cause must not remove this annotation.
-    marked = {ANNOTATION_SERVED: "true"} if _is_marked(observed) else {}
-    desired = annotate(made, inputs, marked)
+    kept_annotations = {ANNOTATION_SERVED: "true"} if _is_marked(observed) else {}
+    desired = annotate(made, inputs, kept_annotations)
     if is_desired(desired, observed):
         return TemplateChange(desired, is_present=True)
-    earlier = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS)
-    is_edited = earlier != inputs
+
+    # 2. Pods keep their template if it differs only in what may wait; those with a node also for the queue's settings.
+    is_edited = (observed["metadata"].get("annotations") or {}).get(ANNOTATION_INPUTS) != inputs
     keeps_request = is_estimate and not (is_stated and is_edited)
-    # Pods keep their template if it differs only in what may wait; those with a node also for the queue's settings.
-    for wanted in (made, _keep_place(made, observed)) if has_places else (made,):
-        if (kept := _keep_pods(wanted, observed, keeps_request=keeps_request)) is not None:
-            return TemplateChange(annotate(kept, inputs, marked))
+    for variant in (made, _keep_queue_settings(made, observed)) if has_places else (made,):
+        if (kept := _try_keep_template(variant, observed, keeps_request=keeps_request)) is not None:
+            return TemplateChange(annotate(kept, inputs, kept_annotations))
+
+    # 3. Else they are replaced.
     made = mark_template(made)
-    served = {ANNOTATION_SERVED: "true"} if _has_served(observed) else marked
+    annotations = {ANNOTATION_SERVED: "true"} if _has_served(observed) else kept_annotations
     if is_edited:
-        return TemplateChange(annotate(made, inputs, served), "edit")
-    return TemplateChange(annotate(made, inputs, {ANNOTATION_UPDATE: "true", **served}), "update")
+        return TemplateChange(annotate(made, inputs, annotations), cause="edit")
+    return TemplateChange(annotate(made, inputs, {ANNOTATION_UPDATE: "true", **annotations}), cause="update")
 
 
 def _has_served(observed: Obj) -> bool:
@@ -121,12 +123,17 @@ def select_changes(
     """
     if not any(change.cause for change, _observed in changes):
         return [True] * len(changes)
+
+    # 1. Those without ready pods are changed at once: there is nothing to interrupt, and the change may be the remedy.
     interrupts = [
         bool(change.cause) and observed is not None and bool(observed.get("status", {}).get("readyReplicas"))
         for change, observed in changes
     ]
-    # What has no ready pod is changed at once: there is nothing to interrupt, and the change may be the remedy.
     selected = [not interrupt for interrupt in interrupts]
+    if all(selected):
+        return selected
+
+    # 2. As long as one of these is down, no other is interrupted.
     has_started = any(
         change.is_present and observed is not None and _has_started(observed) for change, observed in changes
     )
@@ -139,19 +146,19 @@ def select_changes(
             return False
         return bool(change.cause) or not is_rolled_out(observed)
 
-    if all(selected) or any(
-        is_selected and is_down(*change) for change, is_selected in zip(changes, selected, strict=True)
-    ):
+    if any(is_selected and is_down(*change) for change, is_selected in zip(changes, selected, strict=True)):
         return selected
+
+    # 3. Change one of the others: the first that lacks pods anyway, else the first.
     may_change = [
-        (is_rolled_out(observed), place)
-        for place, (change, observed) in enumerate(changes)
-        if interrupts[place] and observed is not None and (may_roll_out or change.cause == "edit")
+        (index, observed)
+        for index, (change, observed) in enumerate(changes)
+        if interrupts[index] and observed is not None and (may_roll_out or change.cause == "edit")
     ]
     if may_change:
-        # A Deployment that lacks pods anyway is changed first.
-        _, place = min(may_change)
-        selected[place] = True
+        lacking_pods = [(index, observed) for index, observed in may_change if not is_rolled_out(observed)]
+        first_index, _observed = (lacking_pods or may_change)[0]
+        selected[first_index] = True
     return selected
 
 
@@ -200,19 +207,19 @@ def _has_started(deployment: Obj) -> bool:
     return not is_changing(deployment) and bool(deployment["status"].get("readyReplicas"))
 
 
-def _keep_place(made: Obj, observed: Obj) -> Obj:
-    """Return the desired Deployment with the queue settings that its present pods have.
+def _keep_queue_settings(made: Obj, observed: Obj) -> Obj:
+    """Return the desired Deployment with the gate and PriorityClass that its present pods have.
 
     The queue reads the priority of the service. To a pod that waits for no scheduler, its PriorityClass means little.
     """
     kept = set_gate(made, is_gated=has_gate(observed))
-    there = observed["spec"]["template"]["spec"].get("priorityClassName")
-    if has_gate(made) and there is not None:
-        kept["spec"]["template"]["spec"]["priorityClassName"] = there
+    present_class = observed["spec"]["template"]["spec"].get("priorityClassName")
+    if has_gate(made) and present_class is not None:
+        kept["spec"]["template"]["spec"]["priorityClassName"] = present_class
     return kept
 
 
-def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj | None:
+def _try_keep_template(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj | None:
     """Return the Deployment with the template that its pods have, or None if that differs in more than may wait.
 
     No pod is restarted for a better estimate of the memory, such as that of a later version, nor for another limit of
@@ -221,24 +228,27 @@ def _keep_pods(made: Obj, observed: Obj, *, keeps_request: bool) -> Obj | None:
     if _has_template(made, observed):
         return made
     kept = deepcopy(made)
-    spec, pod = kept["spec"]["template"]["spec"], observed["spec"]["template"]["spec"]
-    before = {container["name"]: container for container in (*pod.get("initContainers", ()), *pod["containers"])}
-    for container in (*spec.get("initContainers", ()), *spec["containers"]):
-        _keep_container(container, before.get(container["name"], {}), keeps_request=keeps_request)
-    if GRACE_FIELD in pod:
-        spec[GRACE_FIELD] = pod[GRACE_FIELD]
+    desired_pod, present_pod = kept["spec"]["template"]["spec"], observed["spec"]["template"]["spec"]
+    present_containers = (*present_pod.get("initContainers", ()), *present_pod["containers"])
+    present_by_name = {container["name"]: container for container in present_containers}
+    for container in (*desired_pod.get("initContainers", ()), *desired_pod["containers"]):
+        _copy_present_fields(container, present_by_name.get(container["name"], {}), keeps_request=keeps_request)
+    if GRACE_FIELD in present_pod:
+        desired_pod[GRACE_FIELD] = present_pod[GRACE_FIELD]
     return kept if _has_template(kept, observed) else None
 
 
-def _keep_container(container: Obj, there: Obj, *, keeps_request: bool) -> None:
+def _copy_present_fields(container: Obj, present: Obj, *, keeps_request: bool) -> None:
     """Copy those fields of the present container whose change may wait into the desired one."""
-    if keeps_request and (requested := there.get("resources", {}).get("requests", {}).get("memory")):
+    if keeps_request and (requested := present.get("resources", {}).get("requests", {}).get("memory")):
         container["resources"]["requests"]["memory"] = requested
-    present = there.get("args") or []
-    if container["name"] == PROXY_CONTAINER and DRAIN_OPTION in present[:-1]:
-        container["args"][container["args"].index(DRAIN_OPTION) + 1] = present[present.index(DRAIN_OPTION) + 1]
+    arguments, present_arguments = container.get("args", []), present.get("args") or []
+    if container["name"] == PROXY_CONTAINER and DRAIN_OPTION in present_arguments[:-1]:
+        present_value = present_arguments[present_arguments.index(DRAIN_OPTION) + 1]
+        arguments[arguments.index(DRAIN_OPTION) + 1] = present_value
 
 
 def _has_template(desired: Obj, observed: Obj) -> bool:
-    there = {name: observed["spec"][name] for name in ("replicas", "strategy") if name in observed["spec"]}
-    return is_desired(desired | {"spec": desired["spec"] | there}, observed)
+    """Return whether the present Deployment is as desired, apart from its number of pods and its strategy."""
+    present = {name: observed["spec"][name] for name in ("replicas", "strategy") if name in observed["spec"]}
+    return is_desired(desired | {"spec": desired["spec"] | present}, observed)

@@ -75,7 +75,7 @@ class UpdatePacer:
             owner = controller_of(deployment)
             if owner and _annotations(deployment).get(ANNOTATION_UPDATE) and not is_rolled_out(deployment):
                 service = ObjectKey(deployment["metadata"]["namespace"], owner["name"])
-                self._rollouts[service] = UpdateRollout(loop.time(), {})
+                self._rollouts[service] = UpdateRollout(since=loop.time(), earlier={})
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -86,17 +86,21 @@ class UpdatePacer:
                 await asyncio.sleep(LOOK_SECONDS)
 
     def start_next(self, store: Store, now_seconds: float) -> ObjectKey | None:
-        """Forget the rollouts that are over; if none is left, begin that of the next service, and return its key."""
+        """Forget the rollouts that are over; if none is left, begin that of the next service, and return its key.
+
+        None: a rollout goes on, or no service waits.
+        """
         for key, rollout in list(self._rollouts.items()):
             if self._is_over(store, key, rollout, now_seconds):
                 del self._rollouts[key]
         if self._rollouts or not self._waiting:
             return None
-        key = next(iter(self._waiting))
-        names = self._waiting.pop(key)
-        earlier = {name: stamp for name, stamp in _list_stamps(_list_deployments(store, key)).items() if name in names}
-        self._rollouts[key] = UpdateRollout(now_seconds, earlier)
-        return key
+        longest_waiting, *_ = self._waiting
+        names = self._waiting.pop(longest_waiting)
+        stamps = _list_stamps(_list_deployments(store, longest_waiting))
+        earlier = {name: stamp for name, stamp in stamps.items() if name in names}
+        self._rollouts[longest_waiting] = UpdateRollout(since=now_seconds, earlier=earlier)
+        return longest_waiting
 
     def _is_over(self, store: Store, key: ObjectKey, rollout: UpdateRollout, now_seconds: float) -> bool:
         """Return whether a rollout is complete, took too long, has not begun in START_SECONDS, or lost its service."""
@@ -107,7 +111,8 @@ class UpdatePacer:
             return True
         stamps = _list_stamps(deployments)
         unchanged = [name for name, stamp in rollout.earlier.items() if stamps.get(name) == stamp]
-        if unchanged and len(unchanged) == len(rollout.earlier):
+        has_begun = not unchanged or len(unchanged) < len(rollout.earlier)
+        if not has_begun:
             return taken_seconds >= START_SECONDS
         is_ready = service.get("status", {}).get("phase") in {"Ready", "Suspended"}
         return not unchanged and all(map(is_rolled_out, deployments)) and is_ready

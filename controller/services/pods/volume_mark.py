@@ -32,17 +32,26 @@ class VolumeMark(NamedTuple):
     """Time after which a pod that is being deleted counts as lost, and another value may be needed."""
 
 
-class _Marked(NamedTuple):
-    """Pods with the label, by how they stand: the value of each, and what tells the pods apart."""
+class _MarkedPod(NamedTuple):
+    """A pod with the label."""
 
-    ready: list[tuple[str, str]]
-    """The values of pods that serve, each after the time at which its pod was created."""
-    placed: list[tuple[str, str]]
-    """The values of all pods that have a node, and can end there, in the same form."""
-    lost: list[tuple[str, str]]
-    """The values of pods of lost nodes, each before the uid of its pod."""
-    in_vain: list[tuple[str, str]]
-    """The values of pods that wait for the sake of pods with this volume, in the same form."""
+    created: str
+    mark: str
+    """Its value of the label."""
+    uid: str
+
+
+class _MarkedPods(NamedTuple):
+    """Pods with the label, by what became of them."""
+
+    ready: list[_MarkedPod]
+    """Those that serve."""
+    placed: list[_MarkedPod]
+    """All that have a node, and can end there."""
+    lost: list[_MarkedPod]
+    """Those on lost nodes."""
+    in_vain: list[_MarkedPod]
+    """Those that wait for the sake of pods with this volume."""
 
 
 def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datetime) -> VolumeMark:
@@ -59,39 +68,43 @@ def choose_mark(claim: str, pods: Iterable[Obj], present: Obj | None, now: datet
     """
     label = name_label(claim)
     pods = [pod for pod in pods if label in pod["metadata"]["labels"]]
-    marked = _sort_pods(pods, label, now)
+    sorted_pods = _sort_pods(pods, label, now)
     labels: Obj = present["spec"]["template"].get("metadata", {}).get("labels", {}) if present is not None else {}
-    mark: str = labels.get(label, FIRST_MARK)
-    if running := marked.ready or marked.placed:
-        if mark not in {other for _created, other in running}:
-            mark = max(running)[1]
+    present_mark: str = labels.get(label, FIRST_MARK)
+
+    # 1. Follow the pods that run: with the present value if one of them has it, else with that of the newest.
+    if running := sorted_pods.ready or sorted_pods.placed:
+        has_present = present_mark in {pod.mark for pod in running}
+        mark = present_mark if has_present else max(running).mark
         return VolumeMark(mark, _find_seconds_to_loss(pods, now))
-    if len({other for other, _uid in marked.in_vain}) > 1:
-        return VolumeMark(mark)  # another value did not help
-    # One after the other, so that services which learn of the same pods at different times choose the same value.
-    for stuck in (marked.lost, marked.in_vain):
-        if mark in {other for other, _uid in stuck}:
-            uids = " ".join(sorted(uid for _mark, uid in stuck))
+
+    # 2. If pods with the present value are stuck, choose a new one, unless another value has not helped before. Lost
+    # pods come first, so that services which learn of the same pods at different times choose the same value.
+    if len({pod.mark for pod in sorted_pods.in_vain}) > 1:
+        return VolumeMark(present_mark)
+    for stuck in (sorted_pods.lost, sorted_pods.in_vain):
+        if present_mark in {pod.mark for pod in stuck}:
+            uids = " ".join(sorted(pod.uid for pod in stuck))
             return VolumeMark(hashlib.sha256(uids.encode()).hexdigest()[:_DIGITS])
-    return VolumeMark(mark)
+    return VolumeMark(present_mark)
 
 
-def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _Marked:
-    """Return the values that pods have for a label, sorted by what became of the pods."""
-    marked = _Marked([], [], [], [])
+def _sort_pods(pods: Iterable[Obj], label: str, now: datetime) -> _MarkedPods:
+    """Return pods with the label, sorted by what became of them; those that wait for another cause are left out."""
+    sorted_pods = _MarkedPods(ready=[], placed=[], lost=[], in_vain=[])
     for pod in pods:
-        metadata, mark = pod["metadata"], pod["metadata"]["labels"][label]
+        metadata = pod["metadata"]
+        marked = _MarkedPod(metadata.get("creationTimestamp", ""), metadata["labels"][label], metadata["uid"])
         loss = _find_loss_time(pod)
         if loss is not None and loss <= now:
-            marked.lost.append((mark, metadata["uid"]))
+            sorted_pods.lost.append(marked)
         elif _waits_in_vain(pod):
-            marked.in_vain.append((mark, metadata["uid"]))
+            sorted_pods.in_vain.append(marked)
         elif node_of(pod):
-            created = metadata.get("creationTimestamp", "")
-            marked.placed.append((created, mark))
+            sorted_pods.placed.append(marked)
             if loss is None and is_ready(pod):
-                marked.ready.append((created, mark))
-    return marked
+                sorted_pods.ready.append(marked)
+    return sorted_pods
 
 
 def _find_loss_time(pod: Obj) -> datetime | None:
