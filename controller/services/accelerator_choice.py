@@ -100,6 +100,8 @@ def choose_accelerators(
 ) -> ChosenAccelerators | None:
     """Return the choice for a service, or None if its spec or its Model names a single accelerator.
 
+    If no accelerator can be chosen now, the last choice is returned with the problem.
+
     Args:
         snapshot: the store.
         service: the service.
@@ -115,10 +117,11 @@ def choose_accelerators(
     if not names:
         return None
     last = service.status.choice or AcceleratorChoice()
-    last_choice = ChosenAccelerators(last.accelerators, last.inputs, probing_since=last.probing_since)
-    unknown = next((name for name in service.spec.scheduling.pools if not table.find_accelerator(name)), None)
-    if unknown is not None:
-        message = f"spec.scheduling.pools names {unknown}, which does not exist: create AcceleratorPool {unknown}"
+    last_choice = ChosenAccelerators(shares=last.accelerators, inputs=last.inputs, probing_since=last.probing_since)
+    unknown_pools = [name for name in service.spec.scheduling.pools if not table.find_accelerator(name)]
+    if unknown_pools:
+        pool = unknown_pools[0]
+        message = f"spec.scheduling.pools names {pool}, which does not exist: create AcceleratorPool {pool}"
         return last_choice._replace(problem=ServiceProblem(UNKNOWN_POOL, message, "Pending"))
     if rooms is None:
         return last_choice._replace(problem=ServiceProblem(*CHOICE_OUT_OF_SCOPE, "Failed"))
@@ -157,11 +160,12 @@ def _choose_when_measured(
     candidate_rooms = {accelerator: rooms.count(prospect) for accelerator, prospect in prospects.items()}
     if None in candidate_rooms.values():
         # A new leader keeps to the last choice until it has planned its first round, which enqueues each service.
-        message = "waiting for the first round of the queue"
-        problem = ServiceProblem("Choosing", message, "Progressing") if not last_choice.shares else None
+        if last_choice.shares:
+            return last_choice._replace(watched=prospects)
+        problem = ServiceProblem("Choosing", "waiting for the first round of the queue", "Progressing")
         return last_choice._replace(problem=problem, watched=prospects)
     counts = count_replicas(snapshot, service, settings.vendors)
-    if (wait := _find_wait(snapshot, service, last_choice, candidate_rooms, None if counts else probes)) is not None:
+    if not counts and (wait := _find_wait(snapshot, service, last_choice, candidate_rooms, probes)) is not None:
         return wait
     chosen = _choose_by_room(snapshot, service, checked, candidate_rooms, counts=counts, rooms=rooms)
     return chosen._replace(speeds=last_choice.speeds, probing_since=last_choice.probing_since)
@@ -174,17 +178,17 @@ def _find_wait(
     candidate_rooms: Mapping[str, CandidateRoom | None],
     probes: ProbeSource | None,
 ) -> ChosenAccelerators | None:
-    """Return the last choice with the reason that it waits for measurements; None: it does not wait.
+    """Return the last choice of a service without replicas, with the reason that it waits for measurements.
 
-    A service that has replicas, or had a choice, is never kept from them.
+    None: the service does not wait, for example because it has a choice already.
     """
     # With pools, their order decides, and no speed.
     if probes is None or last_choice.shares or not wanted_replicas(service) or service.spec.scheduling.pools:
         return None
     usable = frozenset[str]().union(*(room.device_classes for room in candidate_rooms.values() if room is not None))
-    classes = list_unmeasured(last_choice.speeds, usable)
+    unmeasured_classes = list_unmeasured(last_choice.speeds, usable)
     key = ObjectKey(service.metadata.namespace, service.metadata.name)
-    wait = wait_for_probes(key, classes, last_choice.probing_since, snapshot.now, probes)
+    wait = wait_for_probes(key, unmeasured_classes, last_choice.probing_since, snapshot.now, probes)
     if wait is None:
         return None
     return last_choice._replace(
@@ -221,20 +225,22 @@ def _choose_by_room(
     is_ordered = bool(service.spec.scheduling.pools)
     free_seconds: dict[str, float] = {}
     if is_ordered:
-        names = [candidate.accelerator for candidate in candidates]
-        free_seconds = {name: rooms.free_seconds(key, name) for name in names}
+        free_seconds = {item.accelerator: rooms.free_seconds(key, item.accelerator) for item in candidates}
         candidates = [
             candidate._replace(is_better=free_seconds[candidate.accelerator] >= BETTER_SECONDS)
             for candidate in candidates
         ]
     else:
         # Python's sort is stable: accelerators of equal or unknown speed stay in the order of the table.
-        candidates.sort(key=lambda candidate: -candidate.tokens_per_second)
+        candidates.sort(key=lambda candidate: candidate.tokens_per_second, reverse=True)
+
+    # Choose. After an edit of the spec, the last choice does not count.
     last, inputs = service.status.choice or AcceleratorChoice(), _digest_spec(service)
     last_counts = {share.accelerator: share.replicas for share in last.accelerators}
-    wanted = wanted_replicas(service)
-    chosen = choose(wanted, candidates, last_counts if last.inputs == inputs else None)
+    chosen = choose(wanted_replicas(service), candidates, last_counts if last.inputs == inputs else None)
     watched = list_watched(candidates, chosen, is_ordered=is_ordered)
+
+    # Find when to choose again, although nothing changes.
     recheck_seconds = _list_settling_seconds(snapshot, candidates, chosen, counts)
     with_room = {candidate.accelerator for candidate in candidates if candidate.room}
     recheck_seconds += [
@@ -243,8 +249,8 @@ def _choose_by_room(
         if name in watched and name in with_room and seconds < BETTER_SECONDS
     ]
     return ChosenAccelerators(
-        list_shares(candidates, chosen),
-        inputs,
+        shares=list_shares(candidates, chosen),
+        inputs=inputs,
         again_seconds=min(recheck_seconds, default=None),
         watched={
             candidate.accelerator: candidate.prospect
@@ -259,6 +265,7 @@ def _describe_candidate(
 ) -> Candidate:
     """Return an accelerator with its room and its replicas, as the choice reads it."""
     problem = checked.problem
+    accepted = [float(speed.tokens_per_second or 0) for speed in checked.speeds if speed.refusal is None]
     return Candidate(
         checked.accelerator,
         refusal=problem.message[:MESSAGE_LENGTH] if problem is not None else "",
@@ -268,8 +275,8 @@ def _describe_candidate(
         running=counts.running,
         ready=counts.ready,
         settled=counts.count_settled(snapshot.now, SETTLE_SECONDS),
-        tokens_per_second=room.tokens_per_second
-        or max((float(speed.tokens_per_second or 0) for speed in checked.speeds if speed.refusal is None), default=0.0),
+        # If no class with room has a known speed, the fastest class counts that the service accepts.
+        tokens_per_second=room.tokens_per_second or max(accepted, default=0.0),
     )
 
 

@@ -11,7 +11,7 @@ from controller.placement.candidate_room import ProspectiveReplica
 from controller.placement.pod_requests import count_requests
 from controller.placement.pod_units import build_requirement
 from controller.placement.pool_table import PoolTable, read_pools
-from controller.placement.queued_service import HostDemands, read_speeds
+from controller.placement.queued_service import read_speeds
 from controller.placement.units import MEMORY, Amounts, HostRequirement, NodeRequirement, Unit, UnitKey
 from controller.pod_settings import PodSettings
 from controller.reconcile.conditions import find
@@ -37,24 +37,29 @@ _CACHED: Final = "Cached"
 def list_candidates(
     service: InferenceService, model: Model | None, table: PoolTable, vendors: Vendors
 ) -> tuple[Accelerator, ...]:
-    """Return the accelerators that a service may use, in its order of preference; none if its spec names a single one.
+    """Return the accelerators that a service may use, in its order of preference.
 
-    Pools that do not exist are left out. Without pools, `auto` stands for all that have devices, and for hosts.
+    Empty: it may use a single one, which its spec, its Model or all of its pools name. Pools that do not exist are left
+    out. Without pools, `auto` stands for all accelerators that have devices, and for hosts.
     """
     stated = accelerator_of(service, model) if model is not None else service.spec.hardware.accelerator
-    named = dict.fromkeys(table.find_accelerator(name) for name in service.spec.scheduling.pools)
-    named.pop("", None)
+    of_pools = dict.fromkeys(table.find_accelerator(name) for name in service.spec.scheduling.pools)
+    of_pools.pop("", None)  # of pools that do not exist
     if stated == AUTO_ACCELERATOR:
-        return tuple(named or (name for name, vendor in vendors.items() if vendor.has_devices))
-    if service.spec.hardware.accelerator is None and named.keys() - {stated}:
-        return tuple(named)
+        return tuple(of_pools) if of_pools else tuple(name for name, vendor in vendors.items() if vendor.has_devices)
+    # Pools of other accelerators than that of the Model are a choice, unless the service itself states one.
+    if service.spec.hardware.accelerator is None and of_pools.keys() - {stated}:
+        return tuple(of_pools)
     return ()
 
 
 def state_accelerator(
     service: InferenceService, accelerator: Accelerator, table: PoolTable, replicas: int
 ) -> InferenceService:
-    """Return a copy of a service that states one accelerator, with the pools of that accelerator alone."""
+    """Return a copy of a service that states one accelerator; pools of other accelerators are left out.
+
+    Pools that do not exist stay, so that the check of the copy reports them.
+    """
     spec = service.spec
     pools = [name for name in spec.scheduling.pools if table.find_accelerator(name) in {accelerator, ""}]
     return replace(
@@ -96,25 +101,26 @@ def check_candidate(
     """Check one accelerator for one replica. Weights are fetched to a volume only after the accelerator is chosen."""
     table = read_pools(store, settings.vendors)
     service = state_accelerator(service, accelerator, table, 1)
-    assumed = [
+    assumed_model = _assume_weights(model) if model is not None else None
+    assumed_companions = [
         companion._replace(model=_assume_weights(companion.model)) if companion.model is not None else companion
         for companion in companions
     ]
-    assumed_model = _assume_weights(model) if model is not None else None
-    replica = check_replica(store, service, assumed_model, assumed, settings, has_claims=has_claims)
+    replica = check_replica(store, service, assumed_model, assumed_companions, settings, has_claims=has_claims)
     problem = replica.checked.problem or _refuse_queue(service, replica, settings)
     pools = service.spec.scheduling.pools or table.list_pools(accelerator)
     prospect = None if problem is not None else _build_prospect(service, replica, tuple(pools), settings)
-    key = ObjectKey(service.metadata.namespace, service.metadata.name)
-    speeds = find_speeds(key, service, accelerator, replica.checked.served) if prospect is not None else ()
+    speeds: tuple[ClassSpeed, ...] = ()
     if prospect is not None:
+        key = ObjectKey(service.metadata.namespace, service.metadata.name)
+        speeds = find_speeds(key, service, accelerator, replica.checked.served)
         profile = read_speeds(speeds, service.spec.placement)
         prospect = prospect._replace(unit=replace(prospect.unit, speeds=profile))
     return CheckedCandidate(accelerator, problem, replica.checked.model_problem, prospect, speeds)
 
 
 def _assume_weights(model: Model) -> Model:
-    """Return a copy of a Model whose weights are on its volume."""
+    """Return a Model as if its weights were on its volume; one whose weights are copied to nodes stays as it is."""
     cached = find(model.status.conditions, _CACHED)
     if cached is None or cached.status == "True" or model.spec.cache.scope == "node":
         return model
@@ -138,28 +144,32 @@ def _build_prospect(
 ) -> ProspectiveReplica | None:
     """Return a replica of a service as the queue would place it; None if it cannot run on its accelerator.
 
-    It has its pod only if volumes that exist already may hold that to some nodes.
+    Its pod is stated only if volumes that exist already may restrict it to some nodes.
     """
     served, choice = replica.checked.served, replica.choice
     if served is None:
         return None
+
+    # A process, if it runs on a host.
     if choice is None:
         spec, bytes_needed = service.spec, replica.checked.memory.total_bytes
         if bytes_needed is None:
             return None
         process = build_process_spec(service, served, bytes_needed)
-        demands = HostDemands(frozenset(spec.node_selector.items()), tuple(spec.tolerations))
-        requirement = HostRequirement(process.runtime, service.metadata.namespace, *demands)
+        selector, tolerations = frozenset(spec.node_selector.items()), tuple(spec.tolerations)
+        requirement = HostRequirement(process.runtime, service.metadata.namespace, selector, tolerations)
         return ProspectiveReplica(_build_unit(service, {MEMORY: bytes_needed}, pools, requirement))
+
+    # Else a pod.
     _, deployment = build_deployment(
         service, choice, mounted_weights(served.model), companion_weights(served), settings=settings
     )
     pod = deployment["spec"]["template"]["spec"]
     unit = _build_unit(service, count_requests(pod), pools, build_requirement(pod, None))
     # A volume of its own, such as a copy on a node, is made where a pod can be.
-    is_held_by_volumes = served.model.spec.cache.scope != "node" and bool(mounted_claims(pod))
+    is_restricted_by_volumes = served.model.spec.cache.scope != "node" and bool(mounted_claims(pod))
     metadata = {"namespace": service.metadata.namespace, "uid": ""}
-    return ProspectiveReplica(unit, {"metadata": metadata, "spec": pod} if is_held_by_volumes else None)
+    return ProspectiveReplica(unit, {"metadata": metadata, "spec": pod} if is_restricted_by_volumes else None)
 
 
 def _build_unit(

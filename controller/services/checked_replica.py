@@ -54,7 +54,7 @@ def check_replica(
     further: ServiceProblem | None = None,
     has_claims: bool = True,
 ) -> CheckedReplica:
-    """Check whether a service may have replicas on its accelerator.
+    """Check whether a service may have replicas on its accelerator, and report at most one problem.
 
     Args:
         store: the watch cache.
@@ -75,18 +75,22 @@ def check_replica(
         largest_device_bytes=devices.largest_bytes,
         has_claims=has_claims,
     )
+    # A limit of the controller is reported before any other problem.
     out_of_scope = refuse_hosts(accelerator, settings.vendors, settings.limits) if accelerator is not None else None
-    if exceeded := out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits):
+    exceeded = out_of_scope or refuse_queue(service, settings.limits) or check_limits(service, settings.limits)
+    if exceeded:
         checked = checked.refuse(ServiceProblem(*exceeded, "Failed"))
     elif further is not None:
         checked = checked.refuse(checked.problem or further)
+
     if checked.served is not None and accelerator is not None:
-        refused = _refuse_pools(service, accelerator, store, settings)
-        checked = checked.refuse(refused) if refused is not None else checked
+        pool_problem = _refuse_pools(service, accelerator, store, settings)
+        checked = checked.refuse(pool_problem) if pool_problem is not None else checked
+
     choice = choose_engine(service, accelerator, checked, settings)
-    if refused := find_pod_problem(service, checked.served, choice, settings):
-        checked, choice = checked.refuse(refused), None
-    return CheckedReplica(accelerator, checked, devices, choice)
+    if pod_problem := find_pod_problem(service, checked.served, choice, settings):
+        checked, choice = checked.refuse(pod_problem), None
+    return CheckedReplica(accelerator=accelerator, checked=checked, devices=devices, choice=choice)
 
 
 def _refuse_pools(

@@ -60,20 +60,22 @@ def assess_classes(
             device_class=scale_class(serving_devices.device_class, number), device_count=max(1, number)
         )
         fit = assess_fit(workload, service.spec, devices, corrections, active_share=share)
+        # Measurements are made without companions.
         record = measured.get(devices.device_class) if not served.companions else None
         speeds.append(_describe_class(devices.device_class, fit, record, service.spec.placement))
     return sort_speeds(speeds)
 
 
 def sort_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
-    """Return the speeds as they are listed: the fastest first."""
-    return tuple(sorted(speeds, key=lambda speed: (-float(speed.tokens_per_second or 0), speed.device_class)))
+    """Return the speeds as they are listed: the fastest first, equal ones by the name of the class."""
+    by_name = sorted(speeds, key=lambda speed: speed.device_class)
+    return tuple(sorted(by_name, key=lambda speed: float(speed.tokens_per_second or 0), reverse=True))
 
 
 def cut_speeds(speeds: Iterable[ClassSpeed]) -> tuple[ClassSpeed, ...]:
     """Return the speeds that fit into the status, where the queue reads them; refused classes are left out first."""
-    listed = sort_speeds(speeds)
-    return sort_speeds(sorted(listed, key=lambda speed: speed.refusal is not None)[:MOST_CLASSES])
+    accepted_first = sorted(sort_speeds(speeds), key=lambda speed: speed.refusal is not None)
+    return sort_speeds(accepted_first[:MOST_CLASSES])
 
 
 def describe_refusal(speed: ClassSpeed) -> str:
@@ -93,26 +95,30 @@ def _describe_class(
     """Return the speed and fit of a replica on a device class, and why the service does not accept the class."""
     level = fit.level_if_idle if fit is not None else None
     estimated = fit.speed if fit is not None else None
-    speed, low, high, source, corrected_by = None, None, None, None, None
+    speed, low, high = None, None, None
+    source: SpeedSource | None = None
+    measurements: int | None = None
     if record is not None:
         speed, source = record.tokens_per_second, _SOURCES["measured"]
     elif estimated is not None:
         low, speed, high = estimated.generation
-        source, corrected_by = _SOURCES[estimated.method], estimated.measurements or None
+        source, measurements = _SOURCES[estimated.method], estimated.measurements or None
     least = demands.min_tokens_per_second
     refusal: SpeedRefusal | None = None
     if least is not None and (speed is None or speed < least):
         refusal = "SpeedUnknown" if speed is None else "TooSlow"
-    # Whether it fits at all is decided by what is free there.
-    if demands.min_fit != "marginal" and (level is None or FIT_LEVELS.index(level) > FIT_LEVELS.index(demands.min_fit)):
-        refusal = refusal or "TooTight"
+    # The default "marginal" refuses no class: a replica fits wherever enough memory is free.
+    if demands.min_fit != "marginal":
+        is_too_tight = level is None or FIT_LEVELS.index(level) > FIT_LEVELS.index(demands.min_fit)
+        if is_too_tight and refusal is None:
+            refusal = "TooTight"
     return ClassSpeed(
         device_class=device_class,
         tokens_per_second=_format(speed),
         low=_format(low),
         high=_format(high),
         source=source,
-        measurements=corrected_by,
+        measurements=measurements,
         fit=level,
         shortfall=fit.shortfall[:_LONGEST_SHORTFALL] if fit is not None and level == "too_tight" else "",
         refusal=refusal,

@@ -41,13 +41,12 @@ def find_replica_class(
     for name in names:
         if vendors[name].resource is not None and (device_class := find_node_class(service, name, vendors[name], node)):
             return device_class
-    if any(vendors[name].resource is None and vendors[name].in_pods for name in names):
-        return _find_processor_class(snapshot, service, node)
-    return None
+    has_processor_only = any(vendors[name].resource is None and vendors[name].in_pods for name in names)
+    return _find_processor_class(snapshot, service, node) if has_processor_only else None
 
 
 def find_host_class(host: MetalHost) -> str | None:
-    """Return the device class of an off-cluster host."""
+    """Return the device class of an off-cluster host; None if its agent does not state the chip."""
     facts = host.status
     return name_host_class(facts.chip, facts.gpu_cores, facts.memory_bytes) if facts.chip else None
 

@@ -109,13 +109,12 @@ def _diagnose_unready(pod: Obj, container: Obj) -> ServiceProblem:
         subject, option = "the engine", "--all-containers"
     logs = f"`kubectl logs -n {pod['metadata']['namespace']} {name} {option}`"
     started_at = container["state"]["running"].get("startedAt", "")
-    if any(
-        condition["type"] == "Ready"
-        and condition["status"] == "False"
-        and condition.get("lastTransitionTime", "") > started_at
+    unready_since = [
+        condition.get("lastTransitionTime", "")
         for condition in pod["status"].get("conditions", [])
-        if started_at
-    ):
+        if condition["type"] == "Ready" and condition["status"] == "False"
+    ]
+    if started_at and any(since > started_at for since in unready_since):
         message = f"pod {name}: {subject} has served, and its readiness probe fails now: see {logs}"
         return ServiceProblem("NotAnswering", message, "Progressing")
     return ServiceProblem(LOADING, f"pod {name}: {subject} is loading the model: see {logs}", "Progressing")
@@ -126,13 +125,14 @@ def _describe_last_end(container: Obj, memory: Mapping[str, str]) -> str:
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated")
     if ended is None:
         return ""
+    name, reason = container["name"], ended.get("reason")
+    if reason == _OUT_OF_MEMORY:
+        return _describe_killed(name, memory.get(name, ""))
+    text = f"{name} ended with exit code {ended['exitCode']}"
+    if reason not in {None, "", "Error"}:
+        text += f" ({reason})"
     last_output = find_cause(ended.get("message", ""))
-    cause = f" ({ended['reason']})" if ended.get("reason") not in {None, "", "Error"} else ""
-    if ended.get("reason") == _OUT_OF_MEMORY:
-        return _describe_killed(container["name"], memory.get(container["name"], ""))
-    return (
-        f"{container['name']} ended with exit code {ended['exitCode']}{cause}{': ' if last_output else ''}{last_output}"
-    )
+    return f"{text}: {last_output}" if last_output else text
 
 
 def _describe_killed(container: str, memory: str) -> str:
@@ -198,7 +198,7 @@ class _ClosedHosts(NamedTuple):
 
 
 def _list_closed_hosts(capable: Sequence[HostCapacity], short_hosts: Collection[str | None]) -> list[_ClosedHosts]:
-    """Return the reasons for which some of these hosts take no process now, each with the hosts that it names.
+    """Return the reasons for which some of these hosts take no process now, the one that counts most first.
 
     No message counts hosts: while an administrator drains one host after the other, each new number would rewrite the
     status of all that waits.
@@ -258,7 +258,8 @@ def _explain_shortage(
 ) -> str:
     """Return why a replica fits none of these hosts now, which could run it if enough memory were free."""
     # No message quotes the free memory: it changes every few seconds, and each change would rewrite all that waits.
-    largest = min(eligible, key=lambda capacity: (-capacity.budget_bytes, capacity.host))
+    by_name = sorted(eligible, key=lambda capacity: capacity.host)
+    largest = max(by_name, key=lambda capacity: capacity.budget_bytes)
     advice = advise(largest.budget_bytes)
     parts = f" ({advice.memory_parts})" if advice.memory_parts else ""
     message = f"a replica needs {size_text(needed)}{parts}; the largest host, {largest.host}, has "
@@ -284,6 +285,8 @@ def _diagnose_unbound(
     The demands are checked one after the other, each by the hosts that meet all before it.
     """
     runtime, namespace, needed = process.spec.runtime, process.metadata.namespace, process.spec.memory_bytes
+
+    # 1. The hosts that could run it, by namespace, address, engine, labels and taints.
     if not capacities:
         message = f"no live host: run `pomona agent` on a host that has {size_text(needed)} of memory free"
         return ServiceProblem("NoHost", message, "Pending")
@@ -306,11 +309,11 @@ def _diagnose_unbound(
     admitting = [host for host in capable if requirement.refuse_host(host) not in {"LabelMissing", "Taint"}]
     if not admitting:
         return ServiceProblem("NoHost", _explain_rules(capable, requirement), "Pending")
+
+    # 2. Of these, the hosts that take it now: none that has rejected it, displaces it, or is closed.
     rejecting = {process.spec.host_name: process.status.message or "it has stopped it" for process in siblings.rejected}
     displacing = {displaced.process.spec.host_name for displaced in siblings.displaced}
-    short = {
-        displaced.process.spec.host_name for displaced in siblings.displaced if displaced.why.cause == MEMORY_PRESSURE
-    }
+    short = {leaving.process.spec.host_name for leaving in siblings.displaced if leaving.why.cause == MEMORY_PRESSURE}
     closed = _list_closed_hosts(admitting, short)
     eligible = list_eligible_hosts(requirement, {*rejecting, *displacing}, reachable)
     if not eligible and closed:
@@ -319,13 +322,14 @@ def _diagnose_unbound(
         message += f", or run `pomona agent` on a host that has {size_text(needed)} free"
         return ServiceProblem(reason, "; ".join((message, *(hosts.state for hosts in closed[1:]))), "Pending")
     if not eligible:
-        host, why = next(iter(rejecting.items()))
+        (host, why), *_ = rejecting.items()
         return ServiceProblem("Rejected", f"host {host} rejected it: {why}", "Failed")
+
+    # 3. Of these, the hosts with enough free memory.
     best = eligible[0]
     if best.free_bytes >= needed:
         return ServiceProblem(BINDING, f"waiting to be bound to host {best.host}, which has enough memory", "Pending")
-    message = _explain_shortage(needed, eligible, advise)
-    message = "; ".join((message, *(hosts.state for hosts in closed)))
+    message = "; ".join((_explain_shortage(needed, eligible, advise), *(hosts.state for hosts in closed)))
     if len(allowed) < len(capacities):
         message += f"; {len(capacities) - len(allowed)} more live hosts are not given to namespace {namespace}"
     return ServiceProblem(_NO_HOST_FITS, message, "Pending")

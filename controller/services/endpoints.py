@@ -40,12 +40,12 @@ def list_ready_endpoints(slices: Iterable[Obj]) -> tuple[Endpoint, ...]:
             if endpoint.get("conditions", {}).get("ready", True) is not False:
                 endpoints |= {
                     Endpoint(
-                        address,
-                        port["port"],
-                        "https" if port.get("appProtocol") == HTTPS else "http",
-                        host,
-                        # A host states what it likes, and is no node.
-                        "" if host else endpoint.get("nodeName", ""),
+                        address=address,
+                        port=port["port"],
+                        scheme="https" if port.get("appProtocol") == HTTPS else "http",
+                        host=host,
+                        # A host is no node, whatever its agent states.
+                        node="" if host else endpoint.get("nodeName", ""),
                     )
                     for address in endpoint["addresses"]
                     for port in ports

@@ -18,7 +18,10 @@ MOST_REQUESTS_REPORTED: Final = 1_000_000
 
 
 def find_host_traffic(snapshot: Snapshot, namespace: str, service_uid: str) -> Traffic:
-    """Return the traffic of a service on hosts: the sum of what its processes report that serve on hosts that live."""
+    """Return the traffic of a service on hosts: the sum of what its processes report that serve on live hosts.
+
+    A process that reports a negative number is left out, and excessive numbers are cut.
+    """
     children = snapshot.children(METAL_PROCESSES, namespace, service_uid)
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
     hosts = read_hosts(snapshot.store, {process.spec.host_name for process in processes})
@@ -27,22 +30,20 @@ def find_host_traffic(snapshot: Snapshot, namespace: str, service_uid: str) -> T
         status = process.status
         if status.phase != "Ready" or is_host_lost(process.spec.host_name or "", hosts):
             continue
-        rate, requests, average = status.tokens_per_second, status.requests_per_minute, status.average_latency_ms
-        if min(requests or 0, average or 0) < 0:  # these count nothing
+        rate, requests, average_ms = status.tokens_per_second, status.requests_per_minute, status.average_latency_ms
+        if (requests is not None and requests < 0) or (average_ms is not None and average_ms < 0):
             continue
-        traffic = combine_traffic(
-            traffic,
-            Traffic(
-                None if requests is None else min(requests, MOST_REQUESTS_REPORTED),
-                average,
-                min(float(rate), MOST_REPORTED) if rate else None,
-            ),
+        reported = Traffic(
+            requests_per_minute=min(requests, MOST_REQUESTS_REPORTED) if requests is not None else None,
+            average_ms=average_ms,
+            tokens_per_second=min(float(rate), MOST_REPORTED) if rate else None,
         )
+        traffic = combine_traffic(traffic, reported)
     return traffic
 
 
 def add_host_traffic(of_pods: Traffic, of_hosts: Traffic, shown: Traffic) -> Traffic:
-    """Return the traffic of a service in pods and on hosts; a sum that hardly differs from what is shown is that."""
+    """Return the sum of the traffic in pods and on hosts; or `shown`, that of the status, if the sum hardly differs."""
     if of_hosts == UNKNOWN_TRAFFIC:
         return of_pods
     total = combine_traffic(of_pods, of_hosts)

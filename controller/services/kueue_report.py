@@ -40,7 +40,7 @@ NO_REPORT: Final = KueueReport()
 
 
 def read_kueue(service: InferenceService, store: Store, queues: KueueQueues | None) -> KueueReport:
-    """Return what the decision about a service reads of Kueue; of one in another mode nothing."""
+    """Return the facts about Kueue that the decision about a service reads; none for a service in another mode."""
     name, namespace = name_local_queue(service), service.metadata.namespace
     if name is None or queues is None:
         return NO_REPORT
@@ -48,7 +48,9 @@ def read_kueue(service: InferenceService, store: Store, queues: KueueQueues | No
     queue = store.get(LOCAL_QUEUES, name, namespace)
     if queue is not None:
         standing = queues.find_standing(namespace, pods)
-        return KueueReport(standing=standing._replace(stopped=_explain_stop(queue)) if standing else None)
+        if standing is None:
+            return NO_REPORT
+        return KueueReport(standing=standing._replace(stopped=_explain_stop(queue)))
     if not queues.local_queues.exists:
         return KueueReport(ServiceProblem("KueueMissing", _MISSING, "Failed"))
     message = f"LocalQueue {name} does not exist in namespace {namespace}: create it, or edit spec.scheduling.queueName"
@@ -56,7 +58,7 @@ def read_kueue(service: InferenceService, store: Store, queues: KueueQueues | No
 
 
 def explain_kueue_wait(problem: ServiceProblem | None, standing: KueueStanding | None) -> ServiceProblem | None:
-    """Return why a replica is not ready, by Kueue if it is the one that holds it."""
+    """Return why a replica is not ready: because of Kueue if nothing but a gate holds it, else `problem`."""
     if standing is None or (problem is not None and problem.reason != SCHEDULING_GATED):
         return problem
     return ServiceProblem(WAITING, standing.message, "WaitingForGPU")
@@ -85,5 +87,7 @@ def reads_of_queue(queue: Obj) -> object:
 def _explain_stop(queue: Obj) -> str:
     """Return why Kueue admits nothing from a LocalQueue, in its own words; empty if it does."""
     conditions = (queue.get("status") or {}).get("conditions") or ()
-    stopped = (condition for condition in conditions if (condition["type"], condition["status"]) == ("Active", "False"))
-    return next((str(condition.get("message", "")) for condition in stopped), "")
+    for condition in conditions:
+        if condition["type"] == "Active" and condition["status"] == "False":
+            return str(condition.get("message", ""))
+    return ""

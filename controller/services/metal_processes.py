@@ -57,15 +57,18 @@ def observe_hosts(
     if not children and not (spec and wanted):
         return Replicas(total=0)
     processes = decode_stored(snapshot.store, METAL_PROCESSES, children, MetalProcess)
+
+    # 1. Read all hosts only for a replica that waits for one of them, or may move.
     requested_at = service.metadata.annotations.get(REBALANCE_AT)
     is_waiting = len(processes) < wanted or any(process.spec.host_name is None for process in processes)
-    # The hosts are looked at one by one only for a replica that waits for one of them, or may move.
     if is_waiting or is_requested(requested_at, snapshot.now):
         hosts, capacities = list_hosts(snapshot.store)
     else:
         hosts, capacities = read_hosts(snapshot.store, {process.spec.host_name for process in processes}), []
+
+    # 2. Find the processes that move, and sort all by their next step. If the memory is an estimate, bound processes
+    # that differ in nothing but an earlier estimate are kept.
     name = process_prefix(service.metadata.name, spec) if spec else None
-    # If the memory is an estimate, bound processes that differ in nothing but an earlier estimate are kept.
     estimated = spec if served is not None and not replica_memory.is_memory_stated(served) else None
     exposed = find_exposed_hosts(snapshot.store, service.metadata.namespace, service.metadata.name)
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
@@ -83,6 +86,8 @@ def observe_hosts(
         demands=demands,
         displacements=find_displacements(processes, read_orders(snapshot.store), demands.tolerations, moving_uids),
     )
+
+    # 3. Plan the steps, and describe the replicas.
     taken = {obj["metadata"]["name"] for obj in children}
     steps = plan_steps(
         service,
@@ -137,7 +142,7 @@ def _find_recheck_seconds(
         return BINDING_SECONDS
     if grouped.superseded and any(process.spec.host_name is None for process in grouped.kept):
         # If others free memory, it may be enough together with that of the predecessor, which is then deleted.
-        return min(steps.again_seconds or LOOK_AGAIN_SECONDS, LOOK_AGAIN_SECONDS)
+        return min(steps.again_seconds, LOOK_AGAIN_SECONDS) if steps.again_seconds else LOOK_AGAIN_SECONDS
     return steps.again_seconds
 
 
@@ -152,16 +157,19 @@ def _diagnose_kept(
     Processes that wait for a host with the same demands and memory have the same diagnosis, which is made once.
     """
     problems = []
-    of_waiting: dict[tuple[HostRequirement, int], ServiceProblem | None] = {}
+    # The diagnoses of processes that wait for a host, by their demands and memory.
+    waiting_problems: dict[tuple[HostRequirement, int], ServiceProblem | None] = {}
     for process in grouped.kept:
+        is_waiting = process.spec.host_name is None
         requirement = require_host(process, demands)
         demand = requirement, process.spec.memory_bytes
-        if process.spec.host_name is None and demand in of_waiting:
-            problems.append(of_waiting[demand])
-            continue
-        problems.append(diagnosis.diagnose_process(process, capacities, grouped, advise, requirement))
-        if process.spec.host_name is None:
-            of_waiting[demand] = problems[-1]
+        if is_waiting and demand in waiting_problems:
+            problem = waiting_problems[demand]
+        else:
+            problem = diagnosis.diagnose_process(process, capacities, grouped, advise, requirement)
+            if is_waiting:
+                waiting_problems[demand] = problem
+        problems.append(problem)
     return problems
 
 
@@ -273,7 +281,8 @@ def decide_release(snapshot: Snapshot, key: ObjectKey) -> Plan:
     if metadata.deletion_timestamp is None or PROCESS_FINALIZER not in metadata.finalizers:
         return Plan()
     host_exists = host is not None and snapshot.get(METAL_HOSTS, ObjectKey("", host)) is not None
-    if process.status.phase != "Stopped" and host_exists and (wait_seconds is None or wait_seconds > 0):
+    may_host_be_alive = host_exists and (wait_seconds is None or wait_seconds > 0)
+    if may_host_be_alive and process.status.phase != "Stopped":
         return Plan(again_seconds=wait_seconds)
     kept = [finalizer for finalizer in metadata.finalizers if finalizer != PROCESS_FINALIZER]
     operations = (

@@ -68,18 +68,19 @@ class MovedServices:
         inputs: ServiceInputs | None = snapshot.inputs
         if inputs is None or inputs.view is None or inputs.revision != snapshot.store.revision:
             return
-        view, now = inputs.view, snapshot.now
-        # Of a service with a choice of accelerators or with endpoints, more may change than its place.
-        has_place_only, again = view.accelerator_choice is None and not view.endpoints, plan.again_seconds
-        is_unchanged = key in self._current
-        if not (is_unchanged and waits_whole(view) and has_place_only) or plan.status is None or again is None:
+        view, now, again_seconds = inputs.view, snapshot.now, plan.again_seconds
+        if key not in self._current or not waits_whole(view) or plan.status is None or again_seconds is None:
             return
+        # Of a service with a choice of accelerators or with endpoints, more may change than its place.
+        if view.accelerator_choice is not None or view.endpoints:
+            return
+        # Fields that no status is built from are replaced by their empty defaults.
         nothing = Replicas(total=0)
         replicas = msgspec.structs.replace(view.replicas, **{name: getattr(nothing, name) for name in _UNREPORTED})
-        # The Secret of a service that waits is not read: in that time no more than its place changes.
-        lasts_seconds = DECIDE_AGAIN_SECONDS if again == inputs.token.again_seconds else again
+        # A decision that is due again only to read the Secret holds for longer: a service that waits does not use it.
+        lasts_seconds = DECIDE_AGAIN_SECONDS if again_seconds == inputs.token.again_seconds else again_seconds
         until, view = now + timedelta(seconds=lasts_seconds), msgspec.structs.replace(view, replicas=replicas)
-        self._decided[key] = _DecidedService(view, plan.status, now, until, again)
+        self._decided[key] = _DecidedService(view, plan.status, since=now, until=until, again_seconds=again_seconds)
 
     def report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
         """Return a plan that only reports the place of a service; None: it must be decided, as more may have changed.
@@ -93,7 +94,7 @@ class MovedServices:
         return plan
 
     def _find_report(self, snapshot: Snapshot, key: ObjectKey) -> Plan | None:
-        """Return the plan of `report` by the kept view, if that still holds."""
+        """Return the plan of `report` by the kept view; None if that is missing or outdated, or nothing waits."""
         decided_service, now = self._decided.get(key), snapshot.now
         if decided_service is None or not decided_service.since <= now < decided_service.until:
             return None

@@ -55,10 +55,10 @@ class PerformanceSource:
         self._store = store
         self._writing = asyncio.Lock()
         self._enqueue = enqueue
-        self._hashes: dict[ObjectKey, str] = {}
+        self._model_hashes: dict[ObjectKey, str] = {}
         """The hash of the model of each service that shows a speed, or will."""
         self._problems: Mapping[ObjectKey, BenchmarkProblem] = {}
-        table.subscribe(self._take_change)
+        table.subscribe(self._enqueue_services_of)
 
     async def write(self, leading: Leading, model_hash: str, key: RecordKey, record: MeasuredPerformance) -> None:
         """Store a measurement in the ConfigMap of its model, unless it is stored already.
@@ -105,32 +105,32 @@ class PerformanceSource:
 
         The service is enqueued from now on when a measurement of the model changes.
         """
-        self._hashes[key] = model_hash
+        self._model_hashes[key] = model_hash
         records = self.table.list_classes(model_hash, key.namespace)
-        measured = [(records[name], name) for name in sorted(device_classes) if name in records]
-        if not measured:
+        measured_classes = [name for name in sorted(device_classes) if name in records]
+        if not measured_classes:
             return None
-        record, device_class = min(measured, key=lambda entry: entry[0].tokens_per_second)
-        return describe_performance(record, model_hash, device_class)
+        slowest = min(measured_classes, key=lambda name: records[name].tokens_per_second)
+        return describe_performance(records[slowest], model_hash, slowest)
 
     def find_problem(self, key: ObjectKey) -> BenchmarkProblem | None:
-        """Return why the last benchmark of a service has measured nothing."""
+        """Return why the last benchmark of a service has measured nothing; None if it has, or there was none."""
         return self._problems.get(key)
 
     def report_problems(self, problems: Mapping[ObjectKey, BenchmarkProblem]) -> None:
-        """Take the services that could not be measured, and enqueue those of which that is new."""
+        """Replace the problems of all services, and enqueue each service whose problem has changed."""
         last, self._problems = self._problems, problems
         for key in sorted(last.keys() | problems.keys()):
             if last.get(key) != problems.get(key):
                 self._enqueue(key)
 
     def forget(self, key: ObjectKey) -> None:
-        """Follow nothing for a service that is gone, or that shows no speed."""
-        self._hashes.pop(key, None)
+        """Enqueue a service no more when measurements change: it is gone, or shows no speed."""
+        self._model_hashes.pop(key, None)
 
-    def _take_change(self, model_hash: str) -> None:
-        """Enqueue the services that follow the measurements of a model."""
-        for key in sorted(key for key, followed in self._hashes.items() if followed == model_hash):
+    def _enqueue_services_of(self, model_hash: str) -> None:
+        """Enqueue the services that show the speed of a model, whose measurements have changed."""
+        for key in sorted(key for key, served_hash in self._model_hashes.items() if served_hash == model_hash):
             self._enqueue(key)
 
 

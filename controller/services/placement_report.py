@@ -25,7 +25,7 @@ def report_placement(
 
     Args:
         note: what this leader knows; None: nothing, so the last report stays.
-        last: the last report.
+        last: the last report; its place is `node/NAME` or `host/NAME`, as the cell of the note.
         speeds: the speed by device class.
         nodes: names of the nodes and hosts with a replica.
     """
@@ -48,11 +48,15 @@ def report_placement(
 
 
 def _describe_alternative(other: Alternative, speed: ClassSpeed | None) -> PlacementAlternative:
-    rate = other.score.tokens_per_second if other.score is not None else None
+    """Return another place as the status has it; its speed is that of its score, or else of its device class."""
+    score = other.score
+    tokens_per_second = speed.tokens_per_second if speed is not None else None
+    if score is not None and score.tokens_per_second:
+        tokens_per_second = format_rate(score.tokens_per_second)
     return PlacementAlternative(
         place=other.cell,
         device_class=speed.device_class if speed is not None else other.device_class,
-        score=other.score.points if other.score is not None else None,
-        tokens_per_second=format_rate(rate) if rate else speed.tokens_per_second if speed is not None else None,
-        reason=other.score.explain() if other.score is not None else _REFUSALS.get(other.refusal, other.refusal),
+        score=score.points if score is not None else None,
+        tokens_per_second=tokens_per_second,
+        reason=score.explain() if score is not None else _REFUSALS.get(other.refusal, other.refusal),
     )

@@ -33,7 +33,10 @@ def revise(obj: Obj, **metadata: Any) -> Obj:
 
 
 def is_header_missing(copy: ClusterCopy, manifest: Obj) -> bool:
-    """Return whether only the header of the source of a manifest says what its Model takes."""
+    """Return whether the memory of a Model is unknown until the header of its source is read.
+
+    False also for sources that cannot be read from here (file, ollama), and for a manifest that cannot be decoded.
+    """
     try:
         model = msgspec.convert({**manifest, "status": {}}, Model)
     except msgspec.ValidationError:
@@ -46,7 +49,9 @@ def is_header_missing(copy: ClusterCopy, manifest: Obj) -> bool:
 def assume_inspection(
     copy: ClusterCopy, key: ObjectKey, earlier: Obj | None, headers: ModelHeaders, now: datetime
 ) -> str:
-    """Put the status into a copy that a Model there would get; return a note about what is assumed, or "".
+    """Put the status into a copy that a Model there would get; return a note about what is assumed.
+
+    Empty: nothing is assumed, because the Model is gone, inspected already, or nothing is known about its source.
 
     Args:
         copy: the copy.
@@ -59,12 +64,12 @@ def assume_inspection(
     obj = copy.store.get(MODELS, key.name, key.namespace)
     if model is None or obj is None or model.status.observed_generation == model.metadata.generation:
         return ""
-    status, note = decide_model(model, ObservedModel(), copy.settings.pods, now).status, ""
-    status = status or {}
-    assumed = _assume_facts(copy, model, earlier, headers.get(key)) if status.get("phase") == "Pending" else None
-    if assumed is not None:
-        facts, note = assumed
-        status = _build_status(model, facts)
+    status, note = decide_model(model, ObservedModel(), copy.settings.pods, now).status or {}, ""
+    if status.get("phase") == "Pending":
+        assumed = _assume_facts(copy, model, earlier, headers.get(key))
+        if assumed is not None:
+            facts, note = assumed
+            status = _build_status(model, facts)
     conditions = [{**condition, "lastTransitionTime": rfc3339(now)} for condition in status.get("conditions", ())]
     copy.store.put(MODELS, revise({**obj, "status": {**status, "conditions": conditions}}))
     return note
@@ -91,7 +96,8 @@ def _find_alike(copy: ClusterCopy, model: Model, earlier: Obj | None) -> Model |
 
     `earlier` is the Model itself before an edit: it is preferred, as its source may have stayed.
     """
-    for obj in (*((earlier,) if earlier is not None else ()), *sorted(copy.store.list(MODELS), key=object_key)):
+    stored = sorted(copy.store.list(MODELS), key=object_key)
+    for obj in stored if earlier is None else [earlier, *stored]:
         status = obj.get("status") or {}
         # The status of an edited Model is about its earlier source.
         is_current = status.get("observedGeneration") == obj["metadata"].get("generation")

@@ -96,11 +96,12 @@ def plan_services(
         now: the wall clock.
         headers: what was read in the headers of Models that the cluster has not inspected.
     """
-    ordered = sorted(manifests, key=lambda manifest: manifest["kind"] != "Model")
+    models_first = sorted(manifests, key=lambda manifest: manifest["kind"] != "Model")
     speeds = SpeedSources(assessor=SpeedAssessor(copy.registry.list_classes, copy.measured, copy.settings.pods.vendors))
     keys, assumed = list[ObjectKey](), dict[ObjectKey, str]()
-    for manifest in ordered:
-        resource, key = MODELS if manifest["kind"] == "Model" else INFERENCE_SERVICES, object_key(manifest)
+    for manifest in models_first:
+        key = object_key(manifest)
+        resource = MODELS if manifest["kind"] == "Model" else INFERENCE_SERVICES
         earlier = copy.store.get(resource, key.name, key.namespace)
         _put_manifest(copy, resource, manifest, now)
         if resource == INFERENCE_SERVICES:
@@ -137,6 +138,7 @@ def _plan_service(
     copy: ClusterCopy, key: ObjectKey, now: datetime, speeds: SpeedSources, assumed: Mapping[ObjectKey, str]
 ) -> PlannedService:
     """Put the replicas that a service would get into the copy; return its problem or notes about it."""
+    # 1. Read the service, and note what is assumed about its Models.
     snapshot = Snapshot(copy.store, now)
     service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
     if service is None:
@@ -146,16 +148,21 @@ def _plan_service(
     models = (model_key, *(ObjectKey(key.namespace, companion.name) for companion in list_companions(service.spec)))
     notes = tuple(assumed[model] for model in models if model in assumed)
     notes += _assume_weights(copy, snapshot.read(MODELS, model_key, Model))
+
+    # 2. Decide about it as the controller would.
     rooms, pods = _CopiedRooms(copy, now), copy.settings.pods
     chosen = choose_accelerators(snapshot, service, pods, rooms, find_speeds=speeds.find_speeds)
-    view = build_view(snapshot, key, service, copy.settings.pods, ViewFacts(accelerator_choice=chosen))
+    view = build_view(snapshot, key, service, pods, ViewFacts(accelerator_choice=chosen))
     if view.blocker is not None and view.wanted:
         return PlannedService(key, _explain_problem(view.blocker), notes)
     if chosen is not None and view.wanted:
         notes += (chosen.status.message,)
-    _note_status(copy, view, key, speeds.report(snapshot, key, view, copy.settings.pods.vendors).classes)
-    queued = _put_pods(copy, view, key, now) | _put_processes(copy, view, now)
-    if view.wanted and False in queued:
+
+    # 3. Put its status, pods and processes into the copy.
+    _note_status(copy, view, key, speeds.report(snapshot, key, view, pods.vendors).classes)
+    _put_processes(copy, view, now)
+    bypasses_queue = _put_pods(copy, view, key, now)
+    if view.wanted and bypasses_queue:
         other = "Kueue admits" if service.spec.scheduling.mode == "Kueue" else "Kubernetes' scheduler places"
         notes += (f"{other} its pods: the queue gives them nothing",)
     return PlannedService(key, None, notes)
@@ -206,10 +213,10 @@ def _assume_weights(copy: ClusterCopy, model: Model | None) -> tuple[str, ...]:
     return (f"after the weights of Model {model.metadata.name} have been fetched",)
 
 
-def _put_pods(copy: ClusterCopy, view: ServiceView, key: ObjectKey, now: datetime) -> set[bool]:
+def _put_pods(copy: ClusterCopy, view: ServiceView, key: ObjectKey, now: datetime) -> bool:
     """Put the new pods of a service into the copy, and remove those that it needs no more.
 
-    The result has True if a new pod waits for the queue, and False if another scheduler places one.
+    Returns whether a new pod is placed by another scheduler than the queue.
     """
     pods_of: dict[str, list[Obj]] = {}
     """The pods that stay, by the name of their Deployment."""
@@ -219,11 +226,12 @@ def _put_pods(copy: ClusterCopy, view: ServiceView, key: ObjectKey, now: datetim
     if not view.wanted:
         for pods in pods_of.values():
             _remove_pods(copy, pods)
-    queued: set[bool] = set()
+    bypasses_queue = False
     for _, desired in view.replicas.apply:
         existing = pods_of.get(desired["metadata"]["name"], [])
-        queued |= {is_gated(pod) for pod in _roll_out(copy, desired, existing, now)}
-    return queued
+        new_pods = _roll_out(copy, desired, existing, now)
+        bypasses_queue = bypasses_queue or not all(is_gated(pod) for pod in new_pods)
+    return bypasses_queue
 
 
 def _roll_out(copy: ClusterCopy, desired: Obj, existing: Sequence[Obj], now: datetime) -> list[Obj]:
@@ -236,27 +244,34 @@ def _roll_out(copy: ClusterCopy, desired: Obj, existing: Sequence[Obj], now: dat
     wanted: int = desired["spec"]["replicas"]
     inherited_places: list[str] = []
     template, mark = _TEMPLATE, read_template_mark(desired["spec"]["template"])
+
+    # 1. Remove pods, and put the Deployment.
     if observed is not None and _has_template(observed, desired):
-        template = find_template(existing[0])[1] if existing else _TEMPLATE
+        if existing:
+            _deployment_name, template = find_template(existing[0])
         mark = read_template_mark(observed["spec"]["template"])
         missing = max(0, wanted - len(existing))
-        _remove_pods(copy, _sort_by_removal(existing)[: max(0, len(existing) - wanted)])
+        surplus = max(0, len(existing) - wanted)
+        _remove_pods(copy, _sort_by_removal(existing)[:surplus])
     else:
         waiting = [pod for pod in existing if is_gated(pod)]
         placed = _sort_by_removal(pod for pod in existing if not is_gated(pod))
         inherited_places = [format_place(find_place(pod, 0.0)) for pod in waiting]
-        _remove_pods(copy, [*waiting, *placed[: max(0, len(placed) - wanted)]])
         missing = wanted
+        surplus = max(0, len(placed) - wanted)
+        _remove_pods(copy, [*waiting, *placed[:surplus]])
         if observed is not None:
             copy.store.put(DEPLOYMENTS, revise({**observed, "spec": desired["spec"]}))
     if observed is None:
         identity = _identify(DEPLOYMENTS, ObjectKey(namespace, name), now)
         copy.store.put(DEPLOYMENTS, {**desired, "metadata": {**desired["metadata"], **identity, "generation": 1}})
+
+    # 2. Put the new pods.
     new_pods = []
     for number in range(missing):
-        annotations = {POD_TEMPLATE: mark} | (
-            {ENQUEUED_AT: inherited_places[number]} if number < len(inherited_places) else {}
-        )
+        annotations = {POD_TEMPLATE: mark}
+        if number < len(inherited_places):
+            annotations[ENQUEUED_AT] = inherited_places[number]
         pod = _build_pod(desired, f"{name}-{template}", number, annotations, now)
         copy.store.put(PODS, pod)
         new_pods.append(pod)
@@ -303,21 +318,19 @@ def _build_pod(deployment: Obj, prefix: str, number: int, annotations: Mapping[s
     return {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Pending"}}
 
 
-def _put_processes(copy: ClusterCopy, view: ServiceView, now: datetime) -> set[bool]:
+def _put_processes(copy: ClusterCopy, view: ServiceView, now: datetime) -> None:
     """Put the next MetalProcesses of a service into the copy, and remove those that it deletes.
 
-    One that has a host is only marked as deleted, since it holds its memory until it ends. The result has True if any
-    new one waits for the queue, as all do.
+    One that has a host is only marked as deleted, since it holds its memory until it ends.
     """
-    queued: set[bool] = set()
     for _, made in view.replicas.create:
         identity = _identify(METAL_PROCESSES, object_key(made), now)
         copy.store.put(METAL_PROCESSES, {**made, "metadata": {**made["metadata"], **identity}})
-        queued.add(True)
-    for ref in (deleted for deleted in view.replicas.delete if deleted.resource == METAL_PROCESSES):
+    for ref in view.replicas.delete:
+        if ref.resource != METAL_PROCESSES:
+            continue
         obj = copy.store.get(METAL_PROCESSES, ref.name, ref.namespace)
         if obj is not None and obj["spec"].get("hostName"):
             copy.store.put(METAL_PROCESSES, revise(obj, deletionTimestamp=rfc3339(now)))
         else:
             copy.store.remove(METAL_PROCESSES, ref.namespace, ref.name)
-    return queued

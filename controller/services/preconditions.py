@@ -11,12 +11,7 @@ from artifacts.source import scheme_of
 from controller.models.served import Companion, Served, accelerator_of, format_of, is_split, runtime_of
 from controller.reconcile.conditions import find
 from controller.services.pods.device_claims import ACCEPTED_SHARE
-from controller.services.pods.devices import (
-    NO_DEVICES,
-    DeviceRequest,
-    find_hardware_problem,
-    request_devices,
-)
+from controller.services.pods.devices import NO_DEVICES, DeviceRequest, find_hardware_problem, request_devices
 from controller.services.replica_memory import ModelMemory, ReplicaMemory, describe_workload, measure_replica
 from crds.inferenceservice import InferenceService
 from crds.meta import Accelerator
@@ -66,7 +61,7 @@ class CheckedService(NamedTuple):
 
     def refuse(self, problem: ServiceProblem) -> "CheckedService":
         """Return the outcome with a problem that was found elsewhere."""
-        return CheckedService(None, problem, self.model_problem)
+        return CheckedService(served=None, problem=problem, model_problem=self.model_problem)
 
 
 def check_service(
@@ -92,19 +87,21 @@ def check_service(
     vendor = vendors.get(accelerator) if accelerator is not None else None
     if accelerator is not None and vendor is None:
         message = f"hardware.accelerator {accelerator} does not exist: {offer_names(accelerator, vendors)}"
-        return CheckedService(None, ServiceProblem("InvalidSpec", message, "Failed"), None)
+        problem = ServiceProblem("InvalidSpec", message, "Failed")
+        return CheckedService(served=None, problem=problem, model_problem=None)
     model_problem = _find_model_problem(service, model, companions, vendor)
-    problem = _find_spec_problem(service, model, companions, vendors)
-    problem = problem or _refuse_claims(service, has_claims=has_claims) or model_problem
-    if problem is not None or model is None:
-        return CheckedService(None, problem, model_problem)
+    spec_problem = _find_spec_problem(service, model, companions, vendors)
+    first_problem = spec_problem or _refuse_claims(service, has_claims=has_claims) or model_problem
+    if first_problem is not None or model is None:
+        return CheckedService(served=None, problem=first_problem, model_problem=model_problem)
     served = Served(model, runtime_of(service, model, vendors), companions)
     devices = request_devices(service, vendor) if vendor is not None and vendor.in_pods else NO_DEVICES
     memory = measure_replica(service, served, devices.number)
-    problem = _find_memory_problem(service, served, memory) or _find_device_problem(
+    memory_problem = _find_memory_problem(service, served, memory) or _find_device_problem(
         service, served, vendor, memory, devices, largest_device_bytes=largest_device_bytes
     )
-    return CheckedService(served if problem is None else None, problem, model_problem, memory)
+    accepted = served if memory_problem is None else None
+    return CheckedService(served=accepted, problem=memory_problem, model_problem=model_problem, memory=memory)
 
 
 def _refuse_claims(service: InferenceService, *, has_claims: bool) -> ServiceProblem | None:
@@ -211,13 +208,11 @@ def _find_unmet_demand(
             if companion.model is not None and companion.model.status.gguf is not None
         ],
     )
-    return (
-        refuse_demand(runtime, demand)
-        or (_refuse_weights(service, model, runtime.name) if demand.in_pods else None)
-        or next(
-            (message for companion in companions if (message := _refuse_format(companion, model)) is not None), None
-        )
-    )
+    refusal = refuse_demand(runtime, demand)
+    if refusal is None and demand.in_pods:
+        refusal = _refuse_weights(service, model, runtime.name)
+    format_refusals = (_refuse_format(companion, model) for companion in companions)
+    return refusal or next((message for message in format_refusals if message is not None), None)
 
 
 def _refuse_weights(service: InferenceService, model: Model, engine: RuntimeName) -> str | None:
@@ -238,7 +233,7 @@ def list_remarks(
     *,
     smallest_device_bytes: int | None,
 ) -> tuple[str, ...]:
-    """Return what users should know of an engine and weights that are served, such as an emulated quantization.
+    """Return what users should know of an engine and weights in pods, such as an emulated quantization; none on hosts.
 
     Args:
         service: the service.
@@ -298,17 +293,19 @@ def _find_contradiction(
 ) -> str | None:
     """Return the contradiction between the accelerator and other fields or sources of Models, or None."""
     spec, accelerator = service.spec, decided_accelerator(service, model)
-    runs, unreadable, remedy = "on hosts", {"s3", "pvc"}, "use an accelerator of pods"
     if vendor.in_pods:
-        runs, unreadable, remedy = "pods", {"file"}, "set hardware.accelerator to metal"
+        readers, unreadable_schemes, remedy = "pods", {"file"}, "set hardware.accelerator to metal"
+    else:
+        readers, unreadable_schemes, remedy = "on hosts", {"s3", "pvc"}, "use an accelerator of pods"
     for candidate in (model, *(companion.model for companion in companions)):
-        if candidate is not None and scheme_of(candidate.spec.source) in unreadable:
+        if candidate is not None and scheme_of(candidate.spec.source) in unreadable_schemes:
             return (
-                f"accelerator {accelerator} runs {runs}, which cannot read {candidate.spec.source} of Model "
+                f"accelerator {accelerator} runs {readers}, which cannot read {candidate.spec.source} of Model "
                 f"{candidate.metadata.name}: {remedy}, or give the Model an hf:// or https:// source"
             )
     if vendor.in_pods:
-        return next(filter(None, map(_refuse_copies, companions)), None)
+        refusals = map(_refuse_copies, companions)
+        return next((message for message in refusals if message is not None), None)
     stated_for_pods = {
         "image": spec.image is not None,
         "resources": spec.resources != Resources(),
@@ -363,7 +360,10 @@ def _find_device_problem(
     *,
     largest_device_bytes: int | None,
 ) -> ServiceProblem | None:
-    """Return why a replica fits into no device that the service allows or the cluster has, with what would fit."""
+    """Return why a replica fits into no device that the service allows or the cluster has, with what would fit.
+
+    None: it fits, has no device, or one of the two sizes is unknown.
+    """
     if vendor is None or not devices.number:
         return None
     workload, hardware = describe_workload(served, memory.stated_bytes), service.spec.hardware

@@ -82,14 +82,16 @@ def wait_for_probes(
         now: the time.
         probes: the Jobs that measure.
     """
+    if not classes and not began:
+        return None
     # The clock of another leader may be ahead.
     wait = ProbeWait(min(parse_time(began) or now, now))
-    if now >= wait.until or not (classes or began):
+    if now >= wait.until:
         return None
-    measured = probes.request_probes(service, classes, wait.until)
-    if measured is None:
+    measured_classes = probes.request_probes(service, classes, wait.until)
+    if measured_classes is None:  # it is not known yet on which
         return wait
-    return wait._replace(classes=tuple(sorted(measured))) if measured else None
+    return wait._replace(classes=tuple(sorted(measured_classes))) if measured_classes else None
 
 
 def find_basis(speed: ClassSpeed | None, record: MeasuredPerformance | None, began: str) -> SpeedBasis | None:
@@ -104,5 +106,7 @@ def find_basis(speed: ClassSpeed | None, record: MeasuredPerformance | None, beg
         return None
     if speed.source != "Measured":
         return "estimate"
-    since, measured = parse_time(began), parse_time(record.measured_at) if record is not None else None
-    return "probe" if since is not None and measured is not None and measured >= since else "cache"
+    waits_since, measured_at = parse_time(began), parse_time(record.measured_at) if record is not None else None
+    if waits_since is not None and measured_at is not None and measured_at >= waits_since:
+        return "probe"
+    return "cache"

@@ -11,7 +11,7 @@ from controller.reconcile.plan import Event
 from controller.services.diagnosis import BINDING, QUEUED, WAITS_FOR_HOST
 from controller.services.preconditions import ServiceProblem
 from crds.meta import PRIORITY_RANK, without_defaults
-from crds.queue_status import EstimatedStart, QueueNomination, QueueStatus
+from crds.queue_status import EstimatedStart, NoEstimate, QueueNomination, QueueStatus
 from kube.client import Obj
 from kube.time import rfc3339
 
@@ -62,8 +62,10 @@ def recall_standing(queue: QueueStatus | None) -> ServiceStanding | None:
     enqueued_at = parse_seconds(queue.enqueued_at) if queue is not None else None
     if queue is None or enqueued_at is None or queue.reason is None:
         return None
-    start = queue.estimated_start
-    earliest, latest = (parse_seconds(start.earliest), parse_seconds(start.latest)) if start else (None, None)
+    estimated = queue.estimated_start
+    start: StartRange | NoEstimate = queue.no_estimate or "TooFewSeen"
+    if estimated and (earliest := parse_seconds(estimated.earliest)) and (latest := parse_seconds(estimated.latest)):
+        start = StartRange(earliest, latest)
     return ServiceStanding(
         pool=queue.pool,
         position=queue.position,
@@ -79,7 +81,7 @@ def recall_standing(queue: QueueStatus | None) -> ServiceStanding | None:
         victims=tuple(queue.nominated.victims) if queue.nominated else (),
         reason=queue.reason,
         message=queue.message,
-        start=StartRange(earliest, latest) if earliest and latest else queue.no_estimate or "TooFewSeen",
+        start=start,
     )
 
 
@@ -103,13 +105,13 @@ def build_queue_events(before: QueueStatus | None, after: Obj | None) -> tuple[E
     events = []
     if before is None and after.get("place"):
         note = f"waits at place {after['place']} of pool {after['pool']} for {after['waitingFor']}"
-        events.append(Event("Normal", QUEUED, note, "Queue"))
+        events.append(Event("Normal", reason=QUEUED, note=note, action="Queue"))
     promised = after.get("nominated")
     nomination = before.nominated if before is not None else None
     if promised is not None and (nomination is None or nomination.cells != promised["cells"]):
         victims = ", ".join(promised.get("victims", ())) or "others"
         note = f"gets {', '.join(promised['cells'])} as soon as replicas of {victims} have ended"
-        events.append(Event("Normal", "Nominated", note, "Queue"))
+        events.append(Event("Normal", reason="Nominated", note=note, action="Queue"))
     return tuple(events)
 
 

@@ -236,20 +236,20 @@ async def _probe(
         return endpoint, _explain_untrusted(probe, endpoint)
 
     # One broken endpoint does not decide for all: the others are probed when it fails.
-    count = min(len(question.endpoints), MOST_ASKED)
+    most = min(len(question.endpoints), MOST_ASKED)
     if first is None:
-        first, *others = random.sample(question.endpoints, count)
+        first, *others = random.sample(question.endpoints, most)
     else:
         # Always in the same order, so that the message stays the same while that endpoint fails.
-        others = [endpoint for endpoint in question.endpoints if endpoint != first][: count - 1]
-    endpoint, failed = await ask(first)
-    if failed.ok:
-        return Probe(failed, endpoint)
-    for other, answer in await asyncio.gather(*map(ask, others)):
-        if answer.ok:
-            message = f"{answer.message}; {failed.message}"
-            return Probe(msgspec.structs.replace(answer, message=message), other, endpoint)
-    return Probe(failed, endpoint)
+        others = [endpoint for endpoint in question.endpoints if endpoint != first][: most - 1]
+    _, first_result = await ask(first)
+    if first_result.ok:
+        return Probe(first_result, endpoint=first)
+    for other, result in await asyncio.gather(*map(ask, others)):
+        if result.ok:
+            message = f"{result.message}; {first_result.message}"
+            return Probe(msgspec.structs.replace(result, message=message), endpoint=other, failed=first)
+    return Probe(first_result, endpoint=first)
 
 
 async def read_token(client: Client, key: ObjectKey, service_uid: str) -> str | ProbeResult:

@@ -111,7 +111,7 @@ class ServiceSources(NamedTuple):
         )
         is_in_kueue = kueue_report != NO_REPORT
         standing = None if is_in_kueue else self.find_standing(key, recall_standing(service.status.queue))
-        facts = ViewFacts(self.pacer.may_roll_out(key), standing, kueue_report, chosen, has_claims)
+        facts = ViewFacts(self.pacer.may_roll_out(key), standing, kueue_report, chosen, has_claims=has_claims)
         view = build_view(snapshot, key, service, settings, facts)
         serves = _has_replicas(snapshot, service)
         # If another owner's Secret has the name, creating ours fails and a condition reports that.
@@ -187,19 +187,29 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
     inputs: ServiceInputs | None = snapshot.inputs
     if service is None or inputs is None:
         return Plan(effects=(ServiceEffects(is_gone=True),))
-    view = inputs.view if inputs.revision == snapshot.store.revision else None
-    view = view or build_view(snapshot, key, service, settings, inputs.facts)
+
+    # 1. The view of the service; that of the inputs is outdated if the store has changed since.
+    view = inputs.view
+    if view is None or inputs.revision != snapshot.store.revision:
+        view = build_view(snapshot, key, service, settings, inputs.facts)
     replicas, token, chosen = view.replicas, inputs.token, view.accelerator_choice
+
+    # 2. Its status.
     replacement = inputs.speed.replacement or report_without_replacer(service)
     target = _find_traffic_target(view)
     status = _report_status(view, inputs, _sum_traffic(snapshot, view, target, inputs), replacement)
+
+    # 3. The objects beside its replicas.
     beside_pods = _list_beside_pods(snapshot, view, settings, is_monitored=inputs.is_monitored)
     has_pods = bool(replicas.apply or replicas.keep)
     templates = list_templates(service, settings.vendors.get(view.accelerator or "")) if has_pods else ()
     new_secret = (token_secret(service, token.new_token, token.rotation),) if token.new_token else ()
-    # Secrets are not watched: the next step of a replacement, and the next look, follow without an event.
+
+    # 4. The time of the next decision. Secrets are not watched, so the steps of a new token follow without an event.
     pauses = [token.again_seconds, replicas.again_seconds, replacement.again_seconds]
     pauses += [ROTATION_SECONDS if token.rotation or token.patch else None, chosen.again_seconds if chosen else None]
+    awaiting, prospects = frozenset(replicas.awaiting), chosen.watched if chosen else {}
+    effects = ServiceEffects(view.question, view.proof, target, awaiting=awaiting, prospects=prospects)
     return Plan(
         create=new_secret + replicas.create,
         apply=(*templates, *replicas.apply, build_network_service(service), *beside_pods),
@@ -212,11 +222,7 @@ def decide_service(snapshot: Snapshot, key: ObjectKey, settings: PodSettings = D
         status=status,
         labels=_list_labels(view) if status["phase"] == "Ready" else None,
         events=(*build_events(service, status), *replacement.list_events(service.status.replacement)),
-        effects=(
-            ServiceEffects(
-                view.question, view.proof, target, frozenset(replicas.awaiting), chosen.watched if chosen else {}
-            ),
-        ),
+        effects=(effects,),
         again_seconds=min((seconds for seconds in pauses if seconds is not None), default=None),
     )
 
@@ -239,7 +245,9 @@ def _prune_pods(snapshot: Snapshot, view: ServiceView, beside: Sequence[tuple[Re
 
     `beside` are the objects beside its pods that it needs: a disruption budget, a network policy and a PodMonitor.
     """
-    if view.accelerator_choice is not None:
+    if not view.wanted:
+        may_prune = True
+    elif view.accelerator_choice is not None:
         # `replicas` names all Deployments whose pods serve until replicas on other accelerators do: the rest may go.
         may_prune = view.blocker is None
     else:
@@ -248,7 +256,7 @@ def _prune_pods(snapshot: Snapshot, view: ServiceView, beside: Sequence[tuple[Re
         # After a change of accelerator, pods stay until hosts serve in their place. What is beside pods that stay, such
         # as a policy whose option is off by now, may be why they are not ready.
         may_prune = has_pods or has_successors
-    if view.wanted and not may_prune:
+    if not may_prune:
         return ()
     metadata = view.service.metadata
     children = {kind: snapshot.children(kind, metadata.namespace, metadata.uid) for kind in OF_PODS}
@@ -260,7 +268,9 @@ def _find_traffic_target(view: ServiceView) -> TrafficTarget | None:
     """Return the pods of a service whose metrics are read; None if it has none."""
     pods = tuple(endpoint for endpoint in view.own_endpoints if not endpoint.host)
     metadata, model = view.service.metadata, view.service.spec.model_ref
-    return TrafficTarget(metadata.uid, pods, model, view.pod_runtime or view.runtime) if pods else None
+    if not pods:
+        return None
+    return TrafficTarget(metadata.uid, endpoints=pods, model=model, backend=view.pod_runtime or view.runtime)
 
 
 def _sum_traffic(snapshot: Snapshot, view: ServiceView, target: TrafficTarget | None, inputs: ServiceInputs) -> Traffic:
@@ -303,5 +313,6 @@ def _list_beside_pods(
 
 
 def _read_service(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None:
+    """Return a service; None if it is gone or being deleted, or cannot be decoded."""
     service = snapshot.read(INFERENCE_SERVICES, key, InferenceService)
     return None if service is None or service.metadata.deletion_timestamp is not None else service

@@ -86,13 +86,13 @@ def _accelerator_of(deployment: Obj, vendors: Vendors) -> str:
 def _count_pods(pods: Iterable[Obj]) -> ReplicaCounts:
     """Return the replicas in these pods."""
     living = [pod for pod in pods if pod.get("status", {}).get("phase") not in ENDED]
-    waiting = [pod["metadata"]["creationTimestamp"] for pod in living if not node_of(pod)]
     placed = [pod for pod in living if node_of(pod)]
-    return ReplicaCounts(len(placed), sum(map(is_ready, placed)), tuple(map(datetime.fromisoformat, waiting)))
+    waiting = [datetime.fromisoformat(pod["metadata"]["creationTimestamp"]) for pod in living if not node_of(pod)]
+    return ReplicaCounts(running=len(placed), ready=sum(map(is_ready, placed)), waiting_since=tuple(waiting))
 
 
 def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCounts:
-    """Return the replicas of a service on hosts."""
+    """Return the replicas of a service on hosts; those on lost hosts, and those that are displaced, do not run."""
     metadata, store = service.metadata, snapshot.store
     children = snapshot.children(METAL_PROCESSES, metadata.namespace, metadata.uid)
     if not children:
@@ -111,5 +111,6 @@ def _count_processes(snapshot: Snapshot, service: InferenceService) -> ReplicaCo
     ]
     exposed = find_exposed_hosts(snapshot.store, metadata.namespace, metadata.name)
     ready = sum(process.status.phase == "Ready" and process.spec.host_name in exposed for process in placed)
-    waiting = [process.metadata.creation_timestamp for process in processes if not process.spec.host_name]
-    return ReplicaCounts(len(placed), ready, tuple(map(datetime.fromisoformat, waiting)))
+    created = [process.metadata.creation_timestamp for process in processes if not process.spec.host_name]
+    waiting_since = tuple(map(datetime.fromisoformat, created))
+    return ReplicaCounts(running=len(placed), ready=ready, waiting_since=waiting_since)

@@ -9,15 +9,7 @@ from typing import Final, NamedTuple
 from controller.models.served import Served
 from crds.inferenceservice import InferenceService
 from crds.model import Model
-from fitness.memory import (
-    PodMemory,
-    Workload,
-    estimate,
-    estimate_pod,
-    further_bytes,
-    is_understated,
-    way_out,
-)
+from fitness.memory import PodMemory, Workload, estimate, estimate_pod, further_bytes, is_understated, way_out
 
 _MOST_BYTES: Final = 1 << 58
 """Limit of one Model's size: a larger one comes from a corrupt header, and fits no MetalProcess or pod."""
@@ -74,7 +66,9 @@ class ReplicaMemory(NamedTuple):
     @property
     def container_bytes(self) -> int | None:
         """The bytes that the container of a pod takes of its node; None: unknown."""
-        return self.in_pod.container_bytes if self.device_bytes_each is not None and self.in_pod else self.total_bytes
+        if self.in_pod is not None and self.in_pod.device_bytes_each is not None:
+            return self.in_pod.container_bytes
+        return self.total_bytes
 
     @property
     def device_bytes_each(self) -> int | None:
@@ -102,16 +96,22 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
     estimated = estimate(workload, service.spec)
     has_draft = any(companion.role == "draft" for companion in served.companions)
     draft_bytes = sum(estimated.draft) if estimated and estimated.draft else None
-    own_bytes = sum(estimated.parts) - estimated.parts.further_bytes if estimated else None
-    models = [_measure_model(served.model.metadata.name, served.model, own_bytes)]
+    main_bytes = sum(estimated.parts) - estimated.parts.further_bytes if estimated else None
+
+    # 1. The memory of each Model.
+    models = [_measure_model(served.model.metadata.name, served.model, main_bytes)]
     for companion in served.companions:
         model, role = companion.model, companion.role
         further = further_bytes(role, model.status.size_bytes) if model else None
         models.append(_measure_model(companion.name, model, draft_bytes if role == "draft" else further))
     memory = ReplicaMemory(tuple(models), is_stated=is_memory_stated(served), devices=devices)
-    # If any Model states its memory, that of all must be known; a draft without an estimate leaves the whole unknown.
-    is_unknown = memory.stated_bytes is None if memory.is_stated else has_draft and draft_bytes is None
-    if is_unknown or (memory.is_stated and not devices):
+
+    # 2. That of container and devices. If a Model states its memory, that of all must be known, and counts for devices
+    # only. Else a draft without an estimate leaves the whole unknown.
+    if memory.is_stated:
+        if memory.stated_bytes is None or not devices:
+            return memory
+    elif has_draft and draft_bytes is None:
         return memory
     if not devices:
         return memory._replace(in_pod=PodMemory(estimated) if estimated else None)
@@ -122,14 +122,14 @@ def measure_replica(service: InferenceService, served: Served, devices: int = 0)
 def _measure_model(name: str, model: Model | None, measured_bytes: int | None) -> ModelMemory:
     """Return the memory of one Model; sizes that only a corrupt header states count as unknown."""
     if model is None:
-        return ModelMemory(name, None, None, None)
+        return ModelMemory(name, stated_bytes=None, measured_bytes=None, least_bytes=None)
     if measured_bytes is not None and measured_bytes > _MOST_BYTES:
         measured_bytes = None
     stated = model.spec.stated_bytes
-    stated = None if stated is not None and stated > _MOST_BYTES else stated
-    return ModelMemory(
-        name, stated, measured_bytes, model.status.size_bytes if measured_bytes is None else measured_bytes
-    )
+    if stated is not None and stated > _MOST_BYTES:
+        stated = None
+    least = model.status.size_bytes if measured_bytes is None else measured_bytes
+    return ModelMemory(name, stated_bytes=stated, measured_bytes=measured_bytes, least_bytes=least)
 
 
 def describe_workload(served: Served, stated_bytes: int | None = None) -> Workload:

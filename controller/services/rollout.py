@@ -27,14 +27,7 @@ from controller.reconcile.plan import Patch, Ref, child
 from crds.inferenceservice import InferenceService
 from crds.meta import ENQUEUED_AT, LABEL_SERVICE, MOVES, PROCESS_FINALIZER, ObjectMeta, without_defaults
 from crds.metalhost import MetalHost, MetalHostSpec
-from crds.metalprocess import (
-    HOLDS_NO_MEMORY,
-    MUTABLE_FIELDS,
-    MetalProcess,
-    MetalProcessSpec,
-    with_edits,
-    without_edits,
-)
+from crds.metalprocess import HOLDS_NO_MEMORY, MUTABLE_FIELDS, MetalProcess, MetalProcessSpec, with_edits, without_edits
 from kube.client import Obj
 from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, Resource
 
@@ -140,32 +133,33 @@ def sort_processes(
         demands: the demands of the service on its hosts.
         displacements: why processes should leave their hosts, by uid.
     """
-    grouped = SortedProcesses([], [], [], [], [], [], [])
+    grouped = SortedProcesses(
+        kept=[], surplus=[], superseded=[], rejected=[], finished=[], terminating=[], displaced=[]
+    )
     usable = []
     for process in observed:
-        phase, host = process.status.phase, process.spec.host_name
-        administered = hosts[host].spec if host is not None and host in hosts else MetalHostSpec()
-        current = name is None or is_current(process, name, estimated)
-        lost = host is not None and is_host_lost(host, hosts)
+        host = process.spec.host_name
+        host_spec = hosts[host].spec if host is not None and host in hosts else MetalHostSpec()
+        is_closed = host_spec.is_cordoned or find_untolerated(host_spec.taints, demands.tolerations) is not None
+        is_lost = host is not None and is_host_lost(host, hosts)
+        has_stopped = process.status.phase in HOLDS_NO_MEMORY
+        has_spec = name is None or is_current(process, name, estimated)
+        why = displacements.get(process.metadata.uid)
         if process.metadata.deletion_timestamp is not None:
-            if host is not None and phase not in HOLDS_NO_MEMORY and not lost:
+            if host is not None and not has_stopped and not is_lost:
                 grouped.terminating.append(process)
-        elif not current and (phase in HOLDS_NO_MEMORY or host is None):
+        elif not has_spec and (has_stopped or host is None):
             grouped.finished.append(process)
-        elif phase in HOLDS_NO_MEMORY and (
-            administered.is_cordoned or find_untolerated(administered.taints, demands.tolerations) is not None
-        ):
+        elif has_stopped and is_closed:
             # The agent takes it after all once memory is free, and knows nothing of cordon and taints.
             grouped.finished.append(process)
-        elif phase in HOLDS_NO_MEMORY:
+        elif has_stopped:
             grouped.rejected.append(process)
+        elif has_spec and not is_lost and why is None:
+            usable.append(process)
         else:
-            why = displacements.get(process.metadata.uid)
-            if current and not lost and why is None:
-                usable.append(process)
-                continue
             grouped.superseded.append(process)
-            if current and not lost and why is not None:
+            if has_spec and not is_lost and why is not None:
                 grouped.displaced.append(DisplacedProcess(process, why))
     usable.sort(key=lambda process: _rank_process(process, exposed))
     grouped.superseded.sort(key=lambda process: _rank_process(process, exposed))
@@ -191,7 +185,7 @@ def _has_spec_but_memory(process: MetalProcess, spec: MetalProcessSpec) -> bool:
 def _rank_process(
     process: MetalProcess, exposed: Collection[str | None]
 ) -> tuple[bool, bool, bool, bool, bool, str, int, str]:
-    """Sort key: the processes to keep come first."""
+    """Sort key: the processes to keep come first. Each item is a reason to come later; False sorts before True."""
     name, phase = process.metadata.name, process.status.phase
     return (
         phase != "Ready",
@@ -201,6 +195,7 @@ def _rank_process(
         phase == "Failed",
         # Prefer the replacement over a process that is held back.
         phase == "Pending",
+        # Of equal ones, the oldest and then the one with the lowest number is kept.
         process.metadata.creation_timestamp,
         len(name),
         name,
@@ -230,18 +225,20 @@ def plan_steps(
         capacities: the capacity that each live host has left.
         now: the wall clock.
     """
-    delete = [*grouped.surplus, *grouped.finished]
-    # For each replica that no client reaches yet, one superseded process stays.
-    reachable = sum(
-        metal_process.status.phase == "Ready" and metal_process.spec.host_name in exposed
-        for metal_process in grouped.kept
-    )
+    # 1. Delete. For each replica that no client reaches yet, one superseded process stays.
+    reachable = sum(process.status.phase == "Ready" and process.spec.host_name in exposed for process in grouped.kept)
     superseded_to_keep = max(0, wanted - reachable)
-    delete += grouped.superseded[superseded_to_keep:]
     demands = HostDemands(frozenset(service.spec.node_selector.items()), tuple(service.spec.tolerations))
-    delete += _list_blocking_processes(grouped, grouped.superseded[:superseded_to_keep], capacities, demands)
-    rejected, waits = _list_expired_rejections(grouped, now, is_complete=grouped.ready == wanted)
-    delete += rejected
+    expired, waits = _list_expired_rejections(grouped, now, has_all_ready=grouped.ready == wanted)
+    delete = [
+        *grouped.surplus,
+        *grouped.finished,
+        *grouped.superseded[superseded_to_keep:],
+        *_list_blocking_processes(grouped, grouped.superseded[:superseded_to_keep], capacities, demands),
+        *expired,
+    ]
+
+    # 2. Create what is missing; the first new processes inherit places in the queue, and moves to another host.
     create: tuple[tuple[Resource, Obj], ...] = ()
     if spec is not None:
         prefix, missing = process_prefix(service.metadata.name, spec), max(0, wanted - len(grouped.kept))
@@ -282,7 +279,7 @@ def _patch_spec(process: MetalProcess, wanted: MetalProcessSpec) -> Patch:
 
 
 def _list_expired_rejections(
-    grouped: SortedProcesses, now: datetime, *, is_complete: bool
+    grouped: SortedProcesses, now: datetime, *, has_all_ready: bool
 ) -> tuple[list[MetalProcess], list[float]]:
     """Return the rejected processes to delete, and the seconds after which each of the others may be deleted.
 
@@ -292,7 +289,7 @@ def _list_expired_rejections(
     for process in grouped.rejected:
         limit_seconds = AVOID_SECONDS if process.status.phase == "Rejected" else AVOID_STOPPED_SECONDS
         left_seconds = limit_seconds - _age_seconds(process, now)
-        if left_seconds <= 0 or (is_complete and MOVES not in process.metadata.annotations):
+        if left_seconds <= 0 or (has_all_ready and MOVES not in process.metadata.annotations):
             expired.append(process)
         else:
             waits.append(left_seconds)
@@ -319,18 +316,20 @@ def _list_blocking_processes(
     """
     if grouped.terminating:
         return []
-    waiting = [process for process in grouped.kept if process.spec.host_name is None]
-    undecided = None
-    for process in waiting:
-        if (nomination := read_nomination(process)) is None:
-            undecided = undecided or process
+    undecided = []
+    for process in grouped.kept:
+        if process.spec.host_name is not None:
+            continue
+        nomination = read_nomination(process)
+        if nomination is None:
+            undecided.append(process)
         elif named := [victim for victim in superseded if victim.metadata.uid in nomination.victims]:
             return named
-    return _find_blocking_processes(undecided, grouped, superseded, capacities, demands)
+    return _find_blocking_processes(undecided[0], grouped, superseded, capacities, demands) if undecided else []
 
 
 def _find_blocking_processes(
-    waiting: MetalProcess | None,
+    waiting: MetalProcess,
     grouped: SortedProcesses,
     superseded: Sequence[MetalProcess],
     capacities: Sequence[HostCapacity],
@@ -340,8 +339,6 @@ def _find_blocking_processes(
 
     None are returned if it fits somewhere already, or if no host would have room for it even then.
     """
-    if waiting is None:
-        return []
     displaced_processes = (displaced.process for displaced in grouped.displaced)
     avoid = {process.spec.host_name for process in (*grouped.rejected, *displaced_processes)}
     eligible = list_eligible_hosts(require_host(waiting, demands), avoid, capacities)
@@ -364,11 +361,10 @@ def _list_inheritable_places(grouped: SortedProcesses, created_at: float) -> lis
     The memory that a process frees for its replacement would otherwise go to whichever process waits longer.
     """
     replaced = (*grouped.superseded, *grouped.rejected, *grouped.finished, *grouped.terminating)
-    replaced_places, kept_places = (
-        Counter(find_process_place(process, created_at) for process in processes)
-        for processes in (replaced, grouped.kept)
-    )
-    return [format_place(place) for place in sorted((replaced_places - kept_places).elements())]
+    replaced_places = Counter(find_process_place(process, created_at) for process in replaced)
+    # A successor that exists has inherited its place already.
+    inherited_places = Counter(find_process_place(process, created_at) for process in grouped.kept)
+    return [format_place(place) for place in sorted((replaced_places - inherited_places).elements())]
 
 
 def _age_seconds(process: MetalProcess, now: datetime) -> float:

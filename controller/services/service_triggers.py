@@ -115,10 +115,10 @@ def _services_beside_volume(store: Store, pod: Obj) -> list[ObjectKey]:
     """Return the services whose pods wait for a node and mount a volume of this pod: they may follow it."""
     namespace = pod["metadata"]["namespace"]
     return [
-        ObjectKey(namespace, other["metadata"]["labels"][LABEL_SERVICE])
+        ObjectKey(namespace, mounting_pod["metadata"]["labels"][LABEL_SERVICE])
         for claim in mounted_claims(pod.get("spec") or {})
-        for other in store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
-        if LABEL_SERVICE in other["metadata"]["labels"] and waits_for_node(other)
+        for mounting_pod in store.by_index(PODS, CLAIM_INDEX, namespaced(namespace, claim))
+        if LABEL_SERVICE in mounting_pod["metadata"]["labels"] and waits_for_node(mounting_pod)
     ]
 
 

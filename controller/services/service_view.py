@@ -7,20 +7,13 @@ import msgspec
 from controller.models.served import runtime_of
 from controller.placement.standing import ServiceStanding
 from controller.pod_settings import DEFAULT_SETTINGS, PodSettings
-from controller.reconcile.indexes import (
-    SERVICE_INDEX,
-    namespaced,
-)
+from controller.reconcile.indexes import SERVICE_INDEX, namespaced
 from controller.reconcile.plan import Snapshot
 from controller.services import preconditions
 from controller.services.accelerator_choice import ChosenAccelerators
 from controller.services.checked_replica import CheckedReplica, check_replica, read_models
 from controller.services.endpoints import list_ready_endpoints, list_replica_addresses
-from controller.services.kueue_report import (
-    NO_REPORT,
-    KueueReport,
-    explain_kueue_wait,
-)
+from controller.services.kueue_report import NO_REPORT, KueueReport, explain_kueue_wait
 from controller.services.metal_processes import observe_hosts
 from controller.services.pods.pod_replicas import observe_pods
 from controller.services.replica_counts import find_single_label
@@ -32,13 +25,7 @@ from controller.services.status import ServiceView
 from controller.services.tokens import TokenStep
 from controller.services.traffic import Traffic
 from crds.inferenceservice import InferenceService, wanted_replicas
-from kube.resources import (
-    ENDPOINT_SLICES,
-    METAL_HOSTS,
-    METAL_PROCESSES,
-    PODS,
-    ObjectKey,
-)
+from kube.resources import ENDPOINT_SLICES, METAL_HOSTS, METAL_PROCESSES, PODS, ObjectKey
 from runtimes.probe import ProbeResult
 
 AWAITS_UPDATE: Final = "its pods are of an earlier version of Pomona until other services have been updated"
@@ -89,15 +76,16 @@ def build_view(
     facts: ViewFacts = NO_FACTS,
 ) -> ServiceView:
     """Gather all inputs of a decision about this service."""
-    may_roll_out, standing, kueue, chosen, has_claims = facts
-
+    may_roll_out, kueue, chosen = facts.may_roll_out, facts.kueue, facts.accelerator_choice
     model, companions = read_models(snapshot, service)
     wanted = wanted_replicas(service)
+
+    # 1. Its replicas, and why none can be created now: on one accelerator, or on several.
     pod_runtime = ""
     if chosen is None:
         shown = service
         replica = check_replica(
-            snapshot.store, service, model, companions, settings, further=kueue.problem, has_claims=has_claims
+            snapshot.store, service, model, companions, settings, further=kueue.problem, has_claims=facts.has_claims
         )
         blocker = replica.checked.problem
         replicas = _observe_replicas(snapshot, service, replica, wanted, settings=settings, may_roll_out=may_roll_out)
@@ -108,9 +96,13 @@ def build_view(
         replicas = observe_several(snapshot, service, parts, wanted, settings=settings, may_roll_out=may_roll_out)
     checked = replica.checked
     replicas = msgspec.structs.replace(replicas, problem=explain_kueue_wait(replicas.problem, kueue.standing))
+
+    # 2. Its endpoints; those at the address of a replica are its own.
     slices = snapshot.store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(key.namespace, key.name))
     endpoints = list_ready_endpoints(slices)
-    addresses = _replica_addresses(snapshot, key, service) if endpoints else set()
+    addresses = _list_replica_addresses(snapshot, key, service) if endpoints else set()
+
+    # 3. Remarks for its users.
     remarks = preconditions.list_remarks(
         shown, model, settings.vendors, checked.memory, smallest_device_bytes=replica.devices.smallest_bytes
     )
@@ -130,12 +122,12 @@ def build_view(
         replicas=replicas,
         endpoints=endpoints,
         own_endpoints=tuple(endpoint for endpoint in endpoints if endpoint.address in addresses),
-        standing=standing,
+        standing=facts.standing,
         kueue=kueue.standing if wanted else None,
     )
 
 
-def _replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
+def _list_replica_addresses(snapshot: Snapshot, key: ObjectKey, service: InferenceService) -> set[str]:
     """Return the addresses of the pods and hosts of a service."""
     pods = snapshot.store.by_index(PODS, SERVICE_INDEX, namespaced(key.namespace, key.name))
     children = snapshot.children(METAL_PROCESSES, key.namespace, service.metadata.uid)
@@ -162,6 +154,6 @@ def _observe_replicas(
     if checked.served is None or choice is None:
         hosts = observe_hosts(snapshot, service, checked.served, wanted, checked.memory.total_bytes)
         return combine_replicas((pods, hosts))
-    # For each pod that is not ready yet, one earlier replica on a host stays.
+    # For each pod that is not ready yet, one earlier replica on a host stays, but does not count as ready.
     earlier = observe_hosts(snapshot, service, None, max(0, wanted - len(pods.ready)))
     return combine_replicas((pods, msgspec.structs.replace(earlier, ready=(), problem=None)))

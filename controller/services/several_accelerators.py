@@ -56,16 +56,19 @@ def list_parts(
 def summarize_parts(
     service: InferenceService, chosen: ChosenAccelerators, parts: Sequence[AcceleratorPart]
 ) -> tuple[CheckedReplica, InferenceService, ServiceProblem | None]:
-    """Return the replica and the service that the status describes, and why no part is served.
+    """Return the replica and the service that the status describes, and why no part is served (None: one is).
 
-    They are those of the first part that is served, or else of the first one.
+    They are those of the first part that is served, else of the first one; without parts, the service as it is.
     """
-    served = next((part for part in parts if part.replica.checked.served is not None), None)
-    shown = served or next(iter(parts), None)
-    if shown is None:
-        checked = CheckedService(None, chosen.problem, chosen.model_problem)
-        return CheckedReplica(None, checked, DeviceSizes(), None), service, chosen.problem
-    return shown.replica, shown.service, None if served is not None else shown.replica.checked.problem
+    for part in parts:
+        if part.replica.checked.served is not None:
+            return part.replica, part.service, None
+    if parts:
+        first = parts[0]
+        return first.replica, first.service, first.replica.checked.problem
+    checked = CheckedService(served=None, problem=chosen.problem, model_problem=chosen.model_problem)
+    replica = CheckedReplica(accelerator=None, checked=checked, devices=DeviceSizes(), choice=None)
+    return replica, service, chosen.problem
 
 
 def find_pod_runtime(parts: Sequence[AcceleratorPart]) -> str:
@@ -121,10 +124,11 @@ def hold_replicas(wanted: int, chosen: Mapping[str, int], counts: Mapping[str, R
         chosen: the number of replicas that are to be on each accelerator.
         counts: the replicas that are on each accelerator.
     """
-    missing = wanted - sum(min(counts.get(name, NO_REPLICAS).ready, count) for name, count in chosen.items())
+    missing = wanted - sum(min(counts.get(name, NO_REPLICAS).ready, number) for name, number in chosen.items())
     held: dict[str, int] = {}
-    for name, existing in sorted(counts.items(), key=lambda item: (-item[1].ready, item[0])):
-        held[name] = max(0, min(existing.running - chosen.get(name, 0), missing))
+    for name in sorted(sorted(counts), key=lambda name: counts[name].ready, reverse=True):
+        not_chosen = counts[name].running - chosen.get(name, 0)
+        held[name] = max(0, min(not_chosen, missing))
         missing -= held[name]
     return held
 

@@ -156,16 +156,16 @@ class SpeedReplacer:
             if isinstance(begun_or_hold, SpeedReplacement):
                 last, reason, detail, again_seconds = begun_or_hold, _REPLACING, begun_or_hold.message, _STEP_SECONDS
                 self._moving.add(key)
-            else:
+            elif begun_or_hold is not None:
                 hold = begun_or_hold
-                reason, detail = (hold.reason, hold.message) if hold is not None else ("", "")
-                again_seconds = hold.again_seconds if hold is not None else None
+                reason, detail, again_seconds = hold.reason, hold.message, hold.again_seconds
+            else:
+                reason, detail, again_seconds = "", "", None
         if not is_active(last):
             self._moving.discard(key)
         self._last_replacements[key] = last
-        return ReplacementReport(
-            last, _list_conditions(service, degraded, facts, last, (reason, detail)), again_seconds
-        )
+        conditions = _list_conditions(service, degraded, facts, last, (reason, detail))
+        return ReplacementReport(replacement=last, conditions=conditions, again_seconds=again_seconds)
 
     def _continue(
         self, key: ObjectKey, last: SpeedReplacement, facts: ServiceFacts, snapshot: Snapshot
@@ -191,13 +191,13 @@ class SpeedReplacer:
         """Return a replacement that begins now, or why none does."""
         key = ObjectKey(view.service.metadata.namespace, view.service.metadata.name)
         worst, rules = pick_worst(degraded), self.watch.rules
-        beside = [
+        others_in_namespace = [
             replacement
             for other, replacement in self._last_replacements.items()
             if replacement is not None and other.namespace == key.namespace and other != key
         ]
         is_other_moving = bool(self._moving - {key})
-        hold = find_hold(last, facts, beside, snapshot.now, rules, is_other_moving=is_other_moving)
+        hold = find_hold(last, facts, others_in_namespace, snapshot.now, rules, is_other_moving=is_other_moving)
         leaving = find_replica(worst, facts.replicas)
         if hold is not None or leaving is None:
             return hold or _GONE
@@ -236,8 +236,10 @@ def list_misfits(
 ) -> list[DegradedReplica]:
     """Return the replicas on device classes that do not fit any more, such as after an edit of spec.placement."""
     tight = {speed.device_class: speed for speed in classes if speed.refusal == "TooTight" or speed.fit == "too_tight"}
+    if not tight:
+        return []
     accelerators, degraded = (view.accelerator or "").split(","), list[DegradedReplica]()
-    places = {("host", pod.host) if pod.host else ("node", pod.node) for pod in view.own_endpoints} if tight else ()
+    places = {("host", endpoint.host) if endpoint.host else ("node", endpoint.node) for endpoint in view.own_endpoints}
     for kind, name in sorted(places):
         device_class = find_replica_class(snapshot, view.service, accelerators, name, settings.vendors)
         if device_class in tight:
@@ -306,18 +308,20 @@ def _list_conditions(
 
     `next_step` has its reason and, in words, why it is that one.
     """
-    generation, shown, (reason, detail) = service.metadata.generation, [], next_step
-    for kind, of_kind in (
+    reason, detail = next_step
+    conditions = []
+    for kind, degraded_of_kind in (
         (SPEED_DEGRADED, [replica for replica in degraded if not replica.misfit]),
         (FIT_DEGRADED, [replica for replica in degraded if replica.misfit]),
     ):
         is_replaced = last is not None and is_active(last) and bool(last.observed) == (kind == SPEED_DEGRADED)
-        if not of_kind and not is_replaced:
+        if not degraded_of_kind and not is_replaced:
             continue
         message = detail
-        if of_kind and not is_replaced:
-            worst = pick_worst(of_kind)
+        if degraded_of_kind and not is_replaced:
+            worst = pick_worst(degraded_of_kind)
             state = describe_degraded(worst, find_replica(worst, facts.replicas))
             message = state if reason == _REPLACING else f"{state}; it stays: {detail}"
-        shown.append(condition(kind, true=True, reason=reason, message=message, generation=generation))
-    return tuple(shown)
+        generation = service.metadata.generation
+        conditions.append(condition(kind, true=True, reason=reason, message=message, generation=generation))
+    return tuple(conditions)

@@ -102,14 +102,14 @@ class SpeedSources(NamedTuple):
     def _find_basis(
         self, key: ObjectKey, view: ServiceView, classes: Sequence[ClassSpeed], device_class: str
     ) -> SpeedBasis | None:
+        """Return how the speed on the class of a replica's place came to be known; None: it is unknown."""
         speed = next((class_speed for class_speed in classes if class_speed.device_class == device_class), None)
         record = None
         if self.measured is not None and view.served is not None:
             model_hash = hash_model(view.served.model, view.served.runtime, view.service.spec)
             record = self.measured.table.find(model_hash, device_class, key.namespace)
-        return find_basis(
-            speed, record, view.accelerator_choice.probing_since if view.accelerator_choice is not None else ""
-        )
+        probing_since = view.accelerator_choice.probing_since if view.accelerator_choice is not None else ""
+        return find_basis(speed, record, probing_since)
 
     def forget(self, key: ObjectKey) -> None:
         """Forget a service that is gone."""
@@ -150,9 +150,8 @@ def describe_fit(classes: Sequence[ClassSpeed], generation: int) -> Obj:
 
 def _list_replica_classes(snapshot: Snapshot, view: ServiceView, vendors: Vendors) -> set[str]:
     """Return the device classes of the replicas of a service, on the first `MOST_NODES` nodes."""
-    accelerators = (
-        (view.accelerator if view.accelerator_choice is None else view.accelerator_choice.accelerator) or ""
-    ).split(",")
+    stated = view.accelerator if view.accelerator_choice is None else view.accelerator_choice.accelerator
+    accelerators = (stated or "").split(",")
     places = sorted(view.replicas.nodes)[:MOST_NODES]
     classes = (find_replica_class(snapshot, view.service, accelerators, place, vendors) for place in places)
     return {name for name in classes if name is not None}

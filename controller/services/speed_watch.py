@@ -80,8 +80,8 @@ class SpeedWatch:
         service.readings = {pod: reading for pod, reading in last.items() if now - reading.read_at < FORGET_SECONDS}
         for pod, speed in speeds.items():
             # A small change is not shown, since each new number is a write of the status.
-            shown = last[pod].speed if pod in last and not is_notable_change(last[pod].speed, speed) else speed
-            service.readings[pod] = SpeedReading(shown, now)
+            is_shown_already = pod in last and not is_notable_change(last[pod].speed, speed)
+            service.readings[pod] = SpeedReading(speed=last[pod].speed if is_shown_already else speed, read_at=now)
         if self._summarize(service) != before:
             self._on_change(key)
 
@@ -101,7 +101,7 @@ class SpeedWatch:
             if reading is None:
                 continue
             if reading.speed <= (1 - self.rules.degrade_threshold) * expected:
-                slow.append(DegradedReplica(f"node/{pod.node}", pod.address, reading.speed, expected))
+                slow.append(DegradedReplica(f"node/{pod.node}", pod.address, observed=reading.speed, expected=expected))
             else:
                 healthy.add(f"node/{pod.node}")
         return WatchedSpeeds(tuple(sorted(slow)), tuple(sorted(healthy)))

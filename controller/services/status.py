@@ -18,12 +18,7 @@ from controller.services.endpoints import Endpoint
 from controller.services.kueue_report import build_kueue_status
 from controller.services.preconditions import Phase, ServiceProblem
 from controller.services.probe_policy import Question
-from controller.services.queue_report import (
-    SILENT_QUEUE_REASONS,
-    build_queue_events,
-    build_queue_status,
-    explain_wait,
-)
+from controller.services.queue_report import SILENT_QUEUE_REASONS, build_queue_events, build_queue_status, explain_wait
 from controller.services.replica_memory import ReplicaMemory
 from controller.services.replicas import Replicas
 from crds.inferenceservice import InferenceService
@@ -107,7 +102,8 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
         if self.blocker or not self.wanted or not ready or not self.own_endpoints:
             return None
         metadata = self.service.metadata
-        return Question(metadata.uid, metadata.generation, ready, self.own_endpoints, self.service.spec.mode)
+        mode = self.service.spec.mode
+        return Question(metadata.uid, metadata.generation, replicas=ready, endpoints=self.own_endpoints, mode=mode)
 
     @property
     def proof(self) -> ProbeResult | None:
@@ -117,9 +113,10 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
             return None
         urls = [endpoint.url for endpoint in question.endpoints]
         # The message begins with the endpoint that answered, unless the service only "still serves" since.
-        named = ready.message.partition(" ")[0]
-        server = named if named in urls else urls[0] if len(urls) == 1 else "an endpoint"
-        return build_success(server, question.mode)
+        first_word = ready.message.partition(" ")[0]
+        if first_word in urls:
+            return build_success(first_word, question.mode)
+        return build_success(urls[0] if len(urls) == 1 else "an endpoint", question.mode)
 
 
 class ReadyInputs(NamedTuple):
@@ -214,11 +211,15 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
     metadata = view.service.metadata
     inputs = _read_ready_inputs(view, probe)
     ready = build_ready_condition(inputs)
-    question = view.question if probe is not None and probe.ok else None
-    # While the service is still Ready by an earlier answer, the proof of that answer stays.
-    proof = question.digest if question else view.service.status.proof if _is_true(ready) else ""
+    proof = ""
+    if probe is not None and probe.ok and view.question is not None:
+        proof = view.question.digest
+    elif _is_true(ready):  # by an earlier answer, whose proof stays
+        proof = view.service.status.proof
+    choice = view.accelerator_choice
+    accelerator = choice.accelerator if choice is not None else view.accelerator or ""
     optional = {
-        "choice": without_defaults(view.accelerator_choice.status) if view.accelerator_choice is not None else None,
+        "choice": without_defaults(choice.status) if choice is not None else None,
         "runtime": view.runtime,
         "memory": size_text(view.memory_bytes) if view.memory_bytes else "",
         "deviceMemory": view.device_memory,
@@ -234,9 +235,7 @@ def build_status(view: ServiceView, probe: ProbeResult | None) -> Obj:
         "readyReplicas": len(view.replicas.ready),
         "availableReplicas": view.replicas.available,
         "selector": f"{LABEL_SERVICE}={metadata.name}",
-        "accelerator": (view.accelerator or "")
-        if view.accelerator_choice is None
-        else view.accelerator_choice.accelerator,
+        "accelerator": accelerator,
         "endpoint": f"{_find_scheme(view)}://{metadata.name}.{metadata.namespace}.svc:{SERVICE_PORT}/v1",
         "conditions": [ready, _build_model_condition(view)],
     } | {name: value for name, value in optional.items() if value}

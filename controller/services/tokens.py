@@ -50,10 +50,10 @@ def token_secret(service: InferenceService, token: str, rotation: str = "") -> t
     owner = service.metadata
     data = {TOKEN_KEY: base64.b64encode(token.encode()).decode()}
     resource, obj = child(SECRETS, token_name(owner.name), INFERENCE_SERVICES, owner, {}, type="Opaque", data=data)
-    noted = {TOKEN_DIGEST: _token_digest(owner.uid, token.encode())}
+    annotations = {TOKEN_DIGEST: _token_digest(owner.uid, token.encode())}
     if rotation := rotation or digest_rotation_request(service):
-        noted[TOKEN_ROTATION] = rotation
-    obj["metadata"]["annotations"] = noted
+        annotations[TOKEN_ROTATION] = rotation
+    obj["metadata"]["annotations"] = annotations
     return resource, obj
 
 
@@ -99,14 +99,15 @@ def decide_rotation(secret: Obj, service_uid: str, wanted: str) -> Patch | None:
     edited = is_edited(secret, service_uid)
     secret_asks = ROTATE_TOKEN in annotations
     service_asks = is_new_rotation(wanted, rotation)
-    if noted_digest is not None and token and not (edited or secret_asks or service_asks):
+    is_noted = noted_digest is not None and bool(token)
+    if is_noted and not (edited or secret_asks or service_asks):
         return None
     if service_asks:
         rotation = wanted
     elif edited or secret_asks or not token:
         rotation = next_rotation(rotation)
-    # The token of an edit is kept, and only noted.
-    if not token or (not edited and (secret_asks or service_asks)):
+    must_replace = not token or (not edited and (secret_asks or service_asks))  # the token of an edit is only noted
+    if must_replace:
         token = secrets.token_urlsafe(TOKEN_BYTES).encode()
         return _patch_secret(secret, service_uid, rotation, token, replace=True)
     return _patch_secret(secret, service_uid, rotation, token, replace=False)
@@ -197,8 +198,8 @@ class KnownTokens:
         """
         key = _secret_key(service_key)
         uid, cached, wanted = service.metadata.uid, self._cached.get(key), digest_rotation_request(service)
-        is_current = cached is not None and cached.service_uid == uid and (waits or now < cached.read_again_at)
-        if cached is None or not is_current or is_new_rotation(wanted, cached.rotation):
+        is_fresh = cached is not None and cached.service_uid == uid and (waits or now < cached.read_again_at)
+        if cached is None or not is_fresh or is_new_rotation(wanted, cached.rotation):
             if cached is None and not service.status.conditions:
                 # A new service. If an earlier leader has made the Secret already, its creation fails as a conflict.
                 return TokenStep(_make_token())

@@ -73,7 +73,8 @@ UNKNOWN_TRAFFIC: Final = Traffic()
 def read_traffic(status: InferenceServiceStatus) -> Traffic:
     """Return the traffic that a status shows."""
     rate = status.tokens_per_second
-    return Traffic(status.requests_per_minute, status.average_latency_ms, float(rate) if rate else None)
+    tokens_per_second = float(rate) if rate else None
+    return Traffic(status.requests_per_minute, status.average_latency_ms, tokens_per_second)
 
 
 class MetricsSample(NamedTuple):
@@ -132,9 +133,10 @@ def measure_traffic(before: Mapping[Endpoint, MetricsSample], after: Mapping[End
         seconds += find_increase(earlier, sample, SECONDS)
     if not is_known:
         return UNKNOWN_TRAFFIC
-    # The controller asks a question in ten minutes by itself, whose latency is not that of clients.
-    rounded = min(round(per_minute), MOST) if requests > 1 else 0
-    return Traffic(rounded, min(round(seconds * 1000 / requests), MOST) if rounded else None)
+    # A single request counts as none: it may be the question that the controller itself asks every ten minutes.
+    requests_per_minute = min(round(per_minute), MOST) if requests > 1 else 0
+    average_ms = min(round(seconds * 1000 / requests), MOST) if requests_per_minute else None
+    return Traffic(requests_per_minute=requests_per_minute, average_ms=average_ms)
 
 
 def measure_tokens(
@@ -177,13 +179,14 @@ def combine_traffic(one: Traffic, other: Traffic) -> Traffic:
     """Return the sum of two traffics; a number that is unknown in one of them is that of the other."""
     requests = [part.requests_per_minute for part in (one, other) if part.requests_per_minute is not None]
     rates = [part.tokens_per_second for part in (one, other) if part.tokens_per_second is not None]
+    # The average duration is weighted by the requests.
     timed = [(part.requests_per_minute or 0, part.average_ms) for part in (one, other) if part.average_ms is not None]
-    weight = sum(count for count, _ in timed)
-    average = round(sum(count * milliseconds for count, milliseconds in timed) / weight) if weight else None
+    timed_requests = sum(number for number, _ in timed)
+    total_ms = sum(number * duration_ms for number, duration_ms in timed)
     return Traffic(
-        min(sum(requests), MOST) if requests else None,
-        None if average is None else min(average, MOST),
-        min(sum(rates), MOST_TOKENS_PER_SECOND) if rates else None,
+        requests_per_minute=min(sum(requests), MOST) if requests else None,
+        average_ms=min(round(total_ms / timed_requests), MOST) if timed_requests else None,
+        tokens_per_second=min(sum(rates), MOST_TOKENS_PER_SECOND) if rates else None,
     )
 
 

@@ -144,7 +144,9 @@ class TrafficMeter:
     def follow(self, key: ObjectKey, target: TrafficTarget) -> None:
         """Read these pods of a service from now on; what was read of an earlier service of its name is forgotten."""
         service = self._services.get(key)
-        self._pods += _count_pods(target) - (_count_pods(service.target) if service is not None else 0)
+        self._pods += _count_pods(target)
+        if service is not None:
+            self._pods -= _count_pods(service.target)
         if service is None or service.target.service_uid != target.service_uid:
             now = asyncio.get_running_loop().time()
             self._services[key] = service = _MeteredService(target, now)
@@ -170,9 +172,9 @@ class TrafficMeter:
     def _begin(self, key: ObjectKey, target: TrafficTarget) -> None:
         """Enqueue the first reading of a service, at a time that differs from service to service."""
         now = asyncio.get_running_loop().time()
-        self._due.add_after(key, seconds_to_turn(target.service_uid, now, self._pace(IDLE_SECONDS)))
+        self._due.add_after(key, seconds_to_turn(target.service_uid, now, self._stretch_pause(IDLE_SECONDS)))
 
-    def _pace(self, seconds: float) -> float:
+    def _stretch_pause(self, seconds: float) -> float:
         """Return the pause between two readings: `seconds`, or more if there are many pods."""
         return max(seconds, self._pods / MOST_PER_SECOND)
 
@@ -196,7 +198,8 @@ class TrafficMeter:
         pause = IDLE_SECONDS if _is_idle(measured) else BUSY_SECONDS
         if self._watch is not None:
             pause = min(pause, service.next_speed_at - now)
-        pause = self._pace(max(pause, LEAST_SECONDS))
+        pause = self._stretch_pause(max(pause, LEAST_SECONDS))
+        # The pause doubles with each failure in a row.
         return min(pause * 2.0**service.failures, max(pause, FAILING_SECONDS))
 
     def _measure(
