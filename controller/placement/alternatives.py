@@ -6,6 +6,7 @@ One cell of a class stands for all of them, so that the answer is short, and cos
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from controller.placement.cell_index import CellChoice
 from controller.placement.place_search import PlaceSearch
 from controller.placement.score import CellScore
 from controller.placement.units import Unit
@@ -28,7 +29,8 @@ class Alternative(NamedTuple):
 def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> tuple[Alternative, ...]:
     """Return, besides the cells that a unit gets, the best free cell of each device class, or why a class has none.
 
-    Free cells come first, the best of them first; there are MOST_ALTERNATIVES at most, and none for a gang.
+    Each class is listed once: first those with a free cell, the best first, then the others by name. The class of the
+    unit's own cell is left out if it has no other free cell. There are MOST_ALTERNATIVES at most, and none for a gang.
 
     Args:
         search: the room before the unit takes the cells.
@@ -37,18 +39,28 @@ def list_alternatives(search: PlaceSearch, unit: Unit, cells: Sequence[str]) -> 
     """
     if len(unit.parts) != 1:
         return ()
-    own_class = search.cells[cells[0]].device_class
-    free, refused = [], dict[str, Alternative]()
+    # A class may be in several pools: full in one, and free in another.
+    best_by_class: dict[str, CellChoice] = {}
+    refusals: dict[str, str] = {}
     for pool in unit.pools:
         for device_class in search.list_device_classes(pool):
             refusal = unit.speeds.refuse(device_class)
             choice = None if refusal else search.find_free(unit, pool, device_class, cells)
-            if choice is not None:
-                score = search.score(unit, choice.cell_id)
-                free.append((search.sort_key(unit, choice), Alternative(device_class, choice.cell_id, score)))
-            elif device_class != own_class:
-                refused[device_class] = Alternative(device_class, refusal=refusal or NO_ROOM)
-    free.sort(key=lambda entry: entry[0])
-    free_classes = {alternative.device_class for _, alternative in free}
-    others = [alternative for name, alternative in sorted(refused.items()) if name not in free_classes]
-    return tuple([alternative for _, alternative in free] + others)[:MOST_ALTERNATIVES]
+            best = best_by_class.get(device_class)
+            if choice is None:
+                refusals[device_class] = refusal or NO_ROOM
+            elif best is None or search.sort_key(unit, choice) < search.sort_key(unit, best):
+                best_by_class[device_class] = choice
+
+    best_first = sorted(best_by_class.values(), key=lambda choice: search.sort_key(unit, choice))
+    free = [
+        Alternative(search.cells[choice.cell_id].device_class, choice.cell_id, search.score(unit, choice.cell_id))
+        for choice in best_first
+    ]
+    own_class = search.cells[cells[0]].device_class
+    refused = [
+        Alternative(device_class, refusal=refusal)
+        for device_class, refusal in sorted(refusals.items())
+        if device_class not in best_by_class and device_class != own_class
+    ]
+    return tuple(free + refused)[:MOST_ALTERNATIVES]

@@ -224,6 +224,17 @@ def test_class_without_a_place_is_among_the_others_with_the_reason() -> None:
     assert alternatives(cells, pod("a", speeds=slow)) == [(L4, "", TOO_SLOW), (NEW, "", "NoRoom")]
 
 
+def test_class_in_two_pools_is_listed_once_with_its_best_free_cell() -> None:
+    cells = [
+        *cells_of(H100, L4),
+        node("full", device_class=NEW, free={}),
+        node("n2", pool="reserve", device_class=L4, free=gpus(1)),
+        node("n3", pool="reserve", device_class=NEW),
+    ]
+    unit = pod("a", speeds=SPEEDS, pools=("nvidia", "reserve"))
+    assert alternatives(cells, unit) == [(L4, "node/n2", ""), (NEW, "node/n3", "")]
+
+
 def test_what_earlier_units_of_the_round_took_is_no_other_place() -> None:
     first, second = pod("a", 8, at=1, speeds=SPEEDS), pod("b", 8, at=2, speeds=SPEEDS)
     made = plan(cells_of(H100, H100, L4), [first, second], PlanRules(), 0.0)
