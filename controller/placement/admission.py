@@ -20,7 +20,6 @@ from controller.placement.actions import Action, Admit, EvictUnit, Nominate, Wit
 from controller.placement.admission_parts import AdmissionOutcome, AdmissionParts, RoundReport
 from controller.placement.admission_writer import AdmissionWriter, StaleUnit, write_at_once
 from controller.placement.cell_facts import SUSPECT
-from controller.placement.effects import find_gate
 from controller.placement.ledger import Claim, FreedPlace, LedgerContent, LedgerLost, QueueLedger, build_claims
 from controller.placement.observed_units import ObservedUnits, observe_units_in_steps, take_last_step
 from controller.placement.open_claims import OpenClaims
@@ -37,7 +36,7 @@ from controller.placement.units import Unit, UnitKey
 from controller.placement.unreported_ends import UnreportedEnds
 from controller.placement.unscheduled_pods import PINNED_SECONDS, OverduePod, UnscheduledPods
 from controller.placement.vanished_units import VanishedUnits, build_freed_place, is_gone
-from controller.placement.wake_rules import is_decisive
+from controller.placement.wake_rules import has_waiting_objects, is_decisive
 from controller.placement.write_retries import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, WriteRetries
 from controller.placement.write_slots import HANG_SECONDS, NamespaceHangs, WriteSlots
 from controller.reconcile.plan import Leading
@@ -141,9 +140,8 @@ class _LeadershipTerm:
         """Pause, then take the ledger over again, after a write of it failed."""
         self._failed_ledger_writes += 1
         # Of two that believe to lead, one that took over before its pause would undo each step of the other.
-        await asyncio.sleep(
-            backoff_seconds(self._failed_ledger_writes, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
-        )
+        pause = backoff_seconds(self._failed_ledger_writes, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
+        await asyncio.sleep(pause)
         await self._take_over()
 
     async def _take_over(self) -> None:
@@ -167,18 +165,15 @@ class _LeadershipTerm:
 
     def _adopt(self, inherited: LedgerContent) -> None:
         """Add another leader's freed places and open claims to ours; a task finishes each claim."""
-        uids = {place.unit for place in self._freed}
-        self._freed = (*(place for place in inherited.freed if place.unit not in uids), *self._freed)
+        known_uids = {place.unit for place in self._freed}
+        self._freed = (*(place for place in inherited.freed if place.unit not in known_uids), *self._freed)
         for uid, claim in self._claims.add(inherited.claims).items():
             self._tasks.create_task(self._finish_uncertain_claim(uid, claim))
 
     async def _await_late_writes(self) -> None:
         """Wait until no write can arrive any more whose claim the damaged ledger may have lost; then write it anew."""
         await self._report_ledger_error(_INCOMPLETE)
-        store = self._leading.store
-        # All waiting objects count: some are no units here, such as the rest of a gang.
-        is_any_waiting = any(find_gate(pod) is not None for pod in store.list(PODS))
-        if is_any_waiting or any("hostName" not in process["spec"] for process in store.list(METAL_PROCESSES)):
+        if has_waiting_objects(self._leading.store):
             log.warning("late_writes_awaited", seconds=LATE_WRITE_SECONDS)
             await asyncio.sleep(LATE_WRITE_SECONDS)
         await self._ledger.write(self._claims.list_all({}), self._freed)
@@ -208,19 +203,22 @@ class _LeadershipTerm:
                     outcome = await self._write_claim(uid, claim, is_own=False)
             if outcome == "failed":
                 failures += 1
-                pause = backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS)
-                await asyncio.sleep(pause)
-        get = functools.partial(self._leading.store.get, PODS, namespace=claim.namespace)
+                await asyncio.sleep(backoff_seconds(failures, first=FIRST_RETRY_SECONDS, most=LONGEST_PAUSE_SECONDS))
+        find_pod = functools.partial(self._leading.store.get, PODS, namespace=claim.namespace)
         # A gang is stale if one of its pods is gone; the write of another one may arrive all the same.
-        is_partial_gang = outcome == "stale" and claim.kind == "gang" and any(map(get, claim.names))
-        if outcome == "failed" or is_partial_gang:
+        is_partial_gang = outcome == "stale" and claim.kind == "gang" and any(map(find_pod, claim.names))
+        may_arrive_late = outcome == "failed" or is_partial_gang
+        if may_arrive_late:
             kept_until = max(given_up_at, self._claims.find_late_write(uid))
             await asyncio.sleep(max(0.0, kept_until - loop.time()))
             await self._writer.read(claim.kind, claim.objects)
         self._release(uid, is_done=outcome != "failed")
 
     async def _write_claim(self, uid: str, claim: Claim, *, is_own: bool = True) -> AdmissionOutcome:
-        """Write a claim once and return the outcome; an own claim is then released, after a failure by a task."""
+        """Write a claim once and return the outcome; a failure is noted, and the third in a row is sent as an Event.
+
+        A claim of this leader is released afterwards: after a failure, by a task that finds out what was written.
+        """
         try:
             await self._writer.admit(uid, claim)
         except StaleUnit as stale:
@@ -247,7 +245,7 @@ class _LeadershipTerm:
         return outcome
 
     def _release(self, uid: str, *, is_done: bool = False) -> None:
-        """Release the room reserved for a unit, since the outcome of its admission is known."""
+        """Release the room reserved for a unit, and plan again; not `is_done`: its claim must leave the ledger soon."""
         self._claims.release(uid, is_done=is_done)
         self._wake()
 
@@ -259,8 +257,8 @@ class _LeadershipTerm:
     async def play_round(self) -> RoundReport:
         """Plan one round, write its actions to the ledger, carry them out, and return the report about the round."""
         self._add_vanished()
-        gone = self._list_inheritable()
-        observed, report = await self._plan(gone)
+        inheritable = self._list_inheritable()
+        observed, report = await self._plan(inheritable)
         meter = ProcessorMeter()
         with meter.running():
             self._parts.on_round(report)
@@ -268,7 +266,7 @@ class _LeadershipTerm:
         for seconds in (made.again_seconds, observed.again_seconds):
             if seconds is not None:
                 asyncio.get_running_loop().call_later(seconds, self._wake)
-        await self._keep_places(observed, gone)
+        await self._keep_places(observed, inheritable)
         overdue = self._list_overdue(observed.units)
         if made.actions or overdue or self._unwritten_uids or self._claims.must_rewrite_ledger:
             if await self._write_ledger(made.actions, overdue):
@@ -278,13 +276,13 @@ class _LeadershipTerm:
                 self._wake()
         return report._replace(processor_seconds=report.processor_seconds + meter.seconds)
 
-    async def _plan(self, gone: Iterable[FreedPlace]) -> tuple[ObservedUnits, RoundReport]:
+    async def _plan(self, inheritable: Iterable[FreedPlace]) -> tuple[ObservedUnits, RoundReport]:
         """Read the units and plan one round in a thread; nothing is written to the cluster."""
         loop = asyncio.get_running_loop()
         moment, started, meter = datetime.now(UTC), loop.time(), ProcessorMeter()
         now = moment.timestamp()
         self._vanished.begin_round()
-        observed = await self._observe(moment, gone, meter)
+        observed = await self._observe(moment, inheritable, meter)
         with meter.running():
             observed = observed._replace(units=self._unreported.add_to(observed.units, self._leading.store))
             cells, is_all_known = self._claims.reserve(self._parts.registry.list_cells(), observed.units)
@@ -303,9 +301,9 @@ class _LeadershipTerm:
             made = made._replace(
                 actions=tuple(action for action in made.actions if isinstance(action, Admit) and action.cells)
             )
-        took, failures = loop.time() - started, self._retries.list_errors()
+        plan_seconds, failures = loop.time() - started, self._retries.list_errors()
         claimed = self._claims.list_cells()
-        return observed, RoundReport(made, cells, observed.units, now, took, meter.seconds, failures, claimed)
+        return observed, RoundReport(made, cells, observed.units, now, plan_seconds, meter.seconds, failures, claimed)
 
     def _list_inheritable(self) -> list[FreedPlace]:
         """Return the freed places whose unit is gone, so that successors may inherit them."""
@@ -313,21 +311,21 @@ class _LeadershipTerm:
 
     def _add_vanished(self) -> None:
         """Add the places of units that have vanished since the last round to the freed places."""
-        uids = {place.unit for place in self._freed}
-        places = [place for place in self._vanished.take() if place.unit not in uids]
+        known_uids = {place.unit for place in self._freed}
+        places = [place for place in self._vanished.take() if place.unit not in known_uids]
         self._freed = (*self._freed, *places)
         self._unwritten_uids.update(place.unit for place in places)
 
-    async def _observe(self, moment: datetime, gone: Iterable[FreedPlace], meter: ProcessorMeter) -> ObservedUnits:
+    async def _observe(self, moment: datetime, freed: Iterable[FreedPlace], meter: ProcessorMeter) -> ObservedUnits:
         """Return the units of the store, read in short steps so that the event loop stays responsive."""
-        freed: dict[str, list[str]] = {}
-        for place in gone:
-            freed.setdefault(place.service, []).append(place.enqueued_at)
+        freed_by_service: dict[str, list[str]] = {}
+        for place in freed:
+            freed_by_service.setdefault(place.service, []).append(place.enqueued_at)
         steps = observe_units_in_steps(
             self._leading.store,
             self._parts.vendors,
             moment,
-            freed,
+            freed_by_service,
             is_queued_by_default=self._parts.is_queued_by_default,
             find_volume_nodes=self._parts.find_volume_nodes,
         )
@@ -335,10 +333,10 @@ class _LeadershipTerm:
 
     def _list_overdue(self, units: Iterable[Unit]) -> Sequence[OverduePod]:
         """Return the pods that the scheduler has refused for too long; close cells that refused several namespaces."""
-        loop, rules = asyncio.get_running_loop(), self._parts.rules().pools
+        loop, pool_rules = asyncio.get_running_loop(), self._parts.rules().pools
 
         def is_elastic(unit: Unit) -> bool:
-            return any(rules.get(pool, PoolRules()).elastic > 0 for pool in unit.pools)
+            return any(pool_rules.get(pool, PoolRules()).elastic > 0 for pool in unit.pools)
 
         overdue, again_seconds = self._unscheduled.list_overdue(self._leading.store, units, loop.time(), is_elastic)
         if again_seconds is not None:
@@ -347,6 +345,7 @@ class _LeadershipTerm:
             for cell in self._unscheduled.note_refusal(unit, loop.time()):
                 self._parts.registry.suspect(cell, SUSPECT, message, PINNED_SECONDS)
             loop.call_later(PINNED_SECONDS, self._wake)
+        # The deletion of a paused pod was tried a moment ago.
         return [pod for pod in overdue if not self._retries.is_paused(pod.unit.uid, loop.time())]
 
     async def _requeue(self, overdue: Iterable[OverduePod]) -> None:
@@ -376,14 +375,14 @@ class _LeadershipTerm:
         admissions = [action for action in actions if isinstance(action, Admit)]
         claims = build_claims(admissions, self._claims.count_objects())
         if len(claims) < len(admissions):
-            self._wake()
+            self._wake()  # the ledger has no room for the others: they are planned again
         # The service itself makes the successor of a process, with its place.
         ended = [action.victim for action in actions if isinstance(action, EvictUnit)] + [pod.unit for pod in overdue]
-        freed = [build_freed_place(unit) for unit in ended if unit.key.kind != "process"]
+        newly_freed = [build_freed_place(unit) for unit in ended if unit.key.kind != "process"]
         if not claims and not ended and not self._unwritten_uids and not self._claims.must_rewrite_ledger:
-            return True
-        uids = {place.unit for place in self._freed}
-        freed_places = (*self._freed, *(place for place in freed if place.unit not in uids))
+            return True  # nothing is new to the ledger
+        known_uids = {place.unit for place in self._freed}
+        freed_places = (*self._freed, *(place for place in newly_freed if place.unit not in known_uids))
         self._claims.must_rewrite_ledger = False
         try:
             await self._ledger.write(self._claims.list_all(claims), freed_places)
@@ -409,13 +408,14 @@ class _LeadershipTerm:
                 done, pending = await asyncio.wait(pending, timeout=HANG_SECONDS)
         unpromised: set[str] = set()
 
-        async def note(action: Nominate | WithdrawNomination) -> None:
-            unit, nomination = action.unit, action.nomination if isinstance(action, Nominate) else None
+        async def write_nomination(action: Nominate | WithdrawNomination) -> None:
+            unit = action.unit
+            nomination = action.nomination if isinstance(action, Nominate) else None
             if not await self._try_write(unit.uid, unit.key.namespace, self._writer.nominate(unit, nomination)):
                 unpromised.add(unit.uid)
 
-        noted = (action for action in made.actions if isinstance(action, Nominate | WithdrawNomination))
-        await write_at_once(WRITES_AT_ONCE, (functools.partial(note, action) for action in noted))
+        nominations = (action for action in made.actions if isinstance(action, Nominate | WithdrawNomination))
+        await write_at_once(WRITES_AT_ONCE, (functools.partial(write_nomination, action) for action in nominations))
         for action in made.actions:
             # Only once the preemptor is nominated: else the freed room may go to whoever comes first.
             if isinstance(action, EvictUnit) and action.preemptor.uid not in unpromised:
@@ -455,45 +455,45 @@ class _LeadershipTerm:
             self._retries.pause(victim.uid, SEEN_SECONDS)
 
     async def _try_write(
-        self, unit: str, namespace: str, write: Coroutine[object, object, None], most: float = LAST_RETRY_SECONDS
+        self, uid: str, namespace: str, write: Coroutine[object, object, None], longest: float = LAST_RETRY_SECONDS
     ) -> bool:
         """Start a write for a unit unless one is under way; return whether it has succeeded within HANG_SECONDS."""
-        if unit in self._unanswered:
+        if uid in self._unanswered:
             write.close()
             return False
-        task = self._tasks.create_task(self._write(unit, namespace, write, most))
+        task = self._tasks.create_task(self._write(uid, namespace, write, longest))
         done, _ = await asyncio.wait({task}, timeout=HANG_SECONDS)
         return bool(done) and task.result()
 
-    async def _write(self, unit: str, namespace: str, write: Coroutine[object, object, None], most: float) -> bool:
-        """Make a write, and return whether it succeeded; a failure pauses the unit for at most `most` seconds."""
-        self._unanswered.add(unit)
+    async def _write(self, uid: str, namespace: str, write: Coroutine[object, object, None], longest: float) -> bool:
+        """Make a write, and return whether it succeeded; a failure pauses the unit for at most `longest` seconds."""
+        self._unanswered.add(uid)
         try:
             async with self._slots.hold(namespace):
                 await write
         except StaleUnit as stale:
-            log.info("decision_stale", unit=unit, cause=str(stale))
+            log.info("decision_stale", unit=uid, cause=str(stale))
         except (ApiError, Unreachable) as error:
-            self._retries.note_failure(unit, "", error, most)
+            self._retries.note_failure(uid, "", error, longest)
         else:
-            self._retries.forget(unit)
+            self._retries.forget(uid)
             return True
         finally:
             write.close()
-            self._unanswered.discard(unit)
+            self._unanswered.discard(uid)
         return False
 
-    async def _keep_places(self, observed: ObservedUnits, gone: Sequence[FreedPlace]) -> None:
-        """Annotate units with the places that they inherit; forget places of `gone` that none can inherit any more."""
+    async def _keep_places(self, observed: ObservedUnits, inheritable: Sequence[FreedPlace]) -> None:
+        """Annotate units with inherited places; forget places that none can inherit, and failures of units now gone."""
         self._retries.keep_only({*(unit.uid for unit in observed.units), *map(str, observed.places)})
         now = asyncio.get_running_loop().time()
 
-        async def keep(key: UnitKey, place: str) -> None:
+        async def annotate(key: UnitKey, place: str) -> None:
             name = ObjectKey(key.namespace, key.name)
             await self._try_write(str(key), key.namespace, self._writer.keep_place(key.kind, name, place))
 
         due = [(key, place) for key, place in observed.places.items() if not self._retries.is_paused(str(key), now)]
-        await write_at_once(WRITES_AT_ONCE, (functools.partial(keep, *entry) for entry in due))
-        spent = {place for place in gone if place.enqueued_at not in observed.open_places.get(place.service, ())}
+        await write_at_once(WRITES_AT_ONCE, (functools.partial(annotate, *key_and_place) for key_and_place in due))
+        spent = {place for place in inheritable if place.enqueued_at not in observed.open_places.get(place.service, ())}
         self._freed = tuple(place for place in self._freed if place not in spent)
         self._unwritten_uids.intersection_update(place.unit for place in self._freed)

@@ -31,14 +31,7 @@ from controller.reconcile.plan import Leading
 from crds.meta import ENQUEUED_AT, LABEL_SERVICE, NOMINATED
 from kube.client import Obj
 from kube.errors import ApiError, Conflict, NotFound, Unreachable
-from kube.resources import (
-    INFERENCE_SERVICES,
-    METAL_PROCESSES,
-    POD_DISRUPTION_BUDGETS,
-    PODS,
-    ObjectKey,
-    Resource,
-)
+from kube.resources import INFERENCE_SERVICES, METAL_PROCESSES, POD_DISRUPTION_BUDGETS, PODS, ObjectKey, Resource
 
 READ_AGAIN_SECONDS: Final = 1.0
 EVICTION_PATIENCE_SECONDS: Final = 60.0
@@ -80,18 +73,19 @@ class AdmissionWriter:
         Raises StaleUnit, ApiError and Unreachable; after the last, the object may have its cell.
         """
         names, cells = claim.objects, claim.cells
-        places = [cell.partition("/")[2] for cell in cells] if cells else [""] * len(names)
-        for name, place in zip(names, places, strict=True):
+        # The name of the node or host for each object; empty if there are no cells.
+        machines = [cell.partition("/")[2] for cell in cells] if cells else [""] * len(names)
+        for name, machine in zip(names, machines, strict=True):
             obj = self._find(_resource_of(claim.kind), name)
             if claim.kind != "gang" and obj["metadata"]["uid"] != uid:
                 raise StaleUnit(f"{name} is the name of a successor")
             if claim.kind != "process":
-                await self._ungate(name, obj, place, claim.node_labels)
+                await self._ungate(name, obj, machine, claim.node_labels)
             elif claim.memory_bytes and obj["spec"]["memoryBytes"] > claim.memory_bytes:
                 # No write of another leader can arrive late: it tests the version.
                 raise StaleUnit(f"{name} needs more memory by now")
             else:
-                await self._bind(name, obj, place)
+                await self._bind(name, obj, machine)
 
     async def _bind(self, name: ObjectKey, process: Obj, host: str) -> None:
         """Write the host into a process that has none. Raises as `admit`; StaleUnit if it has another one."""
@@ -148,7 +142,10 @@ class AdmissionWriter:
                 log.info("unit_gone", object=str(name))
 
     async def _evict_pod(self, name: ObjectKey, pod: Obj) -> None:
-        """Evict a pod; delete it if only our own budget refuses, or if budgets have refused for too long."""
+        """Evict a pod; delete it if only our own budget refuses, or if budgets have refused for too long.
+
+        Raises ApiError and Unreachable, also while a budget of a user refuses.
+        """
         uid, now = pod["metadata"]["uid"], asyncio.get_running_loop().time()
         self._require_leadership()
         try:
@@ -178,20 +175,20 @@ class AdmissionWriter:
         if owner is None or (owner["kind"], owner["name"]) != (INFERENCE_SERVICES.kind, service):
             return False
         # The cause names the one budget that refuses; a pod with two of them gets another status.
-        named = any(service in message.split() for _, message in error.causes)
-        return error.status == HTTPStatus.TOO_MANY_REQUESTS and named
+        is_named = any(service in message.split() for _, message in error.causes)
+        return error.status == HTTPStatus.TOO_MANY_REQUESTS and is_named
 
     def _is_out_of_patience(self, uid: str, now: float) -> bool:
         """Note a refused eviction, and return whether evictions of this pod have been refused for too long."""
         # An eviction that was given up long ago begins anew.
         self._refusals = {
-            pod: refusals
-            for pod, refusals in self._refusals.items()
+            pod_uid: refusals
+            for pod_uid, refusals in self._refusals.items()
             if now - refusals.latest < EVICTION_PATIENCE_SECONDS
         }
-        first = self._refusals[uid].first if uid in self._refusals else now
-        self._refusals[uid] = _EvictionRefusals(first, now)
-        return now - first >= EVICTION_PATIENCE_SECONDS
+        first_refused_at = self._refusals[uid].first if uid in self._refusals else now
+        self._refusals[uid] = _EvictionRefusals(first=first_refused_at, latest=now)
+        return now - first_refused_at >= EVICTION_PATIENCE_SECONDS
 
     async def requeue(self, unit: Unit) -> None:
         """Delete pods that no scheduler places, so that their successors wait in the queue. Raises as `admit`."""
@@ -207,24 +204,27 @@ class AdmissionWriter:
 
     async def read(self, kind: UnitKind, names: Sequence[ObjectKey]) -> None:
         """Read objects into the store after a write of unknown outcome, with retries until each is known."""
-        resource = _resource_of(kind)
         for name in names:
             while True:
-                # An object that is made under the same name during the read must not be removed.
-                stored = self._store.get(resource, name.name, name.namespace)
-                try:
-                    current = await self._client.get(resource, name.name, name.namespace)
-                except NotFound:
-                    if stored is not None:
-                        uid = stored["metadata"]["uid"]
-                        self._store.remove(resource, name.namespace, name.name, uid=uid)
-                except (ApiError, Unreachable) as error:
-                    log.warning("unit_not_read", object=str(name), error=str(error))
-                    await asyncio.sleep(READ_AGAIN_SECONDS)
-                    continue
-                else:
-                    self._store.put(resource, current)
-                break
+                if await self._try_read(_resource_of(kind), name):
+                    break
+                await asyncio.sleep(READ_AGAIN_SECONDS)
+
+    async def _try_read(self, resource: Resource, name: ObjectKey) -> bool:
+        """Read an object into the store, or remove it there if it is gone; return False if the API server fails."""
+        # An object that is made under the same name during the read must not be removed.
+        stored = self._store.get(resource, name.name, name.namespace)
+        try:
+            current = await self._client.get(resource, name.name, name.namespace)
+        except NotFound:
+            if stored is not None:
+                self._store.remove(resource, name.namespace, name.name, uid=stored["metadata"]["uid"])
+        except (ApiError, Unreachable) as error:
+            log.warning("unit_not_read", object=str(name), error=str(error))
+            return False
+        else:
+            self._store.put(resource, current)
+        return True
 
     def _find(self, resource: Resource, name: ObjectKey) -> Obj:
         """Return an object of the store. Raises StaleUnit if it is gone or being deleted."""

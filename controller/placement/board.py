@@ -66,9 +66,8 @@ class _Entry(NamedTuple):
     @property
     def urgent_fields(self) -> tuple[object, ...]:
         """Fields whose change is reported immediately."""
-        front = self.position if self.position is not None and self.position <= FRONT else 0
-        fields = self.unit.uid, self.pool, self.position is None, self.nomination, front
-        return *fields, self.victims_end_by
+        front_position = self.position if self.position is not None and self.position <= FRONT else None
+        return self.unit.uid, self.pool, self.position is None, self.nomination, front_position, self.victims_end_by
 
 
 class _ShownRound(NamedTuple):
@@ -228,8 +227,8 @@ class Board:
             return None
         unit = entry.unit
         counts = sort_refusals(self._count_refusals(unit, self._shown))
-        ending = entry.nomination.victims if entry.nomination is not None else ()
-        services = (self._victims[uid] for uid in ending if uid in self._victims)
+        victim_uids = entry.nomination.victims if entry.nomination is not None else ()
+        services = (self._victims[uid] for uid in victim_uids if uid in self._victims)
         victims = tuple(sorted({name_service(key, service.namespace) for key in services}))
         reason = entry.reason
         if reason is None:
@@ -284,9 +283,11 @@ class Board:
             uid = unit.uid
             if uid in admitted:
                 continue
-            needs[uid] = lane, amount = self._needs.get(uid) or measure_need(unit)
+            lane, amount = self._needs.get(uid) or measure_need(unit)
+            needs[uid] = lane, amount
             queue = queues.get(lane.pool) or queues.setdefault(lane.pool, _PoolQueue())
-            nomination = nominated.get(uid, None if uid in withdrawn else unit.nomination)
+            earlier_nomination = None if uid in withdrawn else unit.nomination
+            nomination = nominated.get(uid, earlier_nomination)
             reason = find_reason(decided, uid, nomination, failures)
             blockage = decided.blocked.get(uid) if nomination is None else None
             can_start = blockage is None or blockage.can_start
@@ -294,8 +295,8 @@ class Board:
             needed = queue.needed.get(lane, 0) + amount
             if unit.service not in entries:
                 entries[unit.service] = _Entry(
-                    unit,
-                    lane.pool,
+                    unit=unit,
+                    pool=lane.pool,
                     position=queue.length + 1 if can_start else None,
                     ahead=tuple(queue.ahead),
                     needed=needed,
@@ -304,6 +305,7 @@ class Board:
                     start=self._estimate(unit, lane, needed, reason, can_start=can_start),
                     limit=find_limit(decided, uid),
                 )
+            # The units behind this one have to wait for it, unless it can never start.
             if can_start:
                 queue.length += 1
                 queue.ahead[unit.rank] += 1
@@ -327,17 +329,18 @@ class Board:
             for service, entry in entries.items()
             if entry.nomination is not None and entry.nomination.victims
         }
-        sought = frozenset[str]().union(*awaited.values())
-        present = {unit.uid: unit for unit in units if unit.uid in sought} if sought else {}
-        # A unit that has ended is not among the units any more; its service is kept while it is sought.
-        kept = {uid: service for uid, service in self._victims.items() if uid in sought}
-        self._victims = kept | {uid: unit.service for uid, unit in present.items()}
+        victim_uids = frozenset[str]().union(*awaited.values())
+        present = {unit.uid: unit for unit in units if unit.uid in victim_uids} if victim_uids else {}
+        # A unit that has ended is not among the units any more; its service is kept while one waits for its end.
+        known_services = {uid: service for uid, service in self._victims.items() if uid in victim_uids}
+        self._victims = known_services | {uid: unit.service for uid, unit in present.items()}
         updated = dict(entries)
         for service, victims in awaited.items():
             ends = [present[uid].ends_by for uid in victims if uid in present]
-            times = [moment for moment in ends if moment is not None]
-            if times and len(times) == len(ends):
-                updated[service] = entries[service]._replace(victims_end_by=max(times))
+            known_ends = [moment for moment in ends if moment is not None]
+            # While the end of one victim is not known, the last end is not known either.
+            if known_ends and len(known_ends) == len(ends):
+                updated[service] = entries[service]._replace(victims_end_by=max(known_ends))
         return updated
 
     def _report_changes(
@@ -352,7 +355,8 @@ class Board:
                 (last.position, last.ahead, last.reason, last.limit, last.start, self._lengths.get(last.pool))
                 != (entry.position, entry.ahead, entry.reason, entry.limit, entry.start, lengths.get(entry.pool))
             ):
-                self._pacer.add_move(service, entry.position or math.inf)
+                self._pacer.add_move(service, math.inf if entry.position is None else entry.position)
+        # Services that no longer wait, also those that were told a standing before the first round.
         for service in (self._entries.keys() | self._recalled) - entries.keys():
             self._pacer.add(service)
         self._recalled.clear()
@@ -378,7 +382,9 @@ def find_reason(
         return "NoSuchHardware"
     if blockage.is_shadowed:
         return "HeadOfLine"
-    return "Quota" if blockage.limit is not None else None
+    if blockage.limit is not None:
+        return "Quota"
+    return None
 
 
 def find_limit(decided: Round, uid: str) -> LimitRefusal | None:

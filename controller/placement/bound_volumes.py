@@ -103,13 +103,14 @@ class BoundVolumes:
         self._store = store
         self._cells = cells
         self._clock = clock
-        self._selection = -1, NodeSelection(())
-        """The revision of the nodes, and the selection of them."""
+        self._node_selection = NodeSelection(())
+        self._selected_revision = -1
+        """Revision of the nodes from which `_node_selection` was made."""
         self._is_selection_current = False
-        """No cell has changed since the revision of the nodes was read: to read it looks at each host."""
+        """No cell has changed since the revision of the nodes was last read."""
         cells.subscribe(self._note_change)
-        self._forget_at = _MANY_READ
-        self._read: dict[tuple[Resource, ObjectKey], _Reading] = {}
+        self._forget_from = _MANY_READ
+        self._readings: dict[tuple[Resource, ObjectKey], _Reading] = {}
         self._wanted: dict[tuple[Resource, ObjectKey], None] = {}
         self._is_wanted = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
@@ -140,18 +141,23 @@ class BoundVolumes:
         namespace = pod["metadata"].get("namespace", "")
         for name in mounted_claims(pod.get("spec") or {}):
             claim, is_known = self._find_claim(ObjectKey(namespace, name))
-            volume = claim.spec.volume_name if claim is not None else ""
-            if not is_known or (volume and not self._look_up(PERSISTENT_VOLUMES, ObjectKey("", volume))[1]):
+            if is_known and claim is not None and claim.spec.volume_name:
+                _volume, is_known = self._look_up(PERSISTENT_VOLUMES, ObjectKey("", claim.spec.volume_name))
+            if not is_known:
                 return False
         return True
 
     def _find_claim(self, key: ObjectKey) -> tuple[PersistentVolumeClaim | None, bool]:
-        """Return a claim of the store or cache, and whether that is known; if not, it is read soon."""
+        """Return a claim of the store or cache, and whether that is known; if not, it is read soon.
+
+        A claim that does not exist, that we may not read, or that cannot be decoded, is None and counts as known.
+        """
         stored = self._store.get(PVCS, key.name, key.namespace)
         if stored is not None:
-            return next(iter(decode_stored(self._store, PVCS, (stored,), PersistentVolumeClaim)), None), True
-        answer, is_known = self._look_up(PVCS, key)
-        return answer if isinstance(answer, PersistentVolumeClaim) else None, is_known
+            claims = decode_stored(self._store, PVCS, (stored,), PersistentVolumeClaim)
+            return (claims[0] if claims else None), True
+        claim, is_known = self._look_up(PVCS, key)
+        return claim if isinstance(claim, PersistentVolumeClaim) else None, is_known
 
     def _list_placed(self, claim: str, sharing: Sequence[Obj]) -> Sequence[Obj]:
         """Return those of the pods that share a claim which have a node; the answer is cached for all waiting pods."""
@@ -159,7 +165,9 @@ class BoundVolumes:
         def gather() -> Sequence[Obj]:
             return [pod for pod in sharing if find_taken_node(pod)]
 
-        return self._store.derive(PODS, sharing[0], f"placed with {claim}", gather, sharing) if sharing else ()
+        if not sharing:
+            return ()
+        return self._store.derive(PODS, sharing[0], f"placed with {claim}", gather, sharing)
 
     async def run(self, leading: Leading) -> None:
         """Read for ever the objects that `find_nodes` lacked, and call the listeners after that."""
@@ -198,8 +206,9 @@ class BoundVolumes:
         outcomes = await asyncio.gather(*reads, return_exceptions=True)
         failed = {reference: error for reference, error in zip(wanted, outcomes, strict=True) if error is not None}
         self._wanted |= dict.fromkeys(failed)
-        for error in failed.values():
-            raise error
+        errors = list(failed.values())
+        if errors:
+            raise errors[0]
 
     async def _read_object(self, client: Client, resource: Resource, key: ObjectKey) -> None:
         """Read a claim or volume into the cache; one that does not exist, or may not be read, is kept as None."""
@@ -216,17 +225,19 @@ class BoundVolumes:
         except Forbidden as error:
             log.warning("volume_refused", resource=str(resource), key=str(key), error=str(error))
             is_refused = True
-        if len(self._read) >= self._forget_at:
+        if len(self._readings) >= self._forget_from:
             self._forget_unused()
         is_bound = isinstance(obj, PersistentVolume) or (obj is not None and obj.spec.volume_name)
         due = self._clock() + (BOUND_SECONDS if is_bound or is_refused else UNBOUND_SECONDS)
-        self._read[resource, key] = _Reading(obj, is_refused, due)
+        self._readings[resource, key] = _Reading(obj, is_refused=is_refused, due=due)
 
     def _forget_unused(self) -> None:
         """Forget objects that no pod has needed since they were due to be read again."""
         now = self._clock()
-        self._read = {key: reading for key, reading in self._read.items() if reading.due > now or key in self._wanted}
-        self._forget_at = max(_MANY_READ, 2 * len(self._read))
+        self._readings = {
+            key: reading for key, reading in self._readings.items() if reading.due > now or key in self._wanted
+        }
+        self._forget_from = max(_MANY_READ, 2 * len(self._readings))
 
     def _note_change(self) -> None:
         self._is_selection_current = False
@@ -238,7 +249,7 @@ class BoundVolumes:
 
         An object that is missing, or that we may not read, is None and counts as read.
         """
-        reading = self._read.get((resource, key))
+        reading = self._readings.get((resource, key))
         if reading is None or reading.due <= self._clock():
             self._wanted[resource, key] = None
             self._is_wanted.set()
@@ -256,19 +267,20 @@ class BoundVolumes:
         key = ObjectKey("", claim.spec.volume_name)
         volume, is_known = self._look_up(PERSISTENT_VOLUMES, key)
         if not isinstance(volume, PersistentVolume):
-            is_refused = is_known and self._read[PERSISTENT_VOLUMES, key].is_refused
+            is_refused = is_known and self._readings[PERSISTENT_VOLUMES, key].is_refused
             return None if is_refused else _NOWHERE
         return self._select(volume.node_terms) if volume.node_terms is not None else None
 
     def _select(self, terms: Sequence[Obj]) -> frozenset[str]:
         """Return the names of the present nodes that meet one of the terms."""
+        # To read the revision costs a look at each host, so it is read only after a cell has changed.
         if not self._is_selection_current:
             revision = self._cells.node_revision
-            if self._selection[0] != revision:
-                nodes = NodeSelection(cell.node for cell in self._cells.list_cells() if cell.node is not None)
-                self._selection = revision, nodes
+            if revision != self._selected_revision:
+                nodes = (cell.node for cell in self._cells.list_cells() if cell.node is not None)
+                self._node_selection, self._selected_revision = NodeSelection(nodes), revision
             self._is_selection_current = True
-        return self._selection[1].select(terms)
+        return self._node_selection.select(terms)
 
 
 def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iterable[Obj]) -> frozenset[str] | None:
@@ -298,7 +310,8 @@ def list_nodes_of_sharing(pod: Obj, access_modes: Collection[str], sharing: Iter
         decisive = [other for other in others if any(_has_labels(other, labels) for labels in terms)]
     else:
         decisive = [other for other in others if "deletionTimestamp" not in other["metadata"]]
-    return frozenset(map(find_taken_node, decisive)) or None
+    nodes = frozenset(map(find_taken_node, decisive))
+    return nodes or None
 
 
 def _has_labels(pod: Obj, labels: Obj) -> bool:

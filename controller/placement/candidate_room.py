@@ -18,15 +18,7 @@ from controller.placement.planner import Round
 from controller.placement.refusals import largest_part
 from controller.placement.score import score_cell
 from controller.placement.standing import WaitFacts, describe_wait, find_largest, sort_refusals
-from controller.placement.units import (
-    Amounts,
-    Cell,
-    HostRequirement,
-    NodeRequirement,
-    Unit,
-    fits,
-    subtract_amounts,
-)
+from controller.placement.units import Amounts, Cell, HostRequirement, NodeRequirement, Unit, fits, subtract_amounts
 from controller.reconcile.plan import Leading
 from kube.client import Obj
 from kube.resources import ObjectKey
@@ -74,14 +66,14 @@ class RoomCounter:
         Args:
             cells: the cells as they are now.
             made: the last round.
-            planned: the cells as the round had them. If none waits, it is not repeated when room becomes free.
+            planned: the cells as the round had them; they may be old, as freed room starts no round while none waits.
         """
         self._cells, self._made = cells, made
         before = {cell.id: cell for cell in planned}
         self._by_pool: dict[str, list[Cell]] = {}
         for cell in cells:
             self._by_pool.setdefault(cell.pool, []).append(cell)
-        self._left = {cell.id: _find_left(cell, before.get(cell.id), made) for cell in cells}
+        self._left_of_cell = {cell.id: _find_left(cell, before.get(cell.id), made) for cell in cells}
         self._refusals: RefusalCounter | None = None
         self._counted: dict[tuple[object, ...], CandidateRoom] = {}
 
@@ -96,41 +88,51 @@ class RoomCounter:
 
     def _count(self, unit: Unit, need: Amounts) -> CandidateRoom:
         """Add up the replicas that fit into the cells of a unit's pools, within limits; explain why if none does."""
-        room, feasible, fastest, classes = 0, 0, 0.0, set[str]()
+        replicas, feasible_cells, fastest, classes = 0, 0, 0.0, set[str]()
         speeds = unit.speeds.tokens_per_second
         for pool in unit.pools:
-            in_pool = 0
+            replicas_in_pool = 0
             for cell in self._by_pool.get(pool, ()):
                 refusal = find_static_refusal(unit, cell)
+                # A cell that is only closed could run a replica once it opens.
                 if refusal is None or refusal.reason == cell.closed:
-                    feasible += 1
+                    feasible_cells += 1
                     classes.add(cell.device_class)
                 if refusal is None and not self._is_closed_to(unit, cell.id):
-                    fitting = _count_fitting(need, self._left[cell.id])
-                    in_pool += fitting
-                    fastest = max(fastest, speeds.get(cell.device_class, 0.0) if fitting else 0.0)
-            room += self._made.limits.count_room(unit, pool, min(in_pool, MOST_REPLICAS))
-        room = min(room, MOST_REPLICAS)
-        could_run = feasible > 0 or any(map(self._made.limits.is_elastic, unit.pools))
-        if room:
-            return CandidateRoom(room, could_run, tokens_per_second=fastest, device_classes=frozenset(classes))
-        lack = self._explain(unit, feasible, could_run=could_run)
-        return CandidateRoom(0, could_run, lack, device_classes=frozenset(classes))
+                    fitting = _count_fitting(need, self._left_of_cell[cell.id])
+                    replicas_in_pool += fitting
+                    if fitting:
+                        fastest = max(fastest, speeds.get(cell.device_class, 0.0))
+            replicas += self._made.limits.count_room(unit, pool, min(replicas_in_pool, MOST_REPLICAS))
+        replicas = min(replicas, MOST_REPLICAS)
+        could_run = feasible_cells > 0 or any(map(self._made.limits.is_elastic, unit.pools))
+        return CandidateRoom(
+            replicas=replicas,
+            could_run=could_run,
+            lack="" if replicas else self._explain(unit, feasible_cells, could_run=could_run),
+            tokens_per_second=fastest if replicas else 0.0,
+            device_classes=frozenset(classes),
+        )
 
     def find_best(self, unit: Unit) -> Cell | None:
         """Return the free cell that would be the best for a unit of one part; None if none has room."""
         need = largest_part(unit)
-        scored = [
-            (score_cell(unit, need, cell, self._left[cell.id], 0), cell)
+        free_cells = [
+            cell
             for pool in unit.pools
             if self._made.limits.count_room(unit, pool, 1)
             for cell in self._by_pool.get(pool, ())
             if find_static_refusal(unit, cell) is None
             and not self._is_closed_to(unit, cell.id)
-            and fits(need, self._left[cell.id])
+            and fits(need, self._left_of_cell[cell.id])
         ]
-        best = min(scored, key=lambda entry: (-entry[0].points, entry[0].leftover, entry[1].name), default=None)
-        return best[1] if best is not None else None
+
+        def rank(cell: Cell) -> tuple[int, int, str]:
+            """Return a sort key: the cell with most points is first, then the one with least left over."""
+            score = score_cell(unit, need, cell, self._left_of_cell[cell.id], siblings=0)
+            return -score.points, score.leftover, cell.name
+
+        return min(free_cells, key=rank, default=None)
 
     def _is_closed_to(self, unit: Unit, cell: str) -> bool:
         closure = self._made.closed.get(cell)
@@ -166,13 +168,13 @@ def _find_left(cell: Cell, planned: Cell | None, made: Round) -> Amounts:
 
 def _count_fitting(need: Amounts, left: Amounts) -> int:
     """Return how many times a need fits into what is left of a cell, at most MOST_REPLICAS."""
-    # A resource that the cell does not count limits nothing, unless it is a device.
-    counts = [
-        max(0, left.get(name, 0 if "/" in name else amount * MOST_REPLICAS)) // amount
-        for name, amount in need.items()
-        if amount > 0
-    ]
-    return min(counts, default=MOST_REPLICAS)
+    most = MOST_REPLICAS
+    for name, amount in need.items():
+        # A resource that the cell does not count limits nothing, unless it is a device.
+        is_limited = name in left or "/" in name
+        if amount > 0 and is_limited:
+            most = min(most, max(0, left.get(name, 0)) // amount)
+    return most
 
 
 class CellSource(Protocol):
@@ -193,13 +195,19 @@ class ProspectiveReplica(NamedTuple):
     """The pod, if its volumes may hold it on some nodes."""
 
 
+class _ReportedRoom(NamedTuple):
+    accelerator: str
+    has_room: bool
+    could_run: bool
+
+
 class _Followed(NamedTuple):
     """A service whose choice depends on the room of some accelerators."""
 
     prospects: Mapping[str, ProspectiveReplica]
     """By accelerator."""
-    reported_rooms: tuple[tuple[str, bool, bool] | None, ...]
-    """The room as its last choice knew it: whether there is any, and whether there could be; None: unknown."""
+    reported_rooms: tuple[_ReportedRoom | None, ...]
+    """The room of each accelerator as its last choice knew it; None: unknown."""
 
 
 def restrict_to_volume_nodes(prospect: ProspectiveReplica, find_volume_nodes: FindVolumeNodes) -> Unit:
@@ -236,8 +244,8 @@ class CandidateRooms:
         self._counter: RoomCounter | None = None
         self._is_outdated = False
         """A cell has changed, or a round was planned, since the counter was made."""
-        self._serves_until = 0.0
-        """Time of the loop until which it serves even so."""
+        self._reused_until = 0.0
+        """Time of the loop until which the counter is used although it is outdated."""
         self._followed: dict[ObjectKey, _Followed] = {}
         self._free_since: dict[ObjectKey, dict[str, float]] = {}
         """Time of the loop since which a followed accelerator has had room, by service and accelerator."""
@@ -268,20 +276,26 @@ class CandidateRooms:
     def _query_counter(
         self, prospect: ProspectiveReplica, ask: Callable[[RoomCounter, Unit], _Answer]
     ) -> _Answer | None:
-        """Return `ask(counter, unit)`, or None as in `count`; an outdated counter serves for a while."""
+        """Return `ask(counter, unit)`, or None as in `count`.
+
+        An outdated counter is used the longer, the more time was spent on it.
+        """
         if self._report is None or (prospect.pod is not None and not self._has_read_volumes(prospect.pod)):
             return None
         loop = asyncio.get_running_loop()
         began = loop.time()
-        if self._counter is None or (self._is_outdated and began >= self._serves_until):
+        if self._counter is None or (self._is_outdated and began >= self._reused_until):
             self._counter = RoomCounter(self._registry.list_cells(), self._report.round, self._report.cells)
-            self._is_outdated, self._serves_until = False, began
+            self._is_outdated, self._reused_until = False, began
         answer = ask(self._counter, restrict_to_volume_nodes(prospect, self._find_volume_nodes))
-        self._serves_until += (loop.time() - began) * IDLE_SHARE
+        self._reused_until += (loop.time() - began) * IDLE_SHARE
         return answer
 
     def follow(self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]) -> None:
-        """Report a service from now on when the room for one of these replicas comes or goes; none: forget it."""
+        """Report a service from now on when the room for one of these replicas comes or goes.
+
+        Without any replica, the service is forgotten.
+        """
         if not prospects:
             self.forget(service)
             return
@@ -302,9 +316,9 @@ class CandidateRooms:
 
     def _note_room(
         self, service: ObjectKey, prospects: Mapping[str, ProspectiveReplica]
-    ) -> tuple[tuple[str, bool, bool] | None, ...]:
-        """Note since when each accelerator has had room; return its name, whether it has room, and whether it could."""
-        rooms, since = list[tuple[str, bool, bool] | None](), self._free_since.setdefault(service, {})
+    ) -> tuple[_ReportedRoom | None, ...]:
+        """Note since when each accelerator has had room; return the room of each, or None if it is unknown."""
+        rooms, since = list[_ReportedRoom | None](), self._free_since.setdefault(service, {})
         for accelerator, prospect in prospects.items():
             room = self.count(prospect)
             has_room = room is not None and room.replicas > 0
@@ -312,7 +326,7 @@ class CandidateRooms:
                 since.setdefault(accelerator, asyncio.get_running_loop().time())
             else:
                 since.pop(accelerator, None)
-            rooms.append((accelerator, has_room, room.could_run) if room is not None else None)
+            rooms.append(_ReportedRoom(accelerator, has_room, room.could_run) if room is not None else None)
         return tuple(rooms)
 
     def restart(self) -> None:
@@ -330,13 +344,13 @@ class CandidateRooms:
             self._changed.clear()
             if self._is_outdated:
                 self._counter = None
-            began = until = loop.time()
+            began = step_began = loop.time()
             for service, followed in list(self._followed.items()):
                 rooms = self._note_room(service, followed.prospects)
                 if rooms != followed.reported_rooms and self._followed.get(service) is followed:
                     self._followed[service] = followed._replace(reported_rooms=rooms)
                     self._on_change(service)
-                if loop.time() - until >= STEP_SECONDS:
+                if loop.time() - step_began >= STEP_SECONDS:
                     await asyncio.sleep(0)
-                    until = loop.time()
+                    step_began = loop.time()
             await asyncio.sleep(max(LOOK_SECONDS, (loop.time() - began) * IDLE_SHARE))

@@ -67,7 +67,7 @@ class HostCapacity(NamedTuple):
 
     @property
     def closure(self) -> Closure:
-        """The reason why the host takes no process, even one that fits."""
+        """The reason why the host takes no process, even one that fits; OPEN if it takes some."""
         if self.address_problem:
             return Closure(ADDRESS_REFUSED, self.address_problem)
         if self.distrust:
@@ -76,8 +76,9 @@ class HostCapacity(NamedTuple):
             return Closure(CORDONED, f"host {self.host} is cordoned: pomona host uncordon {self.host}")
         if self.pause:
             return Closure(HOST_PAUSED, self.pause)
-        message = f"other programs use the memory of host {self.host}"
-        return Closure(SHORT_OF_MEMORY, message) if self.short_of_memory else OPEN
+        if self.short_of_memory:
+            return Closure(SHORT_OF_MEMORY, f"other programs use the memory of host {self.host}")
+        return OPEN
 
     @property
     def is_open(self) -> bool:
@@ -105,9 +106,9 @@ def _compute_capacity(store: Store, host: MetalHost, bound: Sequence[Obj]) -> Ho
     stated_bytes = host.status.budget_bytes or host.status.available_bytes or 0
     budget_bytes = max(0, min(stated_bytes, MOST_HOST_BYTES))
     free_bytes = max(0, min((host.status.available_bytes or 0) - promised_bytes, MOST_HOST_BYTES))
-    pressure, paused, accepted, stable = (
-        find(host.status.conditions, kind) for kind in (MEMORY_PRESSURE, PAUSED, ADDRESS_ACCEPTED, STABLE)
-    )
+    conditions = host.status.conditions
+    pressure, paused = find(conditions, MEMORY_PRESSURE), find(conditions, PAUSED)
+    accepted, stable = find(conditions, ADDRESS_ACCEPTED), find(conditions, STABLE)
     return HostCapacity(
         host=host.metadata.name,
         runtimes=frozenset(host.status.runtimes),

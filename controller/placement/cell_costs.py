@@ -36,16 +36,19 @@ class CellCosts:
             self._costs[cell] = cost
         if last == cost:
             return False
-        # Only if the highest cost itself has gone, the others are searched for the next one.
-        highest = max(self._costs.values(), default=0.0) if last == self._highest else max(self._highest, cost or 0.0)
-        has_changed, self._highest = highest != self._highest, highest
-        return has_changed
+        previous_highest = self._highest
+        if last == previous_highest:
+            # The highest cost itself has gone: the others are searched for the next one.
+            self._highest = max(self._costs.values(), default=0.0)
+        elif cost is not None:
+            self._highest = max(previous_highest, cost)
+        return self._highest != previous_highest
 
     def remove(self, cell: str) -> bool:
         """Forget a cell that is gone; return whether the highest cost of all cells has changed."""
         return self.put(cell, None)
 
     def find_permille(self, cell: str) -> int | None:
-        """Return the cost of a cell in thousandths of the highest one; None if none is stated."""
+        """Return the cost of a cell in thousandths of the highest one; None if none is stated, or all are 0."""
         cost = self._costs.get(cell)
         return round(1000 * cost / self._highest) if cost is not None and self._highest else None

@@ -41,23 +41,25 @@ class NodeFacts(NamedTuple):
 def find_accelerator(node: Obj, vendors: Vendors) -> str:
     """Return the accelerator of a node; empty if it has none.
 
-    One whose devices are all sick, so that it offers none of a resource, still has it.
+    A node whose devices are all sick, so that it offers 0 of the resource, still has the accelerator.
     """
     allocatable: Mapping[str, str] = node["status"]["allocatable"]
-    offered = [
-        (count != "0", accelerator)
-        for accelerator, vendor in vendors.items()
-        for name, count in allocatable.items()
-        if vendor.offers(name)
-    ]
-    return max(offered, key=lambda offer: offer[0])[1] if offered else ""
+    sick_accelerator = ""
+    for accelerator, vendor in vendors.items():
+        for name, count in allocatable.items():
+            if not vendor.offers(name):
+                continue
+            if count != "0":
+                return accelerator
+            sick_accelerator = sick_accelerator or accelerator
+    return sick_accelerator
 
 
 def find_node_closure(node: Obj) -> Closure:
     """Return why a node takes no new pods at the moment; OPEN if it does."""
     name = node["metadata"]["name"]
     # The store keeps no other condition than Ready.
-    ready: Obj = next(iter(node["status"].get("conditions") or ()), {})
+    ready: Obj = (node["status"].get("conditions") or [{}])[0]
     if ready.get("status") != "True":
         cause = ready.get("message") or ready.get("reason") or "its kubelet has reported nothing yet"
         return Closure(NODE_NOT_READY, f"node {name} is not ready: {cause}")
@@ -90,11 +92,11 @@ def read_node(node: Obj, vendors: Vendors, claimable: str = "") -> NodeFacts:
     total, closure = count_allocatable(node["status"]["allocatable"]), find_node_closure(node)
     accelerator = find_accelerator(node, vendors) or claimable
     if not accelerator:
-        return NodeFacts("", total, closure, reduced_node)
+        return NodeFacts(accelerator="", total=total, closure=closure, node=reduced_node)
     devices = frozenset(filter(vendors[accelerator].offers, total))
     share = read_share(accelerator, vendors[accelerator], labels)
     cost = read_cost(node["metadata"].get("annotations") or {})
-    return NodeFacts(accelerator, total, closure, reduced_node, devices, share, cost)
+    return NodeFacts(accelerator, total, closure, reduced_node, devices=devices, share=share, cost=cost)
 
 
 def _list_condition_taints(node: Obj) -> list[str]:

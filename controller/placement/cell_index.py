@@ -24,15 +24,15 @@ class CellChoice(NamedTuple):
     points: int
     """Points that the cell gives to all units of the same need."""
     leftover: int
-    bandwidth: int
-    """Bandwidth with its sign turned: less is better."""
+    negated_bandwidth: int
+    """Less is better, as of `leftover`."""
     cell_id: str
     victims: tuple[Unit, ...] = ()
 
     @property
     def key(self) -> tuple[object, ...]:
         """Sort key among cells that are alike to the unit: the best has the least."""
-        return self.cost, -self.points, self.leftover, self.bandwidth, self.cell_id
+        return self.cost, -self.points, self.leftover, self.negated_bandwidth, self.cell_id
 
 
 _Key = tuple[object, ...]
@@ -62,6 +62,7 @@ class CellIndex:
         self._bound, self._evaluate, self._changes, self._seen_changes = bound, evaluate, changes, len(changes)
         self._choices: dict[str, CellChoice | None] = {}
         """By `Cell.id`, the choices that are evaluated already."""
+        # The best conceivable key of each cell; a cell that certainly does not do has none.
         self._bounds = {name: choice.key for name in likely if (choice := bound(name, cells[name])) is not None}
         self._heap: list[_Key] = list(self._bounds.values())
         heapq.heapify(self._heap)
@@ -81,8 +82,8 @@ class CellIndex:
                 heapq.heappush(self._heap, choice.key)
         self._seen_changes = len(self._changes)
 
-    def find(self, name: str) -> CellChoice | None:
-        """Return the choice of one cell, if the need fits there."""
+    def find_choice(self, name: str) -> CellChoice | None:
+        """Return the choice of one cell, or None if the need does not fit there now."""
         if name not in self._bounds:
             return None
         if name not in self._choices:
@@ -98,20 +99,20 @@ class CellIndex:
         best: CellChoice | None = None
         while self._heap and best is None:
             key = heapq.heappop(self._heap)
-            name = str(key[-1])
+            name = str(key[-1])  # `CellChoice.key` ends with the id of the cell
             if is_closed(name):
                 continue
             if name in skipped:
                 put_back.append(key)
                 continue
-            was_bound = self._bounds.get(name) == key
-            choice = self.find(name)
+            is_present_bound = self._bounds.get(name) == key
+            choice = self.find_choice(name)
             if choice is None:
                 continue
             if choice.key == key:
                 put_back.append(key)
                 best = choice
-            elif was_bound:
+            elif is_present_bound:
                 heapq.heappush(self._heap, choice.key)
         for key in put_back:
             heapq.heappush(self._heap, key)

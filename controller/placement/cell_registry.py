@@ -55,7 +55,7 @@ class CellRegistry:
     Args:
         store: the store, whose changes are followed from now on.
         vendors: the table of accelerators.
-        bindable: returns whether a host, by its name, is alive.
+        is_alive: returns whether a host, by its name, is alive.
         foreign: all pods that are not ours; none are counted before it has listed them (`ForeignPods.synced`).
         clock: a monotonic clock in seconds.
         is_stale: returns whether the agent of a node is silent.
@@ -67,7 +67,7 @@ class CellRegistry:
         self,
         store: Store,
         vendors: Vendors,
-        bindable: Callable[[str], bool],
+        is_alive: Callable[[str], bool],
         foreign: ForeignPods | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
@@ -77,7 +77,7 @@ class CellRegistry:
         self._store = store
         self._is_copy = is_copy
         self._vendors = vendors
-        self._bindable = bindable
+        self._is_alive = is_alive
         self._clock = clock
         self._is_stale = is_stale
         self.foreign = foreign if foreign is not None else ForeignPods()
@@ -169,7 +169,8 @@ class CellRegistry:
             jobs: the node of each, by its key in `OWNER_INDEX`. A pod that is on another node is not that of the Job.
         """
         before, self._benchmarks = self._benchmarks, jobs
-        for job in [job for job in {**before, **jobs} if before.get(job) != jobs.get(job)]:
+        changed_jobs = [job for job in {**before, **jobs} if before.get(job) != jobs.get(job)]
+        for job in changed_jobs:
             for pod in self._store.by_index(PODS, OWNER_INDEX, job):
                 self._take_room(pod)
 
@@ -213,8 +214,9 @@ class CellRegistry:
         """Count the room that a pod holds on its node, and mark the nodes whose sums change; a benchmark holds none."""
         key, node = object_key(pod), find_taken_node(pod)
         owner = controller_of(pod) if self._benchmarks else None
-        is_benchmark = owner is not None and self._benchmarks.get(namespaced(key.namespace, owner["uid"])) == node
-        is_benchmark |= self._is_copy and LABEL_BENCHMARK in (pod["metadata"].get("labels") or {})
+        is_of_job = owner is not None and self._benchmarks.get(namespaced(key.namespace, owner["uid"])) == node
+        is_labelled = self._is_copy and LABEL_BENCHMARK in (pod["metadata"].get("labels") or {})
+        is_benchmark = is_of_job or is_labelled
         if node and not is_benchmark:
             self._mark_nodes(self._taken_by_ours.hold(key, node, count_requests(pod["spec"])))
         else:
@@ -256,7 +258,7 @@ class CellRegistry:
         if facts is not None and (facts.accelerator or self._is_copy):
             self._nodes[name] = facts
         elif self._nodes.pop(name, None) is None:
-            return
+            return  # it had no cell before either
         self._mark(f"node/{name}")
 
     def _take_pools(self) -> None:
@@ -293,7 +295,7 @@ class CellRegistry:
             if self._is_stale(node) != was_stale:
                 self._mark(f"node/{node}")
         for host, was_alive in self._was_alive.items():
-            if self._bindable(host) != was_alive:
+            if self._is_alive(host) != was_alive:
                 self._mark(f"host/{host}")
         before = self._revision
         # A cell that is built may mark others: their costs are compared with its own.
@@ -312,7 +314,9 @@ class CellRegistry:
             if cell == previous:
                 continue
             self._revision += 1
-            if (cell and cell.node) != (previous and previous.node):
+            node = cell.node if cell is not None else None
+            previous_node = previous.node if previous is not None else None
+            if node != previous_node:
                 self._node_revision += 1
             if cell is not None:
                 self._cells[cell_id] = cell
@@ -321,7 +325,10 @@ class CellRegistry:
                 self._suspicions.pop(cell_id, None)
 
     def _build_node(self, name: str) -> Cell | None:
-        """Return the cell of a node, or None; notes its class and cost, by which all cells may have to be rebuilt."""
+        """Return the cell of a node, or None if it has none; note its class and cost.
+
+        If the highest cost changes, all cells are marked to be built anew.
+        """
         facts, cell_id = self._nodes.get(name), f"node/{name}"
         if facts is None:
             self._forget_cell(cell_id)
@@ -357,7 +364,7 @@ class CellRegistry:
         )
 
     def _forget_cell(self, cell_id: str) -> None:
-        """Forget the class, the utilization and the cost of a cell that is gone."""
+        """Forget what was noted of a cell that is gone; if the highest cost changes, mark all cells."""
         self.classes.remove(cell_id)
         self._was_silent.pop(cell_id.removeprefix("node/"), None)
         # Costs are shown as a share of the highest: if that went, every cell changes.
@@ -376,7 +383,10 @@ class CellRegistry:
         return hardware.describe_replica(1), self._read_utilization(name, facts, fitness)
 
     def _read_utilization(self, name: str, facts: NodeFacts, fitness: NodeFitnessStatus | None) -> int | None:
-        """Return the mean utilization of devices that pods share, or None; notes whether the agent is silent."""
+        """Return the mean utilization of a node's devices; None if pods do not share them, or it is unknown.
+
+        Note whether its agent is silent, so that the cell is built anew when that changes.
+        """
         percents = [device.utilization_percent for device in fitness.devices] if fitness is not None else []
         stated = [percent for percent in percents if percent is not None]
         if facts.share is None or not stated:
@@ -386,7 +396,7 @@ class CellRegistry:
         return None if is_stale else sum(stated) // len(stated)
 
     def _build_host(self, name: str) -> Cell | None:
-        """Return the cell of a host, or None; as `_build_node`, and notes whether the host is alive."""
+        """Return the cell of a host, or None if it is gone; as `_build_node`, and note whether the host is alive."""
         stored = self._store.get(METAL_HOSTS, name)
         hosts = decode_stored(self._store, METAL_HOSTS, [stored] if stored is not None else [], MetalHost)
         cell_id = f"host/{name}"
@@ -399,7 +409,7 @@ class CellRegistry:
         hardware = describe_host(hosts[0].status)
         self.classes.put(cell_id, METAL, hardware)
         capacity = list_capacities(self._store, hosts)[0]
-        is_alive = self._was_alive[name] = self._bindable(name)
+        is_alive = self._was_alive[name] = self._is_alive(name)
         closure = find_host_closure(capacity, is_alive=is_alive and hosts[0].metadata.deletion_timestamp is None)
         reason, message = self._find_closure(cell_id, closure)
         return Cell(
@@ -427,7 +437,10 @@ class CellRegistry:
 
 
 def read_facts(fitness: Obj) -> object:
-    """Return the facts of a NodeFitness by which cells are scored."""
+    """Return the facts of a NodeFitness by which cells are scored.
+
+    The time of the last report is one of them only if a utilization is reported: it grows old with silence.
+    """
     status = fitness.get("status") or {}
     devices = [
         (device.get("product"), device.get("memoryBytes"), device.get("utilizationPercent"))

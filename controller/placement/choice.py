@@ -70,12 +70,12 @@ class _Trial:
     def remove(self, wanted: int) -> None:
         """Remove replicas until there are as many as wanted: first those that wait, and the last accelerator first."""
         # The first pass leaves each accelerator the replicas that run there; the second one leaves none.
-        for count_kept in (lambda candidate: candidate.running, lambda _candidate: 0):
+        for keeps_running in (True, False):
             for candidate in reversed(self.candidates):
-                planned = self.replicas[candidate.accelerator]
-                self.replicas[candidate.accelerator] -= max(
-                    0, min(planned - count_kept(candidate), self.total - wanted)
-                )
+                kept = candidate.running if keeps_running else 0
+                removable = self.replicas[candidate.accelerator] - kept
+                surplus = self.total - wanted
+                self.replicas[candidate.accelerator] -= max(0, min(removable, surplus))
 
     def move(self, origin: Candidate, number: int, targets: Sequence[Candidate]) -> None:
         """Move up to this number of replicas from an accelerator to the first targets with room."""
@@ -98,16 +98,19 @@ def choose(wanted: int, candidates: Sequence[Candidate], last: Mapping[str, int]
     if last is None:
         trial.add(wanted)
         return trial.replicas
+    # 1. Begin with the last choice, without the replicas that are not wanted any more.
     for candidate in trial.candidates:
         trial.replicas[candidate.accelerator] = last.get(candidate.accelerator, 0)
     if trial.total > wanted:
         trial.remove(wanted)
+    # 2. Move replicas that have waited for long to accelerators that have room.
     for candidate in trial.candidates:
         waiting = max(0, trial.replicas[candidate.accelerator] - candidate.running)
         trial.move(candidate, min(waiting, candidate.settled), trial.candidates)
         # No replica waits where none could ever run, if one could elsewhere: `add` finds it another place.
         if not candidate.could_run and any(other.could_run for other in trial.candidates):
             trial.replicas[candidate.accelerator] = min(trial.replicas[candidate.accelerator], candidate.running)
+    # 3. Add the replicas that are missing; once all are ready, move one to a better place.
     trial.add(wanted)
     if _is_settled(trial):
         _move_to_better(trial)
@@ -140,24 +143,27 @@ def list_watched(candidates: Sequence[Candidate], chosen: Mapping[str, int], *, 
     is_any_waiting = any(chosen.get(candidate.accelerator, 0) > candidate.running for candidate in usable)
     if is_any_waiting:
         return frozenset(candidate.accelerator for candidate in usable)
-    used = [position for position, candidate in enumerate(usable) if chosen.get(candidate.accelerator, 0)]
+    used_positions = [position for position, candidate in enumerate(usable) if chosen.get(candidate.accelerator, 0)]
+    if not used_positions or not is_ordered:
+        return frozenset()
     # Replicas that run move only to an accelerator that is better than the last one in use.
-    earlier = usable[: used[-1]] if used and is_ordered else []
-    return frozenset(candidate.accelerator for candidate in earlier)
+    return frozenset(candidate.accelerator for candidate in usable[: used_positions[-1]])
 
 
 def list_shares(candidates: Sequence[Candidate], chosen: Mapping[str, int]) -> list[AcceleratorShare]:
     """Return the choice in the form of the status: replicas by accelerator, with reasons for those without any."""
-    return [
-        AcceleratorShare(
+    shares = []
+    for candidate in candidates:
+        reason = _find_reason(candidate, chosen)
+        share = AcceleratorShare(
             accelerator=candidate.accelerator,
             replicas=chosen.get(candidate.accelerator, 0),
-            reason=(reason := _find_reason(candidate, chosen)),
+            reason=reason,
             message=_explain_reason(candidate, reason),
             tokens_per_second=format_rate(candidate.tokens_per_second) if candidate.tokens_per_second else None,
         )
-        for candidate in candidates
-    ]
+        shares.append(share)
+    return shares
 
 
 def _find_reason(candidate: Candidate, chosen: Mapping[str, int]) -> ShareReason | None:
@@ -172,13 +178,17 @@ def _find_reason(candidate: Candidate, chosen: Mapping[str, int]) -> ShareReason
 
 
 def _explain_reason(candidate: Candidate, reason: ShareReason | None) -> str:
-    """Return the message for a reason; of an accelerator that is not needed, the speed that it would give."""
+    """Return the message for a reason; of an accelerator that is not needed, the speed that it would give.
+
+    It is empty if there is no reason, or if that speed is unknown.
+    """
     if reason == "Refused":
         return candidate.refusal
     if reason in {"NoSuchHardware", "NoRoom"}:
         return candidate.lack
-    is_unneeded = reason == "NotNeeded" and candidate.tokens_per_second > 0
-    return f"{format_rate(candidate.tokens_per_second)} tokens/s there" if is_unneeded else ""
+    if reason == "NotNeeded" and candidate.tokens_per_second > 0:
+        return f"{format_rate(candidate.tokens_per_second)} tokens/s there"
+    return ""
 
 
 def describe_shares(shares: Sequence[AcceleratorShare]) -> str:
@@ -189,5 +199,5 @@ def describe_shares(shares: Sequence[AcceleratorShare]) -> str:
         for share in shares
         if share.replicas
     )
-    refused = [f"{share.accelerator}: {share.message}" for share in shares if share.message and not share.replicas]
-    return "; ".join([used, *refused] if used else refused)
+    unused = [f"{share.accelerator}: {share.message}" for share in shares if share.message and not share.replicas]
+    return "; ".join(filter(None, (used, *unused)))

@@ -107,7 +107,7 @@ class ClusterCopy:
     def rules(self) -> PlanRules:
         """The rules of the plan."""
         table = read_pools(self.store, self.settings.pods.vendors)
-        return PlanRules(self.settings.min_run_seconds, table.rules, table.quotas)
+        return PlanRules(min_run_seconds=self.settings.min_run_seconds, pools=table.rules, quotas=table.quotas)
 
     @property
     def _is_queued(self) -> bool:
@@ -146,6 +146,7 @@ class ClusterCopy:
         Raises ApiError, Unreachable.
         """
         for _ in range(_READINGS_OF_VOLUMES):
+            # To list the units asks for the volumes that have not been read yet.
             self.list_units(datetime.now(UTC))
             if not await self.volumes.read_once(client):
                 break
@@ -190,8 +191,8 @@ def unpin(pod_spec: Obj) -> Obj:
     spec: Obj = copy.deepcopy(
         {name: pod_spec[name] for name in ("nodeSelector", "affinity", "tolerations") if name in pod_spec}
     )
-    of_nodes = (spec.get("affinity") or {}).get("nodeAffinity") or {}
-    required = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution")
+    node_affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = node_affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
         return spec
     terms = [_unpin_term(term) for term in required["nodeSelectorTerms"]]
@@ -199,11 +200,14 @@ def unpin(pod_spec: Obj) -> Obj:
         required["nodeSelectorTerms"] = terms
     else:
         # An empty term stands for one that had the pin alone, which the pod did not have before.
-        del of_nodes["requiredDuringSchedulingIgnoredDuringExecution"]
+        del node_affinity["requiredDuringSchedulingIgnoredDuringExecution"]
     return spec
 
 
 def _unpin_term(term: Obj) -> Obj:
-    fields = [field for field in term.get("matchFields") or () if field["key"] != "metadata.name"]
-    kept = {name: value for name, value in term.items() if name != "matchFields" and value}
-    return kept | ({"matchFields": fields} if fields else {})
+    """Return a term without the requirements that name a node; empty if it had no other ones."""
+    kept_fields = [field for field in term.get("matchFields") or () if field["key"] != "metadata.name"]
+    unpinned = {name: value for name, value in term.items() if name != "matchFields" and value}
+    if kept_fields:
+        unpinned["matchFields"] = kept_fields
+    return unpinned

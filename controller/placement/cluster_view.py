@@ -171,12 +171,14 @@ class ClusterView:
         Each is built anew only if its cell or report has changed, or its agent has become silent or is back.
         """
         stale = self.freshness.list_stale()
-        changed, self._changed_names = self._changed_names | (stale ^ self._built_as_stale), set()
-        self._built_as_stale = stale
+        # Nodes whose agents have become silent, or are back: they are in one of the two sets alone.
+        changed_staleness = stale ^ self._built_as_stale
+        changed_names = self._changed_names | changed_staleness
+        self._changed_names, self._built_as_stale = set(), stale
         cells, machines = self.registry.cells, dict[str, ViewedMachine]()
         for cell_id, cell in cells.items():
             machine = self._machines.get(cell_id)
-            if machine is None or machine.cell is not cell or cell.name in changed:
+            if machine is None or machine.cell is not cell or cell.name in changed_names:
                 machine = self._build_machine(cell, is_stale=cell.name in stale)
             machines[cell_id] = machine
         self._machines = machines

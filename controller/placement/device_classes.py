@@ -44,22 +44,25 @@ class DeviceClasses:
         last = self._cells.get(cell)
         if entry == last:
             return
-        touched = set[str]()
+        changed_accelerators = set[str]()
         if last is not None:
             del self._cells[cell]
-            touched |= self._count_in_class(*last, -1)
+            changed_accelerators |= self._count_in_class(*last, -1)
         if entry is not None:
             self._cells[cell] = entry
-            touched |= self._count_in_class(*entry, 1)
-        for name in sorted(touched):
-            self._list_anew(name)
+            changed_accelerators |= self._count_in_class(*entry, 1)
+        for changed_accelerator in sorted(changed_accelerators):
+            self._list_anew(changed_accelerator)
 
     def remove(self, cell: str) -> None:
         """Forget the devices of a cell that is gone."""
         self.put(cell, "", None)
 
     def _count_in_class(self, accelerator: str, devices: ServingDevices, number: int) -> set[str]:
-        """Add `number` cells with these devices to their class; return its accelerator if the weakest may be others."""
+        """Add `number` cells, 1 or -1, with these devices to their class; return its accelerator if it may change.
+
+        It can only change when the first cell with such devices comes, or the last one goes.
+        """
         key = accelerator, devices.device_class
         members = self._members.setdefault(key, {})
         count = members.get(devices, 0) + number

@@ -111,14 +111,11 @@ def _render_demand(demand: AttributeDemand, driver: str) -> str:
     domain, _, name = demand.name.rpartition("/")
     attributes = f"device.attributes['{domain or driver}']"
     value = f"{attributes}.{name}"
-    if demand.type == "version":
-        test = (
-            f"{value}.compareTo(semver('{pad_version(demand.at_least)}')) >= 0"
-            if demand.at_least
-            else _join_alternatives(
-                [f"{value}.compareTo(semver('{pad_version(wanted)}')) == 0" for wanted in demand.values]
-            )
-        )
+    if demand.type == "version" and demand.at_least:
+        test = f"{value}.compareTo(semver('{pad_version(demand.at_least)}')) >= 0"
+    elif demand.type == "version":
+        tests = [f"{value}.compareTo(semver('{pad_version(wanted)}')) == 0" for wanted in demand.values]
+        test = _join_alternatives(tests)
     elif demand.at_least:
         test = f"{value} >= {int(demand.at_least)}"
     else:
@@ -145,8 +142,10 @@ def _find_qualified(values: Mapping[str, Any], name: str, driver: str) -> Any:
     domain, _, bare = name.rpartition("/")
     if domain and domain != driver:
         return values.get(name)
-    entry = values.get(bare)
-    return values.get(f"{driver}/{bare}") if entry is None else entry
+    value = values.get(bare)
+    if value is None:
+        return values.get(f"{driver}/{bare}")
+    return value
 
 
 def _read_memory(device: Device, driver: str) -> int:
@@ -183,4 +182,5 @@ def _parse_version(version: str) -> tuple[tuple[int, ...], bool, str]:
     number, dash, label = version.partition("+")[0].partition("-")
     parts = number.split(".")
     numbers = tuple(int(part) if part.isascii() and part.isdecimal() else -1 for part in parts)
-    return numbers, not dash, label
+    is_release = not dash
+    return numbers, is_release, label

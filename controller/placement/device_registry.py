@@ -39,6 +39,14 @@ class _PoolKey(NamedTuple):
     pool: str
 
 
+class _ClaimableAccelerator(NamedTuple):
+    """The accelerator whose devices a driver offers."""
+
+    name: str
+    whole_device: DeviceNeed
+    """The need that each whole device of the driver meets."""
+
+
 class _ClaimingPod(NamedTuple):
     """A pod of ours that claims devices and has a node."""
 
@@ -85,10 +93,11 @@ class DeviceRegistry:
 
     def __init__(self, vendors: Vendors) -> None:
         self._accelerators = {
-            vendor.driver.name: (name, any_device(vendor.driver))
+            vendor.driver.name: _ClaimableAccelerator(name, any_device(vendor.driver))
             for name, vendor in vendors.items()
             if vendor.driver is not None
         }
+        """By name of the driver."""
         self._slices: dict[_PoolKey, dict[str, ResourceSlice]] = {}
         """By name."""
         self._devices: dict[_PoolKey, Mapping[str, Mapping[DeviceId, Device]]] = {}
@@ -131,30 +140,31 @@ class DeviceRegistry:
 
     def _locate_devices(self, key: _PoolKey) -> set[str]:
         """Find anew where the devices of a pool are; return the nodes that have, or had, one of them."""
-        before = self._devices.pop(key, {})
-        for name, devices in before.items():
-            del self._pools[name][key]
+        devices_before = self._devices.pop(key, {})
+        for node, devices in devices_before.items():
+            del self._pools[node][key]
             for device_id in devices:
                 del self._nodes[device_id]
         by_node: dict[str, dict[DeviceId, Device]] = {}
         for spec, device in _list_devices(self._slices[key].values()):
             # A device that is not on a single node, such as one in the network, is left to the scheduler.
-            if node := spec.node_name or device.node_name:
-                by_node.setdefault(node, {})[DeviceId(*key, device.name)] = device
+            if node_name := spec.node_name or device.node_name:
+                by_node.setdefault(node_name, {})[DeviceId(*key, device.name)] = device
         if by_node:
             self._devices[key] = by_node
         if not self._slices[key]:
             del self._slices[key]
-        for name, devices in by_node.items():
-            self._pools.setdefault(name, {})[key] = None
-            self._nodes |= dict.fromkeys(devices, name)
-        return {*before, *by_node}
+        for node, devices in by_node.items():
+            self._pools.setdefault(node, {})[key] = None
+            self._nodes |= dict.fromkeys(devices, node)
+        return {*devices_before, *by_node}
 
     def take_claim(self, old: Obj | None, new: Obj | None) -> set[str]:
         """Note a change of any ResourceClaim; return the nodes of the devices that it has or had."""
         obj = new or old
         if obj is None:
             return set()
+        # 1. Forget what the claim had.
         key = object_key(obj)
         nodes = set[str]()
         if (allocated_claim := self._claims.pop(key, None)) is not None:
@@ -165,6 +175,7 @@ class DeviceRegistry:
                     del self._claims_of[device]
             if self._claim_of_pod.get(allocated_claim.pod) == key:
                 del self._claim_of_pod[allocated_claim.pod]
+        # 2. Note what it has now.
         claim = _read_claim(new) if new is not None else None
         if claim is None:
             return nodes
@@ -223,7 +234,7 @@ class DeviceRegistry:
         if need.driver not in self._accelerators:
             return set()
         name = need.name
-        is_counted = name in self._needs or name == self._accelerators[need.driver][1].name
+        is_counted = name in self._needs or name == self._accelerators[need.driver].whole_device.name
         nodes = {node for key in self._devices if key.driver == need.driver for node in self._devices[key]}
         for node in nodes & self._matching.keys():
             if is_counted:
@@ -234,7 +245,7 @@ class DeviceRegistry:
 
     def find_accelerator(self, node: str) -> str:
         """Return the accelerator of the devices that may be claimed on a node; empty if there are none."""
-        return next((self._accelerators[key.driver][0] for key in self._pools.get(node, ())), "")
+        return next((self._accelerators[key.driver].name for key in self._pools.get(node, ())), "")
 
     def count_room(self, node: str) -> tuple[Amounts, Amounts]:
         """Return the devices of a node in all, and the free ones: their numbers by name of the need and by driver.
@@ -250,15 +261,19 @@ class DeviceRegistry:
         for pod in pending:
             reserved_for[pod.need] += pod.number
         total, free = {}, {}
-        unclaimed = {devices: len(devices & free_devices) for devices in set(matching.values())}
+        # By name of the need; most needs are met by the same devices, which are compared once.
+        free_numbers = {devices: len(devices & free_devices) for devices in set(matching.values())}
         for name, devices in matching.items():
-            total[name], free[name] = len(devices), unclaimed[devices] - reserved_for.get(name, 0)
+            total[name] = len(devices)
+            free[name] = free_numbers[devices] - reserved_for.get(name, 0)
+        # By driver.
         for driver in {key.driver for key in self._pools[node]}:
-            whole, reserved = matching[self._accelerators[driver][1].name], self._sum_pending(pending, driver)
-            total[f"{driver}{_WHOLE}"] = len(whole)
-            free[f"{driver}{_WHOLE}"] = len(whole & free_devices) - reserved
+            whole_devices = matching[self._accelerators[driver].whole_device.name]
+            total[f"{driver}{_WHOLE}"] = len(whole_devices)
+            free[f"{driver}{_WHOLE}"] = len(whole_devices & free_devices) - self._sum_pending(pending, driver)
         if self._has_overlap(matching):
-            total[CLAIM_SLOT], free[CLAIM_SLOT] = 1, 0 if pending else 1
+            total[CLAIM_SLOT] = 1
+            free[CLAIM_SLOT] = 0 if pending else 1
         return total, free
 
     def _sum_pending(self, pending: Iterable[_ClaimingPod], driver: str) -> int:
@@ -267,12 +282,12 @@ class DeviceRegistry:
 
     def _has_overlap(self, matching: Mapping[str, frozenset[DeviceId]]) -> bool:
         """Return whether pods with different needs might get the same device."""
-        seen = set[DeviceId]()
+        matched_before = set[DeviceId]()
         for name in self._needs:
             devices = matching.get(name, frozenset[DeviceId]())
-            if not seen.isdisjoint(devices):
+            if not matched_before.isdisjoint(devices):
                 return True
-            seen |= devices
+            matched_before |= devices
         return False
 
     def add_freed(self, unit: Unit) -> Unit:
@@ -281,11 +296,13 @@ class DeviceRegistry:
         if pod is None:
             return unit
         freed = {CLAIM_SLOT: 1} if unit.state == "ending" else {}
-        claim = self._claims.get(self._claim_of_pod.get(unit.uid, ObjectKey("", "")))
-        for name, devices in self._find_matching(pod.node).items() if claim is not None else ():
-            amount = len(devices.intersection(claim.devices)) if claim is not None else 0
-            if amount and name != pod.need:
-                freed[name] = amount
+        claim_key = self._claim_of_pod.get(unit.uid)
+        if claim_key is not None:
+            claimed_devices = self._claims[claim_key].devices
+            for name, devices in self._find_matching(pod.node).items():
+                amount = len(devices.intersection(claimed_devices))
+                if amount and name != pod.need:
+                    freed[name] = amount
         return msgspec.structs.replace(unit, freed_beside=freed) if freed else unit
 
     def _find_matching(self, node: str) -> Mapping[str, frozenset[DeviceId]]:
@@ -296,8 +313,9 @@ class DeviceRegistry:
         matching = self._matching.get(node)
         if matching is None:
             matching = self._matching[node] = {}
-            own = (self._accelerators[driver][1] for driver in {key.driver for key in pools})
-            for name, need in ({need.name: need for need in own} | self._needs).items():
+            drivers = {key.driver for key in pools}
+            whole_devices = {need.name: need for need in (self._accelerators[name].whole_device for name in drivers)}
+            for name, need in (whole_devices | self._needs).items():
                 if any(key.driver == need.driver for key in pools):
                     matching[name] = self._list_matching(node, need)
         return matching
@@ -306,10 +324,10 @@ class DeviceRegistry:
         """Return the devices of a node that meet a need."""
         return _share(
             frozenset(
-                id_
+                device_id
                 for key in self._pools[node]
                 if key.driver == need.driver
-                for id_, device in self._devices[key][node].items()
+                for device_id, device in self._devices[key][node].items()
                 if need.matches(device)
             )
         )
@@ -330,10 +348,8 @@ class DeviceRegistry:
 
     def _is_taken(self, device: DeviceId) -> bool:
         """Return whether a claim has a device; that of a pod of ours has it until the pod is gone."""
-        return any(
-            not (claim := self._claims[key]).is_ours or claim.pod in self._pods
-            for key in self._claims_of.get(device, ())
-        )
+        claims = (self._claims[key] for key in self._claims_of.get(device, ()))
+        return any(not claim.is_ours or claim.pod in self._pods for claim in claims)
 
 
 @functools.lru_cache(maxsize=16384)

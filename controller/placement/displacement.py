@@ -161,7 +161,7 @@ def choose_moves(
     requested = parse_time(requested_at)
     if moved or requested is None or not is_requested(requested_at, now):
         return moved
-    waiting = list_moved(processes)
+    begun = list_moved(processes)
     settled = [
         metal_process
         for metal_process in processes
@@ -171,7 +171,7 @@ def choose_moves(
         and created < requested
     ]
     # The move that has begun is judged first, so that it goes on.
-    for process in sorted(settled, key=lambda process: (process.metadata.uid not in waiting, process.metadata.name)):
+    for process in sorted(settled, key=lambda process: (process.metadata.uid not in begun, process.metadata.name)):
         if _has_better_host(process, processes, require_host(process, demands), capacities):
             return {process.metadata.uid}
     return set()
@@ -185,16 +185,17 @@ def _has_better_host(
 ) -> bool:
     """Return whether an open host is better than that of a process, in the order in which `CellScore` compares.
 
-    Where the weights are does not count: a host that has just joined has none.
+    Where the weights are does not count: a host that has just joined has none. False if its own host is not live.
     """
-    own, needed = process.spec.host_name, process.spec.memory_bytes
+    own_host, needed = process.spec.host_name, process.spec.memory_bytes
     others = [sibling for sibling in siblings if sibling is not process]
-    present = next((host_capacity for host_capacity in capacities if host_capacity.host == own), None)
+    present = next((capacity for capacity in capacities if capacity.host == own_host), None)
     if present is None:
         return False
-    avoid = {own, *(other.spec.host_name for other in others if other.status.phase == "Rejected")}
+    avoid = {own_host, *(other.spec.host_name for other in others if other.status.phase == "Rejected")}
 
     def rank(capacity: HostCapacity, free_bytes: int) -> tuple[int, int, int]:
+        """Return a sort key: fewest siblings first, then most free memory, then most bandwidth."""
         siblings_there = sum(other.spec.host_name == capacity.host for other in others)
         return siblings_there, -free_bytes, -capacity.bandwidth_bytes_per_second
 

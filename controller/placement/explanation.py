@@ -102,12 +102,12 @@ class RefusalCounter:
 
     def update(self, cells: Iterable[Cell], made: Round) -> None:
         """Count after this round from now on; unchanged cells are not judged again."""
-        previous, left = self._cells, self._round.left
+        previous_cells, previous_left = self._cells, self._round.left
         self._cells, self._round = {cell.id: cell for cell in cells}, made
         stale = [
             name
-            for name, cell in previous.items()
-            if cell is not self._cells.get(name) or made.left[name] != left[name]
+            for name, cell in previous_cells.items()
+            if cell is not self._cells.get(name) or made.left[name] != previous_left[name]
         ]
         for verdicts in self._verdicts.values():
             for name in stale:
@@ -144,37 +144,39 @@ class RefusalCounter:
     def _split_cells(self, unit: Unit, kind: _Kind) -> tuple[Mapping[str, int], Mapping[str, _Feasible]]:
         """Return the counts of the cells that refuse a unit in any case, and all other cells by pool."""
         refused: Counter[str] = Counter()
-        by_pool: dict[str, dict[str, str]] = {}
+        shortages_by_pool: dict[str, dict[str, str]] = {}
         verdicts = self._judge_cells(unit, kind)
         for name, cell in self._cells.items():
             refusal, lacking = verdicts[name]
             if refusal:
                 refused[refusal] += 1
             else:
-                by_pool.setdefault(cell.pool, {})[name] = lacking
-        return refused, {
-            pool: _Feasible(
-                frozenset(shortages),
-                {
-                    str(CellRefusal(INSUFFICIENT, lacking)): count
-                    for lacking, count in Counter(shortages.values()).items()
-                    if lacking
-                },
-                [name for name, lacking in shortages.items() if not lacking],
+                shortages_by_pool.setdefault(cell.pool, {})[name] = lacking
+        feasible: dict[str, _Feasible] = {}
+        for pool, shortages in shortages_by_pool.items():
+            counts = Counter(lacking for lacking in shortages.values() if lacking)
+            feasible[pool] = _Feasible(
+                cells=frozenset(shortages),
+                insufficient={str(CellRefusal(INSUFFICIENT, lacking)): count for lacking, count in counts.items()},
+                roomy=[name for name, lacking in shortages.items() if not lacking],
             )
-            for pool, shortages in by_pool.items()
-        }
+        return refused, feasible
 
     def _judge_cells(self, unit: Unit, kind: _Kind) -> Mapping[str, _Verdict]:
         """Return the verdict of each cell on units of a kind; kept verdicts are reused, those of the oldest kind go."""
+        # The kind that was counted last is put last.
         verdicts = self._verdicts[kind] = self._verdicts.pop(kind, {})
         if len(self._verdicts) > _MOST_KINDS:
-            del self._verdicts[next(iter(self._verdicts))]
+            oldest_kind = next(iter(self._verdicts))
+            del self._verdicts[oldest_kind]
         need, left = largest_part(unit), self._round.left
         for name, cell in self._cells.items():
             if name not in verdicts:
                 refusal = find_static_refusal(unit, cell)
-                verdicts[name] = _Verdict(str(refusal or ""), "" if refusal else find_shortage(need, left[name]))
+                if refusal is not None:
+                    verdicts[name] = _Verdict(refusal=str(refusal), lacking="")
+                else:
+                    verdicts[name] = _Verdict(refusal="", lacking=find_shortage(need, left[name]))
         return verdicts
 
 
@@ -192,7 +194,7 @@ def find_static_refusal(unit: Unit, cell: Cell) -> CellRefusal | None:
 
 
 def find_refusal_now(unit: Unit, cell: str, made: Round, limit: LimitRefusal | None) -> CellRefusal:
-    """Return why a cell that could run a unit does not after a round.
+    """Return why a cell that could run a unit does not after a round; FITS if nothing keeps it from there.
 
     Args:
         unit: the unit.

@@ -16,16 +16,7 @@ from controller.placement.explanation import RefusalCounter
 from controller.placement.planner import PlanRules, Round, plan
 from controller.placement.score import CellScore
 from controller.placement.standing import WaitFacts, describe_wait, find_lack, find_largest, sort_refusals
-from controller.placement.units import (
-    CLAIM_SLOT,
-    NOTHING,
-    Amounts,
-    Cell,
-    Nomination,
-    Unit,
-    add_room,
-    subtract_amounts,
-)
+from controller.placement.units import CLAIM_SLOT, NOTHING, Amounts, Cell, Nomination, Unit, add_room, subtract_amounts
 from crds.queue_status import QueueReason
 from devices.vendors import CLAIMED
 
@@ -97,7 +88,8 @@ def forecast(cells: Iterable[Cell], units: Iterable[Unit], rules: PlanRules, now
 def build_successor(unit: Unit) -> Unit:
     """Return the successor of an evicted unit, which waits at the old place in the queue."""
     parts = unit.parts
-    if any(map(_claims, parts)):
+    # A pod that waits needs a slot for its claim, too.
+    if any(map(_count_claimed, parts)):
         parts = tuple({**part, CLAIM_SLOT: 1} for part in parts)
     return msgspec.structs.replace(
         unit,
@@ -112,24 +104,23 @@ def build_successor(unit: Unit) -> Unit:
     )
 
 
-def _claims(part: Amounts) -> int:
-    """Return the devices that a part claims."""
+def _count_claimed(part: Amounts) -> int:
+    """Return the number of devices that a part claims."""
     return sum(amount for name, amount in part.items() if name.endswith(CLAIMED))
 
 
 def _choose_devices(unit: Unit, free: Sequence[Amounts]) -> Unit:
     """Return a unit as it is once the scheduler has chosen the devices that it claims.
 
-    Which ones is not known: they may be any that would do for the needs of others on its cell.
+    Which ones is not known. They may be any that would do for other needs on its cells, so its end frees them for these
+    needs, too.
     """
-    number = sum(map(_claims, unit.parts))
+    number = sum(map(_count_claimed, unit.parts))
     if not number:
         return unit
     parts = tuple({name: amount for name, amount in part.items() if name != CLAIM_SLOT} for part in unit.parts)
-    others = {
-        name: number for amounts in free for name in amounts if name.endswith(CLAIMED) and name not in unit.parts[0]
-    }
-    return msgspec.structs.replace(unit, parts=parts, freed_beside=others)
+    other_needs = [name for amounts in free for name in amounts if name.endswith(CLAIMED) and name not in unit.parts[0]]
+    return msgspec.structs.replace(unit, parts=parts, freed_beside=dict.fromkeys(other_needs, number))
 
 
 class _Future:
@@ -184,7 +175,9 @@ class _Future:
     def _nominate(self, unit: Unit, nomination: Nomination | None) -> None:
         """Set or remove a nomination; end those of its victims that the unit replaces, as their rollout would."""
         self.units[unit.uid] = msgspec.structs.replace(unit, nomination=nomination)
-        for uid in nomination.victims & unit.replaces if nomination is not None else ():
+        if nomination is None:
+            return
+        for uid in nomination.victims & unit.replaces:
             if uid in self.units:
                 self._replace(self.units[uid])
 
@@ -242,17 +235,18 @@ def simulate_drain(
         else cell
         for cell in cells
     )
-    freed = {cell.id: cell.free for cell in closed}
-    moved: list[Unit] = []
+    free_by_cell = {cell.id: cell.free for cell in closed}
+    units_after: list[Unit] = []
     for unit in units:
         if drained not in unit.cells or unit.state != "running":
-            moved.append(unit)
+            units_after.append(unit)
             continue
-        moved.append(build_successor(unit))
+        units_after.append(build_successor(unit))
         for name, room in unit.freed.items():
-            if name in freed:
-                freed[name] = add_room(freed[name], room)
-    return tuple(msgspec.structs.replace(cell, free=freed[cell.id]) for cell in closed), tuple(moved)
+            if name in free_by_cell:
+                free_by_cell[name] = add_room(free_by_cell[name], room)
+    cells_after = tuple(msgspec.structs.replace(cell, free=free_by_cell[cell.id]) for cell in closed)
+    return cells_after, tuple(units_after)
 
 
 def list_differences(before: QueueForecast, after: QueueForecast, concerned: Iterable[str]) -> list[UnitFate]:
@@ -269,6 +263,7 @@ def list_differences(before: QueueForecast, after: QueueForecast, concerned: Ite
         for uid, fate in after.fates.items()
         if uid in shown or uid not in before.fates or before.fates[uid].outcome != fate.outcome
     ]
+    # First the units that are shown in any case.
     return sorted(fates, key=lambda fate: (first_uid(fate.unit.uid) not in shown, fate.unit.order))
 
 
@@ -284,17 +279,17 @@ class Wait(NamedTuple):
 
 def explain_wait(end: QueueForecast, fate: UnitFate) -> Wait:
     """Return why a unit waits at the end of a forecast, in the words of `status.queue`."""
-    made, pool = end.round, fate.unit.pools[:1]
+    made, home = end.round, fate.unit.pools[:1]
     uid = first_uid(fate.unit.uid)
-    queue = [unit for unit in made.queue if unit.pools[:1] == pool and not _is_hopeless(made, unit)]
+    queue = [unit for unit in made.queue if unit.pools[:1] == home and not _is_hopeless(made, unit)]
     unit = next(candidate for candidate in made.queue if first_uid(candidate.uid) == uid)
     position = queue.index(unit) + 1 if unit in queue else 0
     counts = sort_refusals(RefusalCounter(end.cells, made).count(unit))
     reason = find_reason(made, unit.uid, unit.nomination) or find_lack(unit, counts)
     largest = find_largest(unit, end.cells) if reason == "NoSuchHardware" else None
     facts = WaitFacts(
-        counts,
-        largest,
+        counts=counts,
+        largest=largest,
         ahead=max(0, position - 1),
         limit=find_limit(made, unit.uid),
         priority_helps=may_be_raised(made, unit.uid),

@@ -147,18 +147,22 @@ class KueueQueues:
         queue = waiting[0]["metadata"]["labels"][KUEUE_QUEUE_NAME]
         answer = self._answers.get(ObjectKey(namespace, queue), _NOT_READ)
         places = [answer.places[uid] for pod in waiting if (uid := pod["metadata"]["uid"]) in answer.places]
-        problem = "" if places else answer.problem or _INADMISSIBLE.format(namespace=namespace)
-        return KueueStanding(namespace, queue, min(places, default=None), len(answer.places), problem)
+        first_place = min(places, default=None)  # places begin with the position
+        problem = ""
+        if first_place is None:
+            problem = answer.problem or _INADMISSIBLE.format(namespace=namespace)
+        return KueueStanding(namespace, queue, first_place, length=len(answer.places), problem=problem)
 
     async def _read(self, client: Client, queue: ObjectKey) -> KueueAnswer | None:
         """Return the answer about one LocalQueue; None: the API does not answer."""
-        now = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 summary = await client.get_subresource(VISIBLE_QUEUES, queue.name, queue.namespace, PENDING)
-            return KueueAnswer(parse_pending(summary), read_at=now())
+            return KueueAnswer(parse_pending(summary), read_at=loop.time())
         except NotFound:
-            return KueueAnswer(problem=_NO_QUEUE.format(name=queue.name, namespace=queue.namespace), read_at=now())
+            problem = _NO_QUEUE.format(name=queue.name, namespace=queue.namespace)
+            return KueueAnswer(problem=problem, read_at=loop.time())
         except (ApiError, Unreachable, TimeoutError, msgspec.ValidationError) as error:
             log.warning("kueue_not_read", queue=str(queue), error=str(error) or f"no answer in {TIMEOUT_SECONDS:g} s")
             return None
@@ -169,9 +173,8 @@ class KueueQueues:
         for queue in queues:
             last = self._answers.get(queue)
             if last is None or now - last.read_at > STALE_SECONDS:
-                self._record_answer(
-                    leading, queue, KueueAnswer(problem=_NO_ANSWER, read_at=last.read_at if last else 0.0)
-                )
+                read_at = last.read_at if last is not None else 0.0
+                self._record_answer(leading, queue, KueueAnswer(problem=_NO_ANSWER, read_at=read_at))
 
     def _record_answer(self, leading: Leading, queue: ObjectKey, answer: KueueAnswer) -> None:
         """Store the answer about a LocalQueue, and enqueue the services with a pod there whose standing it changes."""

@@ -162,15 +162,18 @@ class QueueLedger:
             stored = await self._client.get(CONFIG_MAPS, LEDGER, CONTROLLER_NAMESPACE)
         except NotFound:
             content = LedgerContent(leader=self._leader, is_incomplete=True)
-            self._written = _WrittenLedger(_version(await self._client.create(CONFIG_MAPS, _encode(content))), content)
+            created = await self._client.create(CONFIG_MAPS, _encode(content))
+            self._written = _WrittenLedger(_version(created), content)
         else:
             content = _decode(stored)
+            # What this leader has written itself is nothing new, unless an earlier term of it wrote that.
             if self._inherited is None or content.leader != self._leader:
                 self._inherited = content
             self._written = _WrittenLedger(_version(stored), content)
             await self._replace(content)
-        left, self._inherited = self._inherited or LedgerContent(), LedgerContent()
-        return msgspec.structs.replace(left, is_incomplete=content.is_incomplete)
+        inherited = self._inherited if self._inherited is not None else LedgerContent()
+        self._inherited = LedgerContent()
+        return msgspec.structs.replace(inherited, is_incomplete=content.is_incomplete)
 
     async def write(self, claims: Mapping[str, Claim], freed: tuple[FreedPlace, ...]) -> None:
         """Replace the content, if this leader was the last to write it. No claim is missing from then on.
@@ -185,8 +188,9 @@ class QueueLedger:
         """Write the content if nobody else has written since. Raises as `write`; then `take_over` is needed."""
         if self._written is None:
             raise LedgerLost(_NOT_TAKEN_OVER)
-        # Until the answer is there, nobody knows what is written.
-        (version, last), self._written = self._written, None
+        version, last = self._written
+        # Until the answer is there, it is not known what is written.
+        self._written = None
         content = _shorten(msgspec.structs.replace(content, leader=self._leader, generation=last.generation + 1))
         operations = (
             {"op": "test", "path": "/metadata/resourceVersion", "value": version},
@@ -200,9 +204,11 @@ class QueueLedger:
 
 
 def _shorten(content: LedgerContent) -> LedgerContent:
-    """Return the content without the oldest freed places, as many as make it too large for the API server."""
+    """Return the content without its oldest freed places, if it is too large for the API server with them."""
     while content.freed and len(msgspec.json.encode(content)) > _MOST_BYTES:
-        content = msgspec.structs.replace(content, freed=content.freed[len(content.freed) // 2 + 1 :])
+        # The older half is dropped.
+        newer_half = content.freed[len(content.freed) // 2 + 1 :]
+        content = msgspec.structs.replace(content, freed=newer_half)
     return content
 
 
@@ -214,11 +220,7 @@ def _version(obj: Obj) -> str:
 def _encode(content: LedgerContent) -> Obj:
     """Return the ConfigMap with this content."""
     return {
-        "metadata": {
-            "name": LEDGER,
-            "namespace": CONTROLLER_NAMESPACE,
-            "labels": {LABEL_MANAGED_BY: MANAGED_BY},
-        },
+        "metadata": {"name": LEDGER, "namespace": CONTROLLER_NAMESPACE, "labels": {LABEL_MANAGED_BY: MANAGED_BY}},
         "data": {_KEY: msgspec.json.encode(content).decode()},
     }
 

@@ -10,8 +10,8 @@ from controller.placement.units import Unit
 from crds.meta import PRIORITY_RANK
 
 _LOWEST_RANK: Final = max(PRIORITY_RANK.values())
-_MOST: Final = 256
-"""Further units of which the search for a place knows that they may end."""
+_MOST_FURTHER: Final = 256
+"""Further units of each limit of which the search for a place knows that they may end."""
 
 
 class LimitVictims:
@@ -19,32 +19,42 @@ class LimitVictims:
 
     def __init__(self, candidates: Candidates, limits: PoolLimits) -> None:
         self._candidates, self._limits = candidates, limits
-        self._sorted: dict[LimitKey, Sequence[Unit]] = {}
+        self._sorted_users: dict[LimitKey, Sequence[Unit]] = {}
 
     def find_first(self, preemptor: Unit, pool: str, *, is_patient: bool) -> list[Unit] | None:
-        """Return the first units that together make room in all limits of a pool, or None if all of them do not."""
-        lacking = dict(self._limits.list_lacking(preemptor, pool) or {})
+        """Return the units whose end makes room for a unit in all limits of a pool: those first that should end first.
+
+        None: no limit lacks room, the end of others does not help, or all units that may end free too little.
+        """
+        lacking_by_limit = self._limits.list_lacking(preemptor, pool)
+        if not lacking_by_limit:
+            return None
+        still_lacking = dict(lacking_by_limit)
+        less_important_rank = preemptor.rank + 1
         picked: dict[str, Unit] = {}
-        for key in list(lacking):
-            for victim in self._list_victims(preemptor, key, preemptor.rank + 1, is_patient=is_patient):
-                if lacking[key] <= 0:
+        for key in lacking_by_limit:
+            for victim in self._list_victims(preemptor, key, less_important_rank, is_patient=is_patient):
+                if still_lacking[key] <= 0:
                     break
-                if victim.uid not in picked:
-                    picked[victim.uid] = victim
-                    for limit_key in lacking:
-                        lacking[limit_key] -= self._limits.room_of(victim.uid, limit_key)
-            if lacking[key] > 0:
+                if victim.uid in picked:
+                    continue
+                picked[victim.uid] = victim
+                # A unit that was picked for one limit may free something of the others, too.
+                for limit_key in still_lacking:
+                    still_lacking[limit_key] -= self._limits.room_of(victim.uid, limit_key)
+            if still_lacking[key] > 0:
                 return None
-        return list(picked.values()) or None
+        return list(picked.values())
 
     def add_alike(self, preemptor: Unit, pool: str, first: Sequence[Unit], *, is_patient: bool) -> list[Unit]:
         """Return `first` and further units that are no more important, since several of these may be on one cell."""
-        running = [unit.rank for unit in first if not self._candidates.is_ending(unit)]
-        rank = min(running, default=_LOWEST_RANK + 1)
+        evicted_ranks = [unit.rank for unit in first if not self._candidates.is_ending(unit)]
+        # If all of them end anyway, only further units that end anyway are added.
+        rank = min(evicted_ranks, default=_LOWEST_RANK + 1)
         by_uid = {unit.uid: unit for unit in first}
         for key in self._limits.list_lacking(preemptor, pool) or ():
             victims = self._list_victims(preemptor, key, rank, is_patient=is_patient)
-            by_uid |= {unit.uid: unit for unit in itertools.islice(victims, _MOST)}
+            by_uid |= {unit.uid: unit for unit in itertools.islice(victims, _MOST_FURTHER)}
         return list(by_uid.values())
 
     def _list_victims(self, preemptor: Unit, key: LimitKey, rank: int, *, is_patient: bool) -> Iterator[Unit]:
@@ -56,11 +66,11 @@ class LimitVictims:
             rank: the rank of the most important ones that are yielded.
             is_patient: yield also units that may be evicted later, after all others.
         """
-        users = self._sorted.get(key)
+        users = self._sorted_users.get(key)
         if users is None:
-            users = self._sorted[key] = sorted(self._limits.list_users(key), key=self._candidates.order_victims)
+            users = self._sorted_users[key] = sorted(self._limits.list_users(key), key=self._candidates.order_victims)
         usable = itertools.takewhile(lambda unit: unit.state == "ending" or unit.rank >= rank, users)
-        # Those that this round has evicted end already, and cost nothing more.
+        # Units that this round has evicted end already, and cost nothing more.
         ordered: Iterable[Unit] = itertools.chain(self._candidates.list_evicted(), usable)
         if is_patient:
             ordered = sorted(ordered, key=self._candidates.seconds_left)

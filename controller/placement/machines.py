@@ -75,8 +75,8 @@ def build_node(
         is_stale: its node agent is silent.
     """
     report = report or NodeFitnessStatus()
-    limits = [limit for limit in (report.available_bytes, cell.free.get(MEMORY)) if limit is not None]
-    memory = max(0, min(limits)) if limits else None
+    stated_memory = [amount for amount in (report.available_bytes, cell.free.get(MEMORY)) if amount is not None]
+    memory = max(0, min(stated_memory)) if stated_memory else None
     vendor = vendors.get(hardware.vendor)
     is_known = vendor is not None
     bases, free = _describe_room(cell, hardware.round_down(), report, memory) if is_known else ((), ())
@@ -112,12 +112,20 @@ def build_host(cell: Cell, report: MetalHostStatus, *, is_stale: bool) -> Viewed
 
 
 def list_replicas(bases: Sequence[ServingDevices], free_bytes: Sequence[int]) -> tuple[ServingDevices, ...]:
-    """Return the devices of one further replica for each number of free devices, at least for one device."""
-    return tuple(
-        base._replace(free_bytes=_round_free(base, free_bytes[count - 1] if count <= len(free_bytes) else 0))
-        for base in bases
-        if (count := base.device_count) == 1 or count <= len(free_bytes)
-    )
+    """Return the devices of one further replica for each number of devices that are free.
+
+    A replica with one device is returned in any case: with no free memory if no device is free.
+    """
+    replicas = []
+    for base in bases:
+        count = base.device_count
+        has_enough_devices = count <= len(free_bytes)
+        if count != 1 and not has_enough_devices:
+            continue
+        # A replica takes the emptiest devices, and has as much memory as the fullest of them leaves.
+        least_free = free_bytes[count - 1] if has_enough_devices else 0
+        replicas.append(base._replace(free_bytes=_round_free(base, least_free)))
+    return tuple(replicas)
 
 
 def compute_remaining_bytes(machine: ViewedMachine, count: int, needed_bytes: int) -> tuple[int, ...]:
@@ -128,10 +136,11 @@ def compute_remaining_bytes(machine: ViewedMachine, count: int, needed_bytes: in
         count: devices of the replica, of which it takes the emptiest.
         needed_bytes: what it takes of each.
     """
-    taken, rest = machine.free_bytes[:count], machine.free_bytes[count:]
+    taken, untouched = machine.free_bytes[:count], machine.free_bytes[count:]
     if machine.is_exclusive:
-        return rest
-    return tuple(sorted((*(max(0, free_bytes - needed_bytes) for free_bytes in taken), *rest), reverse=True))
+        return untouched
+    left_of_taken = (max(0, free_bytes - needed_bytes) for free_bytes in taken)
+    return tuple(sorted((*left_of_taken, *untouched), reverse=True))
 
 
 def _round_free(base: ServingDevices, free: int) -> int:
@@ -146,12 +155,15 @@ def _describe_room(
     """Return the replicas of an idle node, and the free memory of each device; empty: they are unknown."""
     if hardware.vendor == "cpu":
         replica = hardware.describe_replica(0)
-        return ((replica,), (memory,)) if replica.device_class and memory is not None else ((), ())
-    counted = cell.devices or frozenset()
-    sizes = _list_devices(hardware, report, sum(cell.total[name] for name in counted))
+        if not replica.device_class or memory is None:
+            return (), ()
+        return (replica,), (memory,)
+    device_resources = cell.devices or frozenset()
+    sizes = _list_devices(hardware, report, sum(cell.total[name] for name in device_resources))
     bases = tuple(_describe_base(hardware, count) for count in _COUNTS if count <= len(sizes))
-    if counted and not hardware.is_shared:
-        held = sum(cell.total[name] - cell.free[name] for name in counted)
+    if device_resources and not hardware.is_shared:
+        # The devices that pods hold count as the fullest ones.
+        held = sum(cell.total[name] - cell.free[name] for name in device_resources)
         return bases, tuple(sizes[: max(0, len(sizes) - held)])
     return bases, tuple(sizes)
 
@@ -177,7 +189,10 @@ def _list_devices(hardware: DeviceHardware, report: NodeFitnessStatus, count: in
 
 
 def _find_share(accelerator: str, vendor: Vendor | None, labels: Mapping[str, str]) -> float | None:
-    """Return the part of a device that each one is which pods request, by the labels of the vendor's labeller."""
+    """Return the part of a device that a pod gets for each one that it requests, by the vendor's labels.
+
+    1 if pods do not share devices; None if they do and the labels do not say how many share one.
+    """
     share = read_share(accelerator, vendor, labels) if vendor is not None else None
     if share is None:
         return 1.0

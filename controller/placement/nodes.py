@@ -34,13 +34,15 @@ def declare_nodes(store: Store, vendors: Vendors) -> None:
         """Return the part of a node that the store keeps."""
         metadata, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
         taints = [{name: taint[name] for name in _OF_TAINT if name in taint} for taint in spec.get("taints") or ()]
+        cost = (metadata.get("annotations") or {}).get(COST)
+        annotations = {"annotations": {COST: cost}} if cost else {}
         return {
             "metadata": {
                 "name": metadata["name"],
                 "uid": metadata.get("uid", ""),
                 "resourceVersion": metadata.get("resourceVersion", ""),
                 "labels": metadata.get("labels") or {},
-                **({"annotations": {COST: cost}} if (cost := (metadata.get("annotations") or {}).get(COST)) else {}),
+                **annotations,
             },
             "spec": {"taints": taints, "unschedulable": bool(spec.get("unschedulable"))},
             "status": {"allocatable": status.get("allocatable") or {}, "conditions": _find_ready(status)},
@@ -125,7 +127,8 @@ def find_device_sizes(store: Store, accelerator: str) -> DeviceSizes:
         if value.partition("=")[0] == accelerator
     ]
     stated = [_read_size(size, percent) for size in sizes if size]
-    return DeviceSizes(min(stated, default=None), max(stated) if stated and all(sizes) else None)
+    largest = max(stated) if stated and all(sizes) else None
+    return DeviceSizes(smallest_bytes=min(stated, default=None), largest_bytes=largest)
 
 
 def _find_overcommit_percent(store: Store, accelerator: str) -> int:
@@ -138,7 +141,9 @@ def _find_overcommit_percent(store: Store, accelerator: str) -> int:
 def _read_size(text: str, percent: int) -> int:
     """Return the bytes that a pod may take of a device, by its size in the index: `MIB`, or `MIB/PODS` if shared."""
     mib, _, pods = text.partition("/")
-    return DeviceShare(int(mib), int(pods), is_limited=False).count_bytes(percent) if pods else int(mib) * MIB
+    if not pods:
+        return int(mib) * MIB
+    return DeviceShare(int(mib), int(pods), is_limited=False).count_bytes(percent)
 
 
 def find_largest_memory(store: Store) -> int | None:

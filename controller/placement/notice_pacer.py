@@ -73,13 +73,16 @@ class NoticePacer:
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._notified_at = {key: at for key, at in self._notified_at.items() if at + SERVICE_SECONDS > now}
-        for service in [object_key for object_key in self._urgent if object_key not in self._notified_at]:
+        # 1. Send all urgent notices but those about services that were notified within the last second.
+        for service in [key for key in self._urgent if key not in self._notified_at]:
             del self._urgent[service]
             self._notified_at[service] = now
             self._notify(service)
+        # 2. Send one notice about a move, if one is due.
         if now >= self._next_move_at:
             self._report_move(now)
-        dues = [self._notified_at[object_key] + SERVICE_SECONDS for object_key in self._urgent]
+        # 3. Call this method again when the next notice may be sent.
+        dues = [self._notified_at[service] + SERVICE_SECONDS for service in self._urgent]
         if self._moves:
             dues.append(self._find_next_move())
         if self._timer is not None:
@@ -87,20 +90,22 @@ class NoticePacer:
         self._timer = loop.call_at(min(dues), self.flush) if dues else None
 
     def _report_move(self, now: float) -> None:
-        """Send the notice of the lowest place, apart from services notified within the last second."""
+        """Send the notice of the lowest place, apart from services notified within the last second; set the pace."""
         # One candidate more than were notified is enough: to sort a thousand services takes as long as a write.
         nearest = heapq.nsmallest(len(self._notified_at) + 1, self._moves.items(), key=operator.itemgetter(1))
         service = next((key for key, _place in nearest if key not in self._notified_at), None)
         if service is None:
             return
         del self._moves[service]
+        # After a time without any, BURST moves may be sent faster than at the steady pace.
         self._steady_until = max(now, self._steady_until) + STEADY_MOVE_SECONDS
         self._next_move_at = max(now + MOVE_SECONDS, self._steady_until - BURST * STEADY_MOVE_SECONDS)
         self._notified_at[service] = now
         self._notify_move(service)
 
     def _find_next_move(self) -> float:
-        """Return when the next notice about a move may be sent."""
-        if any(move not in self._notified_at for move in self._moves):
+        """Return when the next notice about a move may be sent; there must be one."""
+        if any(service not in self._notified_at for service in self._moves):
             return self._next_move_at
-        return max(self._next_move_at, min(self._notified_at[move] for move in self._moves) + SERVICE_SECONDS)
+        first_notified_at = min(self._notified_at[service] for service in self._moves)
+        return max(self._next_move_at, first_notified_at + SERVICE_SECONDS)

@@ -139,7 +139,9 @@ def observe_units_in_steps(
     table, orders = read_pools(store, vendors), read_orders(store)
     for key, grouped in sorted(_group_by_service(store).items()):
         service = find_queued_service(store, key, table, is_queued_by_default=is_queued_by_default)
-        freed = _share(tuple(unvisited.pop(service.uid))) if service is not None and service.uid in unvisited else ()
+        freed: tuple[str, ...] = ()
+        if service is not None and service.uid in unvisited:
+            freed = _share(tuple(unvisited.pop(service.uid)))
         volume_nodes = _find_volume_nodes(store, key, find_volume_nodes)
         objects = grouped._replace(volume_nodes=volume_nodes, orders=orders)
         service_units = _derive_service_units(store, service, objects, vendors, freed)
@@ -237,6 +239,7 @@ def _build_service_units(
     store: Store, service: QueuedService | None, objects: _ServiceObjects, vendors: Vendors, freed: tuple[str, ...]
 ) -> _ServiceUnits:
     """Return the units of a service, with the places that they inherit and the earlier units that they replace."""
+    # 1. Read pods and processes as replicas.
     nodes = dict(objects.volume_nodes)
     derived = (
         _derive_pod_replica(store, pod, service, vendors, nodes.get(pod["metadata"]["uid"])) for pod in objects.pods
@@ -244,41 +247,45 @@ def _build_service_units(
     replicas = join_gangs([pod_replica for pod_replica in derived if pod_replica is not None])
     for children in objects.processes:
         replicas += _list_process_replicas(store, children, service, vendors, objects.orders)
+    # 2. Decide which place each unit inherits, and which earlier units it replaces.
     freed_texts = _parse_freed(service, freed)
-    # Pods of an earlier service of the same name may still end: nobody here inherits their places.
-    own = [
+    # Pods of an earlier service of the same name may still end: no unit here inherits their places.
+    of_this_service = [
         replica_unit
         for replica_unit in replicas
         if service is not None and replica_unit.unit.enqueued_at >= service.created_at
     ]
     wanted = service.replicas if service is not None else 0
-    assigned, replaces = assign_places(own, freed_texts, wanted), assign_predecessors(own)
-    superseded = find_superseded(own, wanted)
-    units = [
-        msgspec.structs.replace(
-            replica_unit.unit,
-            enqueued_at=assigned.get(replica_unit.unit.uid, replica_unit.unit.enqueued_at),
-            replaces=replaces.get(replica_unit.unit.uid, frozenset()),
-            is_superseded=replica_unit.unit.uid in superseded,
-        )
-        if replica_unit.unit.uid in assigned or replica_unit.unit.uid in replaces or replica_unit.unit.uid in superseded
-        else replica_unit.unit
-        for replica_unit in replicas
-        if replica_unit.unit.state != "ending"
-    ]
+    assigned, replaces = assign_places(of_this_service, freed_texts, wanted), assign_predecessors(of_this_service)
+    superseded = find_superseded(of_this_service, wanted)
+    # 3. Return the units with what was decided.
+    units = []
+    for replica_unit in replicas:
+        unit, uid = replica_unit.unit, replica_unit.unit.uid
+        if unit.state == "ending":
+            continue
+        if uid in assigned or uid in replaces or uid in superseded:
+            unit = msgspec.structs.replace(
+                unit,
+                enqueued_at=assigned.get(uid, unit.enqueued_at),
+                replaces=replaces.get(uid, frozenset()),
+                is_superseded=uid in superseded,
+            )
+        units.append(unit)
     places = {
         UnitKey("process" if unit.key.kind == "process" else "pod", *name): format_place(unit.enqueued_at)
         for unit in units
         if unit.uid in assigned
         for name in unit.objects
     }
-    still_open = list_open_places(own, freed_texts, assigned, wanted)
+    still_open = list_open_places(of_this_service, freed_texts, assigned, wanted)
     ending = tuple(
         replica._replace(unit=msgspec.structs.replace(replica.unit, ends_by=replica.ends_by))
         for replica in replicas
         if replica.unit.state == "ending"
     )
-    return _ServiceUnits(tuple(units), ending, places, tuple(freed_texts[place] for place in still_open))
+    open_places = tuple(freed_texts[place] for place in still_open)
+    return _ServiceUnits(tuple(units), ending, places, open_places)
 
 
 def _parse_freed(service: QueuedService | None, freed: Iterable[str]) -> dict[float, str]:
@@ -313,7 +320,8 @@ def _list_process_replicas(
         obj = stored[ObjectKey(process.metadata.namespace, process.metadata.name)]
         compute = functools.partial(_build_process, process, service, vendors)
         replica = store.derive(METAL_PROCESSES, obj, "process-replica", compute, service, vendors)
-        replicas += [replica] if replica is not None else []
+        if replica is not None:
+            replicas.append(replica)
     tolerations = service.host_demands.tolerations if service is not None else ()
     displaced = find_displacements(decoded, orders, tolerations, list_moved(decoded))
     return compare_siblings(replicas, decoded, displaced)

@@ -96,7 +96,8 @@ class OpenClaims:
         the cell, and what it needs is unknown: nothing is free there until its outcome is known.
         """
         taken: dict[str, list[Amounts]] = {}
-        # The rest of a gang that is admitted in part is a unit with another uid: gangs are found by their pods.
+        # The claimed cells for which no unit was found yet, by unit and object. The rest of a gang that is admitted in
+        # part is a unit with another uid: gangs are found by their pods alone.
         unaccounted = {
             ("" if claim.kind == "gang" else uid, name): cell
             for uid, claim in self._claims.items()
@@ -104,13 +105,14 @@ class OpenClaims:
         }
 
         def reserve_parts(unit: Unit) -> None:
-            """Reserve the claimed cells of a waiting unit for its parts; another unit has them already."""
-            is_gang = unit.key.kind == "gang"
+            """Reserve the claimed cells of a unit for its parts, unless it is seen to have them already."""
+            uid = "" if unit.key.kind == "gang" else unit.uid
             for need, name in zip(unit.parts, unit.objects, strict=False):
-                cell_id = unaccounted.pop(("" if is_gang else unit.uid, name), "")
+                cell_id = unaccounted.pop((uid, name), "")
                 if cell_id and unit.state == "waiting":
                     taken.setdefault(cell_id, []).append(need)
 
+        # 1. Reserve what the units need whose claims are open.
         for unit in units if unaccounted else ():
             if unit.key.kind == "gang":
                 reserve_parts(unit)
@@ -121,6 +123,7 @@ class OpenClaims:
                     self._being_written.setdefault(unit.uid, unit)
         for unit in self._being_written.values():
             reserve_parts(unit)
+        # 2. Reserve all of the other claimed cells, since it is not known what is needed there.
         unknown = {*unaccounted.values()}
         reserved = [
             _subtract_reserved(cell, taken.get(cell.id, ()), is_all_claimed=cell.id in unknown)
@@ -132,15 +135,16 @@ class OpenClaims:
 
     def has_room(self, unit: Unit, names: Sequence[str], find_cell: Callable[[str], Cell | None]) -> bool:
         """Return whether the cells of a unit still exist and have room: planning and earlier writes took time."""
-        given = self._sum_being_written(unit.uid, names)
+        taken = self._sum_being_written(unit.uid, names)
         for need, name in zip(unit.parts, names, strict=False):
             cell = find_cell(name)
             if cell is None or cell.closed:
                 return False
-            free = subtract_amounts(cell.free, given.get(name, NOTHING))
+            free = subtract_amounts(cell.free, taken.get(name, NOTHING))
             if not fits(need, free):
                 return False
-            given[name] = add_amounts(given.get(name, NOTHING), need)
+            # A further part of the unit may go to the same cell.
+            taken[name] = add_amounts(taken.get(name, NOTHING), need)
         return True
 
     def _sum_being_written(self, excluded_uid: str, names: Sequence[str]) -> dict[str, Amounts]:

@@ -9,15 +9,7 @@ from controller.placement.limit_victims import LimitVictims
 from controller.placement.pool_limits import PoolLimits, is_borrowed
 from controller.placement.preemption import Candidates, find_victims
 from controller.placement.score import CellScore, count_cell_points, count_leftover, count_unit_points, score_cell
-from controller.placement.units import (
-    Amounts,
-    Cell,
-    Unit,
-    add_by_cell,
-    add_room,
-    fits,
-    subtract_amounts,
-)
+from controller.placement.units import Amounts, Cell, Unit, add_by_cell, add_room, fits, subtract_amounts
 from devices.vendors import CLAIMED
 from kube.resources import ObjectKey
 
@@ -189,7 +181,7 @@ class PlaceSearch:
         return not cell.lasting or any(fits(part, subtract_amounts(cell.total, cell.lasting)) for part in unit.parts)
 
     def _leave_promised(self, unit: Unit, cell: str, free: Amounts) -> Amounts:
-        """Return the free amounts, minus room that victims free and that is promised to others."""
+        """Return the free amounts; for a unit that borrows on the cell, without the room promised to others there."""
         if is_borrowed(unit, self.cells[cell].pool):
             for kept, _ in self._promised.get(cell, {}).values():
                 free = subtract_amounts(free, kept)
@@ -213,6 +205,7 @@ class PlaceSearch:
             # A cell that shrank has less than nothing left, which the room of the victims must make up for.
             if not fits(need, self.room_with(cell, victims)):
                 return False
+            # Each victim gives what it can of what is still needed; the rest is taken of the free room.
             for victim in victims:
                 room = self._candidates.room_of(victim.uid, cell)
                 claim = {name: max(0, min(amount, room.get(name, 0))) for name, amount in needs[cell].items()}
@@ -235,14 +228,15 @@ class PlaceSearch:
         return left
 
     def find_place(self, unit: Unit, means: Means) -> FoundPlace | None:
-        """Return the place for a unit in the first of its pools that has one."""
+        """Return the place for a unit in the first of its pools that has one; None if none has."""
         for pool in unit.pools:
             if pool in self.exhausted:
                 continue
+            place: FoundPlace | None = None
             if self._limits.find_refusal(unit, pool) is None:
                 place = self._place_parts(unit, pool, means, PlaceTrial())
-            else:
-                place = self._place_within_limits(unit, pool, means) if means != "free" else None
+            elif means != "free":
+                place = self._place_within_limits(unit, pool, means)
             if place is not None:
                 return place
         return None
@@ -281,11 +275,12 @@ class PlaceSearch:
         return True
 
     def _place_parts(self, unit: Unit, pool: str, means: Means, trial: PlaceTrial) -> FoundPlace | None:
-        """Place all parts of a unit or none, the largest part first."""
+        """Return cells for all parts of a unit, placed from the largest part on; None if one part has no cell."""
         cells = [""] * len(unit.parts)
         scores: dict[int, CellScore] = {}
         for number in order_parts(unit):
             need = unit.parts[number]
+            # A cell that is free comes first, then one for which others end now, then one for which they end later.
             picked = (self.pick_cell(unit, need, pool, mean, trial) for mean in _MEANS[means])
             choice = next((cell_choice for cell_choice in picked if cell_choice is not None), None)
             if choice is None:
@@ -293,7 +288,7 @@ class PlaceSearch:
             cell = self.cells[choice.cell_id]
             cells[number], scores[number] = cell.id, self.score(unit, cell.id, number, trial)
             if len(unit.parts) == 1 and not trial.victims:
-                wait_seconds = choice.cost[0] if choice.cost else 0.0
+                wait_seconds = choice.cost[0] if choice.cost else 0.0  # `Victims.cost` begins with the seconds
                 return FoundPlace(tuple(cells), choice.victims, (scores[0],), wait_seconds)
             self._end_in_trial(trial, choice.victims)
             trial.left[cell.id] = subtract_amounts(trial.left.get(cell.id, self.left[cell.id]), need)
@@ -319,16 +314,17 @@ class PlaceSearch:
         for key in lacking:
             lacking[key] -= sum(self._limits.room_of(uid, key) for uid in kept)
         for victim in sorted(kept.values(), key=lambda candidate: self._candidates.spare_order(unit, pool, candidate)):
-            others = {cell: subtract_amounts(left[cell], self._candidates.room_of(victim.uid, cell)) for cell in needs}
-            short = {key: lack + self._limits.room_of(victim.uid, key) for key, lack in lacking.items()}
+            room_of = self._candidates.room_of
+            left_without = {cell: subtract_amounts(left[cell], room_of(victim.uid, cell)) for cell in needs}
+            lacking_without = {key: lack + self._limits.room_of(victim.uid, key) for key, lack in lacking.items()}
             ending = kept.keys() - {victim.uid}
             has_room = all(
-                fits(need, others[cell]) and not self.is_promised(unit, need, cell, others[cell], ending)
+                fits(need, left_without[cell]) and not self.is_promised(unit, need, cell, left_without[cell], ending)
                 for cell, need in needs.items()
             )
-            if has_room and max(short.values(), default=0) <= 0:
+            if has_room and max(lacking_without.values(), default=0) <= 0:
                 del kept[victim.uid]
-                left, lacking = others, short
+                left, lacking = left_without, lacking_without
         return tuple(kept.values())
 
     def pick_cell(self, unit: Unit, need: Amounts, pool: str, means: Means, trial: PlaceTrial) -> CellChoice | None:
@@ -367,9 +363,11 @@ class PlaceSearch:
             cell = index.cells.get(name)
             if cell is None or name in unit.avoid or self.is_closed_to(unit, name):
                 continue
-            free = trial.left.get(name)
-            tried = None if free is None else self.evaluate(unit, need, name, means, free=free, chosen=trial.victims)
-            choice = index.find(name) if free is None else tried
+            left_in_trial = trial.left.get(name)
+            if left_in_trial is None:
+                choice = index.find_choice(name)
+            else:
+                choice = self.evaluate(unit, need, name, means, free=left_in_trial, chosen=trial.victims)
             if choice is not None and (best_key is None or self.sort_key(unit, choice) < best_key):
                 best, best_key = choice, self.sort_key(unit, choice)
         return best
@@ -383,7 +381,7 @@ class PlaceSearch:
             self._replicas_on.get(unit.service, {}).get(name, 0),
             -choice.points - count_unit_points(unit, self.cells[name]),
             choice.leftover,
-            choice.bandwidth,
+            choice.negated_bandwidth,
             name,
         )
 
@@ -403,10 +401,10 @@ class PlaceSearch:
         if is_patient and not self._candidates.has_young_victims(unit.rank, name):
             return None
         room = self._leave_promised(unit, name, free)
-        made = find_victims(unit, need, cell, room, self._candidates, chosen=chosen, is_patient=is_patient)
-        if made is None:
+        found = find_victims(unit, need, cell, room, self._candidates, chosen=chosen, is_patient=is_patient)
+        if found is None:
             return None
-        return _rate_cell(made.cost, need, cell, free, made.victims)
+        return _rate_cell(found.cost, need, cell, free, found.victims)
 
     def _find_bound(self, unit: Unit, need: Amounts, name: str, cell: Cell, means: Means) -> CellChoice | None:
         """Return a choice that is at least as good as that of a cell, or None if there certainly is none."""
@@ -472,13 +470,16 @@ def _rate_cell(
     """Return a cell as a choice, with what rates it among all cells of its class."""
     leftover = count_leftover(need, cell, free)
     points = count_cell_points(cell, leftover)
-    return CellChoice(cost, points, leftover, -cell.bandwidth_bytes_per_second, cell.id, victims)
+    negated_bandwidth = -cell.bandwidth_bytes_per_second
+    return CellChoice(cost, points, leftover, negated_bandwidth, cell.id, victims)
 
 
 def _claim_devices(claim: Amounts, room: Amounts) -> dict[str, int]:
     """Return by how much a claim of devices may lower each count of devices, as one may count for several needs."""
     number = sum(amount for name, amount in claim.items() if name.endswith(CLAIMED))
-    return {name: min(number, amount) for name, amount in room.items() if name.endswith(CLAIMED)} if number else {}
+    if not number:
+        return {}
+    return {name: min(number, amount) for name, amount in room.items() if name.endswith(CLAIMED)}
 
 
 def need_key(need: Amounts) -> _Need:
@@ -491,9 +492,9 @@ def order_parts(unit: Unit) -> Sequence[int]:
     if len(unit.parts) == 1:
         return (0,)
 
-    def size(number: int) -> tuple[int, int, int]:
+    def order(number: int) -> tuple[int, int, int]:
         part = unit.parts[number]
         devices = sum(amount for name, amount in part.items() if "/" in name)
         return -devices, -sum(part.values()), number
 
-    return sorted(range(len(unit.parts)), key=size)
+    return sorted(range(len(unit.parts)), key=order)

@@ -27,15 +27,7 @@ from controller.placement.place_search import RESERVED, FoundPlace, HeadOfLine, 
 from controller.placement.pool_limits import LimitRefusal, PoolLimits, PoolRules, Quotas, find_pool
 from controller.placement.preemption import NO_CANDIDATES, Candidates
 from controller.placement.score import CellScore
-from controller.placement.units import (
-    Amounts,
-    Cell,
-    HostRequirement,
-    Nomination,
-    Unit,
-    add_by_cell,
-    fits,
-)
+from controller.placement.units import Amounts, Cell, HostRequirement, Nomination, Unit, add_by_cell, fits
 
 CONSIDERED: Final = 256
 """Waiting units of each home pool for which one round looks for a place; the rest are only sorted. A unit like one that
@@ -148,7 +140,7 @@ class Planning:
         self._held_cells: set[str] = set()
         """Cells where this round holds room for nominated units, which is free to the scheduler."""
         self._considered: dict[tuple[str, bool], int] = {}
-        """Units by home, those apart that no limit ever lets start."""
+        """Number of units that were considered, by home pool and by whether limits ever let them start."""
         self._shapes: dict[tuple[object, ...], int] = {}
         self._blocked_shapes: dict[int, tuple[Blockage, Mapping[str, bool]]] = {}
         """Units of this shape were blocked in this round, and nothing gets better in a round; with the pools whose
@@ -277,7 +269,8 @@ class Planning:
         """
         cells = [cell for name in nomination.cells if (cell := self._search.cells.get(name)) is not None]
         remaining = self._list_remaining_victims(nomination)
-        if not len(cells) == len(nomination.cells) == len(unit.parts) or not self._is_eligible(unit, cells, remaining):
+        has_all_cells = len(cells) == len(nomination.cells) == len(unit.parts)
+        if not has_all_cells or not self._is_eligible(unit, cells, remaining):
             return False
         # Where there is room for both, the limits still count what the unit replaces, which may never end.
         has_room = self._search.has_room_for(add_by_cell(unit.parts, nomination.cells))
@@ -353,8 +346,9 @@ class Planning:
         """Note why a unit waits, and keep what it needs of limits; the first unit of a shape also closes its cells."""
         if shape not in self._blocked_shapes:
             self._blocked_shapes[shape] = self._close_awaited_cells(unit)
-        self._blocked[unit.uid], pools = self._blocked_shapes[shape]
-        for pool, is_shared in pools.items():
+        blockage, kept_pools = self._blocked_shapes[shape]
+        self._blocked[unit.uid] = blockage
+        for pool, is_shared in kept_pools.items():
             self._limits.keep(unit, pool, is_shared=is_shared)
 
     def _close_awaited_cells(self, unit: Unit) -> tuple[Blockage, Mapping[str, bool]]:
@@ -367,6 +361,7 @@ class Planning:
             for pool in unit.pools
             if (limit_refusal := self._limits.find_refusal(unit, pool)) is not None
         }
+        # 1. Find the cells and the limit for which it waits.
         feasible, waited_for, pools = self._list_awaited(unit, refusals)
         need, left = unit.parts[0], self._search.left
         is_shadowed = any(
@@ -377,6 +372,7 @@ class Planning:
             for name in self._search.list_roomy(unit, need, pool)
         )
         limit = self._find_limit(unit, feasible, refusals)
+        # 2. Close these to later units.
         fitting = [pool for pool, refusal in refusals.items() if feasible and refusal.could_ever_fit]
         held_pools = [pool for pool in fitting if self._could_ever_run(unit, pool)]
         for pool in held_pools:
@@ -388,16 +384,23 @@ class Planning:
             if name not in closed or closed[name].rank < unit.rank:
                 closed[name] = closure
         if place is not None:
-            self._again_seconds = min(place.wait_seconds, self._again_seconds or place.wait_seconds)
+            if not self._again_seconds or place.wait_seconds < self._again_seconds:
+                self._again_seconds = place.wait_seconds
             # Where room is left, only the limit is waited for, and that is closed already.
             needs = add_by_cell(unit.parts, place.cells)
             reserved = [
                 name for name in needs if name in waited_for or not self._search.has_room_for({name: needs[name]})
             ]
             closed.update(dict.fromkeys(reserved, HeadOfLine(RESERVED, unit)))
-        exceeds = not self._could_ever_start(unit)
-        helps = self._candidates.could_yield(unit, waited_for, left)
-        blockage = Blockage(len(feasible), is_shadowed, tuple(refusals.values()), limit, exceeds, helps)
+        # 3. State why it waits.
+        blockage = Blockage(
+            feasible=len(feasible),
+            is_shadowed=is_shadowed,
+            limits=tuple(refusals.values()),
+            limit=limit,
+            exceeds_limits=not self._could_ever_start(unit),
+            priority_helps=self._candidates.could_yield(unit, waited_for, left),
+        )
         # What passes by one limit would take its quota. Others need not wait because its own quota is used up.
         return blockage, dict.fromkeys(pools, True) | dict.fromkeys(held_pools, False)
 
@@ -430,17 +433,16 @@ class Planning:
         """
         is_everywhere = all(cell.pool in refusals for cell in feasible.values())
         for pool, refusal in refusals.items():
-            cells = ((name, cell) for name, cell in feasible.items() if cell.pool == pool)
-            if any(
-                is_everywhere
-                or (refusal.reason != "Lending" and not cell.closed and fits(unit.parts[0], self._search.left[name]))
-                for name, cell in cells
-            ):
-                return refusal
+            for name, cell in feasible.items():
+                if cell.pool != pool:
+                    continue
+                has_room = not cell.closed and fits(unit.parts[0], self._search.left[name])
+                if is_everywhere or (has_room and refusal.reason != "Lending"):
+                    return refusal
         return None
 
     def _list_feasible(self, unit: Unit) -> dict[str, Cell]:
-        """Return the cells that could ever run a part of a unit, in those of its pools that could run all parts."""
+        """Return the cells that could ever run a part of a unit, in each of its pools that could run all parts."""
         return {
             name: cell
             for pool in unit.pools
@@ -450,30 +452,30 @@ class Planning:
         }
 
     def _place_in_predecessor(self, unit: Unit) -> FoundPlace | None:
-        """Return the place of the predecessor that this unit replaces, if the unit would fit there."""
+        """Return the place of a predecessor that this unit replaces and where it would fit; None for a gang, too."""
         if len(unit.parts) != 1:
             return None
         need = unit.parts[0]
         for uid in sorted(unit.replaces):
-            earlier = self._holders.get(uid)
-            if earlier is None or len(earlier.cells) != 1 or len(earlier.parts) != 1:
+            predecessor = self._holders.get(uid)
+            if predecessor is None or len(predecessor.cells) != 1 or len(predecessor.parts) != 1:
                 continue
-            cell = self._search.cells.get(earlier.cells[0])
-            if cell is None or self._candidates.is_promised(uid) or not self._is_eligible(unit, [cell], [earlier]):
+            cell = self._search.cells.get(predecessor.cells[0])
+            if cell is None or self._candidates.is_promised(uid) or not self._is_eligible(unit, [cell], [predecessor]):
                 continue
             room = self._candidates.room_of(uid, cell.id)
             lacking = {name: amount - room.get(name, 0) for name, amount in need.items()}
             extra = {name: amount for name, amount in lacking.items() if amount > 0}
-            # Its own place is its own; beyond that, it waits behind those that are ahead of it.
-            is_there = fits(need, self._search.room_with(cell.id, [earlier]))
+            has_room = fits(need, self._search.room_with(cell.id, [predecessor]))
+            # The room of its predecessor is its own; for more than that, it waits behind those that are ahead of it.
             left = self._search.left[cell.id]
             is_kept = self._search.is_closed_to(unit, cell.id) or self._search.is_promised(unit, extra, cell.id, left)
-            if is_there and not (extra and is_kept):
-                return FoundPlace((cell.id,), (earlier,))
+            if has_room and not (extra and is_kept):
+                return FoundPlace((cell.id,), victims=(predecessor,))
         return None
 
     def _find_elastic_pool(self, unit: Unit) -> str:
-        """Return the pool in which a unit may wait for a node that an autoscaler adds, which may be a larger one."""
+        """Return the pool in which a unit may wait for a node that an autoscaler adds; empty if there is none."""
         # No autoscaler adds hosts, and a volume that is bound to nodes is on none that comes.
         requirement = unit.requirement
         if unit.has_other_gate or isinstance(requirement, HostRequirement) or requirement.volume_nodes is not None:

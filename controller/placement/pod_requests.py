@@ -24,6 +24,7 @@ _ZERO: Final = Decimal()
 
 def sum_requests(pod_spec: Obj) -> dict[str, Decimal]:
     """Return the requests of a pod."""
+    # 1. Sum up the containers that run at once, and find the most that init containers take at one time.
     running = add_up(map(_requests_of, pod_spec.get("containers") or ()))
     starting: dict[str, Decimal] = {}
     sidecars: dict[str, Decimal] = {}
@@ -33,6 +34,7 @@ def sum_requests(pod_spec: Obj) -> dict[str, Decimal]:
             sidecars = needed
         starting = _take_larger(starting, needed)
     total = _take_larger(add_up((running, sidecars)), starting)
+    # 2. What the pod states for all of its containers outranks that; its overhead is added.
     total |= {name: amount for name, amount in _requests_of(pod_spec).items() if name.startswith(_OF_WHOLE_PODS)}
     return add_up((total, _parse(pod_spec.get("overhead") or {})))
 
@@ -96,9 +98,12 @@ def find_pinned_node(pod_spec: Obj) -> str:
     """
     affinity = (pod_spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
-    names = (_names_of_term(term) for term in required.get("nodeSelectorTerms") or ())
-    pinned = {name for name in names if len(name) <= 1}
-    return next(iter(pinned.pop()), "") if len(pinned) == 1 else ""
+    names_of_terms = {_names_of_term(term) for term in required.get("nodeSelectorTerms") or ()}
+    # A term that names two nodes is met by none, so that the others decide.
+    satisfiable = [names for names in names_of_terms if len(names) <= 1]
+    if len(satisfiable) != 1:
+        return ""
+    return next(iter(satisfiable[0]), "")
 
 
 def _names_of_term(term: Obj) -> frozenset[str]:

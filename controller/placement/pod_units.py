@@ -10,13 +10,7 @@ import structlog
 from controller.placement.device_registry import count_need
 from controller.placement.pod_requests import count_requests, find_taken_node, is_noted
 from controller.placement.queue_places import ReplicaUnit, find_own_place, find_place, parse_seconds
-from controller.placement.queued_service import (
-    QueuedService,
-    demand_slices,
-    has_device,
-    pools_of,
-    read_template_mark,
-)
+from controller.placement.queued_service import QueuedService, demand_slices, has_device, pools_of, read_template_mark
 from controller.placement.units import (
     NO_SPEEDS,
     NOTHING,
@@ -73,12 +67,14 @@ def build_pod_replica(
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     deployment, template = find_template(pod)
     is_ending = "deletionTimestamp" in metadata
-    own = service.find_deployment(deployment) if service is not None else None
+    own_deployment = service.find_deployment(deployment) if service is not None else None
     has_ended = (pod.get("status") or {}).get("phase") in ENDED
     # A pod that has ended and is being deleted holds nothing any more, but its successor inherits its place.
-    if not deployment or not (own or is_ending) or (has_ended and not is_ending):
+    if not deployment or not (own_deployment or is_ending) or (has_ended and not is_ending):
         return None
-    state: UnitState = "ending" if is_ending else "waiting" if is_gated(pod) else "running"
+    state: UnitState = "waiting" if is_gated(pod) else "running"
+    if is_ending:
+        state = "ending"
     need = {**count_requests(spec), **count_need(pod, is_waiting=state == "waiting")}
     if not is_gated(pod) and not has_device(need, vendors):
         return None
@@ -86,20 +82,20 @@ def build_pod_replica(
     # Not counted are pods that hold nothing: one without a node that ends, which a tenant's finalizer may keep, and one
     # that was made without the gate, which no scheduler need ever place. They would use up the limits of their pool.
     is_counted = bool(node) or state == "waiting" or (not is_ending and is_noted(pod))
+    is_placed = bool(node) and state != "waiting"
+    slices = demand_slices(need, service, vendors)
     own_place = find_own_place(pod)
     key = object_key(pod)
     unit = Unit(
         key=UnitKey("pod", key.namespace, key.name),
         uid=metadata["uid"],
         service=ObjectKey(key.namespace, metadata["labels"][LABEL_SERVICE]),
-        service_uid=service.uid if service is not None and own else "",
+        service_uid=service.uid if service is not None and own_deployment else "",
         priority=service.priority if service is not None else "normal",
         enqueued_at=find_place(pod, service.created_at) if service is not None else own_place,
         parts=(need if is_counted else NOTHING,),
         pools=pools_of("pod", need, service, vendors) if is_counted else (),
-        requirement=_NO_RULES
-        if node and state != "waiting"
-        else build_requirement(spec, volume_nodes, demand_slices(need, service, vendors)),
+        requirement=_NO_RULES if is_placed else build_requirement(spec, volume_nodes, slices),
         state=state,
         cells=(f"node/{node}",) if node else (),
         nomination=nomination if state == "waiting" else None,
@@ -112,9 +108,11 @@ def build_pod_replica(
     if service is not None and service.left_cell and state == "waiting":
         unit = restrict_to_better_place(unit, service.left_cell, service.least_speed)
     ends_by = parse_seconds(metadata["deletionTimestamp"]) if is_ending else None
-    is_present = own.template == read_template_mark(pod) if own is not None and own.template else None
-    replica = ReplicaUnit(unit, deployment, template, own_place, is_present, ends_by=ends_by)
-    return PodReplica(replica, *_read_gang(pod)) if is_counted or is_ending else PodReplica(replica)
+    present_mark = own_deployment.template if own_deployment is not None else ""
+    is_present = read_template_mark(pod) == present_mark if present_mark else None
+    replica = ReplicaUnit(unit, deployment, template, own_place, is_present=is_present, ends_by=ends_by)
+    gang, gang_size = _read_gang(pod) if is_counted or is_ending else ("", 1)
+    return PodReplica(replica, gang, gang_size)
 
 
 def restrict_to_better_place(unit: Unit, left_cell: str, least_speed: float) -> Unit:
@@ -149,7 +147,7 @@ def build_requirement(
 
 
 def find_template(pod: Obj) -> tuple[str, str]:
-    """Return the Deployment that made a pod by one of its ReplicaSets, and the template; empty if none did."""
+    """Return the name of the Deployment that made a pod, and its template; both are empty if none did."""
     owner = controller_of(pod)
     template: str = (pod["metadata"].get("labels") or {}).get(_TEMPLATE, "")
     if owner is None or owner.get("kind") != "ReplicaSet" or not template:
@@ -168,7 +166,7 @@ def _find_scheduled_at(pod: Obj) -> float | None:
 
 
 def _read_gang(pod: Obj) -> tuple[str, int]:
-    """Return name and size of the gang of a pod; a size that is no number is an error of whoever made the pod."""
+    """Return name and size of the gang of a pod: no name and 1 if it is in none, or states a size that is no number."""
     labels: Mapping[str, str] = pod["metadata"].get("labels") or {}
     name, size = labels.get(LABEL_GANG, ""), labels.get(LABEL_GANG_SIZE, "")
     if not name:
@@ -195,19 +193,20 @@ def join_gangs(pods: Sequence[PodReplica]) -> list[ReplicaUnit]:
         is_complete = living >= max(member.gang_size for member in members)
         for state in _STATES:
             alike = [member.replica for member in members if member.replica.unit.state == state]
-            if alike and ((is_complete and len(alike) <= MOST_IN_GANG) or state != "waiting"):
-                replicas.append(_join(name, sorted(alike, key=lambda unit: unit.unit.key.name)))
+            may_be_admitted = is_complete and len(alike) <= MOST_IN_GANG
+            if alike and (may_be_admitted or state != "waiting"):
+                replicas.append(_join_pods(name, sorted(alike, key=lambda unit: unit.unit.key.name)))
     return replicas
 
 
-def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
+def _join_pods(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
     """Return one unit for pods of a gang that are in the same state, by name."""
     units = [member.unit for member in members]
     first = units[0]  # its uid stands for the gang, as its name does where a place is freed
     cells = tuple(cell for unit in units for cell in unit.cells)
     ends_by = [member.ends_by for member in members if member.ends_by is not None]
     since = [unit.evictable_since for unit in units if unit.evictable_since is not None]
-    promised = (unit.nomination for unit in units if unit.nomination is not None)
+    nominations = (unit.nomination for unit in units if unit.nomination is not None)
     unit = msgspec.structs.replace(
         first,
         key=UnitKey("gang", first.key.namespace, gang),
@@ -215,9 +214,10 @@ def _join(gang: str, members: Sequence[ReplicaUnit]) -> ReplicaUnit:
         enqueued_at=max(unit.enqueued_at for unit in units),
         parts=tuple(part for unit in units for part in unit.parts),
         members=tuple(unit.key.name for unit in units),
+        # A pod that is not counted has no pools.
         pools=next((unit.pools for unit in units if unit.pools), ()),
         cells=cells if len(cells) == len(units) else (),
-        nomination=next((nomination for nomination in promised if len(nomination.cells) == len(units)), None),
+        nomination=next((nomination for nomination in nominations if len(nomination.cells) == len(units)), None),
         # One that joins later must not protect the others for another while.
         evictable_since=min(since, default=None),
         is_protected=any(unit.is_protected for unit in units),

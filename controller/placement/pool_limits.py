@@ -89,12 +89,13 @@ class _KeptAmounts:
     def add(self, unit: Unit, amount: int) -> None:
         """Keep an amount for a unit that is behind all for which something is kept."""
         self._orders.append(unit.order)
-        self._sums.append(amount + (self._sums[-1] if self._sums else 0))
+        sum_before = self._sums[-1] if self._sums else 0
+        self._sums.append(sum_before + amount)
 
     def sum_ahead(self, unit: Unit) -> int:
         """Return what is kept for units that are ahead of this one."""
-        count = bisect.bisect_left(self._orders, unit.order)
-        return self._sums[count - 1] if count else 0
+        number_ahead = bisect.bisect_left(self._orders, unit.order)
+        return self._sums[number_ahead - 1] if number_ahead else 0
 
 
 class PoolLimits:
@@ -150,15 +151,14 @@ class PoolLimits:
             from_replaced = sum(self.room_of(other.uid, key) for other in leaving if other.uid in unit.replaces)
             from_victims = sum(self.room_of(other.uid, key) for other in leaving if other.uid not in unit.replaces)
             used = self._used.get(key, 0) - from_replaced - from_victims
-            # A unit that takes no more than those that it replaces overtakes no unit for which the rest is kept.
-            is_kept = amount > from_replaced and (
-                self._is_held(key, unit) or used + self._sum_kept(key, unit) + amount > allowed
-            )
             if amount > allowed:
                 # No end of other units helps: this refusal outranks the others.
-                return LimitRefusal(key, allowed, used, amount)
-            if refusal is None and amount > 0 and (used + amount > allowed or is_kept):
-                refusal = LimitRefusal(key, allowed, used, amount)
+                return LimitRefusal(key, allowed=allowed, used=used, needed=amount)
+            is_kept = self._is_held(key, unit) or used + self._sum_kept(key, unit) + amount > allowed
+            # A unit that takes no more than those that it replaces overtakes no unit for which the rest is kept.
+            overtakes = is_kept and amount > from_replaced
+            if refusal is None and amount > 0 and (used + amount > allowed or overtakes):
+                refusal = LimitRefusal(key, allowed=allowed, used=used, needed=amount)
         return refusal
 
     def exceeds(self, unit: Unit, pool: str) -> bool:
@@ -194,9 +194,10 @@ class PoolLimits:
         """Return the number of units like this one, at most `most`, for which all limits of a pool have room."""
         for key, allowed, amount in self._list_limits(unit, pool):
             if amount > 0:
-                left = (allowed - self._used.get(key, 0) - self._sum_kept(key, unit)) // amount
-                left = 0 if self._is_held(key, unit) else left
-                most = max(0, min(most, left))
+                if self._is_held(key, unit):
+                    return 0
+                left = allowed - self._used.get(key, 0) - self._sum_kept(key, unit)
+                most = max(0, min(most, left // amount))
         return most
 
     def is_elastic(self, pool: str) -> bool:
@@ -250,6 +251,7 @@ def find_pool(unit: Unit, cells: Mapping[str, Cell], pools: Mapping[str, PoolRul
     """Return the pool of a placed unit: that of its node, or if this is not known, where it probably was admitted.
 
     That is the first elastic pool whose labels it demands, else one without labels, else any elastic one, or its home.
+    Empty if it has no pool at all.
     """
     for name in unit.cells:
         if (cell := cells.get(name)) is not None:
@@ -258,13 +260,13 @@ def find_pool(unit: Unit, cells: Mapping[str, Cell], pools: Mapping[str, PoolRul
     # A unit without a cell is admitted with a demand for the labels of its pool.
     labels = {pool: pools[pool].node_labels for pool in elastic}
     requirement = unit.requirement
-    own = (
+    demanded_pools = (
         pool
         for pool in elastic
         if labels[pool] and isinstance(requirement, NodeRequirement) and requirement.demands(labels[pool])
     )
-    open_pools = (pool for pool in elastic if not labels[pool])
-    return next(itertools.chain(own, open_pools, elastic, unit.pools), "")
+    unlabelled_pools = (pool for pool in elastic if not labels[pool])
+    return next(itertools.chain(demanded_pools, unlabelled_pools, elastic, unit.pools), "")
 
 
 def is_borrowed(unit: Unit, pool: str) -> bool:
@@ -311,21 +313,21 @@ class PoolProblem(NamedTuple):
 
 def find_pool_problems(pools: Mapping[str, PoolRules], cells: Iterable[Cell]) -> list[PoolProblem]:
     """Return the contradictions between rules and cells."""
-    there: dict[str, int] = {}
+    total_of_pool: dict[str, int] = {}
     measures: dict[str, Measure] = {}
     for cell in cells:
         measures[cell.pool] = measure_of(cell)
-        there[cell.pool] = there.get(cell.pool, 0) + sum_of_cell(cell, cell.total)
+        total_of_pool[cell.pool] = total_of_pool.get(cell.pool, 0) + sum_of_cell(cell, cell.total)
     problems: list[PoolProblem] = []
     for name, rules in sorted(pools.items()):
         if rules.elastic > 0:
             # An autoscaler may add what is not there yet.
             continue
-        if name not in there:
+        if name not in total_of_pool:
             message = f"pool {name} has no node and no host: correct its accelerator and nodeSelector, or add one"
             problems.append(PoolProblem(name, "NoCell", message))
             continue
-        measure, most = measures[name], there[name]
+        measure, most = measures[name], total_of_pool[name]
         for field, value in (("nominal", rules.nominal), ("lendingLimit", rules.lending_limit)):
             if value is not None and value > most:
                 has, noun = amount_text(measure, most), "host" if measure == MEMORY else "node"

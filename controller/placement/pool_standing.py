@@ -95,11 +95,12 @@ def measure_pools(
 def _count_use(cells: Iterable[Cell], units: Iterable[Unit]) -> _PoolUse:
     """Return what the placed units use of each pool, and how many units wait there."""
     by_id = {cell.id: cell for cell in cells}
-    use = _PoolUse(Counter(), Counter(), Counter(), Counter(), Counter())
+    use = _PoolUse(home=Counter(), borrowed=Counter(), lent=Counter(), waiting=Counter(), by_namespace=Counter())
     for unit in units:
         home = unit.pools[0] if unit.pools else ""
         if unit.state == "waiting":
-            use.waiting[home] += not unit.is_superseded
+            if not unit.is_superseded:
+                use.waiting[home] += 1
             continue
         for part, cell_id in zip(unit.parts, unit.cells, strict=False):
             if (cell := by_id.get(cell_id)) is not None:
@@ -123,9 +124,9 @@ def _find_overlaps(table: PoolTable, cells: Iterable[Cell], find_labels: FindLab
     """Yield a problem for each pool that selects what a pool before it has."""
     contested: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
-        first, *later = table.list_selecting(table.find_accelerator(cell.pool), find_labels(cell)) or [""]
-        for name in later:
-            contested.setdefault((name, first), []).append(cell.name)
+        selecting = table.list_selecting(table.find_accelerator(cell.pool), find_labels(cell))
+        for name in selecting[1:]:
+            contested.setdefault((name, selecting[0]), []).append(cell.name)
     for (name, first), names in sorted(contested.items()):
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         named = ", ".join(sorted(names)[:_MOST_NAMED]) + more

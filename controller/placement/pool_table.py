@@ -60,8 +60,9 @@ class PoolTable(NamedTuple):
         ]
 
     def find_pool(self, accelerator: str, labels: Mapping[str, str]) -> str:
-        """Return the pool of a node or host."""
-        return next(iter(self.list_selecting(accelerator, labels)), accelerator)
+        """Return the pool of a node or host: the first that selects it, else that of its accelerator."""
+        selecting = self.list_selecting(accelerator, labels)
+        return selecting[0] if selecting else accelerator
 
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return all pools of an accelerator: first that of its own name, then the others by name."""
@@ -76,8 +77,7 @@ class PoolTable(NamedTuple):
     def find_overcommit_percent(self, pool: str) -> int:
         """Return the memory that pods on one time-sliced device of a pool may take together, in percent."""
         return next(
-            (defined.rules.overcommit_percent for defined in self.defined if defined.name == pool),
-            WHOLE_PERCENT,
+            (defined.rules.overcommit_percent for defined in self.defined if defined.name == pool), WHOLE_PERCENT
         )
 
     @property
@@ -112,13 +112,11 @@ def _share(table: PoolTable) -> PoolTable:
 
 def build_table(pools: Iterable[AcceleratorPool], vendors: Vendors) -> PoolTable:
     """Return the table of these pools."""
-    entries = [
-        _read_pool(accelerator_pool, vendors) for accelerator_pool in sorted(pools, key=lambda pool: pool.metadata.name)
-    ]
+    entries = [_read_pool(pool, vendors) for pool in sorted(pools, key=lambda pool: pool.metadata.name)]
     return PoolTable(
-        tuple(name for name, vendor in vendors.items() if vendor.has_devices),
-        tuple(defined for defined in entries if isinstance(defined, DefinedPool)),
-        tuple(refused for refused in entries if isinstance(refused, RefusedPool)),
+        accelerators=tuple(name for name, vendor in vendors.items() if vendor.has_devices),
+        defined=tuple(entry for entry in entries if isinstance(entry, DefinedPool)),
+        refused=tuple(entry for entry in entries if isinstance(entry, RefusedPool)),
     )
 
 

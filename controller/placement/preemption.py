@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from controller.placement.pool_limits import is_borrowed
-from controller.placement.units import NOTHING, Amounts, Cell, Unit
+from controller.placement.units import NOTHING, Amounts, Cell, Unit, subtract_amounts
 from crds.meta import PRIORITY_RANK
 
 _HIGHEST: Final = min(PRIORITY_RANK, key=PRIORITY_RANK.__getitem__)
@@ -71,9 +71,9 @@ class Candidates:
 
     def _add(self, unit: Unit) -> None:
         """Note what a unit frees on each cell, how important it is, and for how long it may not be evicted yet."""
-        # `freed` is empty unless the cell of each part is known.
-        room = self._room[unit.uid] = unit.freed
-        for cell in room:
+        # The larger a rank, the less important is the unit. `freed` is empty unless the cell of each part is known.
+        room_by_cell = self._room[unit.uid] = unit.freed
+        for cell in room_by_cell:
             self._by_cell.setdefault(cell, []).append(unit)
             if unit.state == "ending":
                 self._lowest_rank[cell] = _NO_RANK
@@ -87,7 +87,7 @@ class Candidates:
         if abs(age_seconds) < self._min_run_seconds:
             self._seconds_left[unit.uid] = self._min_run_seconds - age_seconds
             if not unit.is_protected:
-                for cell in room:
+                for cell in room_by_cell:
                     self._lowest_young_rank[cell] = max(unit.rank, self._lowest_young_rank.get(cell, 0))
 
     def is_ending(self, unit: Unit) -> bool:
@@ -129,19 +129,19 @@ class Candidates:
 
         Return the cells whose free room may change. is_replaced: the rest of the room is for the successor as well.
         """
-        room = self._room[victim.uid]
+        room_by_cell = self._room[victim.uid]
         for cell, amounts in claimed.items():
-            room[cell] = {name: amount - amounts.get(name, 0) for name, amount in room[cell].items()}
+            room_by_cell[cell] = subtract_amounts(room_by_cell[cell], amounts)
         if is_replaced:
             self._replaced.add(victim.uid)
         elif victim.state == "running" and victim.uid not in self._evicted:
             self._evicted[victim.uid] = victim
-            for cell in room:
+            for cell in room_by_cell:
                 self._lowest_rank[cell] = _NO_RANK
                 self._by_cell[cell].sort(key=lambda unit: not self.is_ending(unit))
-        for cell in room:
+        for cell in room_by_cell:
             self._yields.pop(cell, None)
-        return room
+        return room_by_cell
 
     def find_bound(
         self, preemptor: Unit, need: Amounts, cell: Cell, free: Amounts, *, is_patient: bool
@@ -154,19 +154,28 @@ class Candidates:
         yielded = yields.get(key)
         if yielded is None:
             yielded = yields[key] = self._sum_yield(preemptor, cell.id, is_patient=is_patient)
-        count = 1
+        fewest_victims = 1
         for name, amount in need.items():
             lacking = amount - free.get(name, amount)
-            if lacking > 0:
-                if lacking > yielded.sums.get(name, 0):
-                    return None
-                count = max(count, -(-lacking // yielded.largest[name]))
-        return 0.0, 0, -self._lowest_rank[cell.id], 0 if yielded.has_ending else count, 0
+            if lacking <= 0:
+                continue
+            if lacking > yielded.sums.get(name, 0):
+                return None
+            largest = yielded.largest[name]
+            fewest_victims = max(fewest_victims, (lacking + largest - 1) // largest)  # rounded up
+        fewest_evicted = 0 if yielded.has_ending else fewest_victims
+        # The order is that of `Victims.cost`.
+        return 0.0, 0, -self._lowest_rank[cell.id], fewest_evicted, 0
 
     def could_yield(self, unit: Unit, cells: Mapping[str, Cell], left: Mapping[str, Amounts]) -> bool:
-        """Return whether units on one of the cells might make room for this unit if it had the highest priority."""
+        """Return whether units on one of the cells might make room for a unit if it had the highest priority.
+
+        False if it has the highest priority already.
+        """
+        if unit.rank == PRIORITY_RANK[_HIGHEST]:
+            return False
         highest = msgspec.structs.replace(unit, priority=_HIGHEST)
-        return bool(unit.rank) and any(
+        return any(
             self.find_bound(highest, part, cells[name], left[name], is_patient=True) is not None
             for name in self._lowest_rank
             if name in cells
@@ -197,11 +206,11 @@ class Candidates:
             victim.rank > preemptor.rank
             and not victim.is_protected
             and victim.uid not in self._seconds_left
-            and not self._is_owner(victim, preemptor)
+            and not self._is_safe_at_home(victim, preemptor)
         )
 
-    def _is_owner(self, victim: Unit, preemptor: Unit) -> bool:
-        """Return whether the victim is at home in its pool and the preemptor is not."""
+    def _is_safe_at_home(self, victim: Unit, preemptor: Unit) -> bool:
+        """Return whether the victim is at home in its pool and the preemptor is not, so that it may not be evicted."""
         pool = self._pools[victim.uid]
         return not is_borrowed(victim, pool) and is_borrowed(preemptor, pool)
 
@@ -211,7 +220,7 @@ class Candidates:
             return False
         if self.is_ending(victim):
             return True
-        if victim.rank <= preemptor.rank or victim.is_protected or self._is_owner(victim, preemptor):
+        if victim.rank <= preemptor.rank or victim.is_protected or self._is_safe_at_home(victim, preemptor):
             return False
         return is_patient or victim.uid not in self._seconds_left
 
@@ -233,22 +242,26 @@ class Candidates:
 
     def list_victims(self, preemptor: Unit, cell: Cell, *, is_patient: bool) -> Sequence[Unit]:
         """Return the possible victims on a cell, in the order in which they should be evicted."""
-        young = self._seconds_left
         units = self._by_cell.get(cell.id, ())
         usable = [unit for unit in units if self.may_end(preemptor, unit, is_patient=is_patient)]
-        is_owner = not is_borrowed(preemptor, cell.pool)
-        if is_patient or (is_owner and any(is_borrowed(unit, cell.pool) for unit in usable)):
+        is_at_home = not is_borrowed(preemptor, cell.pool)
+        if is_patient or (is_at_home and any(is_borrowed(unit, cell.pool) for unit in usable)):
+            # First those that end anyway, then those that may be evicted now, of each first those that borrow.
             usable.sort(
                 key=lambda unit: (
                     not self.is_ending(unit),
-                    unit.uid in young,
-                    is_owner and not is_borrowed(unit, cell.pool),
+                    unit.uid in self._seconds_left,
+                    is_at_home and not is_borrowed(unit, cell.pool),
                 )
             )
         return usable
 
     def spare_order(self, preemptor: Unit, pool: str, victim: Unit) -> tuple[bool, float, bool, int, float, str]:
-        """Return the sort key of a victim: superfluous victims are spared in this order."""
+        """Return the sort key of a victim: superfluous victims are spared in this order.
+
+        First those that would not end otherwise, of these those that may be evicted last, then those at home in the
+        pool if the preemptor is, too, then the most important, and then those that were admitted first.
+        """
         return (
             self.is_ending(victim),
             -self.seconds_left(victim),
@@ -285,6 +298,7 @@ def find_victims(
     """
     if not candidates.has_victims(preemptor.rank, cell.id):
         return None
+    # 1. Pick units in their order until nothing lacks any more.
     lacking = {name: amount - free[name] for name, amount in need.items() if amount > 0 and name in free}
     short = {name for name, amount in lacking.items() if amount > 0}
     picked: list[tuple[Unit, Amounts]] = []
@@ -300,20 +314,19 @@ def find_victims(
         short = {name for name in short if lacking[name] > 0}
     if short:
         return None
-    # A larger one that was picked later may make earlier ones needless.
+    # 2. Spare those that are needless: a larger one that was picked later may make up for earlier ones.
     if len(picked) > 1:
         for pick in sorted(picked, key=lambda entry: candidates.spare_order(preemptor, cell.pool, entry[0])):
-            lacking_without = {name: amount + pick[1].get(name, 0) for name, amount in lacking.items()}
+            _victim, freed = pick
+            lacking_without = {name: amount + freed.get(name, 0) for name, amount in lacking.items()}
             if all(amount <= 0 for amount in lacking_without.values()):
                 picked.remove(pick)
                 lacking = lacking_without
+    # 3. Rate them. What lacks is negative by now: it is what they free in vain.
     evicted = [victim for victim, _ in picked if not candidates.is_ending(victim)]
-    is_owner = not is_borrowed(preemptor, cell.pool)
-    cost = (
-        candidates.find_wait(evicted),
-        int(is_owner and any(not is_borrowed(victim, cell.pool) for victim in evicted)),
-        -min((victim.rank for victim in evicted), default=_NO_RANK),
-        len(evicted),
-        -sum(amount for name, amount in lacking.items() if "/" in name),
-    )
+    is_at_home = not is_borrowed(preemptor, cell.pool)
+    evicts_at_home = is_at_home and any(not is_borrowed(victim, cell.pool) for victim in evicted)
+    highest_rank = min((victim.rank for victim in evicted), default=_NO_RANK)
+    wasted_devices = -sum(amount for name, amount in lacking.items() if "/" in name)
+    cost = (candidates.find_wait(evicted), int(evicts_at_home), -highest_rank, len(evicted), wasted_devices)
     return Victims(tuple(victim for victim, _ in picked), cost)

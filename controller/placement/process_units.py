@@ -18,16 +18,7 @@ from kube.resources import ObjectKey
 MOST_ENDING_SECONDS: Final = 90.0
 """Time in which an agent ends a drained process: it has withdrawn it before, ends it, and unloads its model."""
 _REPLACES_NOTHING: Final = frozenset(
-    {
-        "hostName",
-        "memoryBytes",
-        "artifact",
-        "furtherArtifacts",
-        "benchmark",
-        "priority",
-        "protected",
-        "drainSeconds",
-    }
+    {"hostName", "memoryBytes", "artifact", "furtherArtifacts", "benchmark", "priority", "protected", "drainSeconds"}
 )
 """Fields whose changes replace no process, or only in part."""
 
@@ -40,10 +31,14 @@ def build_process_replica(
     host, is_deleted = spec.host_name, metadata.deletion_timestamp is not None
     if is_over(process):
         return None
-    state: UnitState = "ending" if is_deleted else "waiting" if host is None else "running"
+    state: UnitState = "waiting" if host is None else "running"
+    if is_deleted:
+        state = "ending"
     key = ObjectKey(metadata.namespace, metadata.name)
     need = {MEMORY: spec.memory_bytes}
     own_place = draw_place(metadata.creation_timestamp, metadata.uid)
+    # A process that was bound by hand has no annotation.
+    admitted_at = parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place
     is_owned = service is not None and any(reference.uid == service.uid for reference in metadata.owner_references)
     owner = service if is_owned else None
     unit = Unit(
@@ -59,8 +54,7 @@ def build_process_replica(
         state=state,
         cells=(f"host/{host}",) if host is not None else (),
         nomination=nomination if state == "waiting" else None,
-        # One that was bound by hand has no annotation.
-        evictable_since=None if host is None else parse_seconds(metadata.annotations.get(ADMITTED_AT)) or own_place,
+        evictable_since=None if host is None else admitted_at,
         is_protected=owner is not None and owner.is_protected,
         weights=_identify_weights(process),
         speeds=owner.speeds if owner is not None else NO_SPEEDS,
@@ -77,7 +71,10 @@ def build_process_replica(
 
 
 def _identify_weights(process: MetalProcess) -> str:
-    """Return the identity of the weights; empty for a replica that moves to a better host, whatever is to fetch."""
+    """Return the identity of a process's weights, so that cells which have them are preferred.
+
+    Empty for a replica that moves to a better host: it may go where its weights must be downloaded first.
+    """
     if MOVES in process.metadata.annotations:
         return ""
     artifact = process.spec.artifact
@@ -93,7 +90,7 @@ def is_over(process: MetalProcess | HostedProcess) -> bool:
 def _find_template(process: MetalProcess) -> str:
     """Return a digest of the fields whose change replaces a process; a better estimate of its memory is none of them.
 
-    The same weights come from all mirrors.
+    Mirrors are left out, since the same weights come from all of them.
     """
     fields = without_defaults(process.spec)
     further = process.spec.further_artifacts
@@ -114,23 +111,23 @@ def compare_siblings(
 ) -> list[ReplicaUnit]:
     """Return the units of a service's processes with what follows from the others.
 
-    Those that are `displaced`, by uid, are replaced. Those that wait avoid the hosts that have rejected, stopped by
-    themselves, or displace a process of the same owner and spec.
+    Units that are `displaced`, by uid, are marked to be replaced. Units that wait avoid the hosts on which a process of
+    the same owner and spec was rejected, has stopped by itself, or is displaced.
     """
-    unwanted: dict[tuple[str, str], set[str]] = {}
+    unwanted_cells: dict[tuple[str, str], set[str]] = {}
     for process in processes:
         is_refused = process.status.phase == "Rejected" or (
             process.status.phase == "Stopped" and process.metadata.deletion_timestamp is None
         )
         if process.spec.host_name is not None and (is_refused or process.metadata.uid in displaced):
-            unwanted.setdefault(_spec_key(process), set()).add(f"host/{process.spec.host_name}")
-    if not unwanted:
+            unwanted_cells.setdefault(_spec_key(process), set()).add(f"host/{process.spec.host_name}")
+    if not unwanted_cells:
         return list(replicas)
-    keys = {process.metadata.uid: _spec_key(process) for process in processes}
+    spec_keys = {process.metadata.uid: _spec_key(process) for process in processes}
     compared = []
     for replica in replicas:
         unit = replica.unit
-        if unit.state == "waiting" and (cells := unwanted.get(keys[unit.uid])):
+        if unit.state == "waiting" and (cells := unwanted_cells.get(spec_keys[unit.uid])):
             unit = msgspec.structs.replace(unit, avoid=frozenset(cells))
         compared.append(replica._replace(unit=unit, is_displaced=unit.uid in displaced))
     return compared

@@ -44,9 +44,11 @@ class ReplicaUnit(NamedTuple):
 
 def parse_time(text: object) -> datetime | None:
     """Return the time in a field of an object; None if the text is no time, or has no time zone."""
+    if not isinstance(text, str):
+        return None
     try:
-        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
-        return moment.astimezone(UTC) if moment is not None and moment.tzinfo is not None else None
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC) if moment.tzinfo is not None else None
     except (ValueError, OverflowError):
         return None
 
@@ -70,7 +72,7 @@ def find_own_place(obj: Obj) -> float:
 
 
 def draw_place(creation_timestamp: object, uid: str) -> float:
-    """Return the place of an object that inherits none."""
+    """Return the place of an object that inherits none, as `find_own_place`; 0 if it states no time of creation."""
     created = parse_time(creation_timestamp)
     if created is None:
         return 0.0
@@ -86,10 +88,10 @@ def find_place(obj: Obj, service_created_at: float) -> float:
 
 
 def limit_place(stated: object, own: float, service_created_at: float) -> float:
-    """Return the place that the annotation of an object states.
+    """Return the place that the annotation of an object states, or its own place if it states none.
 
     People may edit it, and clocks may jump: it is not before the creation of the service, and not after the object's
-    own.
+    own place.
     """
     place = parse_seconds(stated)
     return own if place is None else min(own, max(place, service_created_at))
@@ -122,13 +124,14 @@ def _inherit(
     """
     inherited = dict[str, float]()
     # Sorted lists are heaps: even among thousands of places, the earliest is found without a search.
-    from_leaving, from_staying = (sorted(set(places) - set(taken)) for places in (leaving, set(staying) - set(leaving)))
+    from_leaving = sorted(set(leaving) - set(taken))
+    from_staying = sorted(set(staying) - set(leaving) - set(taken))
     heirs = [replica for replica in replicas if replica.unit.state == "waiting" and not replica.has_inherited]
     for heir in sorted(heirs, key=lambda unit: (unit.own_place, unit.unit.uid)):
-        source = next(
-            (places for places in (from_leaving, from_staying) if places and places[0] < heir.own_place), None
-        )
-        if source is not None:
+        # An heir inherits only a place that is earlier than its own.
+        sources = [places for places in (from_leaving, from_staying) if places and places[0] < heir.own_place]
+        if sources:
+            source = sources[0]
             inherited[heir.unit.uid] = heapq.heappop(source)
             if heir.unit.enqueued_at in leaving and heir.unit.enqueued_at not in from_leaving:
                 # The place that the heir gives up is also that of a leaving unit: the next heir may have it.
@@ -144,6 +147,7 @@ def _inherit_elsewhere(
     They replace units that are about to end: of another accelerator, or of earlier weights. Which ones will end is not
     known yet. The latest that wait are assumed to, so that no heir gets a better place than that of the unit that ends.
     """
+    # 1. List the units whose place may be inherited, by rollout, the latest that waits last.
     holders = Counter(unit.unit.enqueued_at for unit in current)
     holders.update(inherited.values())
     # A place that two units have was inherited already.
@@ -152,9 +156,11 @@ def _inherit_elsewhere(
     donors_of: dict[str, list[ReplicaUnit]] = {}
     for unit in donors:
         donors_of.setdefault(unit.rollout, []).append(unit)
+    # 2. Give the newest heirs the place of the last unit of another rollout.
     heirs = [unit for unit in donors if unit.unit.state == "waiting" and not unit.has_inherited]
+    newest_first = sorted(heirs, key=lambda unit: (-unit.own_place, unit.unit.uid))
     handed = dict[str, float]()
-    for heir in sorted(heirs, key=lambda unit: (-unit.own_place, unit.unit.uid))[: max(0, surplus)]:
+    for heir in newest_first[: max(0, surplus)]:
         for remaining in donors_of.values():
             # Heirs come from the newest to the oldest: a donor with a later place than this heir is of no use any more.
             while remaining and remaining[-1].unit.enqueued_at >= heir.own_place:
@@ -224,10 +230,10 @@ def find_superseded(replicas: Sequence[ReplicaUnit], wanted: int) -> frozenset[s
     """
     current, earlier, _ending = split_replicas(replicas)
     waiting = [unit for unit in earlier if unit.unit.state == "waiting"]
-    is_complete = sum(unit.unit.state == "running" for unit in (*current, *earlier)) >= wanted
+    has_enough = sum(unit.unit.state == "running" for unit in (*current, *earlier)) >= wanted
     rollouts = {unit.rollout for unit in current if unit.unit.state == "waiting"}
     return frozenset(
-        unit.unit.uid for unit in waiting if unit.rollout in rollouts or (is_complete and unit.is_present is False)
+        unit.unit.uid for unit in waiting if unit.rollout in rollouts or (has_enough and unit.is_present is False)
     )
 
 
@@ -248,8 +254,9 @@ def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
     present one.
     """
     everything = list(replicas)
-    split = SplitReplicas([], [], [unit for unit in everything if unit.unit.state == "ending"])
+    ending = [unit for unit in everything if unit.unit.state == "ending"]
     living = [unit for unit in everything if unit.unit.state != "ending"]
+    # 1. Find the present template of each rollout: that of which the first unit is the latest.
     first_place: dict[tuple[str, str], float] = {}
     for unit in everything:
         template = unit.rollout, unit.template
@@ -258,7 +265,13 @@ def split_replicas(replicas: Iterable[ReplicaUnit]) -> SplitReplicas:
     for unit in living:
         began = first_place[unit.rollout, unit.template], unit.template
         present[unit.rollout] = max(began, present.get(unit.rollout, began))
+    # 2. Sort the units by it, unless they say themselves whether their template is the present one.
+    current, earlier = list[ReplicaUnit](), list[ReplicaUnit]()
     for unit in living:
-        is_present = present[unit.rollout][1] == unit.template if unit.is_present is None else unit.is_present
-        (split.current if is_present and not unit.is_displaced else split.earlier).append(unit)
-    return split
+        _began, present_template = present[unit.rollout]
+        is_present = unit.template == present_template if unit.is_present is None else unit.is_present
+        if is_present and not unit.is_displaced:
+            current.append(unit)
+        else:
+            earlier.append(unit)
+    return SplitReplicas(current=current, earlier=earlier, ending=ending)

@@ -147,10 +147,13 @@ class QueuedService(NamedTuple):
 
     def list_pools(self, accelerator: str) -> tuple[str, ...]:
         """Return the pools that a replica on this accelerator may use, its home first."""
-        own = [name for name in self.pools if self.table.find_accelerator(name) in {accelerator, ""}]
+        usable = [name for name in self.pools if self.table.find_accelerator(name) in {accelerator, ""}]
         # A pool that does not exist comes last, since it cannot be the home, by which limits count.
-        own.sort(key=lambda name: not self.table.find_accelerator(name))
-        return tuple(own) or self.pools or self.table.list_pools(accelerator)
+        usable.sort(key=lambda name: not self.table.find_accelerator(name))
+        if usable:
+            return tuple(usable)
+        # If all pools that the service names are of other accelerators, its replica waits in these.
+        return self.pools or self.table.list_pools(accelerator)
 
 
 def find_queued_service(
@@ -230,10 +233,10 @@ def read_speeds(
     stated = [(find_single_class(speed.device_class), speed) for speed in speeds]
     unlisted = _find_unlisted_refusal(demands)
     return SpeedProfile(
-        tuple((name, float(speed.tokens_per_second)) for name, speed in stated if speed.tokens_per_second),
-        frozenset((name, speed.refusal) for name, speed in stated if speed.refusal),
-        frozenset(name for name, speed in stated if not speed.refusal) if unlisted else frozenset(),
-        unlisted,
+        speeds=tuple((name, float(speed.tokens_per_second)) for name, speed in stated if speed.tokens_per_second),
+        refused=frozenset((name, speed.refusal) for name, speed in stated if speed.refusal),
+        accepted=frozenset(name for name, speed in stated if not speed.refusal) if unlisted else frozenset(),
+        unlisted=unlisted,
     )
 
 
@@ -266,7 +269,9 @@ def demand_slices(need: Amounts, service: QueuedService | None, vendors: Vendors
     bytes_each = service.device_bytes if service is not None else None
     for vendor in vendors.values():
         # Only a vendor with a label for shared devices has any.
-        for resource in (vendor.resource, vendor.shared_resource) if vendor.shared_label else ():
+        if not vendor.shared_label:
+            continue
+        for resource in (vendor.resource, vendor.shared_resource):
             if resource is not None and (number := need.get(resource, 0)) > 0:
                 return SliceDemand(number, bytes_each, wants_slice=resource == vendor.shared_resource)
     return None
@@ -289,12 +294,13 @@ def pools_of(kind: UnitKind, need: Amounts, service: QueuedService | None, vendo
 
 def _accelerator_of(need: Amounts, service: QueuedService | None, vendors: Vendors) -> str:
     """Return the accelerator of a pod: that which its service states, unless the pod requests devices of another."""
-    accelerator = service.accelerator if service is not None else ""
+    stated = service.accelerator if service is not None else ""
     for name, amount in need.items():
-        if amount > 0 and (fallback := _find_accelerator(name, vendors)):
-            stated = vendors.get(accelerator)
-            return accelerator if stated is not None and stated.offers(name) else fallback
-    return accelerator
+        if amount > 0 and (requested := _find_accelerator(name, vendors)):
+            # Several accelerators may have devices of one resource: then the stated one counts.
+            vendor = vendors.get(stated)
+            return stated if vendor is not None and vendor.offers(name) else requested
+    return stated
 
 
 def _find_accelerator(resource: str, vendors: Vendors) -> str:

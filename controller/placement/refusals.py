@@ -11,14 +11,7 @@ from typing import Final, Literal, NamedTuple, cast
 from controller.placement.node_rules import find_untolerated
 from controller.placement.place_search import RESERVED, order_parts
 from controller.placement.planner import PlanRules, Round
-from controller.placement.pool_limits import (
-    DEVICES,
-    LimitReason,
-    LimitRefusal,
-    PoolRules,
-    amount_text,
-    limit_text,
-)
+from controller.placement.pool_limits import DEVICES, LimitReason, LimitRefusal, PoolRules, amount_text, limit_text
 from controller.placement.units import (
     CLAIM_SLOT,
     MEMORY,
@@ -125,11 +118,11 @@ def describe_limit(refusal: LimitRefusal, unit: Unit) -> ReasonAndRemedy:
     """Return what a limit allows, and what would help a unit that it refuses."""
     field, ending = _LIMIT_FIELDS[refusal.reason]
     namespace, _, pool = refusal.key.owner.rpartition("/")
-    limit = f"{field}{f' of namespace {namespace} in' if namespace else ' of'} pool {pool}"
+    limit = f"{field} of namespace {namespace} in pool {pool}" if namespace else f"{field} of pool {pool}"
     measure = refusal.key.measure
     message = f"{limit} allows {limit_text(measure, refusal.allowed)}"
     if not refusal.could_ever_fit:
-        return message, f"{'ask for less, or ' if refusal.allowed else ''}raise {field}"
+        return message, f"ask for less, or raise {field}" if refusal.allowed else f"raise {field}"
     if refusal.used + refusal.needed <= refusal.allowed:
         return f"{limit} has room, but a replica ahead waits for it", f"wait{or_raise_priority(unit)}"
     is_one = measure == DEVICES and refusal.used == 1
@@ -174,7 +167,7 @@ def _explain_pool(place: RefusedPlace) -> ReasonAndRemedy:
 
 def _explain_small(place: RefusedPlace) -> ReasonAndRemedy:
     remedy = f"lower the need of {place.resource}, or add a larger {place.cell.kind}"
-    return _compare_amounts(place, place.cell.total.get(place.resource, 0), "in all", remedy)
+    return _describe_shortage(place, place.cell.total.get(place.resource, 0), "in all", remedy)
 
 
 def _explain_shortage(place: RefusedPlace) -> ReasonAndRemedy:
@@ -185,10 +178,10 @@ def _explain_shortage(place: RefusedPlace) -> ReasonAndRemedy:
     left = max(0, made.left[cell.id].get(name, 0))
     lacking = _amount_text(name, largest_part(unit).get(name, 0) - left)
     raising = ", or raise spec.priority" if made.candidates.could_yield(unit, {cell.id: cell}, made.left) else ""
-    return _compare_amounts(place, left, "left", f"end replicas that hold {lacking} of {name} there{raising}")
+    return _describe_shortage(place, left, "left", f"end replicas that hold {lacking} of {name} there{raising}")
 
 
-def _compare_amounts(place: RefusedPlace, has: int, where: str, remedy: str) -> ReasonAndRemedy:
+def _describe_shortage(place: RefusedPlace, has: int, where: str, remedy: str) -> ReasonAndRemedy:
     """Return what is needed of a resource and what is there, with the remedy and that of an elastic pool."""
     name = place.resource
     needed = _amount_text(name, largest_part(place.unit).get(name, 0))

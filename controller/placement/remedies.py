@@ -68,6 +68,7 @@ def _measure_distance(explanation: CellExplanation, unit: Unit, left: Amounts) -
     `left` is what the round left free on the cell.
     """
     reason, need = explanation.refusal.reason, largest_part(unit)
+    # The largest share of what is needed of a resource that is not left.
     lacking = max(
         (1 - max(0, left.get(name, amount)) / amount for name, amount in need.items() if amount > 0), default=0.0
     )

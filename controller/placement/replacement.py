@@ -26,14 +26,7 @@ LEAST_PAUSE: Final = 9.0
 """The cool-down is at least so many times as long as the replacement took."""
 
 HoldReason = Literal[
-    "Protected",
-    "NotMovable",
-    "NotReady",
-    "CoolDown",
-    "DidNotHelp",
-    "TooManyMoves",
-    "NoBetterPlace",
-    "ReplacementOff",
+    "Protected", "NotMovable", "NotReady", "CoolDown", "DidNotHelp", "TooManyMoves", "NoBetterPlace", "ReplacementOff"
 ]
 """Why a replica whose speed or fit has fallen stays where it is."""
 
@@ -141,7 +134,7 @@ def pick_worst(degraded: Sequence[DegradedReplica]) -> DegradedReplica:
 
 
 def find_cool_down(last: SpeedReplacement, cool_down_seconds: float, now: datetime) -> float:
-    """Return the seconds until the namespace may have another replacement; negative if it may have one now.
+    """Return the seconds until the namespace may have another replacement; 0 or negative if it may have one now.
 
     A tenant decides how long a replica takes to be ready: so a namespace has a second place for a tenth of the time at
     the most.
@@ -179,12 +172,12 @@ def find_hold(
     if facts.obstacle:
         return ReplacementHold("NotMovable", facts.obstacle)
     past = [replacement for replacement in (last, *beside) if replacement is not None]
-    waits = [
-        (find_cool_down(speed_replacement, rules.cool_down_seconds, now), speed_replacement.ended_at)
-        for speed_replacement in past
-        if speed_replacement.ended_at
+    cool_downs = [
+        (find_cool_down(replacement, rules.cool_down_seconds, now), replacement.ended_at)
+        for replacement in past
+        if replacement.ended_at
     ]
-    seconds, ended_at = max(waits, default=(0.0, ""))
+    seconds, ended_at = max(cool_downs, default=(0.0, ""))
     if seconds > 0:
         message = f"the last replacement in its namespace ended at {ended_at}, and the cool-down holds"
         return ReplacementHold("CoolDown", message, seconds)
@@ -192,8 +185,8 @@ def find_hold(
     if last is not None and last.outcome == "Moved" and not last.helped and last.to_place in places:
         message = f"its move to {last.to_place} did not help: look for the cause in prompts, clients or the Model"
         return ReplacementHold("DidNotHelp", message)
-    placed = sum(replica.is_ready for replica in facts.replicas)
-    if not facts.is_settled or placed != facts.wanted or len(facts.replicas) != facts.wanted:
+    ready = sum(replica.is_ready for replica in facts.replicas)
+    if not facts.is_settled or ready != facts.wanted or len(facts.replicas) != facts.wanted:
         return ReplacementHold("NotReady", "not all replicas are ready, or an edit is rolled out")
     if is_other_moving:
         message = "waiting for the replacement of a replica of another service"
@@ -243,6 +236,7 @@ def continue_replacement(replacement: SpeedReplacement, facts: ServiceFacts, now
     leaving = next((replica for replica in facts.replicas if replica.uid == replacement.uid), None)
     others = [replica for replica in facts.replicas if replica is not leaving]
     ready = [other for other in others if other.is_ready]
+    # 1. The old replica has gone, or may not be replaced any more.
     if leaving is None:
         if len(ready) >= facts.wanted and facts.wanted:
             to_place = ready[-1].place
@@ -250,22 +244,26 @@ def continue_replacement(replacement: SpeedReplacement, facts: ServiceFacts, now
         return Progress(_end(replacement, "GivenUp", "the replica ended before another one was ready", now))
     if not facts.is_settled or facts.obstacle or facts.is_protected:
         return Progress(_end(replacement, "GivenUp", facts.obstacle or "the service was edited", now))
+    # 2. Give up after a time, which depends on how far the new replica has come.
     started = parse_time(replacement.started_at)
     # Clocks of leaders differ by little; whoever may write the status can state a time at which it never ends.
     passed = abs((now - started).total_seconds()) if started is not None else math.inf
     has_place = sum(bool(other.place) for other in others) >= facts.wanted
-    limit, what = PLACE_SECONDS, "the better place was taken"
     if len(ready) >= facts.wanted:
         # A tenant can keep the old pod by removing its mark again and again.
-        limit = START_SECONDS + PLACE_SECONDS
-        what = f"the replica did not end within {limit:.0f} s although a new one is ready"
+        limit_seconds = START_SECONDS + PLACE_SECONDS
+        failure = f"the replica did not end within {limit_seconds:.0f} s although a new one is ready"
     elif not leaving.is_ready:
         return Progress(_end(replacement, "GivenUp", "the replica is not ready any more", now))
     elif has_place:
-        limit, what = START_SECONDS, f"the new replica was not ready within {START_SECONDS:.0f} s"
-    if passed >= limit:
-        return Progress(_end(replacement, "GivenUp", what, now))
-    return Progress(replacement, limit - passed)
+        limit_seconds = START_SECONDS
+        failure = f"the new replica was not ready within {START_SECONDS:.0f} s"
+    else:
+        limit_seconds = PLACE_SECONDS
+        failure = "the better place was taken"
+    if passed >= limit_seconds:
+        return Progress(_end(replacement, "GivenUp", failure, now))
+    return Progress(replacement, again_seconds=limit_seconds - passed)
 
 
 def record_recovery(replacement: SpeedReplacement, healthy: Sequence[str]) -> SpeedReplacement:

@@ -49,13 +49,17 @@ class CellScore(NamedTuple):
 
     def explain(self) -> str:
         """Return the reasons in words, in the order in which they decide."""
-        left = size_text(-self.leftover) if self.is_host else f"{self.leftover} device{'s' * (self.leftover != 1)}"
+        devices = f"{self.leftover} device{'' if self.leftover == 1 else 's'}"
+        left = size_text(-self.leftover) if self.is_host else devices
+        weights = ""
+        if self.lacks_weights is not None:
+            weights = "weights to fetch" if self.lacks_weights else "weights there"
         parts = [
             "refused there before" if self.was_refused else "",
             f"{self.siblings or 'no'} replica{'s' * (self.siblings > 1)} of the service there",
             f"{self.points} points",
             "" if self.tokens_per_second is None else f"{format_rate(self.tokens_per_second)} tokens/s",
-            "" if self.lacks_weights is None else "weights to fetch" if self.lacks_weights else "weights there",
+            weights,
             f"{left} left",
             "" if self.utilization_percent is None else f"{self.utilization_percent}% used",
             "" if self.cost_permille is None else f"{self.cost_permille / 10:.0f}% of the highest cost",
@@ -90,7 +94,10 @@ def score_cell(unit: Unit, need: Amounts, cell: Cell, free: Amounts, siblings: i
 
 
 def count_leftover(need: Amounts, cell: Cell, free: Amounts) -> int:
-    """Return the devices left on a node after the need; on a host, the need minus the free memory. Least is best."""
+    """Return the devices left on a node after the need; on a host, the free memory left, with its sign turned.
+
+    So the least is best: a node with few devices left, and a host with much memory left.
+    """
     if cell.kind == "host":
         return need.get(MEMORY, 0) - free.get(MEMORY, 0)
     return sum([free.get(name, 0) - amount for name, amount in need.items() if "/" in name])

@@ -10,15 +10,7 @@ import msgspec
 from controller.placement.pool_limits import LimitRefusal
 from controller.placement.refusals import RefusalMeaning, describe_limit, find_refusal_of, or_raise_priority
 from controller.placement.start_estimate import StartRange, measure_need
-from controller.placement.units import (
-    CLAIM_SLOT,
-    CPU,
-    MEMORY,
-    Cell,
-    NodeRequirement,
-    Unit,
-    find_shortage,
-)
+from controller.placement.units import CLAIM_SLOT, CPU, MEMORY, Cell, NodeRequirement, Unit, find_shortage
 from crds.meta import Priority
 from crds.queue_status import NoEstimate, QueueReason
 from crds.size import size_text
@@ -86,11 +78,7 @@ def sort_refusals(refusals: Mapping[str, int]) -> CellCounts:
         counts[meaning][resource if meaning == "short" else reason] = number
     others = sum((*counts["open"].values(), *counts["ready"].values()))
     return CellCounts(
-        never=counts["never"],
-        closed=counts["closed"],
-        short=counts["short"],
-        others=others,
-        limited=counts["limited"],
+        never=counts["never"], closed=counts["closed"], short=counts["short"], others=others, limited=counts["limited"]
     )
 
 
@@ -102,9 +90,10 @@ def find_largest(unit: Unit, cells: Iterable[Cell]) -> Cell | None:
 
 
 def find_lacking(unit: Unit, counts: CellCounts) -> str:
-    """Return the resource of which most cells have too little free."""
-    scarcest = max(counts.short.items(), key=lambda item: (item[1], item[0]), default=None)
-    return scarcest[0] if scarcest is not None else measure_need(unit)[0].resource
+    """Return the resource of which most cells have too little free; if none lacks, that which is scarce in general."""
+    if not counts.short:
+        return measure_need(unit)[0].resource
+    return max(counts.short, key=lambda resource: (counts.short[resource], resource))
 
 
 def find_lack(unit: Unit, counts: CellCounts) -> QueueReason:
@@ -119,7 +108,8 @@ def describe_need(unit: Unit) -> str:
     """Return what one replica needs of what is scarce, such as `nvidia.com/gpu: 2`."""
     lane, total = measure_need(unit)
     per_pod = unit.parts[0].get(lane.resource, 0)
-    if len(unit.parts) > 1 and per_pod * len(unit.parts) == total:
+    are_pods_alike = per_pod * len(unit.parts) == total
+    if len(unit.parts) > 1 and are_pods_alike:
         return f"{len(unit.parts)} pods with {_describe_amount(lane.resource, per_pod)} each"
     return _describe_amount(lane.resource, total)
 
@@ -221,8 +211,8 @@ def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str
     )
     if largest is None:
         return f"no {noun} of pool {pools} can ever run it: {refused}: change the service, or add a {noun}"
+    others = f"; {refused}" if refused else ""
     if "/" in lane.resource and not largest.total.get(lane.resource):
-        others = f"; {refused}" if refused else ""
         return (
             f"no {noun} can ever run it: it needs {need}, of which no {noun} of pool {pools} has any{others}: ask for "
             f"devices that are there, or add such a {noun}"
@@ -230,7 +220,6 @@ def _describe_missing(unit: Unit, facts: WaitFacts, need: str, noun: str) -> str
     there = _describe_amount(lane.resource, largest.total.get(lane.resource, 0))
     lacking = find_shortage(unit.parts[0], largest.total)
     more = f" and too little {lacking}" if lacking and lacking != lane.resource else ""
-    others = f"; {refused}" if refused else ""
     return (
         f"no {noun} can ever run it: it needs {need}, and the largest, {largest.name}, has {there}{more}{others}: ask "
         f"for less, or add such a {noun}"
@@ -255,7 +244,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _name_addition(unit: Unit) -> str:
-    """Return the cell that would help."""
+    """Return in words the node or host that would help if it were added."""
     is_bound = isinstance(unit.requirement, NodeRequirement) and unit.requirement.volume_nodes is not None
     return f"a {_noun(unit)}{' that can mount its volume' if is_bound else ''}"
 

@@ -59,6 +59,7 @@ class StartRange(NamedTuple):
     def is_near(self, other: "StartRange", now: float) -> bool:
         """Return whether the other range is so close that replacing this one would tell a reader nothing."""
         pairs = ((self.earliest, other.earliest), (self.latest, other.latest))
+        # The farther away a time is, the more it may differ.
         return all(abs(new - old) <= max(_NEAR_SECONDS, _NEAR_SHARE * (old - now)) for old, new in pairs)
 
     def is_narrow(self, now: float) -> bool:
@@ -87,11 +88,13 @@ class _Flow:
         self.count = self.amount = self.squares = 0.0
 
     def add(self, amount: float) -> None:
+        """Add an amount, and its square, by which the variance is known."""
         self.count += 1
         self.amount += amount
         self.squares += amount * amount
 
     def fade(self, factor: float) -> None:
+        """Scale all amounts so far down."""
         self.count *= factor
         self.amount *= factor
         self.squares *= factor
@@ -185,7 +188,7 @@ class LaneHistory:
         rate = freed - taken
         if rate <= LEAST_DRIFT * freed:
             return "Overtaken"
-        # That of the sum of random releases and arrivals, and that of the rate, known from few releases only.
+        # The variance of the sum of random releases and arrivals, and of the rate, which few releases tell.
         variance = (freed_squares + taken_squares) / (rate * needed) + (freed / rate) ** 2 / releases.count
         return Forecast(max(needed / rate, 1.0), math.sqrt(variance))
 
@@ -197,7 +200,9 @@ class LaneHistory:
         # Few errors may agree by chance, so the range is at least the one that the model expects.
         low = min(errors.find_quantile((1 - COVERED) / 2), -MODEL_DEVIATIONS)
         high = max(errors.find_quantile((1 + COVERED) / 2), MODEL_DEVIATIONS)
-        earliest, latest = (forecast.wait_seconds * math.exp(error * forecast.spread) for error in (low, high))
+        earliest = forecast.wait_seconds * math.exp(low * forecast.spread)
+        latest = forecast.wait_seconds * math.exp(high * forecast.spread)
+        # A range that is too narrow is widened to NARROWEST, at both ends alike.
         widened = max(1.0, math.sqrt(NARROWEST * earliest / latest))
         earliest, latest = earliest / widened, latest * widened
         if latest > WIDEST * earliest:

@@ -32,7 +32,10 @@ class UnitStart(NamedTuple):
 
     @property
     def error_ratio(self) -> float | None:
-        """Return the real wait since the first estimate, as a multiple of the estimated one; None without one."""
+        """Return the real wait since the first estimate, as a multiple of the estimated one; None without an estimate.
+
+        What was estimated is the geometric middle of the range.
+        """
         if self.first_range is None:
             return None
         middle = math.sqrt(
@@ -60,7 +63,9 @@ class _Waiting:
 
     def __init__(self) -> None:
         self.forecasts: list[tuple[float, Forecast]] = []
-        self.needed = 0.0
+        """Each with the time when it was made."""
+        self.needed_at_forecast = 0.0
+        """Need of all units ahead of it and of itself at the last of these."""
         self.first_range: StartRange | None = None
         self.first_range_at = 0.0
         self.last_range: StartRange | None = None
@@ -91,7 +96,7 @@ class StartEstimator:
             history.advance(now)
         self._displaced.update(evicted)
         running: dict[Lane, float] = {}
-        seen: set[str] = set()
+        placed: set[str] = set()
         waiting: set[str] = set()
         for unit in units:
             uid = unit.uid
@@ -103,20 +108,20 @@ class StartEstimator:
                     self._waiting[uid] = _Waiting()
                     self._count_arrival(unit, now)
                 continue
-            seen.add(uid)
+            placed.add(uid)
             run = self._runs.get(uid)
             if run is None:
                 run = self._runs[uid] = _describe_run(unit, pools)
                 self._count_start(unit, now)
             running[run.lane] = running.get(run.lane, 0.0) + run.amount
-        self._count_ends(self._runs.keys() - seen)
+        self._count_ends(self._runs.keys() - placed)
         for uid in self._waiting.keys() - waiting:
             del self._waiting[uid]
         for lane in running.keys() | self._lanes.keys():
             self._get_history(lane, now).running = running.get(lane, 0.0)
         # Whoever names another pool, or selects other devices, again and again would make one lane after the other.
         self._lanes = {lane: history for lane, history in self._lanes.items() if not history.is_blank}
-        self._displaced &= seen
+        self._displaced &= placed
         self._seen_at = now
 
     def estimate(self, unit: Unit, lane: Lane, needed: float, now: float) -> StartRange | NoEstimate:
@@ -136,9 +141,9 @@ class StartEstimator:
         if isinstance(forecast, str):
             waiting.last_range = None
             return forecast
-        if not waiting.forecasts or needed <= waiting.needed * HALF:
+        if not waiting.forecasts or needed <= waiting.needed_at_forecast * HALF:
             waiting.forecasts.append((now, forecast))
-            waiting.needed = needed
+            waiting.needed_at_forecast = needed
         span = history.find_range(unit.rank, forecast, now)
         if isinstance(span, str):
             waiting.last_range = None
@@ -171,10 +176,11 @@ class StartEstimator:
         if self._seen_at is None:
             return
         lane, _ = measure_need(unit)
-        for made_at, forecast in waited.forecasts if waited else ():
+        for made_at, forecast in waited.forecasts if waited is not None else ():
             self._get_history(lane, now).add_outcome(unit.rank, forecast, now - made_at)
-        first_range, at = (waited.first_range, waited.first_range_at) if waited else (None, now)
-        self._on_start(UnitStart(unit, max(0.0, now - unit.enqueued_at), first_range, at, now))
+        wait_seconds = max(0.0, now - unit.enqueued_at)
+        first_range, first_range_at = (waited.first_range, waited.first_range_at) if waited is not None else (None, now)
+        self._on_start(UnitStart(unit, wait_seconds, first_range, first_range_at, started_at=now))
 
     def _count_ends(self, ended: Iterable[str]) -> None:
         """Count what units released by their end; those that ended for another one released nothing."""

@@ -28,15 +28,14 @@ class TakenRoom(Generic[K]):
 
     def hold(self, key: K, node: str, amounts: Amounts) -> tuple[str, ...]:
         """Note what a pod takes of a node, instead of what it took before; return the nodes whose sums change."""
-        before = self._held.get(key)
-        if before is not None and before[0] == node and before[1] == amounts:
+        if self._held.get(key) == (node, amounts):
             return ()
-        freed = self.release(key)
+        changed_nodes = self.release(key)
         self._held[key] = node, amounts
         sums = self._sums.setdefault(node, {})
         for name, amount in amounts.items():
             sums[name] = sums.get(name, 0) + amount
-        return (*freed, node)
+        return (*changed_nodes, node)
 
     def release(self, key: K) -> tuple[str, ...]:
         """Note that a pod takes nothing; return the nodes whose sums have changed."""

@@ -248,9 +248,12 @@ class SpeedProfile(msgspec.Struct, frozen=True, dict=True):
 
     def refuse(self, device_class: str) -> str:
         """Return why a replica is not placed on a device class, as one CamelCase word; empty if it may be."""
-        refusal = self.refusals.get(device_class, "") or ("" if device_class in self.accepted else self.unlisted)
-        if refusal or not self.least:
+        if refusal := self.refusals.get(device_class):
             return refusal
+        if self.unlisted and device_class not in self.accepted:
+            return self.unlisted
+        if not self.least:
+            return ""
         speed = self.tokens_per_second.get(device_class)
         return NOT_FASTER if speed is None or speed < self.least else ""
 

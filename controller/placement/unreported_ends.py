@@ -57,5 +57,7 @@ class UnreportedEnds:
 def _is_reported(store: Store, unit: Unit) -> bool:
     """Return whether the host of a process reports its memory as taken."""
     host = store.get(METAL_HOSTS, unit.cells[0].removeprefix("host/"))
-    processes = (host.get("status") or {}).get("processes") or () if host is not None else ()
+    if host is None:
+        return False
+    processes = (host.get("status") or {}).get("processes") or ()
     return any(process["uid"] == unit.uid for process in processes)

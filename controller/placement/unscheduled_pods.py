@@ -79,11 +79,11 @@ class UnscheduledPods:
                 continue
             # A pod that no scheduler looks at holds room on each node of its pool, or claimed devices, in vain.
             limit = PINNED_SECONDS if pod.unit.cells or pod.message == _UNTRIED else UNPINNED_SECONDS
-            left = self._since[pod.unit.uid] + limit - now
-            if left <= 0:
+            seconds_left = self._since[pod.unit.uid] + limit - now
+            if seconds_left <= 0:
                 overdue.append(pod)
             else:
-                waits.append(left)
+                waits.append(seconds_left)
         return OverduePods(tuple(overdue), min(waits, default=None))
 
     def note_refusal(self, unit: Unit, now: float) -> Sequence[str]:
@@ -93,8 +93,8 @@ class UnscheduledPods:
         """
         # Forget the oldest refusals, which do not count any more.
         while self._refusals:
-            cell, service = first = next(iter(self._refusals))
-            if now - self._refusals[first] < BLAME_SECONDS:
+            cell, service = next(iter(self._refusals))  # the oldest
+            if now - self._refusals[cell, service] < BLAME_SECONDS:
                 break
             self._forget(cell, service)
         for cell in unit.cells:

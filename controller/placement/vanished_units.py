@@ -44,7 +44,8 @@ class VanishedUnits:
 
         While a round reads the units, the uid of a unit that is unknown here is kept for `expect`.
         """
-        if old is None or (new is not None and not _is_out_of_queue(resource, new)):
+        is_still_queued = new is not None and not _is_out_of_queue(resource, new)
+        if old is None or is_still_queued:
             return
         uid = old["metadata"]["uid"]
         unit = self._units.pop(uid, None)

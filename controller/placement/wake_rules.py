@@ -39,14 +39,16 @@ class RoomWatch:
             return False
         # This is called several times a second, and nearly always a few of the same cells have changed.
         changed = [(old, new) for old, new in zip(before, cells, strict=False) if old is not new]
-        if len(before) != len(cells) or any(old.id != new.id for old, new in changed):
-            old_cells, new_cells = ({cell.id: cell for cell in group} for group in (before, cells))
-            return not old_cells.keys() <= new_cells.keys() or any(
-                self._matters(old_cells.get(name), cell)
-                for name, cell in new_cells.items()
-                if cell is not old_cells.get(name)
-            )
-        return any(self._matters(old, new) for old, new in changed)
+        are_same_cells = len(before) == len(cells) and all(old.id == new.id for old, new in changed)
+        if are_same_cells:
+            return any(self._matters(old, new) for old, new in changed)
+        old_cells, new_cells = {cell.id: cell for cell in before}, {cell.id: cell for cell in cells}
+        has_lost_cell = not old_cells.keys() <= new_cells.keys()
+        return has_lost_cell or any(
+            self._matters(old_cells.get(name), cell)
+            for name, cell in new_cells.items()
+            if cell is not old_cells.get(name)
+        )
 
     def _matters(self, old: Cell | None, new: Cell) -> bool:
         """Return whether a cell is new, has changed in more than amounts and ratings, or has got room for a unit."""
@@ -91,11 +93,19 @@ def is_decisive(store: Store, resource: Resource, old: Obj | None, new: Obj | No
     obj = new or old
     if obj is None or not _is_of_units(store, resource, obj):
         return False
-    return (old and decisive_facts(resource, old)) != (new and decisive_facts(resource, new))
+    if old is None or new is None:
+        return True
+    return decisive_facts(resource, old) != decisive_facts(resource, new)
+
+
+def has_waiting_objects(store: Store) -> bool:
+    """Return whether any pod or process waits, also one that is no unit here, such as the rest of a gang."""
+    has_waiting_pod = any(find_gate(pod) is not None for pod in store.list(PODS))
+    return has_waiting_pod or any("hostName" not in process["spec"] for process in store.list(METAL_PROCESSES))
 
 
 def _is_of_units(store: Store, resource: Resource, obj: Obj) -> bool:
-    """Return whether an object concerns any unit: a service without replicas does not, nor does a pod of a Job."""
+    """Return whether an object may concern a unit: a service without replicas does not, nor does a pod of a Job."""
     metadata = obj["metadata"]
     if resource == PODS:
         return LABEL_SERVICE in (metadata.get("labels") or {})

@@ -72,12 +72,13 @@ class WriteRetries:
             longest_seconds: the longest pause.
         """
         loop, last = asyncio.get_running_loop(), self._failures.get(uid, _NO_FAILURE)
-        seconds = backoff_seconds(last.tries + 1, first=FIRST_RETRY_SECONDS, most=longest_seconds)
+        tries = last.tries + 1
+        seconds = backoff_seconds(tries, first=FIRST_RETRY_SECONDS, most=longest_seconds)
         refused = last.refused_by
         if cell:
             # If every cell that fits has refused, a new round of all of them begins.
             refused = frozenset({cell}) if cell in refused else refused | {cell}
-        self._failures[uid] = WriteFailures(last.tries + 1, loop.time() + seconds, refused, str(error))
+        self._failures[uid] = WriteFailures(tries, retry_at=loop.time() + seconds, refused_by=refused, error=str(error))
         loop.call_later(seconds, self._wake)
         log.log(
             logging.INFO if isinstance(error, Conflict | NotFound) else logging.WARNING,
@@ -87,7 +88,7 @@ class WriteRetries:
             error=str(error),
             retry_seconds=round(seconds, 1),
         )
-        return last.tries + 1
+        return tries
 
     def forget(self, uid: str) -> None:
         """Forget the failures of a unit: a write of it succeeded."""
