@@ -18,7 +18,7 @@ from controller.models.decision import (
     model_condition,
     refused_secret,
 )
-from controller.models.jobs import JobOutcome, JobProgress
+from controller.models.jobs import JobOutcome, JobProgress, Work
 from controller.models.node_copies import decide_copies
 from controller.models.served import image_of, is_mounted_image, own_claim, weights_path
 from controller.models.volume import MODELS_PATH
@@ -26,19 +26,21 @@ from controller.tenant_limits import TenantLimits, is_image_allowed
 from crds.cache import CachedWeights
 from crds.model import Model, ModelFacts
 from kube.client import Obj
+from kube.kinds import PersistentVolumeClaim
 
 
 def decide_weights(inspected: InspectedModel) -> ModelDecision:
     """Decide how pods get the weights of an inspected Model: from a claim, an image, copies on nodes or one volume."""
     model, facts = inspected.model, inspected.facts
+    cached = None
     if (claim := own_claim(model)) is not None:
         message = f"weights are on the volume of PersistentVolumeClaim {claim}, which pods mount read-only"
-        cached_condition, cached = model_condition(model, CACHED, true=True, reason="OnVolume", message=message), None
+        cached_condition = model_condition(model, CACHED, true=True, reason="OnVolume", message=message)
     elif is_mounted_image(model):
         image = image_of(model.spec.source, facts.revision)
         cached_condition = _judge_image(model, image, inspected.settings.limits)
-        mounted = CachedWeights(image=image, path=facts.file, sha256=facts.sha256)
-        cached = mounted if cached_condition["status"] == "True" else None
+        if cached_condition["status"] == "True":
+            cached = CachedWeights(image=image, path=facts.file, sha256=facts.sha256)
     elif model.spec.cache.scope == "node":
         return decide_copies(inspected, is_for_pods=_is_for_pods(model, facts))
     else:
@@ -50,47 +52,62 @@ def decide_weights(inspected: InspectedModel) -> ModelDecision:
 
 
 def _decide_volume(inspected: InspectedModel) -> ModelDecision:
-    """Decide whether the weights are on the Model's volume, and whether they need to be."""
-    model, observed, facts, now = inspected.model, inspected.observed, inspected.facts, inspected.now
+    """Decide about the weights on the Model's own volume: verified ones stay, others are fetched if they are needed.
+
+    They are needed by a service whose pods can read them. Without one, no claim is created either.
+    """
+    model, observed, facts = inspected.model, inspected.observed, inspected.facts
     consumer = observed.consumer if _is_for_pods(model, facts) else None
     is_needed = consumer is not None
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     volumes = claims.decide_volume(
         model, facts, path, observed.claims, is_needed=is_needed, is_edited=inspected.is_edited
     )
-    target = volumes.target
     if volumes.create and (problem := claims.find_size_problem(model, facts)):
         return _conclude(inspected, volumes._replace(create=(), change=None), phase="Failed", lack=problem)
-    if target is not None:
-        uid = target.metadata.uid
-        verified = CachedWeights(name=target.metadata.name, claim=uid, path=path, sha256=facts.sha256)
+
+    if (target := volumes.target) is not None:
+        name, uid = target.metadata.name, target.metadata.uid
+        wanted = CachedWeights(name=name, claim=uid, path=path, sha256=facts.sha256)
         placement = volume.place_fetch(model, consumer, inspected.settings)
-        work = volume.prepare_fetch(model, facts, target, placement, inspected.settings)
-        if model.status.cached == verified:
-            fetched = JobProgress(outcome=DONE, job=jobs.name_last_job(work, observed.jobs))
+        fetch = volume.prepare_fetch(model, facts, target, placement, inspected.settings)
+        if model.status.cached == wanted:
+            done = JobProgress(outcome=DONE, job=jobs.name_last_job(fetch, observed.jobs))
             kept = inspected._replace(facts=volume.keep_fetched(facts, model))
-            return _conclude(kept, volumes, fetched, verified=verified)
-        if is_needed and (refused := refused_secret(observed)):
-            return _conclude(inspected, volumes, phase="Downloading", lack=(refused.reason, refused.message))
-        if is_needed and not volume.is_settling(target, now):
-            fetched = jobs.proceed(work, observed.jobs, observed.pods, now)
-            if fetched.outcome.state == "Succeeded":
-                fresh = inspected._replace(facts=volume.take_fetched(facts, fetched.outcome.answer))
-                return _conclude(fresh, volumes, fetched, verified=verified)
-            lack = explain_progress(model, fetched, doing="Fetching", what="fetches the weights to the volume")
-            phase = "Failed" if fetched.outcome.state == "Failed" else "Downloading"
-            return _conclude(inspected, volumes, fetched, phase=phase, lack=lack)
+            return _conclude(kept, volumes, done, verified=wanted)
+        if is_needed:
+            return _decide_fetch(inspected, volumes, target, fetch, wanted)
+
     if not is_needed:
+        # Pods that still read an earlier volume go on with it, so no change is under way.
         return _conclude(inspected, volumes if volumes.holder is None else volumes._replace(change=None))
-    name = target.metadata.name if target is not None else volumes.create[0][1]["metadata"]["name"]
-    settling = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
-    return _conclude(
-        inspected,
-        volumes,
-        *([settling] if target is not None else []),
-        phase="Downloading",
-        lack=("Fetching", f"waiting for PersistentVolumeClaim {name}"),
-    )
+    _, new_claim = volumes.create[0]
+    return _await_claim(inspected, volumes, new_claim["metadata"]["name"])
+
+
+def _decide_fetch(
+    inspected: InspectedModel, volumes: VolumeDecision, claim: PersistentVolumeClaim, fetch: Work, wanted: CachedWeights
+) -> ModelDecision:
+    """Decide about the fetch of needed weights to a claim that exists; `wanted` is the status once it has succeeded."""
+    model, observed, now = inspected.model, inspected.observed, inspected.now
+    if refused := refused_secret(observed):
+        return _conclude(inspected, volumes, phase="Downloading", lack=(refused.reason, refused.message))
+    if volume.is_settling(claim, now):
+        wait = JobProgress(outcome=JobOutcome(state="Going"), again_seconds=volume.SETTLING_SECONDS)
+        return _await_claim(inspected, volumes, claim.metadata.name, wait)
+    progress = jobs.proceed(fetch, observed.jobs, observed.pods, now)
+    if progress.outcome.state == "Succeeded":
+        fresh = inspected._replace(facts=volume.take_fetched(inspected.facts, progress.outcome.answer))
+        return _conclude(fresh, volumes, progress, verified=wanted)
+    lack = explain_progress(model, progress, doing="Fetching", what="fetches the weights to the volume")
+    phase = "Failed" if progress.outcome.state == "Failed" else "Downloading"
+    return _conclude(inspected, volumes, progress, phase=phase, lack=lack)
+
+
+def _await_claim(inspected: InspectedModel, volumes: VolumeDecision, claim: str, *works: JobProgress) -> ModelDecision:
+    """Return the decision while the claim of this name is not ready for a fetch."""
+    lack = ("Fetching", f"waiting for PersistentVolumeClaim {claim}")
+    return _conclude(inspected, volumes, *works, phase="Downloading", lack=lack)
 
 
 def _conclude(
@@ -111,14 +128,15 @@ def _conclude(
         phase: phase of a Model without weights that pods can read.
         lack: why the wanted weights are not verified.
     """
-    weights, held = verified or volumes.holder, ""
+    weights = verified or volumes.holder
+    location = ""
     if weights is not None:
-        held = f"weights are on the volume at {MODELS_PATH}/{weights.path}"
-        held += f", sha256 {weights.sha256}" if weights.sha256 else ""
-    is_released = any(weights is None or weights.claim != claim.metadata.uid for claim in volumes.superseded)
+        location = f"weights are on the volume at {MODELS_PATH}/{weights.path}"
+        location += f", sha256 {weights.sha256}" if weights.sha256 else ""
+    has_unneeded_claim = any(weights is None or weights.claim != claim.metadata.uid for claim in volumes.superseded)
     return ModelDecision(
         phase=phase if weights is None else "Ready",
-        conditions=inspected.report_weights(held, lack, volumes.change),
+        conditions=inspected.report_weights(location, lack, volumes.change),
         facts=inspected.facts,
         cached=weights,
         works=[inspected.inspected, *works],
@@ -126,7 +144,7 @@ def _conclude(
         patch=volumes.patch,
         # The earlier volume is deleted once the status names this one.
         delete=claims.list_deletions(inspected.model, volumes, inspected.observed.claims),
-        again_seconds=claims.RELEASE_SECONDS if is_released else None,
+        again_seconds=claims.RELEASE_SECONDS if has_unneeded_claim else None,
     )
 
 

@@ -67,11 +67,11 @@ def observe_claims(snapshot: Snapshot, model: Model, classes: Mapping[str, Obj])
     """Gather the claims of a Model from the store; `classes` is the result of `read_classes`."""
     namespace = model.metadata.namespace
     # An earlier Model of this name leaves claims behind.
-    of_name = snapshot.store.by_index(PVCS, OF_MODEL_INDEX, namespaced(namespace, model.metadata.name))
-    own = list_claims(snapshot, model)
-    claims = [claim for claim in own if claim.metadata.deletion_timestamp is None]
+    same_named = snapshot.store.by_index(PVCS, OF_MODEL_INDEX, namespaced(namespace, model.metadata.name))
+    own_claims = list_claims(snapshot, model)
+    claims = [claim for claim in own_claims if claim.metadata.deletion_timestamp is None]
     names = [claim.metadata.name for claim in claims]
-    all_names = {obj["metadata"]["name"] for obj in of_name} | {claim.metadata.name for claim in own}
+    all_names = {obj["metadata"]["name"] for obj in same_named} | {claim.metadata.name for claim in own_claims}
     return ObservedClaims(
         claims=claims,
         leaving=frozenset(all_names.difference(names)),
@@ -82,7 +82,7 @@ def observe_claims(snapshot: Snapshot, model: Model, classes: Mapping[str, Obj])
             if snapshot.store.by_index(resource, CLAIM_INDEX, namespaced(namespace, name))
         ),
         readers={name: _list_readers(snapshot, namespaced(namespace, name)) for name in names},
-        expandable=frozenset(name for name, one in classes.items() if one.get("allowVolumeExpansion")),
+        expandable=frozenset(name for name, obj in classes.items() if obj.get("allowVolumeExpansion")),
     )
 
 
@@ -164,6 +164,8 @@ def decide_volume(
     """
     cache, cached = model.spec.cache, model.status.cached
     cached_uid = cached.claim if cached is not None else None
+
+    # 1. The target is the verified claim if it matches, else the newest one that does.
     matching = [
         claim
         for claim in observed.claims
@@ -172,24 +174,29 @@ def decide_volume(
     ]
     matching.sort(key=lambda claim: (claim.metadata.uid == cached_uid, claim.metadata.creation_timestamp))
     target = matching[-1] if matching else None
+
+    # 2. All other claims are superseded; the verified one among them holds the weights meanwhile.
     superseded = tuple(claim for claim in observed.claims if claim is not target)
     holder = cached if any(claim.metadata.uid == cached_uid for claim in superseded) else None
     if is_edited and holder is not None and (holder.path, holder.sha256) != (path, facts.sha256):
         holder = None
+
+    # 3. Create the target, or let it grow.
     if target is None:
         if not is_needed:
             return VolumeDecision(holder=holder, superseded=superseded)
         name = claim_name(model)
         if observed.claims or name in observed.leaving:
-            name = _successor_name(model, path)
-        made = new_claim(model, facts, name, path)
+            name = _name_successor(model, path)
+        created_claim = new_claim(model, facts, name, path)
         change = _describe_replacement(name, superseded, holder, cache)
-        return VolumeDecision(holder=holder, create=(made,), superseded=superseded, change=change)
-    change = _describe_replacement(target.metadata.name, superseded, holder, cache)
+        return VolumeDecision(holder=holder, create=(created_claim,), superseded=superseded, change=change)
     if is_needed and is_too_small(target, cache):
-        change = _describe_growth(target, str(cache.size))
-        return VolumeDecision(target, holder, (), (_build_growth_patch(target, cache),), superseded, change)
-    return VolumeDecision(target, holder, superseded=superseded, change=_describe_unfinished_growth(target) or change)
+        growth, change = _build_growth_patch(target, cache), _describe_growth(target, str(cache.size))
+        return VolumeDecision(target=target, holder=holder, patch=(growth,), superseded=superseded, change=change)
+    replacement = _describe_replacement(target.metadata.name, superseded, holder, cache)
+    change = _describe_unfinished_growth(target) or replacement
+    return VolumeDecision(target=target, holder=holder, superseded=superseded, change=change)
 
 
 def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedClaims) -> tuple[Ref, ...]:
@@ -281,7 +288,7 @@ def _explain_replacement(old: PersistentVolumeClaim, cache: CacheOptions) -> str
     return "the source has another revision"
 
 
-def _successor_name(model: Model, path: str) -> str:
+def _name_successor(model: Model, path: str) -> str:
     """Return the name of a claim whose first name is taken, with a digest of all that needs another volume.
 
     Services may still read the claim of an earlier Model of the same name.

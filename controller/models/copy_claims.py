@@ -38,7 +38,7 @@ class CopyClaim(NamedTuple):
 
     @property
     def is_made_for_node(self) -> bool:
-        """True if no scheduler has chosen its node."""
+        """True if the controller has chosen its node, and not the scheduler."""
         return NODE in self.claim.metadata.annotations
 
     @property
@@ -79,8 +79,8 @@ class SortedClaims(NamedTuple):
 def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
     """Return the claims of the Model that are not being deleted, the oldest first; `path` is that of the weights.
 
-    The copy of a claim is None if nothing on it is verified, if its node is gone, or if it is of other weights than the
-    wanted ones although the claim is for those, or although the Model was edited: then pods need no earlier ones.
+    A claim has no `copy` if nothing on it is verified, or if its node is gone. A copy of other weights does not count
+    on a claim that is for the wanted ones, nor after an edit of the Model, because pods need no earlier weights then.
     """
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
     cache, verified = model.spec.cache, {copy.claim: copy for copy in model.status.copies}
@@ -110,7 +110,7 @@ def list_ready(surveyed: Iterable[CopyClaim]) -> list[CopyClaim]:
 
 
 def count_demand(consumers: Sequence[CopyConsumer], surveyed: Sequence[CopyClaim]) -> CopyDemand:
-    """Return the number of copies: one for each replica, and one more if a service finds room beside no ready copy.
+    """Return the number of copies: one for each replica, and one more if a service has no room beside any ready copy.
 
     Services share copies, so the one with the most replicas decides. A refusal by the scheduler does not count while
     pods with earlier weights are still on the node of a ready copy, because they are about to leave it.
@@ -118,23 +118,28 @@ def count_demand(consumers: Sequence[CopyConsumer], surveyed: Sequence[CopyClaim
     serving = [consumer for consumer in consumers if wanted_replicas(consumer.service) > 0]
     if not serving:
         return CopyDemand(0)
-    largest, ready = max(serving, key=lambda consumer: wanted_replicas(consumer.service)), list_ready(surveyed)
-    number, ready_names = min(wanted_replicas(largest.service), MOST_COPIES), {claim.name for claim in ready}
+    largest = max(serving, key=lambda consumer: wanted_replicas(consumer.service))
+    number = min(wanted_replicas(largest.service), MOST_COPIES)
+    ready = list_ready(surveyed)
+    ready_names = {claim.name for claim in ready}
     leaving_nodes = {claim.node for claim in surveyed if claim.is_mounted and not claim.fits}
     if ready and leaving_nodes.isdisjoint(claim.node for claim in ready):
         for consumer in serving:
-            if ready_names <= consumer.refused:
+            if ready_names <= consumer.refused:  # on the node of each ready copy
                 return CopyDemand(min(max(number, len(ready) + 1), MOST_COPIES), consumer)
     return CopyDemand(number, largest)
 
 
 def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand: CopyDemand) -> SortedClaims:
     """Decide what becomes of each claim; `victims` are the uids of the claims that make room for other copies."""
+    # 1. Verified copies of the wanted weights stay, except victims that no replica needs.
     ready = list_ready(surveyed)
     in_use = _list_in_use(ready, demand)
     ready = [claim for claim in ready if claim.name in in_use or claim.claim.metadata.uid not in victims]
     ready_nodes = {claim.node for claim in ready}
     other_claims = [claim for claim in surveyed if claim not in ready]
+
+    # 2. Earlier weights stay where pods mount them and no ready copy is; without any ready copy, they all stay.
     earlier = [
         claim
         for claim in other_claims
@@ -143,6 +148,8 @@ def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand:
         and (not ready or (claim.is_mounted and claim.node not in ready_nodes))
     ]
     in_use |= {claim.name for claim in earlier if claim.is_mounted or (not ready and demand.number)}
+
+    # 3. Weights are fetched to as many further claims as copies are missing: on each node to the oldest one.
     unverified = [claim for claim in other_claims if claim.copy is None and claim.fits]
     unverified_by_node = {
         claim.node: claim for claim in reversed(unverified) if claim.node and claim.node not in ready_nodes
@@ -152,16 +159,25 @@ def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand:
     proceeding = [claim for claim in making if not claim.is_refused][:missing_count]
     # While the scheduler refuses the pod of a claim, another copy is made; the pod stays, as it shows the refusal.
     making = [*proceeding, *[claim for claim in making if claim.is_refused][:missing_count]]
-    unplaced = [claim for claim in unverified if not claim.node][: min(1, missing_count - len(proceeding))]
+    unplaced = [claim for claim in unverified if not claim.node][:1] if missing_count > len(proceeding) else []
+
+    # 4. All others are deleted.
     kept = [*ready, *earlier, *making, *unplaced]
     deleted = [claim for claim in surveyed if claim not in kept]
     return SortedClaims(ready, earlier, making, unplaced, deleted, frozenset(in_use))
 
 
 def _list_in_use(ready: Sequence[CopyClaim], demand: CopyDemand) -> set[str]:
-    """Return the names of the copies that pods mount, and of those that a replica needs beside them."""
+    """Return the names of the copies that pods mount, and of those that a replica needs beside them.
+
+    The latter are the copies that were in use last.
+    """
+
+    def find_last_use(claim: CopyClaim) -> str:
+        unused_since = claim.copy.unused_since if claim.copy is not None else ""
+        return unused_since or "9"  # still in use: later than every time
+
     mounted = {claim.name for claim in ready if claim.is_mounted}
-    # The one that was in use last is needed next; "9" sorts one that is still in use after every time.
-    unmounted = [claim for claim in ready if not claim.is_mounted]
-    unmounted.sort(key=lambda claim: (claim.copy.unused_since if claim.copy else "") or "9", reverse=True)
-    return mounted | {claim.name for claim in unmounted[: max(0, demand.number - len(mounted))]}
+    unmounted = sorted((claim for claim in ready if not claim.is_mounted), key=find_last_use, reverse=True)
+    missing_count = max(0, demand.number - len(mounted))
+    return mounted | {claim.name for claim in unmounted[:missing_count]}

@@ -157,7 +157,7 @@ def _observe_consumer(
     reserve_replica = functools.partial(
         reserve, service, Served(model, runtime_of(service, model, vendors), companions)
     )
-    # A Model may have a thousand services, each pod of which wakes it.
+    # Kept for the next decision: a Model may have a thousand services, and each change of their pods makes one.
     models = (model, *(companion.model for companion in companions))
     reservation = (
         reserve_replica()
@@ -221,18 +221,21 @@ class StoredCopy(NamedTuple):
 
 
 def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[StoredCopy]:
-    """Return the copies of one node to evict, so that the others take at most `limit_bytes` if possible."""
+    """Return the copies of one node to evict, so that the others take at most `limit_bytes` if possible.
+
+    Only copies that are not in use are evicted, the longest unused one first.
+    """
     copies = list(copies)
-    total, victims = sum(copy.size_bytes for copy in copies), []
+    total_bytes, victims = sum(copy.size_bytes for copy in copies), []
     for copy in sorted(copy for copy in copies if copy.unused_since):
-        if total > limit_bytes:
+        if total_bytes > limit_bytes:
             victims.append(copy)
-            total -= copy.size_bytes
+            total_bytes -= copy.size_bytes
     return victims
 
 
 def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[StoredCopy]:
-    """Return the copies to evict from a node, by the administrator's limit and by the shortages of its disk."""
+    """Return the copies to evict from a node, by the least of the administrator's limit and its shortages of disk."""
     models_short_of_space = decode_stored(store, MODELS, store.by_index(MODELS, SHORTAGE_INDEX, node), Model)
     limits = [
         shortage.keep_bytes
@@ -285,7 +288,7 @@ def models_of_mounts(store: Store, user: Obj) -> list[ObjectKey]:
 
 
 def read_mounts(user: Obj) -> object:
-    """Return the claims that a pod or a Deployment mounts, and whether the pod waits for a node."""
+    """Return the claims that a pod or a Deployment mounts, and whether the pod waits for a node; None: it has ended."""
     spec = user.get("spec") or {}
     if "template" in spec:
         return mounted_claims(spec["template"].get("spec") or {})

@@ -84,25 +84,28 @@ class InspectedModel(NamedTuple):
     """True if this inspection follows an edit, so that earlier weights are not wanted any more."""
 
     def report_weights(
-        self, held: str, lack: Explanation | None = None, change: Explanation | None = None
+        self, location: str, lack: Explanation | None = None, change: Explanation | None = None
     ) -> list[Obj]:
         """Return the conditions Ready, Cached and VolumeChanging.
 
         Args:
-            held: where verified weights are that pods can read; empty: nowhere.
+            location: where verified weights are that pods can read; empty: nowhere.
             lack: why pods cannot read the wanted weights yet; None: they can, or none needs them.
             change: the replacement or growth of a volume that is not complete.
         """
-        reason, message = ("Fetched", held) if held else lack or NOT_NEEDED
+        has_weights = bool(location)
+        reason, message = ("Fetched", location) if has_weights else (lack or NOT_NEEDED)
         conditions = [
             model_condition(self.model, READY, true=True, reason="Inspected", message=inspected_message(self.facts)),
-            model_condition(self.model, CACHED, true=bool(held), reason=reason, message=message),
+            model_condition(self.model, CACHED, true=has_weights, reason=reason, message=message),
         ]
-        has_trouble = bool(held) and lack is not None and lack[0] not in REASONS_WITHOUT_EVENT
-        if explanation := lack if has_trouble else change:
+        # While pods have weights to read, a problem with the wanted ones is reported in place of the change.
+        has_problem = has_weights and lack is not None and lack[0] not in REASONS_WITHOUT_EVENT
+        explanation = lack if has_problem else change
+        if explanation is not None:
             reason, message = explanation
             changing = model_condition(
-                self.model, VOLUME_CHANGING, true=not has_trouble, reason=reason, message=message
+                self.model, VOLUME_CHANGING, true=not has_problem, reason=reason, message=message
             )
             conditions.append(changing)
         return conditions

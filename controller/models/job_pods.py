@@ -52,40 +52,42 @@ class ObservedPods(msgspec.Struct, frozen=True):
 NO_PODS: Final = ObservedPods()
 
 
-def wait_for_pod(job: Obj, pods: Sequence[Obj], now: datetime) -> float | None:
-    """Return the seconds until a Job is checked for a refusal of its pod; None if it has a pod."""
+def find_refusal_check_seconds(job: Obj, pods: Sequence[Obj], now: datetime) -> float | None:
+    """Return the seconds until the next check whether the pod of a Job is refused; None: it has one or no time."""
     created = job["metadata"].get("creationTimestamp")
     if pods or created is None:
         return None
-    return max(PODLESS_SECONDS - _age_seconds(created, now), 0.0) or LOOK_SECONDS
+    until_first_check = PODLESS_SECONDS - _age_seconds(created, now)
+    return until_first_check if until_first_check > 0 else LOOK_SECONDS
 
 
 async def read_refusals(client: Client, snapshot: Snapshot, owner: ObjectMeta) -> Mapping[str, str]:
     """Return why the pods of an object's Jobs are refused, by the uid of the Job.
 
-    If Events cannot be read, the object is decided without them: the controller may lack the right, or the store of
-    Events, which may be another one than that of other objects, does not answer.
+    Only the newest Jobs without a pod are looked into. If Events cannot be read, what was found so far is returned:
+    the controller may lack the right, or the store of Events, which may be a separate one, does not answer.
     """
-    namespace, problems = owner.namespace, dict[str, str]()
+    namespace, refusals = owner.namespace, dict[str, str]()
     jobs = snapshot.children(JOBS, namespace, owner.uid)
-    lacking = [job for job in jobs if _lacks_pod(job, snapshot)]
-    for job in sorted(lacking, key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)[:_MOST_JOBS]:
+    podless = [job for job in jobs if _lacks_pod(job, snapshot)]
+    podless.sort(key=lambda job: str(job["metadata"]["creationTimestamp"]), reverse=True)
+    for job in podless[:_MOST_JOBS]:
         uid = job["metadata"]["uid"]
         try:
             events = await client.list(
                 EVENTS,
                 namespace,
                 field_selector=f"regarding.uid={uid},reason={FAILED_CREATE}",
-                part=_keep_words,
+                part=_keep_note,
                 most=_MOST_EVENTS,
             )
         except (ApiError, Unreachable) as error:
             log.warning("events_not_readable", job=f"{namespace}/{job['metadata']['name']}", error=str(error))
-            return problems
+            return refusals
         if events.items:
             last = max(events.items, key=lambda event: str(event["time"]))
-            problems[uid] = advise_on_refusal(str(last["note"]))
-    return problems
+            refusals[uid] = advise_on_refusal(str(last["note"]))
+    return refusals
 
 
 def advise_on_refusal(words: str) -> str:
@@ -105,7 +107,7 @@ def _lacks_pod(job: Obj, snapshot: Snapshot) -> bool:
     if created is None or _age_seconds(created, snapshot.now) < PODLESS_SECONDS or "deletionTimestamp" in metadata:
         return False
     conditions = (job.get("status") or {}).get("conditions") or ()
-    # The pods of one that has ended may be gone; only that of a late one may never have been there.
+    # A Job that has ended had a pod, which may be gone by now, unless it ended because it took too long.
     has_had_pod = any(
         condition["status"] == "True"
         and (
@@ -117,7 +119,7 @@ def _lacks_pod(job: Obj, snapshot: Snapshot) -> bool:
     return not has_had_pod and not snapshot.children(PODS, metadata["namespace"], metadata["uid"])
 
 
-def _keep_words(event: Obj) -> Obj:
+def _keep_note(event: Obj) -> Obj:
     """Return the note of an Event, cut to the length of a message, and its last time."""
     series = event.get("series") or {}
     metadata = event["metadata"]

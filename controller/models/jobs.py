@@ -16,7 +16,7 @@ import msgspec
 from artifacts.errors import PERMANENT_EXIT, Reason
 from artifacts.repositories.registry_login import SECRET_KEYS, SECRET_VARIABLE
 from artifacts.source import HUB_TOKEN_VARIABLE
-from controller.models.job_pods import DEADLINE_EXCEEDED, FAILED_CREATE, ObservedPods, wait_for_pod
+from controller.models.job_pods import DEADLINE_EXCEEDED, FAILED_CREATE, ObservedPods, find_refusal_check_seconds
 from controller.reconcile.plan import child
 from crds.meta import GROUP, LABEL_MANAGED_BY, LABEL_MODEL, MANAGED_BY, ObjectMeta
 from crds.model import ModelFacts
@@ -152,17 +152,20 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
             of_class = f"of StorageClass {self.storage_class}" if self.storage_class else "of no StorageClass"
             volume = f"the volume is that of PersistentVolumeClaim {self.claim}, {of_class}"
             return msgspec.structs.replace(outcome, message=f"{outcome.message}; {volume}")
+
         created = _parse_time(attempt["metadata"].get("creationTimestamp"))
         placed = (attempt["metadata"].get("annotations") or {}).get(ANNOTATION_PLACED, "")
         # A quota or a policy may refuse what a Job without a pod asks for.
         lacks_pod = self.verb == "fetch" and not pods and not has_ended(attempt)
-        if (outcome.reason == _UNSCHEDULABLE or lacks_pod) and self.digest_placement() != placed:
+        cannot_start = outcome.reason == _UNSCHEDULABLE or lacks_pod
+        if cannot_start and self.digest_placement() != placed:
             reason = outcome.reason or FAILED_CREATE
             return msgspec.structs.replace(outcome, state="Broken", reason=reason, ended=created)
+
         if outcome.reason not in _PULL_FAILURES:
             return outcome
-        pull_secrets = attempt["spec"]["template"]["spec"].get("imagePullSecrets") or ()
-        if not set(self.image_pull_secrets) <= {secret["name"] for secret in pull_secrets}:
+        pull_secrets = {secret["name"] for secret in attempt["spec"]["template"]["spec"].get("imagePullSecrets") or ()}
+        if not pull_secrets.issuperset(self.image_pull_secrets):
             return msgspec.structs.replace(outcome, state="Broken", ended=created)
         message = f"{outcome.message.rstrip('.')}; {self._advise_on_pull(attempt['metadata']['name'])}"
         return msgspec.structs.replace(outcome, message=message)
@@ -234,18 +237,17 @@ def proceed(work: Work, jobs: Sequence[Obj], pods: ObservedPods, now: datetime) 
     outcome = _read_refusal(outcome, pods.refusals.get(current["metadata"]["uid"]))
     progress = JobProgress(outcome=outcome, job=work.name(attempt))
     if outcome.state == "Going":
-        again = LOST_SECONDS if has_ended(current) else wait_for_pod(current, pods.find(current), now)
-        return msgspec.structs.replace(progress, again_seconds=again)
+        check_seconds = find_refusal_check_seconds(current, pods.find(current), now)
+        return msgspec.structs.replace(progress, again_seconds=LOST_SECONDS if has_ended(current) else check_seconds)
     if outcome.state != "Broken" or outcome.ended is None:
         return progress
     # Attempts are counted from 0. The pause is exact, because this decision is repeated until the pause is over.
     seconds = backoff_seconds(attempt + 1, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
     if outcome.reason == _UNSCHEDULABLE:  # no attempt has failed: the service asks for something else
         seconds = FIRST_RETRY_SECONDS
-    pause = timedelta(seconds=max(seconds, outcome.retry_after_seconds))
-    if now < outcome.ended + pause:
-        wait = (outcome.ended + pause - now).total_seconds()
-        return msgspec.structs.replace(progress, again_seconds=wait)
+    retry_at = outcome.ended + timedelta(seconds=max(seconds, outcome.retry_after_seconds))
+    if now < retry_at:
+        return msgspec.structs.replace(progress, again_seconds=(retry_at - now).total_seconds())
     return _start(work, attempt + 1, outcome)
 
 
@@ -289,14 +291,18 @@ def read_verb(job: Obj) -> str:
 
 
 def read_outcome(job: Obj, pods: Sequence[Obj], now: datetime) -> JobOutcome:
-    """Return the outcome of a Job, from its conditions and its newest pod."""
+    """Return the outcome of a Job, from its conditions and its newest pod.
+
+    A Job that has ended and whose result is missing counts as going on for `LOST_SECONDS`, and then as broken.
+    """
     pod = max(pods, key=lambda candidate: candidate["metadata"]["creationTimestamp"], default=None)
     ended = _find_end(job)
     if ended is not None and ended.reason == DEADLINE_EXCEEDED:
         return JobOutcome(state="Broken", reason=ended.reason, message=ended.message, ended=ended.when)
-    containers = (pod.get("status", {}).get("containerStatuses") if pod is not None else None) or [{}]
-    if (state := containers[0].get("state", {}).get("terminated")) is not None:
-        return _read_terminated(state, ended)
+    containers = pod.get("status", {}).get("containerStatuses") if pod is not None else None
+    terminated = containers[0].get("state", {}).get("terminated") if containers else None
+    if terminated is not None:
+        return _read_terminated(terminated, ended)
     if ended is None:
         return read_waiting(pod) if pod is not None else JobOutcome(state="Going")
     if now < ended.when + timedelta(seconds=LOST_SECONDS):

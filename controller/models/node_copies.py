@@ -24,7 +24,7 @@ from controller.models.copy_claims import (
     sort_claims,
     survey_claims,
 )
-from controller.models.copy_observation import NODE
+from controller.models.copy_observation import NODE, CopyConsumer
 from controller.models.decision import (
     DONE,
     Explanation,
@@ -75,32 +75,36 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     Without consumers in pods no copy is made, and verified ones stay until they are evicted.
     """
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
+
+    # 1. Sort the existing claims by what becomes of them, and count the copies that replicas need.
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     surveyed = survey_claims(inspected, path)
     consumers = observed.copies.consumers if is_for_pods else ()
     demand = count_demand(consumers, surveyed)
     claims = sort_claims(observed.copies.victims, surveyed, demand)
-    consumer_nodes = frozenset[str]().union(*(consumer.nodes for consumer in consumers))
-    if not any(claim.is_refused for claim in claims.unplaced):
-        # Until the room is known to be that of the pods to replace, only nodes with earlier weights are sure to fit.
-        consumer_nodes &= {
-            claim.node for claim in (*claims.earlier, *claims.deleted) if claim.is_mounted and not claim.fits
-        }
-    outdated_nodes = sorted(consumer_nodes - claims.taken_nodes)
-    plan = _CopyPlan(inspected, path, demand, claims, outdated_nodes)
-    # What a replica takes is measured by the facts in the status: until it has the new ones, no claim is created.
-    has_new_facts = facts != volume.read_facts(model)
+    plan = _CopyPlan(inspected, path, demand, claims, _list_outdated_nodes(consumers, claims))
+
+    # 2. Take the next step of each fetch, unless no copy can be made.
     obstacle = find_obstacle(inspected) if demand.number > len(claims.ready) else None
     fetches = [] if obstacle else plan.proceed_fetches()
+    unfinished = [fetch for fetch in fetches if not fetch.is_done]
     copies = plan.list_copies(fetch.claim for fetch in fetches if fetch.is_done)
-    offered = {copy.claim for copy in model.status.copies}
-    released = [claim for claim in claims.deleted if not claim.is_mounted]
+    phase, lack = obstacle or _explain_lack(model, demand, copies, unfinished)
+
+    # 3. Delete the claims that nothing mounts, each once the status does not offer it to services any more.
+    unmounted = [claim for claim in claims.deleted if not claim.is_mounted]
+    offered_uids = {copy.claim for copy in model.status.copies}
+    deletable = [claim for claim in unmounted if claim.claim.metadata.uid not in offered_uids]
+
+    # 4. What a replica takes is measured by the facts in the status: until it has the new ones, no claim is created.
+    # For that, and before further claims are deleted, this status is written first, and the Model is decided again.
+    has_new_facts = facts != volume.read_facts(model)
     waits = [consumer.final_seconds for consumer in consumers if consumer.final_seconds is not None]
     if obstacle:
         waits.append(_READ_AGAIN_SECONDS)
-    if any(claim.claim.metadata.uid in offered for claim in released) or (has_new_facts and demand.number):
+    if len(deletable) < len(unmounted) or (has_new_facts and demand.number):
         waits.append(0.0)
-    phase, lack = obstacle or _explain_lack(model, demand, copies, [fetch for fetch in fetches if not fetch.is_done])
+
     return ModelDecision(
         phase="Ready" if copies else phase,
         conditions=_report_copies(inspected, claims, copies, lack),
@@ -109,16 +113,22 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
         shortages=[short for fetch in fetches if (short := _find_shortage(inspected, fetch)) is not None],
         works=[inspected.inspected, *(fetch.progress for fetch in fetches), *plan.list_ended_works()],
         create=() if obstacle or has_new_facts else tuple(plan.build_claims()),
-        # A claim is deleted when the status does not offer it to services any more.
-        delete=tuple(
-            ref_to(PVCS, claim.claim.metadata) for claim in released if claim.claim.metadata.uid not in offered
-        ),
+        delete=tuple(ref_to(PVCS, claim.claim.metadata) for claim in deletable),
         again_seconds=min(waits, default=None),
     )
 
 
+def _list_outdated_nodes(consumers: Iterable[CopyConsumer], claims: SortedClaims) -> list[str]:
+    """Return the nodes that need a copy of their own because pods of the services serve something else there."""
+    nodes = frozenset[str]().union(*(consumer.nodes for consumer in consumers))
+    if not any(claim.is_refused for claim in claims.unplaced):
+        # While the scheduler may find other nodes, only those with earlier weights count: a copy surely fits there.
+        nodes &= {claim.node for claim in (*claims.earlier, *claims.deleted) if claim.is_mounted and not claim.fits}
+    return sorted(nodes - claims.taken_nodes)
+
+
 def find_obstacle(inspected: InspectedModel) -> tuple[str, Explanation] | None:
-    """Return the phase of a Model of which no copy can be made, and why, with the way out; None: it can be made."""
+    """Return the phase of a Model of which no copy can be made, and why, with the way out; None if one can be made."""
     cache, observed = inspected.model.spec.cache, inspected.observed
     if observed.copies.binds_immediately:
         message = (
@@ -135,13 +145,14 @@ def find_obstacle(inspected: InspectedModel) -> tuple[str, Explanation] | None:
 
 
 def _explain_lack(
-    model: Model, demand: CopyDemand, copies: Sequence[NodeCopy], going: Sequence[_Fetch]
+    model: Model, demand: CopyDemand, copies: Sequence[NodeCopy], unfinished: Sequence[_Fetch]
 ) -> tuple[str, Explanation | None]:
-    """Return the phase of a Model without copies, and why a copy is lacking."""
-    if going:
-        rank = {"Failed": 0, "Broken": 1, "Going": 2, "Succeeded": 3}
-        outcomes = (fetch.progress for fetch in going)
-        worst = min(outcomes, key=lambda progress: (rank[progress.outcome.state], not progress.outcome.reason))
+    """Return the phase of a Model without copies, and why a copy is lacking, by the worst fetch; None: none lacks."""
+    if unfinished:
+        severity = {"Failed": 3, "Broken": 2, "Going": 1, "Succeeded": 0}
+        # Of equally bad fetches, one that states a reason is explained.
+        progresses = (fetch.progress for fetch in unfinished)
+        worst = max(progresses, key=lambda work: (severity[work.outcome.state], bool(work.outcome.reason)))
         phase = "Failed" if worst.outcome.state == "Failed" else "Downloading"
         return phase, explain_progress(model, worst, doing="Fetching", what="fetches the weights to the volume")
     if demand.number > len(copies):
@@ -152,23 +163,23 @@ def _explain_lack(
 def _report_copies(
     inspected: InspectedModel, claims: SortedClaims, copies: Sequence[NodeCopy], lack: Explanation | None
 ) -> list[Obj]:
-    """Return the conditions of a Model with these copies, from which pods serve."""
+    """Return the conditions of a Model with these copies, from which pods serve; `lack` says why another is lacking."""
     if not copies:
         return inspected.report_weights("", lack)
     nodes = sorted({copy.node for copy in copies})
     more = f" and {len(nodes) - _MOST_NAMED} more" if len(nodes) > _MOST_NAMED else ""
-    held = f"copies on node{'s' if len(nodes) > 1 else ''} {', '.join(nodes[:_MOST_NAMED])}{more} at "
-    held += f"{MODELS_PATH}/{copies[0].path}"
+    location = f"copies on node{'s' if len(nodes) > 1 else ''} {', '.join(nodes[:_MOST_NAMED])}{more} at "
+    location += f"{MODELS_PATH}/{copies[0].path}"
     if copies[0].sha256:
-        held += f", sha256 {copies[0].sha256}"
+        location += f", sha256 {copies[0].sha256}"
     if not claims.earlier:
-        return inspected.report_weights(f"{held}; for another copy: {lack[1]}" if lack else held)
-    served = ", ".join(sorted(claim.name for claim in claims.earlier))
+        return inspected.report_weights(f"{location}; for another copy: {lack[1]}" if lack else location)
+    earlier_names = ", ".join(sorted(claim.name for claim in claims.earlier))
     change = (
-        f"copies are replaced: pods serve from PersistentVolumeClaim {served} until the weights on the new volume "
-        "are verified"
+        f"copies are replaced: pods serve from PersistentVolumeClaim {earlier_names} until the weights on the new "
+        "volume are verified"
     )
-    return inspected.report_weights(held, lack, ("VolumeReplaced", f"{change}; {lack[1]}" if lack else change))
+    return inspected.report_weights(location, lack, ("VolumeReplaced", f"{change}; {lack[1]}" if lack else change))
 
 
 class _CopyPlan(NamedTuple):
@@ -192,15 +203,15 @@ class _CopyPlan(NamedTuple):
         has them. Once the volume is bound, a second Job without devices goes on, unless the first has succeeded.
         """
         placement, reservation = self._place_anywhere()
-        has_devices = reservation.has_devices
+        needs_devices = reservation.has_devices
         if claim.node:
             # A Job on a known node asks for no devices: they may be in use, and the service may need others by now.
             placement, reservation = Placement(tolerations=placement.tolerations), _reserve_node("In", [claim.node])
-        if has_devices and not claim.is_made_for_node:
-            first = self._proceed(self._prepare_fetch(claim, placement, reservation, holds_devices=True))
-            # A small download has ended before its volume is seen to be there.
-            if not (claim.node and claim.claim.is_bound) or first.outcome.state == "Succeeded":
-                return first
+        if needs_devices and not claim.is_made_for_node:
+            first_step = self._proceed(self._prepare_fetch(claim, placement, reservation, holds_devices=True))
+            has_volume = bool(claim.node) and claim.claim.is_bound
+            if not has_volume or first_step.outcome.state == "Succeeded":
+                return first_step
         return self._proceed(self._prepare_fetch(claim, placement, reservation))
 
     def _proceed(self, work: Work) -> JobProgress:
@@ -227,9 +238,9 @@ class _CopyPlan(NamedTuple):
     def list_ended_works(self) -> list[JobProgress]:
         """Return the ended works of the copies, whose last Jobs are kept."""
         works = (
-            self._prepare_fetch(copy, Placement(), Reservation(), holds_devices=held)
+            self._prepare_fetch(copy, Placement(), Reservation(), holds_devices=holds_devices)
             for copy in self.claims.ready
-            for held in (False, True)
+            for holds_devices in (False, True)
         )
         return [JobProgress(outcome=DONE, job=jobs.name_last_job(work, self.inspected.observed.jobs)) for work in works]
 
@@ -237,21 +248,26 @@ class _CopyPlan(NamedTuple):
         """Yield the claims to create: on `outdated_nodes`, and at most one whose node the scheduler chooses."""
         claims, model, observed = self.claims, self.inspected.model, self.inspected.observed.claims
         proceeding = sum(not claim.is_refused for claim in claims.making)
-        missing_count = max(0, min(self.demand.number - len(claims.ready), MOST_FETCHES) - proceeding)
-        annotations = [{NODE: node} for node in self.outdated_nodes[:missing_count]]
-        if missing_count > len(annotations) and not claims.unplaced:
-            annotations.append({})
-        used = {*(claim.metadata.name for claim in observed.claims), *observed.leaving}
-        used |= {copy.name for copy in model.status.copies}
+        most_created = max(0, min(self.demand.number - len(claims.ready), MOST_FETCHES) - proceeding)
+
+        annotations = [{NODE: node} for node in self.outdated_nodes[:most_created]]
+        if most_created > len(annotations) and not claims.unplaced:
+            annotations.append({})  # the scheduler chooses the node
+
+        used_names = {*(claim.metadata.name for claim in observed.claims), *observed.leaving}
+        used_names |= {copy.name for copy in model.status.copies}
         for node_annotation in annotations:
-            name = _free_name(model, self.path, used)
-            used.add(name)
+            name = _choose_free_name(model, self.path, used_names)
+            used_names.add(name)
             resource, claim = volume.new_claim(model, self.inspected.facts, name, self.path)
             claim["metadata"]["annotations"] |= node_annotation
             yield resource, claim
 
     def list_copies(self, done: Iterable[CopyClaim]) -> list[NodeCopy]:
-        """Return the copies for the status, with the time since which each is not in use."""
+        """Return the copies for the status, with the time since which each is not in use.
+
+        `done` are the claims whose fetch has just succeeded; the others are in the status already.
+        """
         facts, now = self.inspected.facts, rfc3339(self.inspected.now)
         copies = []
         for claim in done:
@@ -259,25 +275,28 @@ class _CopyPlan(NamedTuple):
             copies.append(NodeCopy(claim.node, claim.name, uid, self.path, facts.sha256, size_bytes))
         for claim in (*self.claims.ready, *self.claims.earlier):
             if (copy := claim.copy) is not None:
-                since = "" if claim.name in self.claims.in_use else copy.unused_since or now
+                unused_since = "" if claim.name in self.claims.in_use else (copy.unused_since or now)
                 size_bytes = claims.requested_bytes(claim.claim)
-                copies.append(msgspec.structs.replace(copy, unused_since=since, size_bytes=size_bytes))
+                copies.append(msgspec.structs.replace(copy, unused_since=unused_since, size_bytes=size_bytes))
         return sorted(copies, key=lambda copy: (copy.node, copy.name))
 
 
-def _free_name(model: Model, path: str, used: Collection[str]) -> str:
-    """Return a name that no claim has, also none that is being deleted and may have other weights."""
+def _choose_free_name(model: Model, path: str, used_names: Collection[str]) -> str:
+    """Return a name for a claim that is not among `used_names`."""
     cache = model.spec.cache
     # The name has to fit into a label, and its digest tells apart Models whose names begin alike.
     start = model.metadata.name[: _LONGEST_NAME - len("-cache-") - _DIGITS].rstrip("-.")
     stated = (path, cache.storage_class_name or "", str(cache.size or ""))
     digests = (hashlib.sha256("\0".join((*stated, str(ordinal))).encode()) for ordinal in itertools.count())
     names = (f"{start}-cache-{digest.hexdigest()[:_DIGITS]}" for digest in digests)
-    return next(name for name in names if name not in used)
+    return next(name for name in names if name not in used_names)
 
 
 def _update_facts(inspected: InspectedModel, claims: SortedClaims, fetches: Iterable[_Fetch]) -> ModelFacts:
-    """Return the facts, with those of the fetched header: of the status, or of the first fetch that has succeeded."""
+    """Return the facts with those of a fetched header: from the status, else from the first fetch that has succeeded.
+
+    Until a fetch has succeeded they are those of the inspection.
+    """
     if claims.ready:
         return volume.keep_fetched(inspected.facts, inspected.model)
     answer = next((fetch.progress.outcome.answer for fetch in fetches if fetch.is_done), None)
@@ -285,25 +304,29 @@ def _update_facts(inspected: InspectedModel, claims: SortedClaims, fetches: Iter
 
 
 def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | None:
-    """Return the shortage of disk on the node of a fetch, or None; each failed attempt reports its own one once."""
-    node, outcome = fetch.claim.node, fetch.progress.outcome
-    reported = next((shortage for shortage in inspected.model.status.shortages if shortage.node == node), None)
+    """Return the shortage of disk on the node of a fetch; None if there is none, or if the fetch has ended.
+
+    A shortage in the status stays until a further attempt fails for lack of space: then it is computed anew, once.
+    """
+    node, progress = fetch.claim.node, fetch.progress
+    outcome = progress.outcome
     if fetch.is_done or outcome.state == "Failed":
         return None
-    # The progress of the next attempt still has the outcome of the last one, which is reported already.
-    is_unreported = reported is None or reported.job != fetch.progress.job
-    if (
-        (outcome.state, outcome.reason) != ("Broken", NO_SPACE)
-        or fetch.progress.create is not None
-        or not is_unreported
-    ):
+
+    reported = next((shortage for shortage in inspected.model.status.shortages if shortage.node == node), None)
+    lacks_space = outcome.state == "Broken" and outcome.reason == NO_SPACE
+    # If the next attempt is created now, the progress still has the outcome of the last one, which is reported already.
+    is_new_attempt = progress.create is not None
+    is_reported = reported is not None and reported.job == progress.job
+    if not lacks_space or is_new_attempt or is_reported:
         return reported
-    requested, weights = claims.requested_bytes(fetch.claim.claim), inspected.facts.size_bytes
-    if weights is None or requested < weights:
-        return reported  # the volume itself may be too small, and copies of others would go for nothing
-    needed = min(requested, int(parse_quantity(volume.sufficient_size(inspected.facts)) or 0))
-    keep_bytes = inspected.observed.copies.node_bytes.get(node, 0) - needed
-    return NodeShortage(node=node, job=fetch.progress.job, keep_bytes=max(0, keep_bytes))
+
+    requested_bytes, weights_bytes = claims.requested_bytes(fetch.claim.claim), inspected.facts.size_bytes
+    if weights_bytes is None or requested_bytes < weights_bytes:
+        return reported  # the volume itself may be too small: to evict copies would not help
+    needed_bytes = min(requested_bytes, int(parse_quantity(volume.sufficient_size(inspected.facts)) or 0))
+    keep_bytes = inspected.observed.copies.node_bytes.get(node, 0) - needed_bytes
+    return NodeShortage(node=node, job=progress.job, keep_bytes=max(0, keep_bytes))
 
 
 def _reserve_node(operator: str, nodes: Iterable[str], reservation: Reservation | None = None) -> Reservation:
@@ -315,7 +338,7 @@ def _reserve_node(operator: str, nodes: Iterable[str], reservation: Reservation 
         return reservation
     affinity = reservation.affinity.get("nodeAffinity", {})
     terms = affinity.get(_REQUIRED, {}).get("nodeSelectorTerms") or [{"matchFields": []}]
-    # An empty term matches no node, and would match some with a condition.
-    joined = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} if term else term for term in terms]
-    affinity = {**reservation.affinity, "nodeAffinity": {**affinity, _REQUIRED: {"nodeSelectorTerms": joined}}}
+    # An empty term matches no node, so it stays empty: with a condition it would match some.
+    narrowed = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} if term else term for term in terms]
+    affinity = {**reservation.affinity, "nodeAffinity": {**affinity, _REQUIRED: {"nodeSelectorTerms": narrowed}}}
     return msgspec.structs.replace(reservation, affinity=affinity)

@@ -63,6 +63,7 @@ def observe_model(
     children = snapshot.children(JOBS, key.namespace, model.metadata.uid)
     model_jobs = [job for job in children if LABEL_BENCHMARK not in job["metadata"].get("labels", {})]
     inputs: ModelInputs = snapshot.inputs or ModelInputs()
+    # Consumers are found one by one, because most Models need only the first.
     consumers = _find_consumers(snapshot, _list_services(snapshot, key), model, settings.vendors)
     consumer, copies = next(consumers, None), ObservedCopies()
     if model.spec.cache.scope == "node":
@@ -112,10 +113,10 @@ def _find_consumers(
 ) -> Iterator[InferenceService]:
     """Yield the services that serve this Model in pods, each with its accelerator stated."""
     for service in services:
-        for placed in _list_placed(service, _served_model(snapshot, service) or model):
-            vendor = vendors.get(accelerator_of(placed, model))
+        for part in _split_by_accelerator(service, _served_model(snapshot, service) or model):
+            vendor = vendors.get(accelerator_of(part, model))
             if vendor is not None and vendor.in_pods:
-                yield placed
+                yield part
 
 
 def _find_undecided(snapshot: Snapshot, key: ObjectKey) -> InferenceService | None:
@@ -134,8 +135,8 @@ def _read_age(obj: Obj) -> tuple[str, str]:
     return obj["metadata"].get("creationTimestamp", ""), obj["metadata"]["name"]
 
 
-def _list_placed(service: InferenceService, model: Model) -> Iterator[InferenceService]:
-    """Yield a service for each of its accelerators, stated or chosen, with its replicas there."""
+def _split_by_accelerator(service: InferenceService, model: Model) -> Iterator[InferenceService]:
+    """Yield the service for each accelerator, stated or chosen, with its replicas there; none while it is undecided."""
     hardware, status, spec = service.spec.hardware, service.status, service.spec
     if hardware.accelerator in {None, AUTO_ACCELERATOR} and status.choice is not None:
         for share in status.choice.accelerators:
@@ -147,12 +148,13 @@ def _list_placed(service: InferenceService, model: Model) -> Iterator[InferenceS
 
 
 def read_placement(service: Obj) -> object:
-    """Return the fields of a service that a decision about its Model reads: the spec, and the replicas in pods."""
+    """Return what a decision about a Model reads of a service: spec, replicas in pods, and if its pools are decided."""
     status = service.get("status") or {}
     shares = (status.get("choice") or {}).get("accelerators", ())
-    in_pods = [(share["accelerator"], share.get("replicas", 0)) for share in shares if share["accelerator"] != METAL]
+    shares_in_pods = [share for share in shares if share["accelerator"] != METAL and share.get("replicas")]
+    replicas = [(share["accelerator"], share["replicas"]) for share in shares_in_pods]
     is_decided = bool((service["spec"].get("scheduling") or {}).get("pools") and status.get("accelerator"))
-    return all_but_status(service), [pod for pod in in_pods if pod[1]], is_decided
+    return all_but_status(service), replicas, is_decided
 
 
 def _state_accelerator(service: InferenceService, accelerator: str, replicas: int) -> InferenceService:

@@ -73,7 +73,8 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
         has_work = model.spec.source_secret_ref is not None and refresh.is_due(model, snapshot.now)
         verdict = await source_secret.read_verdict(client, model, has_work=has_work)
         classes = await read_classes(client, snapshot, model)
-        return ModelInputs(verdict, classes, await read_refusals(client, snapshot, model.metadata))
+        refusals = await read_refusals(client, snapshot, model.metadata)
+        return ModelInputs(secret=verdict, classes=classes, refusals=refusals)
 
     def models_of_victims(store: Store, model: Obj) -> list[ObjectKey]:
         return copy_observation.models_of_victims(store, model, settings.node_cache_bytes)
@@ -115,22 +116,9 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         return ModelDecision(phase="Failed", conditions=[ready])
     if source.scheme in {"file", "ollama"} or _needs_no_job(model, source, observed, settings):
         return _decide_hosts_only(model, source)
-    refused = refused_secret(observed)
     if not _is_inspected(model):
-        if refused:
-            return _await_inspection(model, refused.reason, refused.message)
-        progress = _inspect(model, observed, settings, now)
-        if progress.outcome.state == "Succeeded":
-            facts = volume.take_answer(model, progress.outcome.answer)
-            return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
-        reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
-        decision = _await_inspection(model, reason, message)
-        return msgspec.structs.replace(
-            decision,
-            phase="Failed" if progress.outcome.state == "Failed" else "Pending",
-            works=[progress],
-            undecided=[job for job in observed.jobs if jobs.read_verb(job) == "fetch"],
-        )
+        return _decide_uninspected(model, observed, settings, now)
+
     is_watched = refresh.is_watched(model)
     # The last inspection Job is kept: an edit that leaves the source unchanged uses its result again. If the source
     # moves, the result may be out of date by then.
@@ -139,8 +127,9 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
     )
     facts, progress = volume.read_facts(model), JobProgress(outcome=DONE, job=last_inspection_job)
     inspected = InspectedModel(model, observed, settings, now, facts, progress)
-    if refused or not is_watched:
+    if refused_secret(observed) or not is_watched:
         return decide_weights(inspected)
+
     check = refresh.check_source(model, facts, functools.partial(_inspect, model, observed, settings, now), now)
     decision = decide_weights(inspected._replace(facts=check.facts))
     return msgspec.structs.replace(
@@ -148,6 +137,23 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         conditions=[*decision.conditions, *check.conditions],
         works=[*decision.works, check.progress],
         last_checked=check.last_checked,
+    )
+
+
+def _decide_uninspected(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> ModelDecision:
+    """Return the decision about a Model that is new or was edited: inspect it, and decide about its weights then."""
+    if refused := refused_secret(observed):
+        return _await_inspection(model, refused.reason, refused.message)
+    progress = _inspect(model, observed, settings, now)
+    if progress.outcome.state == "Succeeded":
+        facts = volume.take_answer(model, progress.outcome.answer)
+        return decide_weights(InspectedModel(model, observed, settings, now, facts, progress, is_edited=True))
+    reason, message = explain_progress(model, progress, doing="Inspecting", what="reads the artifact's header")
+    return msgspec.structs.replace(
+        _await_inspection(model, reason, message),
+        phase="Failed" if progress.outcome.state == "Failed" else "Pending",
+        works=[progress],
+        undecided=[job for job in observed.jobs if jobs.read_verb(job) == "fetch"],
     )
 
 
@@ -184,8 +190,9 @@ def _needs_no_job(model: Model, source: Source, observed: ObservedModel, setting
     spec = model.spec
     is_pinned = source.is_gguf and (spec.sha256 is not None or source.is_pinned)
     is_for_hosts = spec.hardware.accelerator == METAL and observed.consumer is None
-    is_known = spec.memory_bytes is not None and spec.source_secret_ref is None
-    return not settings.image and is_pinned and is_for_hosts and is_known
+    has_stated_memory = spec.memory_bytes is not None
+    is_public = spec.source_secret_ref is None
+    return not settings.image and is_pinned and is_for_hosts and has_stated_memory and is_public
 
 
 def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
@@ -210,8 +217,8 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
 
 def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settings: PodSettings) -> Plan:
     """Return the plan: create the attempts that are needed, delete the others, and write the status."""
-    kept = {work.job for work in decision.works} | {job["metadata"]["name"] for job in decision.undecided}
-    unneeded_jobs = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept]
+    kept_names = {work.job for work in decision.works} | {job["metadata"]["name"] for job in decision.undecided}
+    unneeded_jobs = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept_names]
     status: Obj = {
         "observedGeneration": model.metadata.generation,
         "phase": decision.phase,
@@ -245,16 +252,15 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
 
 
 def _waits_for_weights(decision: ModelDecision) -> bool:
-    """Return whether a decision writes something for weights that pods need."""
-    makes = bool(decision.create) or any(work.create for work in decision.works)
-    return makes and not any(condition["reason"] == "NoConsumers" for condition in decision.conditions)
+    """Return whether a decision creates a claim or a Job for weights that pods need."""
+    creates_anything = bool(decision.create) or any(work.create for work in decision.works)
+    has_consumers = all(condition["reason"] != "NoConsumers" for condition in decision.conditions)
+    return creates_anything and has_consumers
 
 
 def _is_inspected(model: Model) -> bool:
     """Return whether the status has an inspection of this generation."""
-    ready, generation = find(model.status.conditions, READY), model.metadata.generation
-    return ready is not None and (ready.status, ready.reason, ready.observed_generation) == (
-        "True",
-        "Inspected",
-        generation,
-    )
+    ready = find(model.status.conditions, READY)
+    if ready is None or ready.status != "True":
+        return False
+    return ready.reason == "Inspected" and ready.observed_generation == model.metadata.generation

@@ -59,9 +59,10 @@ def wait_seconds(model: Model, now: datetime) -> float:
         return 0.0
     interval = model.spec.refresh_interval_seconds
     digest = hashlib.sha256(model.metadata.uid.encode()).digest()
+    # Up to a tenth later, by the uid, so that Models that were created together are not all checked at once.
     interval += int.from_bytes(digest[:4]) % (interval // _JITTER_SHARE)
     due = datetime.fromisoformat(model.status.last_checked) + timedelta(seconds=interval)
-    # A time in the future is of a clock that was wrong.
+    # A clock that was wrong may have written a time in the future: the wait is one interval at most.
     return min(max(0.0, (due - now).total_seconds()), float(interval))
 
 
@@ -73,36 +74,41 @@ def check_source(
 ) -> SourceCheck:
     """Return the result of the last check of a watched source, and the next check; `facts` are those of the last one.
 
-    `inspect` gets the time of the last check, and inspects the source once for each such time.
+    `inspect` gets the time of the last check, and inspects the source once for each such time. Without an earlier
+    check, the last inspection counts as one, and the next check is due after an interval.
     """
-    earlier, last_checked = find(model.status.conditions, REFRESHED), model.status.last_checked
-    conditions = []
-    if earlier is not None:
-        is_true = earlier.status == "True"
-        conditions.append(_condition(model, true=is_true, reason=earlier.reason, message=earlier.message))
+    last_condition, last_checked = find(model.status.conditions, REFRESHED), model.status.last_checked
+    last_conditions = []
+    if last_condition is not None:
+        reason, message = last_condition.reason, last_condition.message
+        is_true = last_condition.status == "True"
+        last_conditions.append(_condition(model, true=is_true, reason=reason, message=message))
     if seconds := wait_seconds(model, now):
-        return SourceCheck(facts, _wait(seconds), last_checked, conditions)
-    until_next_check = _wait(model.spec.refresh_interval_seconds)
+        return SourceCheck(facts, _await_check(seconds), last_checked, last_conditions)
+
+    next_check = _await_check(model.spec.refresh_interval_seconds)
     progress = inspect(last_checked) if last_checked else None
     if progress is None or progress.outcome.state == "Succeeded":
+        found = take_answer(model, progress.outcome.answer) if progress is not None else facts
         reason, message = UP_TO_DATE, f"the source has revision {facts.revision}"
-        if progress is not None and (fresh := take_answer(model, progress.outcome.answer)).revision != facts.revision:
-            reason, message = "RevisionChanged", f"the source has revision {fresh.revision}, after {facts.revision}"
-            facts = fresh
-        return SourceCheck(
-            facts, until_next_check, rfc3339(now), [_condition(model, true=True, reason=reason, message=message)]
-        )
+        if found.revision != facts.revision:
+            reason, message = "RevisionChanged", f"the source has revision {found.revision}, after {facts.revision}"
+            facts = found
+        checked = _condition(model, true=True, reason=reason, message=message)
+        return SourceCheck(facts, next_check, last_checked=rfc3339(now), conditions=[checked])
     outcome = progress.outcome
     if outcome.state == "Going":
-        return SourceCheck(facts, progress, last_checked, conditions)
+        return SourceCheck(facts, progress, last_checked, last_conditions)
+
     way_out = "the last revision stays in use, and the source is checked again"
     failed = _condition(model, true=False, reason=outcome.reason, message=f"{outcome.message.rstrip('.')}; {way_out}")
     if outcome.state == "Failed":
-        return SourceCheck(facts, until_next_check, rfc3339(now), [failed])
-    return SourceCheck(facts, progress, last_checked, [failed])
+        return SourceCheck(facts, next_check, last_checked=rfc3339(now), conditions=[failed])
+    # The attempt is retried, so the check is not over.
+    return SourceCheck(facts, progress, last_checked, conditions=[failed])
 
 
-def _wait(seconds: float) -> JobProgress:
+def _await_check(seconds: float) -> JobProgress:
     """Return the progress of a check that is due after some seconds."""
     return JobProgress(outcome=JobOutcome(state="Succeeded"), again_seconds=seconds)
 

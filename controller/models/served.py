@@ -83,8 +83,10 @@ def _format_of_source(text: str, files: tuple[str, ...]) -> WeightsFormat:
         source = parse(text, files)
     except SourceError:
         return "gguf"
+    if source.scheme == "ollama":
+        return "ollama"
     # Whether MLX wrote a folder is seen in its files only; on hosts, the engines of both are the same.
-    return "ollama" if source.scheme == "ollama" else "gguf" if source.is_gguf else "safetensors"
+    return "gguf" if source.is_gguf else "safetensors"
 
 
 def is_split(model: Model) -> bool:
@@ -137,7 +139,8 @@ def select_nodes(service: InferenceService, model: Model, vendors: Vendors) -> d
 
 def own_claim(model: Model) -> str | None:
     """Return the claim that spec.source names, whose volume has the weights already; None for any other source."""
-    return _read_claim_source(model.spec.source)[0] or None
+    claim, _folder = _read_claim_source(model.spec.source)
+    return claim or None
 
 
 @functools.lru_cache(maxsize=_SOURCES_KEPT)
@@ -172,7 +175,8 @@ def image_of(source: str, revision: str) -> str:
 def cached_claim(model: Model) -> str:
     """Return the name of the PersistentVolumeClaim that pods mount: the one with the verified weights."""
     cached = model.status.cached
-    return (cached.name if cached else "") or claim_name(model)
+    verified_name = cached.name if cached is not None else ""
+    return verified_name or claim_name(model)
 
 
 def cache_path(model: Model) -> str:

@@ -57,8 +57,9 @@ def required_keys(model: Model) -> KeyAlternatives:
     """Return the alternative sets of keys, one of which the Secret of a Model needs."""
     if scheme_of(model.spec.source) == "s3":
         return (REQUIRED_VARIABLES,)
-    is_image = scheme_of(model.spec.source) == "oci"
-    return ((KEY,), (USERNAME_KEY, PASSWORD_KEY), (DOCKER_CONFIG_KEY,)) if is_image else ((KEY,),)
+    if scheme_of(model.spec.source) == "oci":
+        return ((KEY,), (USERNAME_KEY, PASSWORD_KEY), (DOCKER_CONFIG_KEY,))
+    return ((KEY,),)
 
 
 def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlternatives = ((KEY,),)) -> SecretVerdict:
@@ -101,9 +102,8 @@ async def read_verdict(client: Client, model: Model, *, has_work: bool = False) 
     reference, metadata = model.spec.source_secret_ref, model.metadata
     if reference is None:
         return None
-    condition = find(model.status.conditions, ACCEPTED)
-    accepted = ("True", metadata.generation)
-    is_accepted = condition is not None and (condition.status, condition.observed_generation) == accepted
+    last = find(model.status.conditions, ACCEPTED)
+    is_accepted = last is not None and last.status == "True" and last.observed_generation == metadata.generation
     if is_accepted and model.status.phase == "Ready" and not has_work:
         return None
     try:

@@ -78,18 +78,16 @@ def prepare_inspection(
     `last_checked`, the time of the last check of a moving source, makes the next check another work.
     """
     spec, claim = model.spec, own_claim(model)
-    verified = ("--sha256", spec.sha256) if spec.sha256 else ()
-    mounted = ("--image-volume",) if is_mounted_image(model) else ("--file-root", MODELS_PATH) if claim else ()
-    work = _prepare_work(model, settings, "inspect", (*verified, *mounted))
-    checked = (f"look={last_checked}",) if last_checked else ()
+    args = ["--sha256", spec.sha256] if spec.sha256 else []
+    if is_mounted_image(model):
+        args.append("--image-volume")
+    elif claim:
+        args += ["--file-root", MODELS_PATH]
+    identity = [model.metadata.uid, spec.source, spec.sha256 or "", _secret_name(model), *spec.files]
+    if last_checked:
+        identity.append(f"look={last_checked}")
     return msgspec.structs.replace(
-        work,
-        identity=(
-            *(model.metadata.uid, spec.source, spec.sha256 or "", work.identity[0]),
-            *spec.files,
-            *checked,
-            *work.identity[1:],
-        ),
+        _prepare_work(model, settings, "inspect", identity, args),
         claim=claim,
         placement=placement,
         # A claim may be made later than the Model, and no server can hang.
@@ -97,17 +95,23 @@ def prepare_inspection(
     )
 
 
-def _prepare_work(model: Model, settings: PodSettings, verb: Literal["inspect", "fetch"], more: Sequence[str]) -> Work:
-    """Return a work with all that inspection and fetch have in common; `more` are its further arguments."""
+def _prepare_work(
+    model: Model, settings: PodSettings, verb: Literal["inspect", "fetch"], identity: Sequence[str], args: Sequence[str]
+) -> Work:
+    """Return a work with all that inspection and fetch have in common.
+
+    The mirrors follow `identity` in the identity of the work, whose order is a part of the names of Jobs; `args` are
+    its further arguments.
+    """
     spec, is_image = model.spec, scheme_of(model.spec.source) == "oci"
-    secret = spec.source_secret_ref.name if spec.source_secret_ref else None
+    secret = _secret_name(model) or None
     mirrors = tuple(argument for mirror in spec.mirrors for argument in ("--mirror", mirror))
     patterns = [f"--files={pattern}" for pattern in spec.files]
     return Work(
         owner=model.metadata,
         verb=verb,
-        identity=(secret or "", *mirrors),
-        arguments=(spec.source, *patterns, *mirrors, *more),
+        identity=(*identity, *mirrors),
+        arguments=(spec.source, *patterns, *mirrors, *args),
         image=settings.image,
         image_pull_secrets=settings.image_pull_secrets,
         environment=settings.environment,
@@ -139,12 +143,14 @@ def prepare_fetch(
     sized = ("--size-bytes", str(facts.size_bytes)) if is_single_file else ()
     verified = ("--sha256", facts.sha256) if facts.sha256 else ()
     folder = f"{MODELS_PATH}/{path.partition('/')[0]}"
-    work = _prepare_work(model, settings, "fetch", (*revision, *sized, "--to", folder, *verified))
-    placed = (msgspec.json.encode(placement).decode(),) if reservation is None else ("devices",) * holds_devices
+    # A claim of another uid is an empty volume, and a Job's placement cannot change: either makes another fetch.
+    identity = [path, facts.sha256, claim.metadata.uid, _secret_name(model)]
+    if reservation is None:
+        identity.append(msgspec.json.encode(placement).decode())
+    elif holds_devices:
+        identity.append("devices")
     return msgspec.structs.replace(
-        work,
-        # A claim of another uid is an empty volume, and a Job's placement cannot change: either makes another fetch.
-        identity=(path, facts.sha256, claim.metadata.uid, work.identity[0], *placed, *work.identity[1:]),
+        _prepare_work(model, settings, "fetch", identity, (*revision, *sized, "--to", folder, *verified)),
         claim=claim.metadata.name,
         storage_class=claim.spec.storage_class_name or "",
         placement=placement,
@@ -177,7 +183,8 @@ def place_inspection(
     if consumer is not None:
         placement = place_fetch(model, consumer, settings)
         return placement if own_claim(model) else Placement(tolerations=placement.tolerations)
-    vendors = [settings.vendors[name] for name in (model.spec.hardware.accelerator,) if name in settings.vendors]
+    vendor = settings.vendors.get(model.spec.hardware.accelerator)
+    vendors = [vendor] if vendor is not None else []
     stated: list[Toleration] = []
     if (undecided := find_undecided()) is not None:
         vendors = list(settings.vendors.values())
@@ -201,13 +208,19 @@ def new_claim(model: Model, facts: ModelFacts, name: str, path: str) -> tuple[Re
 
 def sufficient_size(facts: ModelFacts) -> str:
     """Return a size that is large enough for the weights and one tenth more, as a Kubernetes quantity."""
-    return f"{-(-(facts.size_bytes or 0) * 11 // (10 * MIB)) + SPARE_MIB}Mi"
+    needed_mib = ((facts.size_bytes or 0) * 11 + 10 * MIB - 1) // (10 * MIB)  # rounded up
+    return f"{needed_mib + SPARE_MIB}Mi"
 
 
 def is_settling(claim: PersistentVolumeClaim, now: datetime) -> bool:
-    """Return whether a new claim may still bind by itself: the scheduler backs off from a pod that is made earlier."""
+    """Return whether a new claim may still bind by itself; the scheduler would back off from a pod created before."""
     age = (now - datetime.fromisoformat(claim.metadata.creation_timestamp)).total_seconds()
     return not claim.is_bound and 0 <= age < SETTLING_SECONDS
+
+
+def _secret_name(model: Model) -> str:
+    """Return the name of the Secret of a Model's source; empty if it has none."""
+    return model.spec.source_secret_ref.name if model.spec.source_secret_ref else ""
 
 
 def _secret_variables(model: Model) -> tuple[SecretVariable, ...]:
