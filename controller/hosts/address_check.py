@@ -54,7 +54,9 @@ class ClusterAddresses(NamedTuple):
 
     def find(self, address: IpAddress) -> AddressUse:
         """Return the use of an address."""
-        return self.single.get(address) or next((use for range_, use in self.ranges if address in range_), FREE)
+        if address in self.single:
+            return self.single[address]
+        return next((use for network, use in self.ranges if address in network), FREE)
 
 
 def read_address(text: str) -> IpAddress | AddressUse:
@@ -65,11 +67,11 @@ def read_address(text: str) -> IpAddress | AddressUse:
         return AddressUse("AddressNotUsable", "is not an IP address")
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id:
         return AddressUse("AddressNotUsable", "has a zone, which no cluster routes to")
-    unusable = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
-    # An IPv6 address that stands for an IPv4 address would be searched for in vain.
-    if unusable or (
-        isinstance(address, ipaddress.IPv6Address) and (address.is_reserved or address.sixtofour or address.teredo)
-    ):
+    is_unroutable = address.is_loopback or address.is_link_local or address.is_multicast or address.is_unspecified
+    if isinstance(address, ipaddress.IPv6Address):
+        # One that stands for an IPv4 address would be searched for in vain.
+        is_unroutable |= bool(address.is_reserved or address.sixtofour or address.teredo)
+    if is_unroutable:
         return AddressUse("AddressNotUsable", "is an address that a cluster does not route to")
     if str(address) != text:
         return AddressUse("AddressNotUsable", f"is not in its shortest form, {address}")
@@ -137,21 +139,21 @@ class AddressCheck:
         now = self._clock()
         last = self._searches.get(host)
         if last is None and granted:
-            # The addresses of many hosts are not searched for all at once: this host's name gives it its turn.
-            last = self._searches[host] = _Search(address, now - hash(host) % AGAIN_SECONDS, FREE)
+            # As if it was searched for within the last hour, at a time that the host's name gives: so the addresses of
+            # many hosts are not searched for all at once.
+            last = self._searches[host] = _Search(address, at=now - hash(host) % AGAIN_SECONDS, use=FREE)
+        last_use = last.use if last is not None and last.address == address else None
         if last is not None:
-            is_same_address = last.address == address
-            valid_seconds = AGAIN_SECONDS if last.use == FREE else REFUSED_SECONDS
-            if is_same_address and last.use is not None and now - last.at < valid_seconds:
-                return last.use
-            if now - last.at < PAUSE_SECONDS:
-                return last.use if is_same_address else None
+            age_seconds = now - last.at
+            valid_seconds = AGAIN_SECONDS if last_use == FREE else REFUSED_SECONDS
+            if age_seconds < PAUSE_SECONDS or (last_use is not None and age_seconds < valid_seconds):
+                return last_use
         use: AddressUse | None
         try:
             use = await self._search_address(client, address, GRANTED_LISTS_SECONDS if granted else LISTS_SECONDS)
         except (ApiError, Unreachable) as error:
             log.warning("address_not_searched", host=host, address=address, error=str(error))
-            use = last.use if last is not None and last.address == address else None
+            use = last_use
         self._searches[host] = _Search(address, now, use)
         return use
 

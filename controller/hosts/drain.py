@@ -41,12 +41,12 @@ def build_drained_condition(
     """
     if not host.spec.drain:
         return None
-    left = [process for process in bound if process.holds_memory]
+    remaining = [process for process in bound if process.holds_memory]
     last = find(host.status.conditions, DRAINED)
     is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
-    blocked = [process for process in left if _is_blocked(process, siblings, now, is_old=is_old)]
+    blocked = [process for process in remaining if _is_blocked(process, siblings, now, is_old=is_old)]
     reason = DRAINING
-    if not left:
+    if not remaining:
         reason, message = DRAINED, "no process is left on this host; `pomona host uncordon` opens it again"
     elif blocked:
         reason = "DrainBlocked"
@@ -56,12 +56,12 @@ def build_drained_condition(
         )
     else:
         message = (
-            f"{_count(left)} still on this host: {_list_names(left)}; each is stopped once its replacement on another "
-            "host answers"
+            f"{_count(remaining)} still on this host: {_list_names(remaining)}; each is stopped once its replacement "
+            "on another host answers"
         )
-        if failing := [process for process in left if _is_failing(process, siblings)]:
+        if failing := [process for process in remaining if _is_failing(process, siblings)]:
             message += f"; the replacement of {_list_names(failing)} does not start: see `pomona status SERVICE`"
-    return condition(DRAINED, true=not left, reason=reason, message=message, generation=host.metadata.generation)
+    return condition(DRAINED, true=not remaining, reason=reason, message=message, generation=host.metadata.generation)
 
 
 def find_recheck_seconds(
@@ -74,13 +74,13 @@ def find_recheck_seconds(
 
     The arguments are those of `build_drained_condition`.
     """
-    if not host.spec.drain:
+    if not host.spec.drain or not any(process.holds_memory for process in bound):
         return None
     last = find(host.status.conditions, DRAINED)
-    seconds = [_seconds_left(waiting, now) for others in siblings.values() for waiting in _list_waiting(others)]
-    seconds.append(WAITING_SECONDS - (_age_seconds(last.last_transition_time, now) if last is not None else 0.0))
-    is_left = any(process.holds_memory for process in bound)
-    return min((left for left in seconds if left > 0), default=None) if is_left else None
+    drain_age_seconds = _age_seconds(last.last_transition_time, now) if last is not None else 0.0
+    seconds = [WAITING_SECONDS - drain_age_seconds]
+    seconds += [_seconds_left(waiting, now) for others in siblings.values() for waiting in _list_waiting(others)]
+    return min((left for left in seconds if left > 0), default=None)
 
 
 def draining_facts(process: Obj) -> object:

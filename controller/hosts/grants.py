@@ -74,15 +74,16 @@ def judge_address(
         )
         return AddressVerdict("Refused", use.reason, message)
 
-    def order(host: MetalHost) -> tuple[bool, str, str]:
-        name = host.metadata.name
-        return address not in read_granted_addresses(roles.get(name)), host.metadata.creation_timestamp, name
+    def rank_claimant(claimant: MetalHost) -> tuple[bool, str, str]:
+        name = claimant.metadata.name
+        is_not_granted = address not in read_granted_addresses(roles.get(name))
+        return is_not_granted, claimant.metadata.creation_timestamp, name
 
-    first = min((host, *claimants), key=order).metadata.name
-    if first != host.metadata.name:
+    owner = min((host, *claimants), key=rank_claimant).metadata.name
+    if owner != host.metadata.name:
         message = (
-            f"status.address {address} is the address of MetalHost {first}: no EndpointSlice of this host is accepted; "
-            f"start one of the two agents with another --address, or delete MetalHost {first} if that host is gone"
+            f"status.address {address} is the address of MetalHost {owner}: no EndpointSlice of this host is accepted; "
+            f"start one of the two agents with another --address, or delete MetalHost {owner} if that host is gone"
         )
         return AddressVerdict("Refused", "AddressOfHost", message)
     if use is None and address not in read_granted_addresses(roles.get(host.metadata.name)):
@@ -93,14 +94,15 @@ def judge_address(
 
 def decide_grants(host: MetalHost, verdict: AddressVerdict, bound: Iterable[Obj]) -> HostGrants:
     """Return what a host may use; `bound` are the MetalProcesses that are bound to it, deleted or not."""
-    names = [
-        (process["metadata"]["namespace"], process["metadata"]["name"], process["spec"]["serviceName"])
-        for process in bound
-    ]
+    services, processes = set[str](), list[str]()
+    for process in bound:
+        namespace = process["metadata"]["namespace"]
+        services.add(f"{namespace}.{process['spec']['serviceName']}")
+        processes.append(f"{namespace}.{process['metadata']['name']}")
     return HostGrants(
         addresses=(host.status.address,) if verdict.verdict == "Accepted" else (),
-        services=tuple(sorted({f"{namespace}.{service}" for namespace, _name, service in names})),
-        processes=tuple(sorted(f"{namespace}.{name}" for namespace, name, _service in names)),
+        services=tuple(sorted(services)),
+        processes=tuple(sorted(processes)),
     )
 
 

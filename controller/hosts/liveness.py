@@ -125,14 +125,14 @@ class HostLiveness:
         record = self._hosts.get(host)
         if record is None:
             return None
-        count = len(_list_recent(record.expiries, today))
-        if count < FLAPPING_EXPIRIES:
+        expiries = len(_list_recent(record.expiries, today))
+        if expiries < FLAPPING_EXPIRIES:
             return None
-        seconds = trust_seconds(count)
+        seconds = trust_seconds(expiries)
         if record.liveness != "Alive":
-            return HostDistrust(count, seconds, None)
+            return HostDistrust(expiries, seconds, left_seconds=None)
         left_seconds = record.alive_since + seconds - now
-        return HostDistrust(count, seconds, left_seconds) if left_seconds > 0 else None
+        return HostDistrust(expiries, seconds, left_seconds) if left_seconds > 0 else None
 
     def observe(
         self,
@@ -151,14 +151,16 @@ class HostLiveness:
             today: the wall clock, which is compared with a renewTime at the first observation only.
             read_expiries: returns the expiries in the status of a host that is observed for the first time.
         """
+        # After an outage of the API server, in which no host could renew, the duration of each Lease begins anew.
         if self._last_answer_at is not None and now - self._last_answer_at > OUTAGE_SECONDS:
             for host in self._hosts.values():
                 host.silent_since = now
         self._last_answer_at = now
-        seen = {lease.host: lease for lease in leases}
-        names = {*registered, *seen}
+
+        lease_of = {lease.host: lease for lease in leases}
+        names = {*registered, *lease_of}
         before = {name: self.find_liveness(name) for name in {*names, *self._hosts}}
-        self._hosts = {name: self._observe_host(name, seen.get(name), now, today, read_expiries) for name in names}
+        self._hosts = {name: self._observe_host(name, lease_of.get(name), now, today, read_expiries) for name in names}
         return {name for name, liveness in before.items() if self.find_liveness(name) != liveness}
 
     def _observe_host(
@@ -174,7 +176,7 @@ class HostLiveness:
         A changed renewTime makes the host alive; without one for the duration of its Lease, it expires.
         """
         host = self._hosts.get(name)
-        if host is None:
+        if host is None:  # the first observation
             earlier = filter(None, map(parse_time, read_expiries(name)))
             fresh = lease is not None and _is_fresh(lease, today)
             return _HostRecord(lease, now, fresh=fresh, expiries=_list_recent(earlier, today))
@@ -215,10 +217,11 @@ def _is_fresh(lease: Lease, today: datetime) -> bool:
 def read_lease(obj: Obj) -> Lease:
     """Return a Lease object as a `Lease`."""
     spec = obj.get("spec", {})
+    duration_seconds = float(spec.get("leaseDurationSeconds") or DURATION_SECONDS)
     return Lease(
-        obj["metadata"]["name"],
-        spec.get("renewTime", ""),
-        min(float(spec.get("leaseDurationSeconds") or DURATION_SECONDS), MOST_DURATION_SECONDS),
+        host=obj["metadata"]["name"],
+        renewed=spec.get("renewTime", ""),
+        duration_seconds=min(duration_seconds, MOST_DURATION_SECONDS),
     )
 
 

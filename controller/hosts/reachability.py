@@ -88,8 +88,8 @@ class ReachabilityProber:
         if place is None:
             self._hosts.pop(host, None)
         elif record is None or record.place != place:
-            self._hosts[host] = _AskedHost(place, None, 0)
-            # A stolen host could state one place after the other, and have the controller look what is there.
+            self._hosts[host] = _AskedHost(place, answer=None, failures=0)
+            # With a pause, or a stolen host could have the controller probe one place after the other.
             self._queue.add_after(host, self._wait_seconds(host))
 
     async def run(self, leading: Leading) -> None:

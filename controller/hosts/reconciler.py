@@ -69,6 +69,7 @@ from kube.resources import (
     ROLE_BINDINGS,
     ROLES,
     ObjectKey,
+    Resource,
     object_key,
 )
 from kube.store import Store
@@ -123,11 +124,12 @@ class LeaseReader:
 
     async def read(self) -> None:
         """Read all Leases now, and enqueue the hosts whose liveness has changed. Raises as `Client`."""
-        if self._leading is None:
+        leading = self._leading
+        if leading is None:
             return
-        client, store, _recorder, enqueue, _ = self._leading
+        store = leading.store
         async with self._reading:  # an answer that is overtaken by a later one would count as a renewal
-            listed = await client.list(LEASES, HOSTS_NAMESPACE)
+            listed = await leading.client.list(LEASES, HOSTS_NAMESPACE)
         names = {obj["metadata"]["name"] for obj in store.list(METAL_HOSTS)}
         # A host that was deleted together with its Lease cannot remove its endpoints: it expires like any other.
         names.update(store.index_values(ENDPOINT_SLICES, HOST_INDEX))
@@ -141,11 +143,11 @@ class LeaseReader:
         changed = self.liveness.observe(names, map(read_lease, listed.items), self._clock(), today, read_expiries)
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.find_liveness(host))
-            enqueue(METAL_HOSTS, ObjectKey("", host))
+            leading.enqueue(METAL_HOSTS, ObjectKey("", host))
             # A new leader finds the condition of an expired host as it must be, so no event of the host follows.
             for process in store.by_index(METAL_PROCESSES, HOST_INDEX, host):
                 if "deletionTimestamp" in process["metadata"]:
-                    enqueue(METAL_PROCESSES, object_key(process))
+                    leading.enqueue(METAL_PROCESSES, object_key(process))
         for listener in self._listeners if changed else ():
             listener()
 
@@ -207,16 +209,16 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
         use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
         # The controller connects to this address, so something else that has got it since it was granted must not.
-        askable = granted and not (use and use.owner)
-        place = find_agent_place(readable_host) if askable and readable_host is not None else None
+        may_connect = granted and not (use and use.owner)
+        place = find_agent_place(readable_host) if may_connect and readable_host is not None else None
         bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
         needs = list_needed_secrets(
             bound, lambda service: _read_token_rotation(snapshot.get(INFERENCE_SERVICES, service))
         )
         tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
-        own = await secrets.read_own(client, key.name, snapshot.now)
-        answer = prober.find_answer(key.name, place) if place is not None else None
-        return HostInputs(liveness, tokens, own, use, answer, distrust, expiries, place)
+        secret = await secrets.read_own(client, key.name, snapshot.now)
+        reachability = prober.find_answer(key.name, place) if place is not None else None
+        return HostInputs(liveness, tokens, secret, use, reachability, distrust, expiries, place)
 
     def restart() -> None:
         leases.liveness.restart()
@@ -288,43 +290,46 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     """Return all writes for a host: its Secret, grants and conditions; if it expired, remove its endpoints."""
     host = snapshot.read(METAL_HOSTS, key, MetalHost)
     inputs: HostInputs = snapshot.inputs
-    expired = inputs.liveness == "Expired"
+    has_expired = inputs.liveness == "Expired"
     slices = snapshot.store.by_index(ENDPOINT_SLICES, HOST_INDEX, key.name)
     # A host that is not registered any more cannot withdraw its endpoints either.
-    delete = tuple(ref(ENDPOINT_SLICES, obj) for obj in slices) if expired else ()
+    delete = tuple(ref(ENDPOINT_SLICES, obj) for obj in slices) if has_expired else ()
     if host is None or host.metadata.deletion_timestamp is not None:
         return Plan(delete=delete, effects=(AskAgent(None),))
-    ready = _ready_condition(host, inputs.liveness)
+
+    # 1. Its grants, by what else has its address.
     claimants = _list_claimants(snapshot, host)
     roles = {claimant.metadata.name: _find_grants_role(snapshot, claimant.metadata.name) for claimant in claimants}
     verdict = judge_address(host, claimants, roles, inputs.address_use)
     bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
     # An expired host keeps what it was granted: while it is silent its processes are not known to have ended. What a
     # former host of this name was granted is in force until it is replaced.
-    keeps_grants = expired and not _has_former_grants(snapshot, key.name)
+    keeps_grants = has_expired and not _has_former_grants(snapshot, key.name)
     grants = () if keeps_grants else build_grant_objects(host, decide_grants(host, verdict, bound))
+
+    # 2. Its conditions.
     hosted = decode_stored(snapshot.store, METAL_PROCESSES, bound, HostedProcess)
     siblings = _list_siblings(snapshot, hosted) if host.spec.drain else {}
-    drained = build_drained_condition(host, hosted, siblings, snapshot.now)
-    reachable = build_reachable_condition(host, inputs.reachability)
     expiries = host.status.lease_expiries if inputs.expiries is None else list(inputs.expiries)
-    stable = build_stable_condition(host, expiries, inputs.distrust)
-    further = [condition for condition in (drained, stable) if condition is not None]
-    conditions = [ready, build_address_condition(host, verdict), reachable, *further]
-    again_seconds = PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS
+    all_conditions = (
+        _ready_condition(host, inputs.liveness),
+        build_address_condition(host, verdict),
+        build_reachable_condition(host, inputs.reachability),
+        build_drained_condition(host, hosted, siblings, snapshot.now),
+        build_stable_condition(host, expiries, inputs.distrust),
+    )
+    conditions = [condition for condition in all_conditions if condition is not None]
+
+    # 3. The time of the next decision.
+    waits = [PAUSE_SECONDS if verdict.reason == "NotChecked" else SECRETS_SECONDS]
     if (recheck_seconds := find_recheck_seconds(host, hosted, siblings, snapshot.now)) is not None:
-        again_seconds = min(again_seconds, recheck_seconds)
+        waits.append(recheck_seconds)
     if inputs.distrust is not None and inputs.distrust.left_seconds is not None:
-        again_seconds = min(again_seconds, inputs.distrust.left_seconds)
-    secret = None
-    if inputs.tokens is not None:
-        keys = {host_secret_key(process["metadata"]["namespace"], process["spec"]["tokenSecret"]) for process in bound}
-        existing = (inputs.secret or {}).get("data") or {}
-        secret = build_host_secret(host, keep_previous_tokens(inputs.tokens, keys, existing, snapshot.now))
-    # Secrets are not in the watch cache, so the existing Secret is among the inputs.
-    differs = secret and (inputs.secret is None or not is_applied(*secret, inputs.secret, FIELD_MANAGER))
+        waits.append(inputs.distrust.left_seconds)
+
+    changed_secret = _plan_secret(host, inputs, bound, snapshot.now)
     return Plan(
-        apply=((secret,) if secret and differs else ()) + grants,
+        apply=grants if changed_secret is None else (changed_secret, *grants),
         delete=delete,
         status={
             "conditions": conditions,
@@ -332,9 +337,23 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
             **({"leaseExpiries": expiries} if expiries else {}),
         },
         events=transitions(host.status.conditions, conditions, action="Watch", silent=_SILENT),
-        again_seconds=again_seconds,
+        again_seconds=min(waits),
         effects=(AskAgent(inputs.place),),
     )
+
+
+def _plan_secret(
+    host: MetalHost, inputs: HostInputs, bound: Iterable[Obj], now: datetime
+) -> tuple[Resource, Obj] | None:
+    """Return the Secret of a host to apply; None if its tokens were not read, or it has this content already."""
+    if inputs.tokens is None:
+        return None
+    keys = {host_secret_key(process["metadata"]["namespace"], process["spec"]["tokenSecret"]) for process in bound}
+    existing = (inputs.secret or {}).get("data") or {}
+    secret = build_host_secret(host, keep_previous_tokens(inputs.tokens, keys, existing, now))
+    # Compared here, because Secrets are not in the watch cache.
+    is_unchanged = inputs.secret is not None and is_applied(*secret, inputs.secret, FIELD_MANAGER)
+    return None if is_unchanged else secret
 
 
 def _list_siblings(snapshot: Snapshot, bound: Iterable[HostedProcess]) -> dict[str, list[HostedProcess]]:

@@ -53,7 +53,7 @@ def list_needed_secrets(
             needed.add(NeededSecret(namespace, spec["tokenSecret"], owner["uid"], rotation))
         for artifact in (spec, *spec.get("furtherArtifacts", ())):
             if "sourceSecret" in artifact:
-                needed.add(NeededSecret(namespace, artifact["sourceSecret"], ""))
+                needed.add(NeededSecret(namespace, artifact["sourceSecret"], service_uid=""))
     return sorted(needed)
 
 
@@ -104,7 +104,7 @@ class HostSecrets:
             if needed.service_uid:
                 key = ObjectKey(needed.namespace, needed.name)
                 token = await self._service_tokens.find_token(client, key, needed.service_uid, needed.rotation)
-                # A Secret without the rotation that the status states may stay so: it is read once a minute.
+                # A Secret that lacks the rotation of the status may stay so: its reading is kept, as a user's is.
                 if token is None or self._service_tokens.is_known(key, needed.service_uid, needed.rotation):
                     return token
             else:
@@ -129,7 +129,7 @@ class HostSecrets:
         return secret
 
     def remember(self, resource: Resource, answer: Obj) -> None:
-        """Cache a host's Secret as the answer to a write has it; it is read again no later for that."""
+        """Keep a host's Secret as the answer to a write has it; the time of its next reading stays."""
         host = answer["metadata"]["name"]
         if resource == SECRETS and host in self._host_secrets:
             _, read_at = self._host_secrets[host]
@@ -148,11 +148,11 @@ class HostSecrets:
 def fit_tokens(tokens: Mapping[str, str]) -> dict[str, str]:
     """Return the tokens that fit into one Secret, the smallest first, so that no tenant crowds out the others."""
     fitting, left_bytes = dict[str, str](), MOST_TOKENS_BYTES
-    for key, token in sorted(tokens.items(), key=lambda entry: (len(entry[1]), entry[0])):
-        left_bytes -= len(token)
+    for key in sorted(tokens, key=lambda key: (len(tokens[key]), key)):
+        left_bytes -= len(tokens[key])
         if left_bytes < 0:
             break
-        fitting[key] = token
+        fitting[key] = tokens[key]
     return fitting
 
 
@@ -169,15 +169,16 @@ def keep_previous_tokens(
         existing: the data that the Secret has.
         now: the wall clock.
     """
-    kept = {key: token for key, token in _read_previous(existing).items() if token.valid_until > now.timestamp()}
-    until = int(now.timestamp()) + OVERLAP_SECONDS
+    previous = {key: token for key, token in _read_previous(existing).items() if token.valid_until > now.timestamp()}
+    valid_until = int(now.timestamp()) + OVERLAP_SECONDS
     for key in service_keys:
         if key in existing and key in tokens and existing[key] != tokens[key]:
-            kept[key] = PreviousToken(existing[key], until)
-    kept = {key: token for key, token in sorted(kept.items()) if key in tokens and token.token != tokens[key]}
-    if not kept:
+            previous[key] = PreviousToken(existing[key], valid_until)
+    # A token that is not needed any more, or is in force again, has no previous one.
+    previous = {key: token for key, token in sorted(previous.items()) if key in tokens and token.token != tokens[key]}
+    if not previous:
         return dict(tokens)
-    return {**tokens, PREVIOUS_TOKENS_KEY: base64.b64encode(msgspec.json.encode(kept)).decode()}
+    return {**tokens, PREVIOUS_TOKENS_KEY: base64.b64encode(msgspec.json.encode(previous)).decode()}
 
 
 def _read_previous(existing: Mapping[str, str]) -> dict[str, PreviousToken]:
