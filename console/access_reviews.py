@@ -79,25 +79,30 @@ class _AccessStatus(msgspec.Struct, frozen=True):
     denied: bool = False
 
 
+class _CachedAnswer(NamedTuple, Generic[T]):
+    expires_at: float
+    answer: T
+
+
 class _AnswerCache(Generic[T]):
     """A cache of answers with an expiry; when it is full, the oldest answer goes first."""
 
     def __init__(self, clock: Callable[[], float], most: int) -> None:
         self._clock = clock
         self._most = most
-        self._answers: dict[Hashable, tuple[float, T]] = {}
+        self._answers: dict[Hashable, _CachedAnswer[T]] = {}
 
-    def get(self, key: Hashable) -> tuple[T] | None:
-        """Return the answer as a tuple of one, as it may be None itself; None: it is not known, or expired."""
-        entry = self._answers.get(key)
-        return (entry[1],) if entry is not None and entry[0] > self._clock() else None
+    def get(self, key: Hashable) -> _CachedAnswer[T] | None:
+        """Return the cached answer, which may be None itself; None: it is not known, or has expired."""
+        cached = self._answers.get(key)
+        return cached if cached is not None and cached.expires_at > self._clock() else None
 
     def put(self, key: Hashable, answer: T, seconds: float) -> None:
         """Keep an answer for so many seconds, in place of the oldest one if the cache is full."""
         self._answers.pop(key, None)
         while len(self._answers) >= self._most:
-            del self._answers[next(iter(self._answers))]
-        self._answers[key] = self._clock() + seconds, answer
+            del self._answers[next(iter(self._answers))]  # the oldest
+        self._answers[key] = _CachedAnswer(self._clock() + seconds, answer)
 
 
 class _SharedQuestion:
@@ -134,11 +139,12 @@ class AccessReviews:
         key = hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
         cached = self._callers.get(key) or self._strangers.get(key)
         if cached is not None:
-            return cached[0]
+            return cached.answer
         async with self._slots_by_peer.setdefault(peer, asyncio.Semaphore(MOST_OF_PEER)):
+            # Another request may have got the answer meanwhile.
             cached = self._callers.get(key) or self._strangers.get(key)
             if cached is not None:
-                return cached[0]
+                return cached.answer
             return await self._share(key, lambda: self._identify(key, token))
 
     async def _identify(self, key: bytes, token: str) -> Caller | None:
@@ -160,7 +166,7 @@ class AccessReviews:
         key = (caller, demand)
         cached = self._rights.get(key)
         if cached is not None:
-            return cached[0]
+            return cached.answer
         return await self._share(key, lambda: self._allows(caller, demand))
 
     async def _allows(self, caller: Caller, demand: AccessDemand) -> bool:
@@ -195,7 +201,7 @@ class AccessReviews:
             cached = self._rights.get((caller, demand))
             if cached is None:
                 unknown.append(demand)
-            elif cached[0]:
+            elif cached.answer:
                 allowed.add(namespace)
         if unknown:
             # All of a caller's requests wait for the same answers.

@@ -6,13 +6,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from console.density_answers import SimulateRequest
-from console.density_models import USE_CASES
+from console.density_models import USE_CASES, UseCase
 from console.density_queries import DEFAULT_LIMIT, MOST_LIMIT, DensityQuery, Page
-from fitness.fit import FIT_LEVELS
+from fitness.fit import FIT_LEVELS, FitLevel
 from gateway.http.whole_answers import AskedQuestion
 
 MOST_BODY_BYTES: Final = 64 << 10
 LONGEST_TEXT: Final = 256
+_FIT_LEVEL_OF: Final[Mapping[str, FitLevel]] = {level: level for level in FIT_LEVELS}
+_USE_CASE_OF: Final[Mapping[str, UseCase]] = {use_case: use_case for use_case in USE_CASES}
 _MOST_OFFSET: Final = 10**9
 _MOST_DIGITS: Final = 10
 _LONGEST_TOKEN: Final = 16 << 10
@@ -74,8 +76,9 @@ def read_query(question: AskedQuestion) -> dict[str, str]:
 
 def read_page(query: Mapping[str, str]) -> Page:
     """Return the page that is asked for. Raises BadRequestError."""
-    limit = _read_number(query, "limit", query.get("n", str(DEFAULT_LIMIT)), 1, MOST_LIMIT)
-    return Page(_read_number(query, "offset", "0", 0, _MOST_OFFSET), limit)
+    # llmfit names the limit n.
+    limit = _read_number(query, "limit", query.get("n", str(DEFAULT_LIMIT)), least=1, most=MOST_LIMIT)
+    return Page(_read_number(query, "offset", "0", least=0, most=_MOST_OFFSET), limit)
 
 
 def read_text(query: Mapping[str, str], name: str, default: str | None = None) -> str:
@@ -99,13 +102,12 @@ def check_text(name: str, text: str) -> str:
 
 def read_density_query(query: Mapping[str, str], text: str) -> DensityQuery:
     """Return the question of a query about models that have `text`. Raises BadRequestError."""
-    level = query.get("min_fit", "marginal")
-    min_fit = next((fit_level for fit_level in FIT_LEVELS if fit_level == level), None)
+    min_fit = _FIT_LEVEL_OF.get(query.get("min_fit", "marginal"))
     if min_fit is None:
         raise BadRequestError(f"min_fit is one of {', '.join(FIT_LEVELS)}")
-    stated = query.get("use_case") or None
-    use_case = next((case for case in USE_CASES if case == stated), None)
-    if stated is not None and use_case is None:
+    stated_use_case = query.get("use_case", "")
+    use_case = _USE_CASE_OF.get(stated_use_case)
+    if stated_use_case and use_case is None:
         raise BadRequestError(f"use_case is one of {', '.join(USE_CASES)}")
     return DensityQuery(text, min_fit, use_case)
 

@@ -146,8 +146,8 @@ def _respond(question: AskedQuestion, body: bytes) -> WholeAnswer:
     """Answer with a body, or with 304 if the client has it already."""
     etag = f'"{hashlib.sha256(body).hexdigest()[:_ETAG_CHARACTERS]}"'
     fields = (*_SAFE_FIELDS, (b"ETag", etag.encode()))
-    etags = {etag.strip().removeprefix("W/") for etag in question.headers.get("If-None-Match").split(",")}
-    if question.method in {"GET", "HEAD"} and etags & {etag, "*"}:
+    known_etags = {text.strip().removeprefix("W/") for text in question.headers.get("If-None-Match").split(",")}
+    if question.method in {"GET", "HEAD"} and known_etags & {etag, "*"}:
         return WholeAnswer(304, b"", JSON, fields)
     return WholeAnswer(200, body, JSON, fields)
 

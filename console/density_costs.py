@@ -67,13 +67,15 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
     shares = [_describe_share(snapshot, prices, service, replica) for replica in replicas]
     watts = _sum_unless_empty(share.watts for share in shares)
     per_hour = _sum_unless_empty(share.per_hour for share in shares)
-    speed = _find_speed(service, {share.base.device_class for share in shares if share.base is not None})
-    # A live speed is that of all replicas, any other that of one.
-    speed_divisor = len(replicas) if speed.source != "live" else 1
     memory = _sum_unless_empty(share.memory_bytes for share in shares)
     utilizations = [share.utilization for share in shares if share.utilization is not None]
     nodes = sorted({replica.cell for replica in replicas})
-    hourly = per_hour / speed_divisor if per_hour is not None and speed_divisor else None
+
+    speed = _find_speed(service, {share.base.device_class for share in shares if share.base is not None})
+    # A live speed is that of all replicas, any other that of one: the price is that of the same replicas.
+    priced_part = 1 if speed.source == "live" else len(replicas)
+    priced_per_hour = per_hour / priced_part if per_hour is not None and priced_part else None
+
     unknown = {fact for share in shares for fact in share.unknown}
     if replicas and memory is None:
         unknown.add("memory of a replica")
@@ -94,7 +96,7 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
         speed_source=speed.source,
         watts=watts if replicas else 0.0,
         cost_per_hour=_round(per_hour, 6) if replicas else 0.0,
-        cost_per_million_tokens=_round(price_million_tokens(hourly, speed.tokens_per_second), 6),
+        cost_per_million_tokens=_round(price_million_tokens(priced_per_hour, speed.tokens_per_second), 6),
         unknown=sorted(unknown)[:MOST_UNKNOWN],
     )
 
@@ -102,23 +104,28 @@ def _describe_service(snapshot: DensitySnapshot, prices: DensityPrices, service:
 def _describe_share(
     snapshot: DensitySnapshot, prices: DensityPrices, service: InferenceService, replica: PlacedReplica
 ) -> _MachineShare:
-    """Return what a replica has of its machine."""
+    """Return the part of its machine that a replica has: memory, watts and costs; None and a fact if one is unknown."""
+    # 1. Its memory.
     device_bytes, memory_bytes = service.status.device_memory_bytes, replica.memory_bytes
     if replica.devices and device_bytes is not None:
         memory_bytes = device_bytes * replica.devices
-    machine, count = snapshot.machines.get(replica.cell), max(1, replica.devices)
+    machine, device_count = snapshot.machines.get(replica.cell), max(1, replica.devices)
     if machine is None or not machine.bases:
         return _MachineShare(memory_bytes, unknown=["hardware of a node or host"])
-    base = next((base for base in machine.bases if base.device_count == count), machine.bases[0])
+    base = next((base for base in machine.bases if base.device_count == device_count), machine.bases[0])
     utilization = None
     if base.memory_bytes and memory_bytes is not None:
-        utilization = 100 * memory_bytes / (base.memory_bytes * count)
-    if not replica.devices:
+        utilization = 100 * memory_bytes / (base.memory_bytes * device_count)
+
+    # 2. The number of whole devices that it has.
+    if replica.devices:
+        share = None if machine.device_share is None else replica.devices * machine.device_share
+    else:
         # A host, or the processor of a node, is one device for all replicas that are there.
         neighbours = snapshot.replicas_on.get(replica.cell, ())
-        share: float | None = 1 / max(1, sum(not neighbour.devices for neighbour in neighbours))
-    else:
-        share = None if machine.device_share is None else replica.devices * machine.device_share
+        share = 1 / max(1, sum(not neighbour.devices for neighbour in neighbours))
+
+    # 3. What these cost.
     cost = find_device_cost(prices, base.device_class, base.vendor)
     device, unknown = name_priced_device(base.device_class), list[str]()
     if share is None:
@@ -171,7 +178,9 @@ def _find_speed(service: InferenceService, classes: set[str]) -> _ServiceSpeed:
 
 
 def _read_rate(text: str) -> float | None:
-    return float(text) or None if text else None
+    """Return a rate of the API; None if it is unknown or 0."""
+    rate = float(text) if text else 0.0
+    return rate or None
 
 
 def _sum_namespace(namespace: str, members: Sequence[ModelCost]) -> NamespaceCost:

@@ -45,7 +45,7 @@ class DensityCollector(Collector):
         fits = dict[str, tuple[float, int]]()
         for profile in snapshot.profiles:
             ranked = self._table.rank_models(snapshot.models, profile)
-            score = compute_score(FIT_LEVELS[ranked[0].level], -ranked[0].slowness) if ranked else 0.0
+            score = compute_score(FIT_LEVELS[ranked[0].level], tokens_per_second=-ranked[0].slowness) if ranked else 0.0
             summary = score, count_fitting(snapshot, self._table, profile, flags)
             fits.update(dict.fromkeys(profile.names, summary))
         for name in snapshot.names:

@@ -24,8 +24,8 @@ UseCase = Literal["general", "coding", "reasoning", "chat", "multimodal", "embed
 USE_CASES: Final[tuple[UseCase, ...]] = ("general", "coding", "reasoning", "chat", "multimodal", "embedding")
 """Those of llmfit."""
 _CODING: Final = frozenset({"code", "coding"})
-_SEES: Final = frozenset({"vision", "audio", "image", "images", "multimodal"})
-_EMBEDS: Final = frozenset({"embedding", "embeddings"})
+_MULTIMODAL: Final = frozenset({"vision", "audio", "image", "images", "multimodal"})
+_EMBEDDING: Final = frozenset({"embedding", "embeddings"})
 QUANTIZATIONS: Final = tuple(BITS_PER_WEIGHT)
 """Those that a what-if may state."""
 _BITS_PER_BYTE: Final = 8
@@ -76,7 +76,7 @@ def build_known_model(model: Model, vendors: Vendors, options: ServingOptions) -
     status = model.status
     header = status.gguf or GGUF()
     quantization, abilities = header.quantization, frozenset(model.spec.capabilities)
-    is_embedding = bool(abilities & _EMBEDS) or (bool(header.modes) and "chat" not in header.modes)
+    is_embedding = bool(abilities & _EMBEDDING) or (bool(header.modes) and "chat" not in header.modes)
     return KnownModel(
         name=model.metadata.name,
         namespace=model.metadata.namespace,
@@ -111,14 +111,14 @@ def _choose_runtimes(model: Model, vendors: Vendors) -> dict[str, str]:
 
 def _find_use_cases(abilities: frozenset[str], domains: frozenset[str], *, thinks: bool) -> frozenset[UseCase]:
     """Return what a model is for, by what it is able to and was trained for."""
-    if abilities & _EMBEDS:
+    if abilities & _EMBEDDING:
         return frozenset({"embedding"})
     use_cases: set[UseCase] = {"general", "chat"}
     if domains & _CODING:
         use_cases.add("coding")
     if thinks:
         use_cases.add("reasoning")
-    if abilities & _SEES:
+    if abilities & _MULTIMODAL:
         use_cases.add("multimodal")
     return frozenset(use_cases)
 

@@ -46,13 +46,11 @@ def find_device_cost(prices: DensityPrices, device_class: str, vendor: str) -> D
     single = name_priced_device(device_class)
     watts = prices.watts.get(single, prices.watts.get(vendor))
     hire = prices.per_hour.get(single, prices.per_hour.get(vendor))
-    if prices.per_kwh is None and hire is None:
-        return DeviceCost(watts, None)
-    if prices.per_kwh is not None and watts is None:
-        # The hire of a device in a cloud includes its electricity.
-        return DeviceCost(None, hire)
-    power = (watts or 0.0) / _WATTS_OF_KILOWATT * prices.per_kwh if prices.per_kwh is not None else 0.0
-    return DeviceCost(watts, power + (hire or 0.0))
+    # Without a price of electricity, the hire is all. In a cloud, where no watts are stated, it includes electricity.
+    if prices.per_kwh is None or watts is None:
+        return DeviceCost(watts, per_hour=hire)
+    electricity = watts / _WATTS_OF_KILOWATT * prices.per_kwh
+    return DeviceCost(watts, per_hour=electricity + (hire or 0.0))
 
 
 def name_priced_device(device_class: str) -> str:

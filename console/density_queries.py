@@ -95,9 +95,9 @@ def list_nodes(
 
 
 def count_fitting(snapshot: DensitySnapshot, table: FitTable, profile: MachineProfile, flags: bytearray) -> int:
-    """Return the number of flagged models that fit on a profile."""
-    worst = RANKS["too_tight"]
-    return sum(model.level < worst and flags[model.position] for model in table.rank_models(snapshot.models, profile))
+    """Return the number of flagged models that fit on a profile; `flags` has one for each model."""
+    too_tight = RANKS["too_tight"]
+    return sum(fit.level < too_tight and flags[fit.position] for fit in table.rank_models(snapshot.models, profile))
 
 
 def describe_node(
@@ -108,8 +108,8 @@ def describe_node(
     flags, profile = snapshot.flag_models(visible), snapshot.profile_of.get(name)
     fitting, model_fits = list[RankedFit](), list[ModelFit]()
     if profile is not None:
-        ranked, worst = table.rank_models(snapshot.models, profile), RANKS["too_tight"]
-        fitting = [fit for fit in ranked if fit.level < worst and flags[fit.position]]
+        ranked, too_tight = table.rank_models(snapshot.models, profile), RANKS["too_tight"]
+        fitting = [fit for fit in ranked if fit.level < too_tight and flags[fit.position]]
         models = (snapshot.models[fit.position] for fit in page.cut(fitting))
         places = ((model, table.find_best_fit(model, profile)) for model in models)
         model_fits = [describe_fit(model, place) for model, place in places if place is not None]
@@ -189,29 +189,31 @@ def query_nodes(
     flags = flag_matches(snapshot, visible, query)
     all_match = all(flags)
     worst = RANKS[query.min_fit]
-    # The models of each profile are in order already, so the best of all is found by merging them.
+    # 1. The models of each profile are in order already, so the best of all are found by merging them.
     total, streams = 0, []
     for ordinal, profile in enumerate(snapshot.profiles):
         ranked = table.rank_models(snapshot.models, profile)
         if not all_match:
             ranked = [fit for fit in ranked if flags[fit.position]]
-        count = bisect.bisect_left(ranked, worst + 1, key=operator.attrgetter("level"))
-        total += count * len(profile.names)
-        streams.append(zip(itertools.islice(ranked, count), itertools.repeat(ordinal), strict=False))
+        fitting_count = bisect.bisect_left(ranked, worst + 1, key=operator.attrgetter("level"))
+        total += fitting_count * len(profile.names)
+        streams.append(zip(itertools.islice(ranked, fitting_count), itertools.repeat(ordinal), strict=False))
+
+    # 2. One entry of a stream is a model on all nodes of a profile: the page may begin and end among them.
     nodes = list[RankedNode]()
-    # One entry of a stream is a model on all nodes of a profile: pages cut through them.
-    passed_nodes, wanted = 0, page.offset + page.limit
+    entry_end, page_end = 0, page.offset + page.limit
     for ranked_fit, ordinal in heapq.merge(*streams):
         profile = snapshot.profiles[ordinal]
-        first, passed_nodes = passed_nodes, passed_nodes + len(profile.names)
-        if passed_nodes > page.offset:
+        entry_start = entry_end
+        entry_end += len(profile.names)
+        if entry_end > page.offset:
             model = snapshot.models[ranked_fit.position]
             place = table.find_best_fit(model, profile)
             if place is not None:
                 fit, level = describe_fit(model, place), place.fit.level
-                shown = profile.names[max(0, page.offset - first) : wanted - first]
+                shown = profile.names[max(0, page.offset - entry_start) : page_end - entry_start]
                 nodes += [RankedNode(node_name=name, score=fit.score, fit_level=level, model=fit) for name in shown]
-        if passed_nodes >= wanted:
+        if entry_end >= page_end:
             break
     return QueryAnswer(
         query=query.text,
@@ -239,29 +241,29 @@ def list_excluded(snapshot: DensitySnapshot) -> list[ExcludedNode]:
     names = (name for name in snapshot.names if name not in snapshot.profile_of)
     return [
         ExcludedNode(node_name=name, reason=snapshot.machines[name].exclusion or "its hardware is unknown")
-        for _, name in zip(range(MOST_LIMIT), names, strict=False)
+        for name in itertools.islice(names, MOST_LIMIT)
     ]
 
 
 def list_catalog(snapshot: DensitySnapshot, table: FitTable, visible: Visibility, page: Page) -> CatalogAnswer:
     """Return all models in the order of the alphabet, and where each fits."""
-    seen = itertools.compress(snapshot.models, snapshot.flag_models(visible))
-    shown = sorted(seen, key=lambda model: model.full_name)
+    visible_models = itertools.compress(snapshot.models, snapshot.flag_models(visible))
+    shown = sorted(visible_models, key=lambda model: model.full_name)
     models = [_describe_catalog_model(snapshot, table, model) for model in page.cut(shown)]
     return CatalogAnswer(models=models, total=len(shown), next_offset=page.find_next(len(shown)))
 
 
 def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: KnownModel) -> CatalogModel:
     """Return a model with the nodes on which it fits, the best first."""
-    places = list[tuple[tuple[int, float], int, PlaceFit]]()
-    for ordinal, profile in enumerate(snapshot.profiles):
+    places = list[tuple[PlaceFit, MachineProfile]]()
+    for profile in snapshot.profiles:
         place = table.find_best_fit(model, profile)
         if place is not None and place.fit.level != "too_tight":
-            places.append((place.rank, ordinal, place))
-    places.sort(key=lambda entry: entry[:2])
+            places.append((place, profile))
+    places.sort(key=lambda place_and_profile: place_and_profile[0].rank)
     nodes = list[CatalogNode]()
-    for _, ordinal, place in places:
-        names = snapshot.profiles[ordinal].names[: MOST_CATALOG_NODES - len(nodes)]
+    for place, profile in places:
+        names = profile.names[: MOST_CATALOG_NODES - len(nodes)]
         nodes += [CatalogNode(node_name=name, score=place.score, fit_level=place.fit.level) for name in names]
     best = nodes[0] if nodes else None
     return CatalogModel(
@@ -271,7 +273,7 @@ def _describe_catalog_model(snapshot: DensitySnapshot, table: FitTable, model: K
         best_score=best.score if best else None,
         best_node=best.node_name if best else None,
         fit_level=best.fit_level if best else None,
-        node_count=sum(len(snapshot.profiles[ordinal].names) for _, ordinal, _ in places),
+        node_count=sum(len(profile.names) for _place, profile in places),
         nodes=nodes,
     )
 

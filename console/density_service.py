@@ -59,11 +59,11 @@ class DensityService:
         Fits whose measurements or corrections have changed since the last call are forgotten before.
         """
         async with self._turn:
-            snapshot, changed = self.take_snapshot(), self._measured_hashes
-            if changed:
-                touched = (model for model in snapshot.models if not changed.isdisjoint(model.hashes.values()))
-                self.table.forget([model.key for model in touched])
-                changed.clear()
+            snapshot, changed_hashes = self.take_snapshot(), self._measured_hashes
+            if changed_hashes:
+                changed = (model for model in snapshot.models if not changed_hashes.isdisjoint(model.hashes.values()))
+                self.table.forget([model.key for model in changed])
+                changed_hashes.clear()
             if self._has_new_corrections:
                 self.table.forget_corrected()
                 self._has_new_corrections = False

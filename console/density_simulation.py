@@ -119,7 +119,9 @@ def _assess_on_profile(
         return place
     speed = place.fit.speed if place else None
     workload = model.workloads.get(profile.accelerator)
-    runtime = place.runtime if place else next(iter(model.workloads.values())).runtime if model.workloads else ""
+    # Where no engine is known to take the model, that of any other accelerator is shown.
+    runtimes = [known.runtime for known in model.workloads.values()]
+    runtime = place.runtime if place else next(iter(runtimes), "")
     best: PlaceFit | None = None
     for devices in profile.replicas:
         fit = assess_stated(workload, round(memory_gb * GIB), devices, speed)

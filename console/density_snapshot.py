@@ -170,11 +170,11 @@ class SnapshotSource:
             (INFERENCE_SERVICES,), "services", lambda: decode_all(INFERENCE_SERVICES, InferenceService)
         )
         return DensitySnapshot(
-            self.view.list_machines(),
-            store.summarize((MODELS,), "known models", self._list_models),
-            services,
-            tuple(self._list_replicas()),
-            store.summarize((MODELS,), "stored models", lambda: decode_all(MODELS, Model)),
+            machines=self.view.list_machines(),
+            models=store.summarize((MODELS,), "known models", self._list_models),
+            services=services,
+            placed=tuple(self._list_replicas()),
+            stored=store.summarize((MODELS,), "stored models", lambda: decode_all(MODELS, Model)),
         )
 
     def _list_models(self) -> tuple[KnownModel, ...]:
@@ -199,7 +199,8 @@ class SnapshotSource:
             host, service = process.spec.host_name, process.spec.service_name
             if host and service:
                 name = f"host/{host}" if store.get(NODES, host) else host
-                yield PlacedReplica(process.metadata.namespace, service, name, 0, process.spec.memory_bytes)
+                namespace, memory_bytes = process.metadata.namespace, process.spec.memory_bytes
+                yield PlacedReplica(namespace, service, cell=name, devices=0, memory_bytes=memory_bytes)
 
 
 def _describe_replica(pod: Obj, vendors: Vendors) -> PlacedReplica | None:
@@ -209,4 +210,4 @@ def _describe_replica(pod: Obj, vendors: Vendors) -> PlacedReplica | None:
         return None
     amounts = count_requests(pod["spec"])
     devices = sum(count for name, count in amounts.items() if any(vendor.offers(name) for vendor in vendors.values()))
-    return PlacedReplica(pod["metadata"]["namespace"], service, node, devices, amounts.get(MEMORY))
+    return PlacedReplica(pod["metadata"]["namespace"], service, node, devices, memory_bytes=amounts.get(MEMORY))

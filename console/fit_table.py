@@ -38,7 +38,7 @@ MOST_RANKED: Final = 2_000_000
 _PERFECT, _GOOD, _MARGINAL, _TOO_TIGHT = range(len(FIT_LEVELS))
 RANKS: Final[dict[FitLevel, int]] = {level: rank for rank, level in enumerate(FIT_LEVELS)}
 _BAND: Final = 25.0
-_STATED_MEMORY_COUNTS: Final = frozenset({"cpu", "metal"})
+_VENDORS_BY_STATED_MEMORY: Final = frozenset({"cpu", "metal"})
 """Accelerators on which the memory that a user states counts in place of the estimate."""
 _HALF_SPEED: Final = 50.0
 """Tokens a second that give half of the points for speed within a level."""
@@ -74,6 +74,7 @@ class RankedFit(NamedTuple):
 
     level: int
     slowness: float
+    """The negated speed in tokens a second, so that the fastest of a level sorts first."""
     name: str
     position: int
     """Place of the model among all of the snapshot."""
@@ -112,6 +113,7 @@ class _IdleFit(NamedTuple):
 
     fit: Fit | None
     least_bytes: int = 0
+    """Bytes of a device that must be free at the start; 0: as many as are needed."""
 
 
 class FitTable:
@@ -159,13 +161,13 @@ class FitTable:
     def rank_models(self, models: tuple[KnownModel, ...], profile: MachineProfile) -> list[RankedFit]:
         """Return all models on a profile, the best first; cached until the models change."""
         key = profile.accelerator, profile.replicas
-        cached = self._ranked.get(key)
-        if cached is not None and cached[0] is models:
-            return cached[1]
+        last_models, ranked = self._ranked.get(key, (None, []))
+        if last_models is models:
+            return ranked
         ranked = self._compute_ranks(models, profile)
         self._ranked.pop(key, None)
         while self._ranked and (len(self._ranked) + 1) * len(models) > MOST_RANKED:
-            # Those of profiles that exist no more are among the oldest ones.
+            # The oldest goes first: those of profiles that exist no more are among the oldest ones.
             del self._ranked[next(iter(self._ranked))]
         self._ranked[key] = (models, ranked)
         return ranked
@@ -180,7 +182,7 @@ class FitTable:
         best = dict[int, RankedFit]()
         """The best level so far of each model that waits for a better one with more devices."""
         for devices in profile.replicas:
-            free = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes or 0
+            free_bytes = devices.free_bytes if devices.free_bytes is not None else (devices.memory_bytes or 0)
             needs, order = self._list_needs(models, profile.accelerator, devices)
             still_waiting = list[int]()
             for position in order if len(waiting) == len(models) else waiting:
@@ -189,32 +191,33 @@ class FitTable:
                     still_waiting.append(position)
                     continue
                 least, good, perfect, rows = need
-                if free >= good:
-                    settled.append(rows[_PERFECT if free >= perfect else _GOOD])
+                if free_bytes >= good:
+                    settled.append(rows[_PERFECT if free_bytes >= perfect else _GOOD])
                     continue
                 still_waiting.append(position)
-                fit = rows[_MARGINAL if free >= least else _TOO_TIGHT]
-                if position not in best or fit[0] < best[position][0]:
+                fit = rows[_MARGINAL if free_bytes >= least else _TOO_TIGHT]
+                if position not in best or fit.level < best[position].level:
                     best[position] = fit
             waiting = still_waiting
         levels: tuple[list[RankedFit], ...] = ([], [], [], [])
         for fit in (*settled, *(best[position] for position in waiting if position in best)):
-            levels[fit[0]].append(fit)
+            levels[fit.level].append(fit)
         for level in levels:
             # The fastest came first, but for those of several devices: this compares neighbours.
             level.sort()
         return [fit for level in levels for fit in level]
 
     def _list_needs(self, models: tuple[KnownModel, ...], accelerator: str, devices: ServingDevices) -> _ClassNeeds:
-        """Return what each model needs of such devices."""
+        """Return what each model needs of such devices; cached until the models change."""
         key = accelerator, _as_idle(devices)
-        cached = self._needs.get(key)
-        if cached is None or cached[0] is not models:
+        last_models, class_needs = self._needs.get(key, (None, _ClassNeeds([], [])))
+        if last_models is not models:
             needs = [self._find_need(model, position, accelerator, devices) for position, model in enumerate(models)]
-            ordered = [fit.position for fit in sorted(need.rows[0] for need in needs if need is not None)]
+            fastest_first = [row.position for row in sorted(need.rows[_PERFECT] for need in needs if need is not None)]
             unknown = [position for position, need in enumerate(needs) if need is None]
-            cached = self._needs[key] = models, _ClassNeeds(needs, ordered + unknown)
-        return cached[1]
+            class_needs = _ClassNeeds(needs, order=fastest_first + unknown)
+            self._needs[key] = models, class_needs
+        return class_needs
 
     def _find_need(self, model: KnownModel, position: int, accelerator: str, devices: ServingDevices) -> _Need | None:
         """Return the free memory that a model needs on such devices for each level; None: it is unknown."""
@@ -224,17 +227,19 @@ class FitTable:
         idle = self._find_corrected_fit(model, workload, devices)
         if idle.fit is None:
             return None
-        fit, nowhere = idle.fit, float("inf")
+        fit, unreachable = idle.fit, float("inf")
         if fit.level == "too_tight":
-            return _Need(nowhere, nowhere, nowhere, _list_rows(model, position, 0.0))
-        least, needed = max(idle.least_bytes, fit.needed_bytes), fit.needed_bytes
+            return _Need(
+                least=unreachable, good=unreachable, perfect=unreachable, rows=_list_rows(model, position, 0.0)
+            )
         speed = fit.speed.generation.expected if fit.speed else 0.0
-        is_best_perfect = fit.run_mode == "accelerator"
+        least = max(idle.least_bytes, fit.needed_bytes)
+        can_be_perfect = fit.run_mode == "accelerator"
         return _Need(
-            least,
-            max(least, needed * GOOD_HEADROOM),
-            max(least, needed * PERFECT_HEADROOM) if is_best_perfect else nowhere,
-            _list_rows(model, position, -speed),
+            least=least,
+            good=max(least, fit.needed_bytes * GOOD_HEADROOM),
+            perfect=max(least, fit.needed_bytes * PERFECT_HEADROOM) if can_be_perfect else unreachable,
+            rows=_list_rows(model, position, speed),
         )
 
     def find_best_fit(self, model: KnownModel, profile: MachineProfile) -> PlaceFit | None:
@@ -247,9 +252,9 @@ class FitTable:
             return None
         if self._cached_fits > MOST_KEPT:
             self.clear()
-        places = self._best_fits.setdefault((profile.accelerator, profile.replicas), {})
+        fits_on_profile = self._best_fits.setdefault((profile.accelerator, profile.replicas), {})
         try:
-            return places[model.key]
+            return fits_on_profile[model.key]
         except KeyError:
             self._cached_fits += 1
         best: PlaceFit | None = None
@@ -260,8 +265,8 @@ class FitTable:
             if best is None or RANKS[fit.level] < RANKS[best.fit.level]:
                 best = PlaceFit(fit, devices, workload.runtime)
             if RANKS[fit.level] <= _GOOD:
-                break
-        places[model.key] = best
+                break  # it is not tried with more devices
+        fits_on_profile[model.key] = best
         return best
 
     def _find_corrected_fit(self, model: KnownModel, workload: Workload, devices: ServingDevices) -> _IdleFit:
@@ -272,7 +277,7 @@ class FitTable:
             corrections = self._measured.corrections.select(model.namespace)
             correction = corrections.find(devices.vendor, devices.device_class, workload.runtime)
             idle = idle._replace(fit=idle.fit._replace(speed=correct_speed(idle.fit.speed, correction)))
-        if workload.stated_bytes and (idle.fit is None or devices.vendor in _STATED_MEMORY_COUNTS):
+        if workload.stated_bytes and (idle.fit is None or devices.vendor in _VENDORS_BY_STATED_MEMORY):
             speed = idle.fit.speed if idle.fit else None
             return _IdleFit(assess_stated(workload, workload.stated_bytes, _as_idle(devices), speed))
         return idle
@@ -288,7 +293,8 @@ class FitTable:
         fit = regrade_fit(idle.fit, free, idle.least_bytes)
         if fit is not None:
             return fit
-        if workload.stated_bytes and devices.vendor in _STATED_MEMORY_COUNTS:
+        # Not all of it fits into what is free.
+        if workload.stated_bytes and devices.vendor in _VENDORS_BY_STATED_MEMORY:
             return assess_stated(workload, workload.stated_bytes, devices)
         needed = max(idle.fit.needed_bytes, idle.least_bytes)
         return idle.fit._replace(
@@ -304,26 +310,29 @@ class FitTable:
         """Return the fit on devices that nothing else uses, with the measured speed if there is one; cached."""
         idle_devices = _as_idle(devices)
         fits = self._idle_fits.setdefault(idle_devices, {})
-        idle_fit = fits.get(model.key)
-        if idle_fit is None:
-            options = self._options[model.mode]
-            fit = assess_fit(workload, options, idle_devices, active_share=model.active_share)
-            model_hash = model.hashes.get(workload.runtime)
-            if fit is not None and model_hash is not None and fit.level != "too_tight":
-                record = self._measured.find(model_hash, devices.device_class, model.namespace)
-                fit = fit if record is None else fit._replace(speed=report_measured(record, fit.run_mode))
-            device_bytes = 0 if devices.vendor in _STATED_MEMORY_COUNTS else devices.memory_bytes or 0
-            least = least_free_bytes(workload, options, device_bytes) if device_bytes else 0
-            idle_fit = fits[model.key] = _IdleFit(fit, least)
-            self._cached_fits += 1
+        cached = fits.get(model.key)
+        if cached is not None:
+            return cached
+        options = self._options[model.mode]
+        fit = assess_fit(workload, options, idle_devices, active_share=model.active_share)
+        model_hash = model.hashes.get(workload.runtime)
+        if fit is not None and fit.level != "too_tight" and model_hash is not None:
+            record = self._measured.find(model_hash, devices.device_class, model.namespace)
+            if record is not None:
+                fit = fit._replace(speed=report_measured(record, fit.run_mode))
+        least_bytes = 0
+        if devices.memory_bytes and devices.vendor not in _VENDORS_BY_STATED_MEMORY:
+            least_bytes = least_free_bytes(workload, options, devices.memory_bytes)
+        idle_fit = fits[model.key] = _IdleFit(fit, least_bytes)
+        self._cached_fits += 1
         return idle_fit
 
 
-def _list_rows(model: KnownModel, position: int, slowness: float) -> tuple[RankedFit, ...]:
-    """Return a row of a model for each level of fit."""
+def _list_rows(model: KnownModel, position: int, speed: float) -> tuple[RankedFit, ...]:
+    """Return a row of a model for each level of fit; the one that does not fit has no speed."""
     name = model.full_name
     return tuple(
-        RankedFit(level, slowness if level < _TOO_TIGHT else 0.0, name, position) for level in range(len(FIT_LEVELS))
+        RankedFit(level, -speed if level < _TOO_TIGHT else 0.0, name, position) for level in range(len(FIT_LEVELS))
     )
 
 
@@ -347,7 +356,7 @@ def assess_stated(
     if free is None:
         return None
     mode: RunMode = "cpu" if devices.vendor == "cpu" else "accelerator"
-    device_bytes = -(-needed_bytes // devices.device_count)
+    device_bytes = (needed_bytes + devices.device_count - 1) // devices.device_count  # rounded up
     refused = refuse_devices(workload, devices) if workload is not None else None
     level = grade_fit(mode, device_bytes, free) if refused is None else "too_tight"
     shortfall = f"needs {size_text(device_bytes)}, {size_text(free)} free: short {size_text(device_bytes - free)}"

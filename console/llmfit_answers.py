@@ -33,13 +33,14 @@ def list_llmfit_models(
     for profile in snapshot.profiles:
         if node and node not in profile.names:
             continue
-        for model in table.rank_models(snapshot.models, profile):
-            if model.level > worst or not flags[model.position]:
+        for fit in table.rank_models(snapshot.models, profile):
+            if fit.level > worst or not flags[fit.position]:
                 continue
-            best_place = _BestPlace((model.level, model.slowness), node or profile.names[0], profile)
-            previous = best.get(model.position)
-            if previous is None or (best_place.rank, best_place.node) < (previous.rank, previous.node):
-                best[model.position] = best_place
+            place = _BestPlace(rank=(fit.level, fit.slowness), node=node or profile.names[0], profile=profile)
+            previous = best.get(fit.position)
+            # Of equal ones, the first by name.
+            if previous is None or (place.rank, place.node) < (previous.rank, previous.node):
+                best[fit.position] = place
     ordered = sorted(best.items(), key=lambda entry: (entry[1].rank, snapshot.models[entry[0]].full_name))
     shown = page.cut(ordered)
     return {
@@ -56,9 +57,9 @@ def list_llmfit_models(
             "max_context": table.options.context_length,
         },
         "models": [
-            _build_row(snapshot.models[position], place, name, table.options.context_length)
-            for position, (_, name, profile) in shown
-            if (place := table.find_best_fit(snapshot.models[position], profile)) is not None
+            _build_row(snapshot.models[position], best_fit, best_place.node, table.options.context_length)
+            for position, best_place in shown
+            if (best_fit := table.find_best_fit(snapshot.models[position], best_place.profile)) is not None
         ],
     }
 
