@@ -50,7 +50,8 @@ def find_model(snapshot: DensitySnapshot, visible: Visibility, text: str) -> Kno
         ModelNotFound: there is none.
         SimulationRefused: several have it.
     """
-    visible_models, folded = list(itertools.compress(snapshot.models, snapshot.flag_models(visible))), text.casefold()
+    visible_models = list(itertools.compress(snapshot.models, snapshot.flag_models(visible)))
+    folded = text.casefold()
     exact = [model for model in visible_models if folded in {model.full_name.casefold(), model.name.casefold()}]
     matches = exact or [model for model in visible_models if folded not in {"*", ""} and model.matches(folded)]
     if len(matches) == 1:

@@ -306,7 +306,7 @@ class Controller:
         return len(self._queue) if self._queue is not None else 0
 
     def _queue_age_seconds(self) -> float:
-        queue = self._queue
+        queue = self._queue  # read once: metrics are read in another thread
         return queue.oldest_seconds() if queue is not None else 0.0
 
     async def _reconcile(self, item: Item) -> float | None:
@@ -387,6 +387,7 @@ class Controller:
             if not trigger.concerns(old, new):
                 continue
             if trigger.finds_by_status:
+                # One that is being decided may be about to wait for this change, which its status shows too late.
                 for item in self._queue.processing():
                     if item.resource == enqueued_kind:
                         self._enqueue(*item)

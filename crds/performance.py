@@ -22,8 +22,9 @@ class BenchmarkOptions(ApiStruct, frozen=True):
     @property
     def min_duration_seconds(self) -> float:
         """The least time of the runs together, in seconds; 0 if there is none."""
-        text = self.min_duration
-        return int(text[:-1]) * (60.0 if text.endswith("m") else 1.0) if text else 0.0
+        if not self.min_duration:
+            return 0.0
+        return int(self.min_duration[:-1]) * (60.0 if self.min_duration.endswith("m") else 1.0)
 
 
 class MeasuredRates(ApiStruct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ def format_rate(tokens_per_second: float) -> str:
     """Return a rate as a decimal number of about three digits."""
     if tokens_per_second >= _WHOLE:
         return f"{tokens_per_second:.0f}"
-    return f"{tokens_per_second:.1f}" if tokens_per_second >= 1 or not tokens_per_second else f"{tokens_per_second:.3f}"
+    has_one_decimal = tokens_per_second >= 1 or tokens_per_second == 0
+    return f"{tokens_per_second:.1f}" if has_one_decimal else f"{tokens_per_second:.3f}"
 
 
 def is_notable_change(shown: float, measured: float) -> bool:

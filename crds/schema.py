@@ -83,8 +83,8 @@ def _find_default(field: inspect.Field, schema: Schema) -> object:
         return None
     if isinstance(value, msgspec.Struct):
         # `{}` lets the API server descend to the defaults inside.
-        inner = schema.get("properties", {}).values()
-        return {} if any("default" in p for p in inner) else None
+        inner_schemas = schema.get("properties", {}).values()
+        return {} if any("default" in inner for inner in inner_schemas) else None
     return msgspec.to_builtins(value)
 
 

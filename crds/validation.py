@@ -179,13 +179,13 @@ def _describe_unknown(name: str, fields: Collection[str]) -> str:
 
 def _check_distinct(_validator: Any, keys: list[str], value: Any, _schema: Schema) -> Errors:
     """Refuse two entries of a list that have the same key."""
-    seen: list[list[object]] = []
+    earlier_keys: list[list[object]] = []
     for number, entry in enumerate(_as_list(value)):
         key: list[object] = [entry.get(name) for name in keys] if isinstance(entry, dict) else [number]
-        if key in seen:
+        if key in earlier_keys:
             shown = json.dumps(dict(zip(keys, key, strict=True)))
             yield ValidationError(f"Duplicate value: {shown}", validator="unknown", path=[number])
-        seen.append(key)
+        earlier_keys.append(key)
 
 
 def _check_pattern(_validator: Any, pattern: str, value: Any, schema: Schema) -> Errors:

@@ -109,6 +109,7 @@ class ExtenderFeed:
             return None
 
         def decode() -> tuple[ServedModel, str] | None:
+            # Each loop runs once, or not at all if the object cannot be decoded.
             for decoded in decode_stored(store, INFERENCE_SERVICES, [service], InferenceService):
                 for served in decode_stored(store, MODELS, [model], Model):
                     runtime = decoded.status.runtime

@@ -13,7 +13,7 @@ from fitness.stated_hardware import DeviceHardware
 
 
 def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendors: Vendors) -> str | None:
-    """Return why this hardware can never run the replica, or None. Preemption would not help."""
+    """Return why this hardware can never run the replica, so that preemption would not help; None if it may fit."""
     vendor = vendors.get(subject.accelerator)
     if not subject.is_served or vendor is None or not vendor.has_devices or not hardware.vendors:
         return None
@@ -22,6 +22,7 @@ def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendor
     if subject.need_bytes is None or hardware.vendor != subject.accelerator:
         return None
     known_sizes = [size for size in hardware.memory_bytes if size is not None]
+    # A device of unknown size counts as large enough.
     large_enough = sum(size is None or size >= subject.need_bytes for size in hardware.memory_bytes)
     needed = subject.device_count if hardware.lists_devices else 1
     # A node whose agent lists fewer devices than are requested may have new ones.
@@ -31,7 +32,7 @@ def find_static_misfit(hardware: DeviceHardware, subject: ScoringSubject, vendor
 
 
 def find_transient_misfit(facts: ScoringFacts, subject: ScoringSubject) -> str | None:
-    """Return why this node cannot run the replica now, or None.
+    """Return why this node cannot run the replica now; None if it may fit.
 
     Kubernetes counts devices, and not the memory that other pods take of one that they share.
     """

@@ -54,20 +54,18 @@ def read_node(
         annotation_prefix: prefix of the annotations with utilization and cost.
     """
     hardware = describe_node(labels, fitness, vendors).round_down()
-    names = [f"{annotation_prefix}/{name}" for name in ("gpu.util", "cost")]
-    stated_util, stated_cost = (annotations.get(name) for name in names)
-    util, cost = read_number(stated_util or ""), read_number(stated_cost or "")
+    util_name, cost_name = f"{annotation_prefix}/gpu.util", f"{annotation_prefix}/cost"
+    util, cost = read_number(annotations.get(util_name, "")), read_number(annotations.get(cost_name, ""))
     util = util if util is not None and util <= 1 else None
-    ignored = tuple(
-        (name, value[:64])
-        for name, value, read in zip(names, (stated_util, stated_cost), (util, cost), strict=True)
-        if value is not None and read is None
-    )
+    unread = [name for name, number in ((util_name, util), (cost_name, cost)) if number is None]
+    ignored = tuple((name, annotations[name][:64]) for name in unread if name in annotations)
+
+    # What the agent reports counts in place of a missing annotation.
     if util is None and fitness is not None:
         percents = [device.utilization_percent for device in fitness.devices if device.utilization_percent is not None]
         util = sum(percents) / len(percents) / _PERCENT if percents else None
-    free: tuple[int | None, ...] = ()
+    rounded_util = None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS
+    free_gib: tuple[int | None, ...] = ()
     if hardware.is_shared and fitness is not None:
-        free = tuple(None if device.free_bytes is None else device.free_bytes // GIB for device in fitness.devices)
-    steps = None if util is None else round(util * _UTILIZATION_STEPS) / _UTILIZATION_STEPS
-    return NodeReading(ScoringFacts(hardware, steps, cost, free), ignored)
+        free_gib = tuple(None if device.free_bytes is None else device.free_bytes // GIB for device in fitness.devices)
+    return NodeReading(ScoringFacts(hardware, utilization=rounded_util, cost=cost, free_gib=free_gib), ignored)

@@ -126,7 +126,7 @@ class SpeedTable:
         self._costs: Counter[float] = Counter()
         """Number of nodes by cost."""
         self._revision = 0
-        self._changed: dict[str, int] = {}
+        self._revision_of_change: dict[str, int] = {}
         """Revision of the last change of each node, the latest one last."""
         self._forgotten_revision = 0
         """Revision up to which changes of nodes are no longer known one by one."""
@@ -189,7 +189,8 @@ class SpeedTable:
         self, subject: ScoringSubject, served: ServedModel | None, measured: Mapping[str, MeasuredPerformance]
     ) -> Mapping[DeviceHardware, float | None]:
         """Return the tokens a second of a subject on all hardware, of which only what is not kept yet is computed."""
-        last, inputs = self._speeds.get(subject), served.speed_inputs if served is not None else ()
+        last = self._speeds.get(subject)
+        inputs = served.speed_inputs if served is not None else ()
         kept = last.speeds if last is not None and last.inputs == inputs else {}
         speeds = {
             hardware: kept[hardware] if hardware in kept else self._find_speed(hardware, subject, served, measured)
@@ -232,9 +233,9 @@ class SpeedTable:
             for name in self._list_changed(board.revision):
                 for entries in (board.pieces, board.failed, board.unresolvable):
                     entries.pop(name, None)
-                now = self._facts.get(name)
-                if now is not None:
-                    self._score_nodes(board, (name,), now, subject, verdicts[now.hardware])
+                new_facts = self._facts.get(name)
+                if new_facts is not None:
+                    self._score_nodes(board, (name,), new_facts, subject, verdicts[new_facts.hardware])
         board.revision = self._revision
         return board
 
@@ -251,29 +252,30 @@ class SpeedTable:
             board.unresolvable.update(dict.fromkeys(names, verdict.misfit))
         elif facts.free_gib and (busy := find_transient_misfit(facts, subject)):
             board.failed.update(dict.fromkeys(names, busy))
-        share = verdict.speed / (board.scale.fastest or 1.0)
-        cost_share = (facts.cost or 0.0) / (board.scale.dearest or 1.0)
         score = 0
         if verdict.misfit is None:
-            score = compute_score(share, facts.utilization or 0.0, cost_share, self._weights)
+            # A scale of 0 means that all values are 0, so that their shares are, too.
+            speed_share = verdict.speed / (board.scale.fastest or 1.0)
+            cost_share = (facts.cost or 0.0) / (board.scale.dearest or 1.0)
+            score = compute_score(speed_share, facts.utilization or 0.0, cost_share, self._weights)
         for name in names:
             board.pieces[name] = self._find_piece(name, score)
 
     def _list_changed(self, revision: int) -> Iterator[str]:
-        """Yield the names of the nodes that have changed since."""
-        for name, changed in reversed(self._changed.items()):
-            if changed <= revision:
+        """Yield the names of the nodes that have changed since a revision, the latest change first."""
+        for name, changed_revision in reversed(self._revision_of_change.items()):
+            if changed_revision <= revision:
                 return
             yield name
 
     def _record_change(self, name: str) -> None:
         """Record that a node has changed; the oldest changes are forgotten."""
         self._revision += 1
-        self._changed.pop(name, None)
-        self._changed[name] = self._revision
-        if len(self._changed) > 2 * len(self._facts) + _MOST_GONE:
-            oldest = next(iter(self._changed))
-            self._forgotten_revision = self._changed.pop(oldest)
+        self._revision_of_change.pop(name, None)
+        self._revision_of_change[name] = self._revision
+        if len(self._revision_of_change) > 2 * len(self._facts) + _MOST_GONE:
+            oldest = next(iter(self._revision_of_change))
+            self._forgotten_revision = self._revision_of_change.pop(oldest)
 
     def _find_piece(self, name: str, score: int) -> bytes:
         """Return the JSON of a node with a score, which all boards share."""
@@ -295,9 +297,10 @@ class SpeedTable:
 
     def _leave_group(self, name: str, facts: ScoringFacts) -> None:
         """Take a node out of the group of these facts, and out of the count of costs; drop what is empty then."""
-        self._costs[facts.cost or 0.0] -= 1
-        if not self._costs[facts.cost or 0.0]:
-            del self._costs[facts.cost or 0.0]
+        cost = facts.cost or 0.0
+        self._costs[cost] -= 1
+        if not self._costs[cost]:
+            del self._costs[cost]
         groups = self._groups[facts.hardware]
         del groups[facts][name]
         if not groups[facts]:

@@ -99,12 +99,14 @@ def describe_subject(
     stated = service.status.accelerator if has_one_accelerator else ""
     wanted = spec.hardware.accelerator or served.model.spec.hardware.accelerator or ""
     accelerator = demand.accelerator or pod.labels.get(LABEL_ACCELERATOR, "") or stated or wanted
-    status_applies = has_one_accelerator and accelerator == (stated or accelerator) and not demand.partition
-    count = demand.number or (0 if accelerator == "cpu" else spec.hardware.count or spec.resources.gpu or 1)
+    # The memory in the status is that of whole devices of its accelerator.
+    status_applies = has_one_accelerator and stated in {"", accelerator} and not demand.partition
+    stated_count = 0 if accelerator == "cpu" else (spec.hardware.count or spec.resources.gpu or 1)
+    device_count = demand.number or stated_count
     return subject._replace(
         accelerator=accelerator,
-        device_count=count,
-        need_bytes=service.status.device_memory_bytes if status_applies and count else None,
+        device_count=device_count,
+        need_bytes=service.status.device_memory_bytes if status_applies and device_count else None,
         is_served=True,
     )
 

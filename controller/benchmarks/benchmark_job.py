@@ -115,15 +115,18 @@ def digest_inputs(service: InferenceService, choice: EngineChoice, settings: Pod
 
 
 def read_benchmark(job: Obj, pods: Sequence[Obj], now: datetime) -> Endpoint | JobOutcome:
-    """Return the address of the pod of a Job once its engine is ready; before that, the state of the Job."""
+    """Return the address of the pod of a Job once its engine is ready; before that, the state of the Job.
+
+    It counts as failed if a container has ended, or if it does not start or become ready in time.
+    """
     pod = max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
     status: Obj = pod.get("status", {}) if pod is not None else {}
     for container in status.get("containerStatuses", ()):
         ends = ((container.get(name) or {}).get("terminated") for name in ("state", "lastState"))
-        # It should run for ever.
+        # Each container of a replica should run for ever.
         if ended := next(filter(None, ends), None):
-            said = (ended.get("message") or "").strip()[-500:] or ended.get("reason", "")
-            message = f"container {container['name']} ended with exit code {ended['exitCode']}: {said}"
+            cause = (ended.get("message") or "").strip()[-500:] or ended.get("reason", "")
+            message = f"container {container['name']} ended with exit code {ended['exitCode']}: {cause}"
             return _describe_failure("EngineFailed", message, now)
     addresses = status.get("podIPs") or []
     if pod is not None and is_ready(pod) and addresses:

@@ -64,9 +64,10 @@ class BenchmarkFailure(NamedTuple):
         return self.tries >= MOST_TRIES or self.outcome.state == "Failed"
 
     def find_wait(self, now: datetime) -> float:
-        """Return the seconds until the next try."""
+        """Return the seconds until the next try; 0 or less if it is due."""
         pause = backoff_seconds(self.tries, first=FIRST_RETRY_SECONDS, most=LAST_RETRY_SECONDS, jitter=EXACT)
-        return ((self.outcome.ended or now) + timedelta(seconds=pause) - now).total_seconds()
+        retry_at = (self.outcome.ended or now) + timedelta(seconds=pause)
+        return (retry_at - now).total_seconds()
 
     def describe(self, key: BenchmarkKey) -> BenchmarkProblem:
         """Return the failure as a condition of the service states it."""
@@ -114,6 +115,7 @@ def choose_starts(
         def rank(start: BenchmarkStart) -> tuple[bool, int, int]:
             key = start.wanted.key
             is_urgent = key in urgent
+            # False sorts first.
             return not is_urgent, running[is_urgent, key.namespace], turns.get(key.namespace, 0)
 
         first = min(startable, key=rank)

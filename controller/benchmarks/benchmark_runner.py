@@ -218,12 +218,15 @@ class BenchmarkRunner:
 
         Returns the seconds until the next round.
         """
+        # 1. Look at all services if it is time.
         loop_time, now = asyncio.get_running_loop().time, datetime.now(UTC)
         self._probes = {service: probe for service, probe in self._probes.items() if now < probe.until}
         if is_look := loop_time() >= self._next_look_at:
             started_at = loop_time()
             await self._list_benchmarks()
             self._next_look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
+
+        # 2. Follow those that run, and delete the Jobs of all others.
         wanted, busy = self._list_wanted(), self._find_busy()
         pauses = [_IDLE_SECONDS, *([] if is_look else [max(0.0, self._next_look_at - loop_time())])]
         for key in list(self._runs):
@@ -234,9 +237,10 @@ class BenchmarkRunner:
             for key, failure in self._failures.items()
             if key in wanted and wanted[key].inputs == failure.inputs
         }
-        # What waits for a device is worth more than a measurement.
         for job in self._list_jobs_to_delete():
             pauses += await _try(_delete_job(leading, job))
+
+        # 3. Start those that are due, after a look only: what waits for a device is worth more than a measurement.
         if is_look:
             retry_waits = {
                 key: failure.find_wait(now) for key, failure in self._failures.items() if not failure.is_final
@@ -251,6 +255,8 @@ class BenchmarkRunner:
             ]
             for start in choose_starts(due, node_of_run, busy, self._last_turns, urgent):
                 pauses += await _try(self._start(leading, start, now))
+
+        # 4. Report failures, and what is measured for services that wait.
         problems = {wanted[key].service: failure.describe(key) for key, failure in self._failures.items()}
         self._measured.report_problems(problems)
         self._answer_probes(leading, is_look=is_look)

@@ -61,10 +61,10 @@ class PreparedBenchmark(NamedTuple):
         """Return the estimate without corrections, in tokens a second; None: something is unknown."""
         model, number = self.served.model, request_devices(self.service, self.choice.vendor).number
         layout, device_class = model.status.layout, self.wanted.key.device_class
-        of_class = (devices for devices in classes if scale_class(devices.device_class, number) == device_class)
-        if layout is None or (one := next(of_class, None)) is None:
+        singles = (single for single in classes if scale_class(single.device_class, number) == device_class)
+        if layout is None or (single := next(singles, None)) is None:
             return None
-        devices = one._replace(device_class=device_class, device_count=max(1, number))
+        devices = single._replace(device_class=device_class, device_count=max(1, number))
         share = find_active_share(model)
         estimate = estimate_speed(layout, self.service.spec, self.served.runtime, devices, active_share=share)
         expected = estimate.generation.expected if estimate is not None else 0.0
@@ -83,7 +83,7 @@ class NodeGroup(NamedTuple):
 def group_nodes(store: Store, cells: Iterable[Cell], settings: PodSettings) -> list[NodeGroup]:
     """Return the nodes with devices, grouped by the labels and resources that decide their device class."""
     vendors = settings.vendors.values()
-    names = {
+    label_names = {
         name
         for vendor in vendors
         for name in (vendor.product_label, vendor.shared_label, vendor.replicas_label, vendor.memory_label)
@@ -95,9 +95,9 @@ def group_nodes(store: Store, cells: Iterable[Cell], settings: PodSettings) -> l
         if node is None:
             continue
         labels: dict[str, str] = node["metadata"]["labels"]
-        devices = tuple(sorted(name for name, number in node["status"]["allocatable"].items() if number != "0"))
-        alike = (tuple((name, labels[name]) for name in sorted(names & labels.keys())), devices)
-        groups.setdefault(alike, NodeGroup(node, [])).cells.append(cell)
+        resources = tuple(sorted(name for name, number in node["status"]["allocatable"].items() if number != "0"))
+        hardware_labels = tuple((name, labels[name]) for name in sorted(label_names & labels.keys()))
+        groups.setdefault((hardware_labels, resources), NodeGroup(node, [])).cells.append(cell)
     return list(groups.values())
 
 
@@ -119,7 +119,11 @@ def open_scope(store: Store, settings: PodSettings, table: PerformanceTable, cel
 
 
 def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[PreparedBenchmark]:
-    """Yield the benchmarks of a service that are worth while."""
+    """Yield the benchmarks of a service that are worth while.
+
+    There are none unless it serves chat with one Model alone, or if its Model has a copy on each node.
+    """
+    # What cannot be decoded is left out.
     service = next(iter(decode_stored(scope.store, INFERENCE_SERVICES, (service_object,), InferenceService)), None)
     if service is None or service.metadata.deletion_timestamp is not None or service.spec.mode != "chat":
         return
@@ -163,7 +167,8 @@ def _prepare_on_accelerator(
 ) -> Iterator[PreparedBenchmark]:
     """Yield the benchmarks of a service on the device classes of one accelerator, without those that were measured.
 
-    `replicas` has its idle replicas, by node: one of them is measured in place of a Job.
+    `replicas` has its idle replicas, by node: one of them is measured in place of a Job. Nothing is measured of a
+    service that cannot have a replica there.
     """
     checked = check_replica(scope.store, service, model, (), scope.settings)
     served, choice = checked.checked.served, checked.choice
@@ -181,19 +186,19 @@ def _prepare_on_accelerator(
         return
     pod = build_benchmark_pod(service, served, choice, scope.settings)
     need, requirement = count_requests(pod), build_requirement(pod, None)
-    for device_class, of_class in sorted(cells.items()):
-        suitable = [cell for cell in of_class if not requirement.refuse(cell)]
-        replica = next((replicas[cell.name] for cell in of_class if cell.name in replicas), None)
+    for device_class, class_cells in sorted(cells.items()):
+        suitable = [cell for cell in class_cells if not requirement.refuse(cell)]
+        replica = next((replicas[cell.name] for cell in class_cells if cell.name in replicas), None)
         if not suitable and replica is None:
             continue
-        idle = [cell.name for cell in suitable if not cell.closed and fits(need, cell.free)]
+        idle_names = [cell.name for cell in suitable if not cell.closed and fits(need, cell.free)]
         wanted = WantedBenchmark(
             key=BenchmarkKey(namespace, model_hash, device_class),
             service=ObjectKey(namespace, name),
             accelerator=accelerator,
             inputs=digest_inputs(service, choice, scope.settings),
             is_ready=service.status.phase == "Ready",
-            nodes=tuple(idle[:_MOST_NODES]),
+            nodes=tuple(idle_names[:_MOST_NODES]),
             replica=replica,
         )
         yield PreparedBenchmark(wanted, service, served, choice)

@@ -186,7 +186,7 @@ class HostLiveness:
                 renewed.alive_since = host.alive_since
             return renewed
         if host.expired_at is None and now - host.silent_since >= host.duration_seconds:
-            # The expiry of a host that this leader never saw alive is not counted.
+            # The expiry of a host that this leader has never seen alive is not counted.
             if host.has_renewed:
                 host.expiries = (*_list_recent(host.expiries, today), today)[-MOST_EXPIRIES:]
             host.expired_at = now

@@ -81,7 +81,10 @@ class HostSecrets:
     async def read_tokens(
         self, client: Client, host: str, needs: Iterable[NeededSecret], now: datetime
     ) -> dict[str, str]:
-        """Return the base64 values of a host's Secret by data key; a Secret that does not exist is left out."""
+        """Return the base64 values of a host's Secret by data key.
+
+        A Secret that does not exist is left out, and so are the largest tokens if not all fit into one Secret.
+        """
         tokens: dict[str, str] = {}
         for needed in needs:
             if token := await self._find_token(client, needed, now):

@@ -129,6 +129,7 @@ def observe_copies(
     claim_nodes = {*map(stated_node, claims), *pod_nodes.values()} - {""}
     nodes_with_unused = {copy.node for copy in copies if copy.unused_since}
     storage_class = classes.get(model.spec.cache.storage_class_name or "")
+    # A class that could not be read is tried.
     mode = "WaitForFirstConsumer" if storage_class is None else storage_class.get("volumeBindingMode", "Immediate")
     consumers = (_observe_consumer(snapshot, model, service, reserve, vendors) for service in services)
     return ObservedCopies(
@@ -168,19 +169,19 @@ def _observe_consumer(
         return None
     pods = store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    refused = {claim for pod in staying if lacks_room(pod, now) for claim in _claims_of(pod)}
+    refused_claims = {claim for pod in staying if lacks_room(pod, now) for claim in _claims_of(pod)}
     # The pods of a lost node are never gone, which is no reason to wait for them.
     end_times = {claim: end for pod in pods if (end := end_of_pod(pod, now)) is not None for claim in _claims_of(pod)}
     # Refusals are not final yet while a pod waits in the queue, or while another pod leaves the node of a refused one.
     wait_seconds = [seconds for pod in pods if (seconds := queue_seconds(pod, now)) is not None]
     wait_seconds += [
-        (end_times[claim] - now).total_seconds() + _RELEASE_SECONDS for claim in refused & end_times.keys()
+        (end_times[claim] - now).total_seconds() + _RELEASE_SECONDS for claim in refused_claims & end_times.keys()
     ]
     nodes = {_node_of(pod) for pod in staying if not _has_ended(pod)}
     return CopyConsumer(
         service=service,
         reservation=reservation,
-        refused=frozenset(refused - end_times.keys()),
+        refused=frozenset(refused_claims - end_times.keys()),
         final_seconds=min(wait_seconds, default=None),
         nodes=frozenset(node for node in nodes if node and not _is_deleted(store, node)),
     )

@@ -63,9 +63,9 @@ def required_keys(model: Model) -> KeyAlternatives:
 
 
 def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlternatives = ((KEY,),)) -> SecretVerdict:
-    """Decide whether a Secret may be sent to sources; the verdict explains what its owner can do. None: there is none.
+    """Decide whether a Secret may be sent to sources; the verdict explains what its owner can do.
 
-    `required` is the result of `required_keys`.
+    `secret` is None if there is none of this name, and `required` is the result of `required_keys`.
     """
     field = f"spec.sourceSecretRef {name}"
     literals = " ".join(f"--from-literal={key}={_example(key)}" for key in required[0])

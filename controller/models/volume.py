@@ -159,7 +159,10 @@ def prepare_fetch(
 
 
 def place_fetch(model: Model, consumer: InferenceService | None, settings: PodSettings) -> Placement:
-    """Return the placement of the consumer: the fetch must tolerate the same taints and reach the same volume."""
+    """Return the placement of the consumer's pods: the fetch must tolerate the same taints and reach the same volume.
+
+    Without a consumer, it is on any node.
+    """
     if consumer is None:
         return Placement()
     spec = consumer.spec

@@ -69,9 +69,9 @@ def parse_review(body: bytes | bytearray) -> ReviewedWrite:
     if (request.resource.group, request.resource.resource) != (INFERENCE_SERVICES.group, INFERENCE_SERVICES.plural):
         raise InvalidReviewError(f"request.resource is not {INFERENCE_SERVICES.plural}.{INFERENCE_SERVICES.group}")
     return ReviewedWrite(
-        request.uid,
-        _convert_service(request.object),
-        _convert_service(request.old_object),
+        uid=request.uid,
+        service=_convert_service(request.object),
+        before=_convert_service(request.old_object),
         is_update=request.operation == "UPDATE",
     )
 

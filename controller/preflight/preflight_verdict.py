@@ -100,12 +100,13 @@ def find_fit_facts(
         check_candidate(snapshot.store, service, name, model, companions, settings=settings, find_speeds=find_speeds)
         for name in names
     ]
+    has_unknown = any(candidate.problem is None and has_unknown_devices(candidate.accelerator) for candidate in checked)
     return FitFacts(
-        sort_speeds(speed for candidate in checked for speed in candidate.speeds),
-        [candidate.problem for candidate in checked if candidate.problem is not None],
-        expects_nodes,
-        any(candidate.problem is None and has_unknown_devices(candidate.accelerator) for candidate in checked),
-        least,
+        classes=sort_speeds(speed for candidate in checked for speed in candidate.speeds),
+        problems=[candidate.problem for candidate in checked if candidate.problem is not None],
+        expects_nodes=expects_nodes,
+        has_unknown_devices=has_unknown,
+        least_tokens_per_second=least,
     )
 
 
@@ -141,30 +142,28 @@ def judge_service(
 
 
 def judge_fit(facts: FitFacts) -> FitVerdict:
-    """Return whether a service fits on any device class, and how certain that is."""
+    """Return whether a service fits on any device class; it is unfit only if that is certain, and else unknown."""
     fit = describe_fit(facts.classes, 0) if facts.classes else None
     if fit is not None and fit["status"] == "True":
         return FitVerdict("fits")
     if fit is not None and fit["status"] == "Unknown":
         return FitVerdict("unknown", fit["message"])
     too_small = [problem for problem in facts.problems if problem.reason == DEVICE_TOO_SMALL]
-    others = [problem for problem in facts.problems if problem.reason != DEVICE_TOO_SMALL]
-    # What is wrong on one accelerator for now may pass there; what is wrong for good is no reason to hope.
-    if open_problem := next((other for other in others if other.phase != "Failed"), None):
+    other_problems = [problem for problem in facts.problems if problem.reason != DEVICE_TOO_SMALL]
+    # A problem that may pass leaves the fit open; one that has failed for good does not.
+    if open_problem := next((problem for problem in other_problems if problem.phase != "Failed"), None):
         return FitVerdict("unknown", open_problem.message)
     if facts.has_unknown_devices:
         return FitVerdict("unknown", UNKNOWN_DEVICES)
     if fit is None and not too_small:
-        return FitVerdict("unknown", others[0].message if others else NO_CLASSES)
+        return FitVerdict("unknown", other_problems[0].message if other_problems else NO_CLASSES)
     messages = [fit["message"]] if fit is not None else []
     messages += dict.fromkeys(problem.message for problem in too_small)
     message = "; ".join(messages)
-    # A list that is full may lack the class on which it would fit.
-    if (
-        len(facts.classes) >= MOST_CLASSES
-        or (facts.expects_nodes and not too_small)
-        or not all(_certainly_fails(speed, facts.least_tokens_per_second) for speed in facts.classes)
-    ):
+    may_lack_classes = len(facts.classes) >= MOST_CLASSES
+    may_get_devices = facts.expects_nodes and not too_small
+    certainly_fails = all(_certainly_fails(speed, facts.least_tokens_per_second) for speed in facts.classes)
+    if may_lack_classes or may_get_devices or not certainly_fails:
         return FitVerdict("unknown", message)
     return FitVerdict("unfit", message)
 

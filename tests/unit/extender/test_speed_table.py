@@ -140,7 +140,7 @@ def test_changes_of_nodes_that_are_gone_take_bounded_memory(table: SpeedTable) -
     for number in range(1500):
         table.set_node(f"n{number}", facts(L4_LABELS))
         table.remove_node(f"n{number}")
-    assert len(table._changed) < 1100
+    assert len(table._revision_of_change) < 1100
     assert "l4" not in table.find_board(subject(), SERVED).pieces
 
 
