@@ -58,6 +58,8 @@ class _Entry(NamedTuple):
     reason: QueueReason | None
     """None: too little is free, or all cells that could run it are closed."""
     start: StartRange | NoEstimate
+    priority_helps: bool
+    """A higher priority might make room for it."""
     limit: LimitRefusal | None = None
     """The limit for which it waits."""
     victims_end_by: float | None = None
@@ -68,6 +70,11 @@ class _Entry(NamedTuple):
         """Fields whose change is reported immediately."""
         front_position = self.position if self.position is not None and self.position <= FRONT else None
         return self.unit.uid, self.pool, self.position is None, self.nomination, front_position, self.victims_end_by
+
+    @property
+    def moving_fields(self) -> tuple[object, ...]:
+        """Fields whose change is reported when there is time."""
+        return self.position, self.ahead, self.reason, self.limit, self.priority_helps, self.start
 
 
 class _ShownRound(NamedTuple):
@@ -242,7 +249,7 @@ class Board:
             victims_end_by=entry.victims_end_by,
             ahead=sum(entry.ahead),
             limit=entry.limit,
-            priority_helps=may_be_raised(self._shown.round, unit.uid),
+            priority_helps=entry.priority_helps,
             error=self._shown.failures.get(unit.uid, ""),
         )
         return ServiceStanding(
@@ -303,6 +310,7 @@ class Board:
                     nomination=nomination,
                     reason=reason,
                     start=self._estimate(unit, lane, needed, reason, can_start=can_start),
+                    priority_helps=may_be_raised(decided, uid),
                     limit=find_limit(decided, uid),
                 )
             # The units behind this one have to wait for it, unless it can never start.
@@ -352,8 +360,7 @@ class Board:
             if last is None or last.urgent_fields != entry.urgent_fields:
                 self._pacer.add(service)
             elif has_closed_changed or (
-                (last.position, last.ahead, last.reason, last.limit, last.start, self._lengths.get(last.pool))
-                != (entry.position, entry.ahead, entry.reason, entry.limit, entry.start, lengths.get(entry.pool))
+                last.moving_fields != entry.moving_fields or self._lengths.get(last.pool) != lengths.get(entry.pool)
             ):
                 self._pacer.add_move(service, math.inf if entry.position is None else entry.position)
         # Services that no longer wait, also those that were told a standing before the first round.

@@ -305,6 +305,20 @@ def test_change_of_the_reason_alone_is_told() -> None:
     virtual_time.run(main())
 
 
+def test_service_is_told_when_a_higher_priority_begins_to_help() -> None:
+    async def main() -> None:
+        told, chat = Told(), waiting_unit("chat", 2)
+        for units, helps in (([chat], False), ([chat, PEER], True)):
+            told.update(full(), units)
+            await asyncio.sleep(60.0)
+            assert told.take()[-1:] == ["chat"]
+            standing = told.board.find_standing(ObjectKey("team", "chat"))
+            assert standing is not None
+            assert ("raise spec.priority" in standing.message) == helps
+
+    virtual_time.run(main())
+
+
 def test_critical_service_is_not_told_to_raise_its_priority() -> None:
     critical = one(full(), waiting_unit("chat", priority="critical"))
     assert critical.message.endswith(
