@@ -112,6 +112,8 @@ def _describe_share(
     machine, device_count = snapshot.machines.get(replica.cell), max(1, replica.devices)
     if machine is None or not machine.bases:
         return _MachineShare(memory_bytes, unknown=["hardware of a node or host"])
+    if not replica.devices and machine.cell.kind == "node" and machine.accelerator != "cpu":
+        return _MachineShare(memory_bytes, unknown=["processor of a node with devices"])
     base = next((base for base in machine.bases if base.device_count == device_count), machine.bases[0])
     utilization = None
     if base.memory_bytes and memory_bytes is not None:

@@ -193,11 +193,12 @@ def query_nodes(
     total, streams = 0, []
     for ordinal, profile in enumerate(snapshot.profiles):
         ranked = table.rank_models(snapshot.models, profile)
+        count = bisect.bisect_left(ranked, worst + 1, key=operator.attrgetter("level"))
         if not all_match:
-            ranked = [fit for fit in ranked if flags[fit.position]]
-        fitting_count = bisect.bisect_left(ranked, worst + 1, key=operator.attrgetter("level"))
-        total += fitting_count * len(profile.names)
-        streams.append(zip(itertools.islice(ranked, fitting_count), itertools.repeat(ordinal), strict=False))
+            ranked = [fit for fit in itertools.islice(ranked, count) if flags[fit.position]]
+            count = len(ranked)
+        total += count * len(profile.names)
+        streams.append(zip(itertools.islice(ranked, count), itertools.repeat(ordinal), strict=False))
 
     # 2. One entry of a stream is a model on all nodes of a profile: the page may begin and end among them.
     nodes = list[RankedNode]()

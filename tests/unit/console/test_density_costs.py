@@ -101,6 +101,17 @@ def test_what_is_not_known_of_a_cost_is_named_and_spoils_the_sums() -> None:
     assert "hardware of a node or host" in lost.unknown
 
 
+def test_replica_without_devices_does_not_pay_for_those_of_its_node() -> None:
+    snapshot = world(
+        *(service("gpu", "tiny"), pod("p", "g1", {GPU: "1"}, "gpu")),
+        *(service("cpu", "tiny"), pod("q", "g1", {}, "cpu")),
+    )
+    cpu, gpu = list_costs(snapshot, DensityPrices(per_hour={"nvidia-l4": 1.0}), None, Page()).models
+    assert gpu.cost_per_hour == 1.0
+    assert cpu.cost_per_hour is None
+    assert "processor of a node with devices" in cpu.unknown
+
+
 def test_slice_of_a_shared_device_costs_its_part() -> None:
     (_, raw), fitness = gpu_node("n1", 2)
     shared = {"nvidia.com/gpu.product": "NVIDIA-L4-SHARED", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
