@@ -136,7 +136,8 @@ def print_process_log(process: Obj, prefix: str, tail: int | None) -> None:
         print(f"{prefix}{metadata['name']} is on no host yet, and has no log", file=sys.stderr)
         return
     lines = status.get("lastExit", {}).get("log", "").splitlines()
-    for line in lines if tail is None else lines[len(lines) - tail :] if tail else []:
+    first = 0 if tail is None else max(0, len(lines) - tail)
+    for line in lines[first:]:
         print(prefix + show_raw(line))
     what = "the lines above are from before its last exit" if lines else "the engine has not exited so far"
     command = f"pomona agent logs --engine {metadata['name']}"  # kubectl is not on that host

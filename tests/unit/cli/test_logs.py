@@ -1,4 +1,4 @@
-"""`pomona logs` ends cleanly with the program that reads its output."""
+"""`pomona logs` ends cleanly with the program that reads its output, and prints as many lines as asked."""
 
 import asyncio
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from cli.cluster_access import Cluster
 from cli.cluster_options import ClusterOptions
-from cli.service.logs import print_pod_log
+from cli.service.logs import print_pod_log, print_process_log
 from crds.meta import DEFAULT_CONTAINER
 from kube.client import Client, Obj
 from kube.credentials import Credentials
@@ -91,3 +91,16 @@ async def test_dead_node_of_one_replica_does_not_cut_the_logs_of_the_others(caps
     assert capsys.readouterr().err == '[chat-1] Get "https://node-1:10250": dial tcp\\x9b\n'
     with pytest.raises(ApiError):
         await print_pod_log(cluster, POD, "", follow=True, tail=None)
+
+
+@pytest.mark.parametrize(("tail", "shown"), [(None, ["a", "b", "c"]), (0, []), (2, ["b", "c"]), (5, ["a", "b", "c"])])
+def test_tail_longer_than_the_log_of_a_process_prints_all(
+    capsys: pytest.CaptureFixture[str], tail: int | None, shown: list[str]
+) -> None:
+    process: Obj = {
+        "metadata": {"name": "chat-1"},
+        "spec": {"hostName": "studio-1"},
+        "status": {"lastExit": {"log": "a\nb\nc\n"}},
+    }
+    print_process_log(process, "", tail)
+    assert capsys.readouterr().out.split() == shown
