@@ -36,6 +36,8 @@ REST_SECONDS: Final = 60.0
 SETTLED_SECONDS: Final = 15.0
 LIMIT_SECONDS: Final = 900.0
 NAMESPACE: Final = "rest"
+WAITING: Final = "WaitingForGPU"
+"""The phase of a service in the queue, for memory of a host, too."""
 GIB: Final = 2**30
 MIB: Final = 2**20
 BUDGET_BYTES: Final = (SERVED // HOSTS) * GIB + GIB // 2
@@ -65,13 +67,13 @@ async def wait_until_settled(cluster: MeasuredCluster, store: Store) -> int:
     def settled() -> bool:
         phases = collections.Counter(_phase(service) for service in store.list(INFERENCE_SERVICES))
         assert phases["Ready"] >= SERVED // HOSTS * HOSTS, phases  # noqa: S101 - `eventually` shows it
-        assert phases["Ready"] + phases["Pending"] == SERVICES, phases  # noqa: S101 - as above
+        assert phases["Ready"] + phases[WAITING] == SERVICES, phases  # noqa: S101 - as above
         return True
 
     await eventually(settled, timeout=LIMIT_SECONDS)
     with contextlib.suppress(TimeoutError):
         await cluster.audit.wait_for_silence(SETTLED_SECONDS, 2 * REST_SECONDS)
-    return sum(_phase(service) == "Pending" for service in store.list(INFERENCE_SERVICES))
+    return sum(_phase(service) == WAITING for service in store.list(INFERENCE_SERVICES))
 
 
 def _phase(service: Obj) -> str:
