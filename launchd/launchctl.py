@@ -28,7 +28,7 @@ from launchd.service_manager import ServiceError, ServiceManager, ServicePhase, 
 DAEMONS: Final = Path("/Library/LaunchDaemons")
 SYSTEM_DOMAIN: Final = "system"
 _EX_CONFIG: Final = 78
-_DONE: Final = 0  # a call that succeeded; of `print`: the job is loaded
+_SUCCESS: Final = 0  # a call that succeeded; of `print`: the job is loaded
 _BOOTSTRAP_TRIES: Final = 6
 _BOOTSTRAP_PAUSE_SECONDS: Final = 1.0
 _GONE_TRIES: Final = 140
@@ -58,10 +58,11 @@ class JobState(NamedTuple):
 def read_job_state(output: str) -> JobState:
     """Return the state of the job in the output of `launchctl print`, whose form is no interface.
 
-    A line is `key = value`, or `key = {` with lines up to `}`: keys of nested blocks are not those of the job.
+    A line is `key = value`, or `key = {` with lines up to `}`. The job itself is the outermost block, at depth 1: keys
+    of blocks within it are not the job's, and are left out.
     """
     properties = dict[str, str]()
-    # An excerpt without the job's own line begins inside of the job.
+    # An output that does not begin with the job's own `... = {` is an excerpt from inside of the job.
     depth = 0 if output.split("\n", 1)[0].endswith("= {") else 1
     for line in map(str.strip, output.splitlines()):
         if line == "}":
@@ -84,10 +85,12 @@ class _CallError(ServiceError):
     """A call of launchctl that ended with an exit code that no one expects."""
 
     def __init__(self, verb: str, code: int, message: str) -> None:
+        """Keep the exit code, and whether it means that the domain does not exist."""
         super().__init__(message)
         self.code = code
-        self.has_no_domain = code in NO_DOMAIN or (verb == "bootstrap" and code in WRONG_SESSION)
-        """The domain does not exist now, or not in this session: another one may."""
+        may_lack_session = verb == "bootstrap" and code in WRONG_SESSION  # nobody is logged in at the screen
+        self.has_no_domain = code in NO_DOMAIN or may_lack_session
+        """The domain (where launchd has jobs: `system`, gui/UID, user/UID) does not exist now: another one may."""
 
 
 class Launchd(ServiceManager):
@@ -115,13 +118,17 @@ class Launchd(ServiceManager):
         self._domains, self._program, self._pause = domains, program, pause
 
     def install(self, definition: ServiceDefinition) -> None:
-        """Write the plist, and load and start the job. Raises ServiceError."""
+        """Write the plist, and load and start the job, unless a job with this plist runs. Raises ServiceError.
+
+        A job that was loaded before is unloaded first, from each domain: it may be in the first one or, after an
+        install over ssh, in the last.
+        """
         content = self.render(definition)
         if self.is_written(content) and self.read_state().phase == "running":
             return
-        # Each domain may have it: it is loaded into the first, and an install over ssh found only the last.
         self._unload_everywhere()
-        # Not before: after an interruption in between, the next call would take the old job for this one.
+        # The plist is written only now: if it were written first and the unloading failed, the next call would find it
+        # and an old job that runs, and do nothing.
         self.write_definition(content)
         self._try_domains(self._load, self._domains)
 
@@ -151,13 +158,13 @@ class Launchd(ServiceManager):
     def _find_job(self) -> tuple[str | None, JobState]:
         """Return the domain that has the job, and its state; None and an empty state if none has it.
 
-        After a login by ssh and one at the screen both domains may have it. The one in which it runs is preferred: only
-        one job can own the state folder. Raises ServiceError.
+        A domain that does not exist has no job. After a login by ssh and one at the screen both domains may have it.
+        The one in which it runs is preferred: only one job can own the state folder. Raises ServiceError.
         """
         jobs = list[tuple[str, JobState]]()
         for domain in self._domains:
             code, output = run_command([self._program, "print", f"{domain}/{LABEL}"])
-            if code == _DONE:
+            if code == _SUCCESS:
                 jobs.append((domain, read_job_state(output)))
             elif code not in NO_DOMAIN | {NOT_LOADED}:
                 raise ServiceError(f"launchctl print {domain}/{LABEL}: {explain_code(code, output)}")
@@ -177,22 +184,26 @@ class Launchd(ServiceManager):
         return act(domains[-1])
 
     def _load(self, domain: str) -> None:
-        """Load and start the job, in the place of one that is loaded there."""
+        """Load and start the job in a domain, in the place of one that is loaded there; wait until it runs stably.
+
+        launchctl's words: bootstrap loads a job, kickstart starts it, unless loading has done that already.
+        """
         job = f"{domain}/{LABEL}"
         # A label that was disabled once cannot be bootstrapped, not even after a restart of the Mac.
         self._call("enable", job)
         self._unload(domain)
         plist = str(self.definition_path)
         tries, pause = _BOOTSTRAP_TRIES, _BOOTSTRAP_PAUSE_SECONDS
-        self._call("bootstrap", domain, plist, retried={IO_ERROR, IN_PROGRESS}, tries=tries, pause=pause)
-        self._call("kickstart", job, accepted={_DONE, IN_PROGRESS})
+        self._call("bootstrap", domain, plist, retried_codes={IO_ERROR, IN_PROGRESS}, tries=tries, pause=pause)
+        self._call("kickstart", job, accepted_codes={_SUCCESS, IN_PROGRESS})
         self._await_stable_run(job)
 
     def _restart_job(self, domain: str) -> None:
         """End the job and start it again; load it if it is not loaded."""
         job = f"{domain}/{LABEL}"
         try:
-            self._call("kickstart", "-k", job, accepted={_DONE, IN_PROGRESS})
+            # -k: kill the job first if it runs.
+            self._call("kickstart", "-k", job, accepted_codes={_SUCCESS, IN_PROGRESS})
         except _CallError as error:
             if error.code != NOT_LOADED:
                 raise
@@ -211,20 +222,21 @@ class Launchd(ServiceManager):
     def _unload(self, domain: str) -> None:
         """Unload the job, if it is loaded, and wait until it has ended. Raises ServiceError if it does not end."""
         job = f"{domain}/{LABEL}"
-        self._call("bootout", job, accepted={_DONE, NO_PROCESS, UNLOADING, NOT_LOADED})
+        self._call("bootout", job, accepted_codes={_SUCCESS, NO_PROCESS, UNLOADING, NOT_LOADED})
         tries, pause = _GONE_TRIES, _GONE_PAUSE_SECONDS
-        # bootout returns before the job has ended: `print` succeeds as long as the job is loaded.
+        # bootout returns before the job has ended. So call `print` until it fails: it succeeds while the job is loaded.
         try:
-            self._call("print", job, accepted={NOT_LOADED}, retried={_DONE}, tries=tries, pause=pause)
+            self._call("print", job, accepted_codes={NOT_LOADED}, retried_codes={_SUCCESS}, tries=tries, pause=pause)
         except _CallError as error:
-            if error.code != _DONE:
+            if error.code != _SUCCESS:
                 raise
             raise ServiceError(f"{LABEL} is still loaded after {tries * pause:.0f} s: try again later") from error
 
     def _await_stable_run(self, job: str) -> None:
-        """Wait until the job runs as the same process at two looks: one that crashes at once is never the same.
+        """Wait until the job runs as the same process at two looks in a row; one that crashes at once never does.
 
-        Raises ServiceError if it does not.
+        Raises ServiceError if it does not, with the way out: at once if the agent has ended itself without an error
+        code, which launchd takes as final, else after the last look.
         """
         previous_pid, state = None, JobState()
         for tries in range(_VERIFY_TRIES):
@@ -234,7 +246,8 @@ class Launchd(ServiceManager):
             if state.is_running and state.pid == previous_pid:
                 return
             # launchd does not start a job again that ended with 0, as an agent does whose error no restart mends.
-            if tries and state.state == "not running" and state.last_exit == "0":
+            has_ended_for_good = state.state == "not running" and state.last_exit == "0"
+            if tries and has_ended_for_good:
                 break
             previous_pid = state.pid if state.is_running else None
         # The agent itself never ends with 78 under launchd: launchd has it when it cannot start a program.
@@ -253,22 +266,23 @@ class Launchd(ServiceManager):
         self,
         verb: str,
         *words: str,
-        accepted: Collection[int] = (_DONE,),
-        retried: Collection[int] = (),
+        accepted_codes: Collection[int] = (_SUCCESS,),
+        retried_codes: Collection[int] = (),
         tries: int = 1,
         pause: float = 0.0,
     ) -> str:
-        """Call launchctl, up to `tries` times while its code is in `retried`, and return what it printed.
+        """Call launchctl, and return what it printed once its exit code is one of `accepted_codes`.
 
-        Raises _CallError: its last code is not in `accepted`.
+        After one of `retried_codes` it is called again, up to `tries` times in all, with a `pause` in seconds between.
+        Raises _CallError: the last code is not accepted.
         """
         for earlier_tries in range(tries):
             if earlier_tries:
                 self._pause(pause)
             code, output = run_command([self._program, verb, *words])
-            if code in accepted:
+            if code in accepted_codes:
                 return output
-            if code not in retried:
+            if code not in retried_codes:
                 break
         raise _CallError(verb, code, f"launchctl {' '.join((verb, *words))}: {explain_code(code, output)}")
 

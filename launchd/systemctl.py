@@ -28,12 +28,13 @@ class Systemd(ServiceManager):
         self._command = (program, *(["--user"] if user else []))
 
     def install(self, definition: ServiceDefinition) -> None:
-        """Write the unit, and enable and start it. Raises ServiceError."""
+        """Write the unit, and enable and start it, unless an agent with this unit runs. Raises ServiceError."""
         content, phase = self.render(definition), self.read_state().phase
         if phase == "running" and self.is_written(content):
             return
         if phase in {"running", "starting"}:
-            # After an interruption, the next call would take an old agent that still runs for this one.
+            # Before the unit is written: if a later step fails, the next call must not find the new unit and an old
+            # agent that still runs, which it would take for the new one.
             self._call("stop", UNIT)
         self.write_definition(content)
         self._call("daemon-reload")

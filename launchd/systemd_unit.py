@@ -104,7 +104,7 @@ def _find_value(content: bytes, key: str) -> str:
 
 
 def _split_words(text: str) -> list[str]:
-    """Return the words of a line, each without its quotes and escapes."""
+    """Return the words of a line, each without its quotes and escapes: the inverse of `_quote_word`."""
     words = []
     for match in _WORD.finditer(text):
         word = match["quoted"] if match["plain"] is None else match["plain"]
