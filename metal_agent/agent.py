@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
 import structlog
@@ -32,7 +32,7 @@ from kube.resources import METAL_PROCESSES, SECRETS, ObjectKey, Resource
 from kube.store import Store
 from kube.time import rfc3339
 from kube.watch import Selection, reflect
-from metal_agent import assignments
+from metal_agent import agent_times, assignments
 from metal_agent.change_counter import ChangeCounter
 from metal_agent.cluster import host_status
 from metal_agent.cluster.address import follow_address
@@ -46,39 +46,21 @@ from metal_agent.cluster.reachability import ReachabilityListener
 from metal_agent.control.agent_control import serve_control
 from metal_agent.control.agent_status import AgentStatus, describe_processes
 from metal_agent.exit_codes import forget_exit
-from metal_agent.host import Host, HostCallbacks
+from metal_agent.host import Host, HostCallbacks, recover_or_refuse
 from metal_agent.memory.ledger import Ledger, budget_bytes
 from metal_agent.memory.pressure_policy import HoldAction
 from metal_agent.metrics_listener import serve_metrics
 from metal_agent.native import engine_command
-from metal_agent.options import AgentOptions, StartError
+from metal_agent.options import AgentOptions
 from metal_agent.state_folder import identify_agent
 from metal_agent.supervise import handover, keep_awake
 from metal_agent.supervise.runner import Runner
 from metal_agent.traffic.proxy_process import Proxy
+from metal_agent.work_keys import ASSIGN, EVENTS, LIST_AGAIN, PROXY, REPORT, SLICES, WorkKey
 
 PATIENCE_SECONDS: Final = 10.0
 """Time that a starting agent waits for the API before it serves the last known assignments."""
-_REPORT_SECONDS: Final = 60.0
-"""Interval between two checks of this host's MetalHost and EndpointSlices, which may have been deleted."""
-_EXPOSE_SECONDS: Final = 10.0
-"""Interval between two tries to configure a proxy that cannot serve everything yet."""
-_PROOF_SECONDS: Final = 5.0
-"""Time for engines to answer after a gap; then the engines that answered are made ready without the others."""
-_LAST_REPORT_SECONDS: Final = 10.0
-"""Time for the last reports of an agent that has stopped everything."""
-_WITHDRAWAL_SECONDS: Final = 5.0
-"""Time for the API server to accept that a machine that shuts down withdraws its endpoints."""
 _WORKERS: Final = 4
-_RECONCILE_SECONDS: Final = 30.0
-WorkKey = tuple[str, ...]
-"""A key of the work queue: the kind of work, then the object of the work."""
-_ASSIGN: Final[WorkKey] = ("assign",)
-_LIST_AGAIN: Final[WorkKey] = ("list_again",)
-_PROXY: Final[WorkKey] = ("proxy",)
-_REPORT: Final[WorkKey] = ("host",)
-_SLICES: Final[WorkKey] = ("slices",)
-_EVENTS: Final[WorkKey] = ("events",)
 
 log = structlog.get_logger()
 
@@ -101,11 +83,12 @@ class Agent:
         host_facts: HostFacts,
         ledger: Ledger,
     ) -> None:
+        """Build the parts of the agent and connect them by callbacks; nothing runs before `run`."""
         self._client, self.connection = client, connection
         self._options, self._name = options, options.name
         self._facts, self._ledger = host_facts, ledger
-        self._store = Store()
-        self._synced = asyncio.Event()
+        self._store = Store()  # caches this host's MetalProcesses and its Secret, by two watches
+        self._synced = asyncio.Event()  # set once the first list of MetalProcesses is in the store
         self._queue: WorkQueue[WorkKey] = WorkQueue()
         self._identity = identify_agent(options.folder)
         self._renewed_once = asyncio.Event()
@@ -116,16 +99,14 @@ class Agent:
         self._ports = ServicePorts(options.folder / "ports.json", options.first_port, options.last_port)
         self._proxy = Proxy(options.folder, self._proxy_changed)
         self._runners: dict[str, Runner] = {}
-        self._claims_end: float | None = None
+        self._claim_deadline: float | None = None
         """Monotonic time, in seconds, until which the cluster may claim engines that `pomona up` left running here."""
         self._may_have_slept = False
         """True if contact with the API was lost, as in a sleep of the machine, since engines were last checked."""
         self._started = datetime.now(UTC)
-        self._stopping = asyncio.Event()
-        """Set when everything is to be drained and stopped."""
-        self._recovered = asyncio.Event()
-        """Set once the engines that an earlier agent left running are adopted."""
-        self._changes = ChangeCounter()
+        self._stopping = asyncio.Event()  # set when everything is to be drained and stopped
+        self._recovered = asyncio.Event()  # set once the engines that an earlier agent left running are adopted
+        self._changes = ChangeCounter()  # of processes; awaited until all have stopped
         self._exposed = ClusterExposure(
             client=client,
             host=options.name,
@@ -141,6 +122,7 @@ class Agent:
             ledger=ledger,
             runners=self._runners,
             exposure=self._exposed,
+            # After a change of a process, of the memory that is available, and after a step of a hold.
             callbacks=HostCallbacks(self._process_changed, self._enqueue_report, self._hold_handled),
             session=session,
             secret=self._tokens.read,
@@ -152,12 +134,14 @@ class Agent:
         self._add_reporters()
 
     def _add_reporters(self) -> None:
-        """Add the parts that report to the cluster: reachability, Events and statuses."""
+        """Add the parts that report to the cluster (reachability, Events, statuses), and subscribe to changes.
+
+        The reachability listener borrows a port that no service has, so it gives up a port that a service gets.
+        """
         client, name = self._client, self._name
         recorder = EventRecorder(client, "pomona.dev/metal-agent", name)
         self._host.daemons.subscribe(lambda _runtime: self._enqueue_report())
-        address = self._exposed.address
-        self._listener = ReachabilityListener(name, address, self._ports.list_spare, self._enqueue_report)
+        self._listener = ReachabilityListener(name, self._exposed.address, self._ports.list_spare, self._enqueue_report)
         self._ports.on_assign = self._listener.give_up
         self._hold_events = HoldEvents(client, recorder, name, self._runners)
         self._processes = ProcessReporter(client, self._store, recorder, name, self._exposed)
@@ -170,30 +154,34 @@ class Agent:
 
     def _enqueue_report(self) -> None:
         """Enqueue a report of the host."""
-        self._enqueue(_REPORT)
+        self._enqueue(REPORT)
 
     async def run(self) -> None:
         """Adopt running engines and the proxy, then follow the API until cancelled.
 
         Raises StartError, and EverythingStopped after everything was stopped, each in a group.
         """
-        address, budget_bytes = self._exposed.address, self._ledger.budget_bytes
-        log.info("agent_started", host=self._name, address=address, budget_bytes=budget_bytes)
+        budget_bytes = self._ledger.budget_bytes
+        log.info("agent_started", host=self._name, address=self._exposed.address, budget_bytes=budget_bytes)
         with serve_control(self._options.folder, self._describe, self._stopping):
             forget_exit(self._options.folder)
             await self._run_loops()
 
     async def _run_loops(self) -> None:
-        """Recover the engines, then run all loops until everything was stopped."""
+        """Adopt the running engines, then run all loops until everything was stopped, which raises EverythingStopped.
+
+        Adoption comes first: else an assignment could start a second engine beside one that runs already. If this
+        task is cancelled instead, the engines go on, for the next agent to adopt.
+        """
         self._store.subscribe(self._object_changed)
         secret = Selection(SECRETS, HOSTS_NAMESPACE, field_selector=f"metadata.name={self._name}")
         assigned = Selection(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
         async with asyncio.TaskGroup() as group:
-            await self._recover(group)
+            await recover_or_refuse(self._host, group)
             self._recovered.set()
             keep_awake_command = keep_awake.build_command(os.getpid()) if self._options.keep_awake else None
             loops = self._host.start_loops(group, keep_awake_command, has_benchmarks=self._options.benchmarks)
-            group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, _RECONCILE_SECONDS))
+            group.create_task(run_workers(self._queue, self._reconcile, _WORKERS, agent_times.RECONCILE_SECONDS))
             group.create_task(reflect(self._client, self._store, secret))
             group.create_task(reflect(self._client, self._store, assigned, self._synced))
             address, server = self._exposed.address, self.connection.server
@@ -210,18 +198,21 @@ class Agent:
             except asyncio.CancelledError:
                 await self._withdraw_at_shutdown()
                 raise
-            api_task.cancel()
+            api_task.cancel()  # it would enqueue the assignments again
             await self._stop_everything(loops)
             raise EverythingStopped
 
     async def _stop_everything(self, loops: Collection[asyncio.Task[None]]) -> None:
-        """Withdraw, drain and stop every process, report that, and end the proxy; the API server may be away."""
+        """Withdraw, drain and stop every process, report that once, and end the proxy; the API server may be away.
+
+        `loops` keep proxy and watchdogs running: they end last, as a drain needs the proxy.
+        """
         log.info("agent_stopping", processes=len(self._runners))
-        self._enqueue(_REPORT)
-        served = set(self._exposed.services())
+        self._enqueue(REPORT)  # of a host without free memory: the controller must bind nothing to it any more
+        served = set(self._exposed.services())  # before the stop: a stopped process serves no service
         await self._host.stop_processes(self._changes)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_REPORT_SECONDS):
+            async with asyncio.timeout(agent_times.LAST_REPORT_SECONDS):
                 # Each of them alone: one that is refused must not keep the others from being written.
                 reports = [*map(self._publish, served), *map(self._report_process, self._runners), self._report_host()]
                 for outcome in await asyncio.gather(*reports, return_exceptions=True):
@@ -238,7 +229,7 @@ class Agent:
             return
         log.info("machine_shuts_down", processes=len(self._runners))
         if self._renewed_once.is_set():  # before, another agent may have this name
-            await self._exposed.withdraw_all(_WITHDRAWAL_SECONDS)
+            await self._exposed.withdraw_all(agent_times.WITHDRAWAL_SECONDS)
 
     def _describe(self) -> AgentStatus:
         """Return the status for the control socket."""
@@ -259,20 +250,11 @@ class Agent:
             processes=describe_processes(self._runners.values()),
         )
 
-    async def _recover(self, group: asyncio.TaskGroup) -> None:
-        """Adopt running engines and the proxy. Raises StartError if it cannot find them: they could run twice."""
-        try:
-            await self._host.recover(group)
-        except OSError as error:
-            raise StartError(
-                f"cannot find the engines of an earlier agent, which still run: {error}; fix that and start again; "
-                "if it is the record of one process, you may delete it: its model is then loaded again"
-            ) from error
-
     async def _await_api(self) -> None:
         """Wait for the list of assignments and for the Lease; then enqueue the work that needs the API.
 
-        If the list does not come in time, the last known assignments are run until it comes.
+        If the list does not come in time, the last known assignments on disk are started meanwhile.
+        The Lease proves that no other agent serves under this host's name.
         """
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -282,41 +264,48 @@ class Agent:
             self._host.supervisor.add(assignments.read_assignment(obj) for obj in self._last_known.processes)
             await self._synced.wait()
         await self._renewed_once.wait()
-        self._enqueue(_ASSIGN, _REPORT, _SLICES, _EVENTS)
+        self._enqueue(ASSIGN, REPORT, SLICES, EVENTS)
 
     def _object_changed(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Enqueue the work that a change in the store requires; a change of status alone was written by this agent."""
+        """Enqueue the work that a change in the store requires; a change of status alone was written by this agent.
+
+        `old` is None if the object is new, `new` if it was deleted.
+        """
         if resource == SECRETS:
-            self._enqueue(_PROXY)
-        if old is None or new is None or _desired_state(old) != _desired_state(new):
-            self._enqueue(_ASSIGN)
+            self._enqueue(PROXY)  # the Secret has the tokens that the proxy accepts
+        if old is None or new is None or assignments.desired_state(old) != assignments.desired_state(new):
+            self._enqueue(ASSIGN)
         if resource == METAL_PROCESSES and new and (old is None or old["metadata"]["uid"] != new["metadata"]["uid"]):
-            # A process of the last known assignments runs before its object is known, and could not be reported.
+            # It may run already, from the last known assignments; its status can be written only from now on.
             self._enqueue(("process", new["metadata"]["uid"]))
 
     def _lease_renewed(self) -> None:
-        """Note a renewal of the Lease; after the first one and after a gap, have the assignments listed again."""
+        """Note a renewal of the Lease; after the first one and after a gap, have the assignments listed again.
+
+        In a gap, as in a sleep of the machine, the controller may have declared this host lost and started its
+        processes elsewhere: no endpoint is ready before a list shows which ones are still assigned here.
+        """
         self._renewed_once.set()
         is_first = self._exposed.freshness.renewed_at is None
         must_list_again = self._exposed.freshness.note_renewal(read_clocks())
         if must_list_again:
-            self._may_have_slept = self._may_have_slept or not is_first
-            self._enqueue(_LIST_AGAIN)
+            self._may_have_slept = self._may_have_slept or not is_first  # no contact was lost before the first
+            self._enqueue(LIST_AGAIN)
 
     async def _address_changed(self, address: str) -> None:
         """Serve at another address: withdraw the old one at once; the new one is ready once the proxy listens there."""
         self._exposed.move(address)
         self._listener.move(address)
-        await self._client.reconnect()
+        await self._client.reconnect()  # connections from the old address are dead
         self._publish_all()
-        self._enqueue(_PROXY, _REPORT)
+        self._enqueue(PROXY, REPORT)
 
     def _proxy_changed(self) -> None:
         """Configure the proxy if it answers again; if it has ceased to answer, make all endpoints not ready."""
         if self._proxy.answers:
-            self._enqueue(_PROXY)
+            self._enqueue(PROXY)
         else:
-            self._exposed.proxied_uids = frozenset()
+            self._exposed.proxied_uids = frozenset()  # the proxy serves no process
             self._publish_all()
 
     def _process_changed(self, runner: Runner) -> None:
@@ -327,21 +316,24 @@ class Agent:
         if runner.state.phase == "Fetching" and runner.progress:
             # Only the download advanced: no route, report or slice changes.
             return
-        self._enqueue(_PROXY, _REPORT)
+        self._enqueue(PROXY, REPORT)
         if assignment.service.name and not assignment.is_standalone:
             self._enqueue(("slice", *assignment.service))
         if runner.state.phase == "Stopped":
-            self._enqueue(_ASSIGN)
+            self._enqueue(ASSIGN)  # which forgets the runner, or starts a new one if the process is assigned again
 
     def _hold_handled(self, step: HoldAction, note: str) -> None:
         """Enqueue the Event of a step by memory pressure or a pause of the owner, and the reports that it changes."""
         self._hold_events.add(step, note)
         uids = [step.uid] if step.uid else list(self._runners)
-        self._enqueue(_REPORT, _EVENTS, *(("process", uid) for uid in uids))
+        self._enqueue(REPORT, EVENTS, *(("process", uid) for uid in uids))
 
     async def _publish(self, service: ObjectKey) -> float | None:
-        """Write the slice of a service; return the seconds until the next try if the controller has not granted it."""
-        before = self._exposed.find_problem(service)
+        """Write the slice of a service; return the seconds until the next try if the controller has not granted it.
+
+        If that changes whether the service is reachable, the statuses of its processes, which show it, are enqueued.
+        """
+        problem_before = self._exposed.find_problem(service)
         try:
             await self._exposed.publish(service)
         except Forbidden:
@@ -349,7 +341,7 @@ class Agent:
                 return refusal.retry_seconds
             raise
         finally:
-            if self._exposed.find_problem(service) != before:
+            if self._exposed.find_problem(service) != problem_before:
                 runners = self._exposed.services().get(service, [])
                 self._enqueue(*(("process", runner.assignment.uid) for runner in runners))
         return None
@@ -360,7 +352,7 @@ class Agent:
         self._enqueue(*(("process", uid) for uid in self._runners))
 
     async def _reconcile(self, key: WorkKey) -> float | None:
-        """Do the work of one key; return the seconds until the next time, if any."""
+        """Do the work of one key (see `work_keys`); return the seconds until it is to be done again, if any."""
         match key:
             case ("assign",):
                 return self._assign()
@@ -376,69 +368,78 @@ class Agent:
                 await self._report_process(uid)
             case ("host",):
                 await self._report_host()
-                return _REPORT_SECONDS
+                return agent_times.REPORT_SECONDS
             case ("events",):
                 await self._hold_events.send()
             case ("slices",):
                 self._enqueue(*(("slice", *service) for service in await self._exposed.endpoints.find_outdated()))
-                return _REPORT_SECONDS
+                return agent_times.REPORT_SECONDS
         return None
 
     def _assign(self) -> float | None:
-        """Run the assignments, once they are listed, and keep them on disk; return the seconds until the next call."""
+        """Start and stop runners by the assignments, and keep these on disk; return the seconds until the next call.
+
+        Nothing is done before the list and the Lease are there. Engines that `pomona up` left running stay for
+        CLAIM_SECONDS, so that the cluster may claim them by a process with the same engine; then they are stopped.
+        """
         if not (self._synced.is_set() and self._renewed_once.is_set()) or self._stopping.is_set():
             return None
         processes = self._store.list(METAL_PROCESSES)
         now = time.monotonic()
-        self._claims_end = self._claims_end or now + handover.CLAIM_SECONDS
-        claim_seconds = self._claims_end - now
-        self._host.supervisor.assign(map(assignments.read_assignment, processes), keep_unclaimed=claim_seconds > 0)
+        self._claim_deadline = self._claim_deadline or now + handover.CLAIM_SECONDS
+        seconds_left = self._claim_deadline - now
+        self._host.supervisor.assign(map(assignments.read_assignment, processes), keep_unclaimed=seconds_left > 0)
         self._last_known = assignments.LastKnown(processes, self._tokens.data())
         self._last_known_file.save(processes, self._last_known.secret)
         self._host.retain_holds({obj["metadata"]["uid"] for obj in processes})
         self._ports.keep({str(service) for service in self._exposed.services()})
-        # Then engines of `pomona up` that nothing has claimed are stopped.
-        return claim_seconds if claim_seconds > 0 and self._host.supervisor.unclaimed() else None
+        return seconds_left if seconds_left > 0 and self._host.supervisor.unclaimed() else None
 
     async def _list_again(self) -> None:
-        """List the assignments again; then endpoints may be ready, except those of processes that the list lacks."""
-        gaps = self._exposed.freshness.gaps
+        """List the assignments after a gap in contact; then endpoints may be ready, except of processes it lacks.
+
+        In the gap the controller may have moved processes to other hosts. One that runs here and is not listed any
+        more is suspended: not ready until `_assign` stops it.
+        """
+        gap_count = self._exposed.freshness.gap_count
         if self._may_have_slept:
             # Old connections may be dead without an error, and a watch would notice that only after a long wait.
             await self._client.reconnect()
         # Only processes from before the request: the list may lack those that are added meanwhile.
-        before = set(self._runners)
+        uids_before = set(self._runners)
         fresh = await self._client.list(METAL_PROCESSES, field_selector=f"spec.hostName={self._name}")
         services = await self._exposed.endpoints.list_services()
         assigned = {obj["metadata"]["uid"] for obj in fresh.items}
         if self._may_have_slept:
             # The machine may have slept: an engine that does not answer becomes not ready.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PROOF_SECONDS):
+                async with asyncio.timeout(agent_times.LIVENESS_SECONDS):
                     await asyncio.gather(*(runner.check_liveness() for runner in self._runners.values()))
-        if self._exposed.freshness.gaps != gaps:
-            return  # the list is of before another gap, after which this is enqueued again
+        if self._exposed.freshness.gap_count != gap_count:
+            return  # another gap has begun since the request; this is enqueued again after it
         self._may_have_slept = False
-        self._exposed.suspended = frozenset(before - assigned)
-        self._exposed.endpoints.forget()
-        self._exposed.freshness.confirmed = True
+        self._exposed.suspended = frozenset(uids_before - assigned)
+        self._exposed.endpoints.forget()  # others may have deleted slices meanwhile: each is written again
+        self._exposed.freshness.has_fresh_list = True
         log.info("contact_regained", assigned=len(assigned), suspended=len(self._exposed.suspended))
         self._enqueue(*(("slice", *service) for service in services))
         self._publish_all()
-        self._enqueue(_ASSIGN, _PROXY, _REPORT)
+        self._enqueue(ASSIGN, PROXY, REPORT)
 
     async def _configure_proxy(self) -> float | None:
-        """Configure the proxy and publish changes; return the seconds until the next try if it cannot serve all yet."""
+        """Configure the proxy and publish changes; return the seconds until the next try if it cannot serve all yet.
+
+        Raises TimeoutError, after which the queue tries again, if the proxy does not answer.
+        """
         if not self._proxy.answers:
             return None
         try:
             changed = await self._exposed.configure()
         except (ControlUnreachableError, ControlRefusedError) as error:
-            # The proxy has just died or hangs: as after any other time-out, try again soon.
             raise TimeoutError(str(error)) from error
         if changed:
             self._publish_all()
-        return None if self._exposed.serves_all else _EXPOSE_SECONDS
+        return None if self._exposed.serves_all else agent_times.EXPOSE_SECONDS
 
     async def _report_process(self, uid: str) -> None:
         """Write the status of one process."""
@@ -446,7 +447,10 @@ class Agent:
             await self._processes.report(runner, self._host.gate.displacement_condition(runner))
 
     async def _report_host(self) -> None:
-        """Write the MetalHost, and missing records of engines; apply a changed limit of the GPU's memory first."""
+        """Write the MetalHost; before, apply a limit of the GPU's memory that the owner has changed.
+
+        Also retry the records on disk that could not be written, by which the next agent adopts the engines.
+        """
         for runner in self._runners.values():
             runner.write_record()
         state = await asyncio.to_thread(host.state)
@@ -487,13 +491,4 @@ class Agent:
         watchdog, gate, rates = self._host.watchdog, self._host.gate, self._proxy.service_rates
         prefix = self._options.metric_prefix
         metrics = AgentMetrics(self._ledger, self._runners, watchdog, gate, rates, host=self._name, prefix=prefix)
-        try:
-            proxied = await self._proxy.client.metrics()
-        except (ControlUnreachableError, ControlRefusedError):
-            proxied = b""
-        return await metrics.render() + proxied
-
-
-def _desired_state(obj: Obj) -> tuple[Any, ...]:
-    """Return the desired state of a MetalProcess, or the data of our Secret."""
-    return obj["metadata"]["uid"], obj["metadata"].get("deletionTimestamp"), obj.get("spec"), obj.get("data")
+        return await metrics.render() + await self._proxy.read_metrics()

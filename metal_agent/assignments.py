@@ -56,7 +56,11 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 def read_assignment(obj: dict[str, Any]) -> Assignment:
-    """Return the assignment of a MetalProcess; one that this version cannot read has a `problem`."""
+    """Return the assignment of a MetalProcess; one that this version cannot run has a `problem`, the reason.
+
+    It may come from a newer controller: then a field has a value that is unknown here, or spec.features names something
+    that changes how the process runs.
+    """
     metadata = obj["metadata"]
     try:
         spec = msgspec.convert(obj.get("spec"), MetalProcessSpec)
@@ -74,6 +78,11 @@ def read_assignment(obj: dict[str, Any]) -> Assignment:
         problem=problem,
         deleted=bool(metadata.get("deletionTimestamp")),
     )
+
+
+def desired_state(obj: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what only others write of a MetalProcess or of the host's Secret: a change of it requires work."""
+    return obj["metadata"]["uid"], obj["metadata"].get("deletionTimestamp"), obj.get("spec"), obj.get("data")
 
 
 class LastKnown(msgspec.Struct, frozen=True):

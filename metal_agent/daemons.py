@@ -52,6 +52,7 @@ class DaemonModel(EngineHandle):
     model: str
 
     def __init__(self, shared: "SharedDaemon", model: str, *, loaded: bool) -> None:
+        """Watch the model if it is `loaded`, else begin to load it."""
         super().__init__()
         self.model = model
         self.loaded = loaded
@@ -67,17 +68,18 @@ class DaemonModel(EngineHandle):
         """Return the URL of the daemon once the model is loaded, else None."""
         return self._shared.daemon.url if self.loaded else None
 
-    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
+    async def end(self, grace_seconds: float, *, even_if_shared: bool = False) -> None:
         """Unload the model, and wait until it is gone, however long that takes: its memory is not free before.
 
-        A model that serves another process of ours too stays, unless `for_all`: then the other one loads it again.
+        A model that another process of ours uses too stays loaded, and only this handle ends. With `even_if_shared`,
+        for a sick model, it is unloaded all the same: the other processes get its exit, and load it again.
         """
         if self._exit.done():
             return
         if self._loading:
             self._loading.cancel()
             await asyncio.wait([self._loading])
-        if for_all:
+        if even_if_shared:
             self._shared.report_exit_of_others(self)
         await self._shared.unload(self, grace_seconds)
         self.report_exit(EngineExit())
@@ -111,18 +113,20 @@ class SharedDaemon:
     """One daemon as this agent uses it. `on_change` is called when it becomes usable or unusable."""
 
     def __init__(self, daemon: Daemon, owner: str, on_change: Callable[[], None]) -> None:
+        """Begin as not usable: nothing was checked yet."""
         self.daemon = daemon
         self.problem = f"{daemon.runtime} was not checked yet"
         """The reason why it cannot be used now; empty if it can."""
-        self._owner, self._on_change = owner, on_change
+        self._owner, self._on_change = owner, on_change  # the owner is this agent: a mark in the names of its models
         self._handles: list[DaemonModel] = []
-        self._is_unknown = False
+        """Our models in it, one handle for each process: two processes may share one loaded model."""
+        self._is_unsure = False
         """True if the last check could not determine which models are loaded."""
         self._silent_checks = 0  # in a row, without an answer
         self._last_silence_at = 0.0  # end of the last one, in seconds of the monotonic clock
         self._loaded_models: list[tuple[str, int | None]] = []
         self._wake = asyncio.Event()
-        self._is_clean = False  # True if no process has ended since our unused models were removed from the daemon
+        self._is_cleaned_up = False  # True if no process has ended since our unused models were removed from the daemon
         # Held by `add_model` and the clean-up, which must not remove a model that is being added and has no handle yet.
         self._changing = asyncio.Lock()
 
@@ -145,7 +149,7 @@ class SharedDaemon:
 
     def may_have(self, model: str) -> bool:
         """Return True if the last check found `model` loaded, or could not find out."""
-        return self._is_unknown or self.daemon.identify_content(model) in self._identify_contents(self._loaded_models)
+        return self._is_unsure or self.daemon.identify_content(model) in self._identify_contents(self._loaded_models)
 
     async def add_model(self, model: str, serving: Serving, on_progress: OnProgress) -> None:
         """Make the weights known to the daemon. Raises DaemonError."""
@@ -153,12 +157,13 @@ class SharedDaemon:
             await self.daemon.add_model(model, serving, on_progress)
 
     async def unload(self, handle: DaemonModel, grace_seconds: float) -> None:
-        """Unload the model of `handle`, and wait until it is gone; failures are retried for ever.
+        """Unload the model of `handle`, and wait until the daemon does not list it; failures are retried for ever.
 
-        Returns early once another process of ours uses the model, or once the daemon does not run.
+        Returns early once another process of ours uses the same weights, or once the daemon does not run. The wait
+        compares contents, not names: a daemon may list a model under another name with the same weights.
         """
         model, failures = handle.model, 0
-        while not self._list_sharing(handle):
+        while not self._list_others_with_same_weights(handle):
             try:
                 await self.daemon.unload(model)
                 async with asyncio.timeout(grace_seconds + _UNLOAD_AGAIN_SECONDS):
@@ -178,20 +183,22 @@ class SharedDaemon:
 
     def report_exit_of_others(self, handle: DaemonModel) -> None:
         """Report to all other processes with the model of `handle` that it is gone: it is unloaded for all of them."""
-        for sharing_handle in self._list_sharing(handle):
+        for sharing_handle in self._list_others_with_same_weights(handle):
             message = f"{self.daemon.runtime} unloads {handle.model}, which does not answer; it is loaded again"
             sharing_handle.report_exit(EngineExit(reason="Unloaded", message=message))
 
     async def remove_unwanted(self, wanted: Callable[[], Iterable[MetalProcessSpec]]) -> None:
-        """Remove models of ours that no process uses: those of an earlier agent, or of a process that was stopped.
+        """Delete models of ours that no process uses: those of an earlier agent, or of a process that was stopped.
 
-        A model with the same content as one in use stays: the daemon may list both under its name. Nothing is done if
-        no process has ended since the last call, or while the daemon cannot be used. Raises DaemonError.
+        `wanted` returns the specs of all processes of this host; it is called for each model, as they may change
+        meanwhile. A model with the same weights as one in use stays: the daemon may list both under its name.
+        Nothing is done if no process has ended since the last call, or while the daemon cannot be used. Raises
+        DaemonError.
         """
-        if self._is_clean or self.problem:
+        if self._is_cleaned_up or self.problem:
             return
         async with self._changing:
-            self._is_clean = True  # set first: the end of a process meanwhile makes it False again
+            self._is_cleaned_up = True  # set first: the end of a process meanwhile makes it False again
             try:
                 for model in sorted(await self.daemon.list_marked(self._owner)):
                     specs = [spec for spec in wanted() if spec.runtime == self.daemon.runtime]
@@ -201,7 +208,7 @@ class SharedDaemon:
                         log.info("daemon_model_removed", daemon=self.daemon.runtime, model=model)
                         await self.daemon.remove(model)
             except BaseException:
-                self._is_clean = False
+                self._is_cleaned_up = False
                 raise
 
     def list_loaded(self) -> list[LoadedModel]:
@@ -213,7 +220,7 @@ class SharedDaemon:
 
     def forget(self, handle: DaemonModel) -> None:
         """Stop watching `handle`; the next clean-up may remove its model."""
-        self._is_clean = False
+        self._is_cleaned_up = False
         if handle in self._handles:
             self._handles.remove(handle)
 
@@ -239,25 +246,26 @@ class SharedDaemon:
             await self._list_loaded_models()
         else:
             self.problem, self._loaded_models = f"{self.daemon.runtime} is not installed here", []
-            self._is_unknown = False
+            self._is_unsure = False
         is_usable = not self.problem
         if is_usable != was_usable:
             log.info("daemon_usable_changed", daemon=self.daemon.runtime, usable=is_usable, problem=self.problem)
-            self._is_clean = False
+            self._is_cleaned_up = False  # a daemon that is back may list models that were not seen before
             self._on_change()
 
     async def _list_loaded_models(self) -> None:
         """Ask the daemon for its loaded models, note the outcome, and report the exit of our models that are gone.
 
-        After an error `problem` says why the daemon cannot be used. The first checks in a row without an answer are
-        excused, since the daemon may be busy: `problem` and the models stay as they are.
+        Three outcomes: an answer clears `problem`, and a model that it lacks has exited. An error sets `problem`, and
+        all our models have exited if the daemon does not run, refuses us or is silent; after another error they may
+        still serve. The first checks in a row without an answer change nothing, since the daemon may be busy.
         """
         watched = [handle for handle in self._handles if handle.loaded]
         asked_at = time.monotonic()
         try:
             self._loaded_models = await self.daemon.list_loaded()
         except DaemonError as error:
-            self._is_unknown = error.reason != NOT_RUNNING
+            self._is_unsure = error.reason != NOT_RUNNING
             if self._is_excused(error, asked_at):
                 return
             self.problem = str(error)
@@ -269,9 +277,9 @@ class SharedDaemon:
                     handle.report_exit(EngineExit(reason=error.reason, message=self.problem))
         except Exception:  # a defect here must not end the engines of this host
             log.exception("daemon_check_crashed", daemon=self.daemon.runtime)
-            self._is_unknown = True
+            self._is_unsure = True
         else:
-            self.problem, self._is_unknown, self._silent_checks = "", False, 0
+            self.problem, self._is_unsure, self._silent_checks = "", False, 0
             loaded_contents = self._identify_contents(self._loaded_models)
             for handle in watched:
                 if self.daemon.identify_content(handle.model) not in loaded_contents:
@@ -284,12 +292,14 @@ class SharedDaemon:
     def _is_excused(self, error: DaemonError, asked_at: float) -> bool:
         """Count a check that got no answer; return True if that were few in a row, so that the daemon may be busy.
 
-        Concurrent checks, as for several processes, count as one. Any other error ends the count.
+        `asked_at` is the start of the check. Checks that overlapped, as for several processes, count as one. Any
+        other error ends the count.
         """
         if error.reason != SILENT:
             self._silent_checks = 0
             return False
-        if asked_at >= self._last_silence_at:  # else it ran while the last one did
+        overlaps_last_silence = asked_at < self._last_silence_at
+        if not overlaps_last_silence:
             self._silent_checks += 1
             self._last_silence_at = time.monotonic()
         return self._silent_checks < SILENT_CHECKS
@@ -298,7 +308,7 @@ class SharedDaemon:
         """Return the identities of the weights of models in the daemon; see `Daemon.identify_content`."""
         return {self.daemon.identify_content(name) for name, _ in models}
 
-    def _list_sharing(self, handle: DaemonModel) -> list[DaemonModel]:
+    def _list_others_with_same_weights(self, handle: DaemonModel) -> list[DaemonModel]:
         """Return the handles of other processes whose model has the same weights in memory."""
         content = self.daemon.identify_content(handle.model)
         return [

@@ -54,6 +54,10 @@ class Suspicion(msgspec.Struct, frozen=True):
 def judge_check(suspicion: Suspicion, result: ProbeResult, waited_seconds: float, *, is_busy: bool | None) -> Verdict:
     """Decide whether a suspect engine works, by the agent's own request, which is repeated while it is undecided.
 
+    A token proves that it works, an error that it fails. Without an answer it counts as hung after a limit, which is
+    longer for an engine that uses the processor: it may be reading a long prompt. If that is unknown, one that is only
+    slow gets the longer limit, and any other the shorter.
+
     Args:
         suspicion: the proxy's reason.
         result: the result of the last request.

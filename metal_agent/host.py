@@ -28,6 +28,7 @@ from metal_agent.memory.peaks import Peaks
 from metal_agent.memory.pressure_policy import HoldAction
 from metal_agent.memory.pressure_watchdog import PressureWatchdog
 from metal_agent.native.engine_keys import EngineKeys
+from metal_agent.options import StartError
 from metal_agent.supervise.backend_reports import follow_backend_health
 from metal_agent.supervise.host_parts import Exposure, RunnerContext
 from metal_agent.supervise.keep_awake import KeepAwake
@@ -106,7 +107,9 @@ class Host:
         owner_policy: OwnerPolicy = NO_POLICY,
         read_owner: ReadSample = read_owner_sample,
     ) -> None:
+        """Build the parts that all processes of the host share; nothing runs before `recover` and `start_loops`."""
         self._runners, self._proxy = runners, proxy
+        # The gate holds engines back; the two watchdogs are its sources: memory pressure, and the owner's policy.
         self.gate = gate = HoldGate(runners)
         handled, idle_seconds = callbacks.hold_handled, exposure.idle_seconds
         self.watchdog = PressureWatchdog(
@@ -180,9 +183,20 @@ class Host:
     async def stop_processes(self, changes: ChangeCounter) -> None:
         """Drain and stop every process; return when each has ended, or is known not to end.
 
-        `changes` counts at least the changes of their states.
+        `changes` counts at least the changes of their states, so that they are looked at after each.
         """
-        self.supervisor.assign([])
+        self.supervisor.assign([])  # a process without an assignment is stopped
         seen_changes = changes.count
         while any(runner.state.phase != "Stopped" for runner in self._runners.values()):
             seen_changes = await changes.wait_past(seen_changes)
+
+
+async def recover_or_refuse(host: Host, group: asyncio.TaskGroup) -> None:
+    """Adopt the running engines and the proxy. Raises StartError if it cannot find them: they could run twice."""
+    try:
+        await host.recover(group)
+    except OSError as error:
+        raise StartError(
+            f"cannot find the engines of an earlier agent, which still run: {error}; fix that and start again; "
+            "if it is the record of one process, you may delete it: its model is then loaded again"
+        ) from error

@@ -109,7 +109,7 @@ class End(ProcessAction, frozen=True):
     """Stop the engine: SIGTERM to its group, a grace, SIGKILL; or have its daemon unload it. Outcome: Exited."""
 
     grace_seconds: float = GRACE_SECONDS
-    for_all: bool = False
+    even_if_shared: bool = False
     """True if a model in a daemon is unloaded although it serves another process too: the model is sick."""
 
 
@@ -185,7 +185,10 @@ def restart_backoff_seconds(failures: int) -> float:
 
 
 def step(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
-    """Return the next state and its actions. An event that arrives too late to fit the state changes nothing."""
+    """Return the next state and its actions. An event that arrives too late to fit the state changes nothing.
+
+    No actions let those that still run go on; new ones replace them.
+    """
     match event:
         case events.Removed():
             return _on_removed(state)
@@ -219,15 +222,19 @@ def _enter_phase(state: ProcessState, phase: Phase) -> ProcessState:
 
 
 def _start_engine(state: ProcessState) -> ProcessStep:
-    """Start the engine unless it is held; every start after an exit counts as a restart."""
+    """Start the engine, or wait for the release if a hold forbids that; every start after an exit is a restart."""
     if state.hold:
         return _await_release(state, state.hold)
-    restarts = state.restarts if state.last_exit is None else state.restarts + 1
+    is_restart = state.last_exit is not None
+    restarts = state.restarts + 1 if is_restart else state.restarts
     return replace(_enter_phase(state, "Starting"), restarts=restarts), (Spawn(),)
 
 
 def _resume(state: ProcessState) -> ProcessStep:
-    """Start the step again that failed or was interrupted, unless the process is held: check, fetch or start."""
+    """Start the step again that failed or was interrupted: admission check, fetch of the weights, or engine start.
+
+    A held process that was admitted waits instead; its memory stays reserved.
+    """
     if state.hold and state.admitted:
         return _await_release(state, state.hold)
     if state.fetched:
@@ -238,12 +245,16 @@ def _resume(state: ProcessState) -> ProcessStep:
 
 
 def _on_admission(state: ProcessState, event: ProcessEvent) -> ProcessStep:
-    """Fetch the weights of an admitted process, reject a refused one, and check that again once memory is free."""
-    is_checked = not state.awaits_release and not state.queued
+    """Fetch the weights of an admitted process, reject a refused one, and check that again once memory is free.
+
+    Weights that were fetched are refused too if they need more memory than was stated.
+    """
+    # A process that is Pending because of a hold or of the load slot was admitted before: no outcome is awaited.
+    awaits_outcome = not state.awaits_release and not state.queued
     match event:
-        case events.Admitted() if state.phase == "Pending" and is_checked:
+        case events.Admitted() if state.phase == "Pending" and awaits_outcome:
             return replace(state, phase="Fetching", admitted=True), (Fetch(),)
-        case events.Refused() if state.phase in {"Pending", "Fetching"} and is_checked:
+        case events.Refused() if state.phase in {"Pending", "Fetching"} and awaits_outcome:
             refused = replace(state, phase="Rejected", reason=event.reason, message=event.message, admitted=False)
             return replace(refused, needed_bytes=event.needed_bytes), ()
         case events.MemoryFreed() if state.phase == "Rejected" and state.needed_bytes is not None:
@@ -253,8 +264,9 @@ def _on_admission(state: ProcessState, event: ProcessEvent) -> ProcessStep:
 
 
 def _on_start(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
-    """Watch an engine that was started or generated its first token; show a problem that it has until then."""
-    if state.phase != "Starting" or state.reason:  # with a reason, the engine is being ended because of it
+    """Probe an engine that was started until its first token, then watch it; show a problem that it has until then."""
+    is_being_ended = bool(state.reason)  # a start that failed; the reason is shown
+    if state.phase != "Starting" or is_being_ended:
         return state, ()
     match event:
         case events.Spawned() if not state.exists:
@@ -268,13 +280,17 @@ def _on_start(state: ProcessState, event: ProcessEvent, now: float) -> ProcessSt
 
 
 def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessStep:
-    """Check an engine that is suspect, serve on with one that works, and end one that is sick."""
+    """Check a Ready engine that is suspect, serve on with one that works (Trusted), and end one that is sick (Hung).
+
+    A sick engine that still answers is drained first. It is then ended even if another process shares it.
+    """
     match event:
         case events.Suspected(suspicion):
-            if state.suspicion and not suspicion.outranks(state.suspicion):
-                return state, ()  # it is being checked
+            is_being_checked = state.suspicion is not None and not suspicion.outranks(state.suspicion)
+            if is_being_checked:
+                return state, ()
             suspect = replace(state, reason="EngineSuspect", message=f"checking the engine: {suspicion.message}")
-            # A check waits until the last suspicion that was refuted is some seconds ago.
+            # A client whose requests are at fault may repeat them: no check within some seconds of one that was passed.
             pause_seconds = 0.0 if state.trusted_at is None else max(0.0, REFUTED_SECONDS - (now - state.trusted_at))
             return replace(suspect, suspicion=suspicion), (CheckSuspect(suspicion, pause_seconds),)
         case events.Trusted() if state.suspicion:
@@ -283,8 +299,8 @@ def _on_health(state: ProcessState, event: ProcessEvent, now: float) -> ProcessS
             # The back-off begins with Exited. The requests of an engine that does not answer are lost.
             ending = replace(state, phase="Starting", reason=event.reason, message=event.message, suspicion=None)
             if event.answers:
-                return ending, (Withdraw(), Drain(SICK_DRAIN_SECONDS), End(for_all=True))
-            return ending, (Withdraw(), End(HUNG_GRACE_SECONDS, for_all=True))
+                return ending, (Withdraw(), Drain(SICK_DRAIN_SECONDS), End(even_if_shared=True))
+            return ending, (Withdraw(), End(HUNG_GRACE_SECONDS, even_if_shared=True))
         case _:
             return state, ()
 
@@ -305,11 +321,11 @@ def _on_load_slot(state: ProcessState, event: ProcessEvent) -> ProcessStep:
 
 
 def _on_removed(state: ProcessState) -> ProcessStep:
-    """Stop the process for good: withdraw, drain and end its engine if there is one."""
+    """Stop the process for good: withdraw its endpoint, drain requests and end its engine, if there is one."""
     if state.leaving:
         return state, ()
     if state.evicting:
-        # The actions already running are the same; only the phase after them differs.
+        # The same actions run already, for the eviction; afterwards the process is now Stopped instead of Pending.
         return replace(_enter_phase(state, "Stopping"), evicting=False, is_hastened=state.is_hastened), ()
     if not state.exists:
         return replace(_enter_phase(state, "Stopped"), awaits_release=False, queued=False), ()
@@ -317,7 +333,7 @@ def _on_removed(state: ProcessState) -> ProcessStep:
 
 
 def _on_hold_change(state: ProcessState, event: Held | events.Evicted | events.Released) -> ProcessStep:
-    """Hold, evict or release the process."""
+    """Hold, evict or release the process; a release starts it only if nothing but the hold kept it waiting."""
     match event:
         case Held():
             return _on_held(state, event)
@@ -339,26 +355,36 @@ def _await_release(state: ProcessState, hold: Held) -> ProcessStep:
 
 
 def _on_evicted(state: ProcessState, event: events.Evicted) -> ProcessStep:
-    """Stop the engine, in seconds if that is urgent, and hold the process."""
+    """Stop the engine, in seconds if that is urgent, and hold the process: it starts again after Released.
+
+    By the state of the process:
+    * Stopping with time for its requests, and the eviction is urgent: it is hastened, with short times instead.
+    * Without an engine, or with one that is ending already: it is only held.
+    * Loading: the engine ends at once, since it has no endpoint and no request.
+    * Ready: its endpoint is withdrawn, its requests are drained, then the engine ends.
+    """
     hold = Held(event.reason, event.message)
     withdraw, drain, end = Withdraw(), Drain(), End()
     if event.is_urgent:
         withdraw_seconds, drain_seconds, grace_seconds = EVICTION_SECONDS
         withdraw, drain, end = Withdraw(withdraw_seconds), Drain(drain_seconds), End(grace_seconds)
-    if state.phase == "Stopping" and event.is_urgent and state.exists and not state.is_hastened:
+    can_be_hastened = state.phase == "Stopping" and state.exists and not state.is_hastened
+    if event.is_urgent and can_be_hastened:
         return replace(state, hold=hold, is_hastened=True), (withdraw, drain, end)
-    is_loading = state.phase == "Starting" and not state.reason
+    is_loading = state.phase == "Starting" and not state.reason  # with a reason, the start has failed: it is ending
     if not state.exists or not (is_loading or state.phase == "Ready"):
-        # There is no engine, or it is ending already.
         return _on_held(state, hold)
     stopping = replace(_enter_phase(state, "Stopping"), reason=event.reason, message=event.message, hold=hold)
     stopping = replace(stopping, evicting=True, is_hastened=event.is_urgent)
-    # An engine that was never Ready has no endpoint and no request.
     return stopping, (end,) if is_loading else (withdraw, drain, end)
 
 
 def _on_exited(state: ProcessState, event: events.Exited, now: float) -> ProcessStep:
-    """Go on with a stop or an eviction that the exit ends; after any other exit, back off before the next start."""
+    """Go on after the end of the engine.
+
+    An evicted process waits for its release, and one that was stopped for good is Stopped. Any other exit is a failure:
+    back off before the next start, longer after each failure in a row; one after a stable run counts as the first.
+    """
     if not state.exists:
         return state, ()
     gone = replace(state, exists=False, pid=None, fetched=state.fetched and event.fetched)
@@ -367,7 +393,8 @@ def _on_exited(state: ProcessState, event: events.Exited, now: float) -> Process
         return _resume(replace(gone, evicting=False))
     if state.leaving:
         return replace(gone, phase="Stopped"), ()
-    # In Starting, a reason is set if the engine was ended because of it. A suspicion is not the cause of an exit.
+    # In Starting, a reason is set if the agent ended the engine because of it; it is then the cause of the exit. In
+    # Ready, the reason may be a suspicion, which is no cause.
     was_ended = state.phase == "Starting" and bool(state.reason)
     reason, message = (state.reason, state.message) if was_ended else (event.reason, event.message)
     was_stable = state.ready_since is not None and now - state.ready_since >= STABLE_SECONDS
@@ -379,7 +406,10 @@ def _on_exited(state: ProcessState, event: events.Exited, now: float) -> Process
 
 
 def _on_end_overdue(state: ProcessState, event: events.EndOverdue) -> ProcessState:
-    """Show that the engine does not end: a stop is over nevertheless, and the memory stays reserved while it exists."""
+    """Show that the engine does not end, and keep its memory reserved while it exists.
+
+    A stop for good is over nevertheless (Stopped), so that nothing waits for the process for ever.
+    """
     if state.phase == "Stopping" and not state.evicting:
         return replace(state, phase="Stopped", reason="EngineNotEnded", message=event.message)
     cause = f"{state.message}; " if state.message else ""
@@ -387,9 +417,14 @@ def _on_end_overdue(state: ProcessState, event: events.EndOverdue) -> ProcessSta
 
 
 def _on_failed(state: ProcessState, event: events.Failed) -> ProcessStep:
-    """Back off before the next try; an engine that failed to start is ended first, and a Ready one is watched again."""
+    """Back off before the next try of the action that failed.
+
+    An engine that failed to start is ended first. A Ready engine, of which only a check failed by an error of the
+    agent, serves on, and is watched again after a pause.
+    """
     if state.phase == "Starting" and state.exists:
-        if state.reason:
+        is_being_ended = bool(state.reason)
+        if is_being_ended:
             return state, ()
         # The engine must be gone before another is started: the back-off begins with its Exited.
         return replace(state, reason=event.reason, message=event.message), (End(),)
@@ -397,7 +432,7 @@ def _on_failed(state: ProcessState, event: events.Failed) -> ProcessStep:
         least_seconds = MAX_BACKOFF_SECONDS if event.permanent else event.retry_after_seconds
         return _back_off(replace(state, fetched=False, queued=False), event.reason, event.message, least_seconds)
     if state.phase == "Ready":
-        # A check failed, and nothing checks the engine any more: it serves on, and is watched again after a pause.
+        # The action that failed has ended, so nothing checks the engine any more.
         return _enter_phase(state, "Ready"), (BackOff(FAILED_CHECK_SECONDS), WatchLiveness())
     return state, ()
 

@@ -52,6 +52,7 @@ class AgentMetrics(Collector):
         host: str,
         prefix: str = METRIC_PREFIX,
     ) -> None:
+        """Note where the numbers are; what engines use is measured by `render`."""
         self._ledger, self._runners, self._watchdog = ledger, runners, watchdog
         self._gate, self._rates = gate, rates
         self._host, self._prefix = host, prefix
@@ -76,7 +77,10 @@ class AgentMetrics(Collector):
         return generate_latest(self)
 
     def collect(self) -> Iterable[Metric]:
-        """Return the families of all metrics; an engine that has ended takes its series with it."""
+        """Return the families of all metrics; an engine that has ended takes its series with it.
+
+        A state with names, such as the pressure level or the phase, is one series for each name: 1 for the present one.
+        """
         ledger, pressure = self._ledger, self._watchdog.state
         level = self._watchdog.level or _UNKNOWN
         holding = {hold.source for hold in self._gate.list_holds()}

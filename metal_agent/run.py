@@ -22,6 +22,10 @@ log = structlog.get_logger()
 async def run(credentials: Credentials, options: AgentOptions) -> None:
     """Serve as host `options.name` until cancelled; engines and proxy keep running, for the next agent to adopt.
 
+    1. Find the address and the memory budget, and check the certificate: without them the agent cannot start.
+    2. Take over from a `pomona up` that serves here, and own the state folder.
+    3. Run the agent.
+
     The token of a host that has joined by a code (`HostIdentity`) is renewed meanwhile. It returns after everything
     was drained and stopped, which a call of the control socket can request.
 
@@ -44,7 +48,7 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
         async with connect_observed(credentials, connection) as client:
             await client.list(METAL_PROCESSES, field_selector=f"spec.hostName={options.name}")
 
-    # After all checks: an agent that cannot start must not make `pomona up` hand over.
+    # After all checks: an agent that cannot start must not make a `pomona up` that serves here end.
     await take_over(options.folder, check_api_access)
     with own_folder(options.folder):
         limits.raise_descriptor_limit()
@@ -64,8 +68,10 @@ async def run(credentials: Credentials, options: AgentOptions) -> None:
             try:
                 await agent.run()
             except ExceptionGroup as group:
+                # A group of the errors of the agent's tasks: a start that was refused, a stop on request, or a defect.
                 if refused := group.subgroup(StartError):
                     raise refused.exceptions[0] from None
-                if group.split(EverythingStopped)[1] is not None:  # there are other errors, too
+                _, other_errors = group.split(EverythingStopped)
+                if other_errors is not None:
                     raise
                 log.info("agent_stopped", host=options.name)

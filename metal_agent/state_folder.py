@@ -68,10 +68,12 @@ def own_folder(folder: Path, *, standalone: bool = False) -> Iterator[None]:
         yield
 
 
-async def take_over(folder: Path, prove: Callable[[], Awaitable[None]]) -> None:
-    """Make a `pomona up` that owns the folder hand it over; any other owner keeps it, and `own_folder` raises.
+async def take_over(folder: Path, check_can_serve: Callable[[], Awaitable[None]]) -> None:
+    """Make a `pomona up` that owns the folder end and leave its engines to this agent.
 
-    `prove` checks first that the caller can serve in its place, and raises the error of the API server if not.
+    Nothing is done if no process has the lock of the folder. Another owner than `pomona up` keeps it, and `own_folder`
+    raises later. `check_can_serve` is called first, and raises the error of the API server if this agent could not
+    serve in its place.
 
     Raises:
         StartError: the folder cannot be used, the API server refuses this host, or the `pomona up` does not
@@ -84,7 +86,7 @@ async def take_over(folder: Path, prove: Callable[[], Awaitable[None]]) -> None:
         if owner is None or not owner.standalone or not _is_alive(owner):
             return
         try:
-            await prove()
+            await check_can_serve()
         except (ApiError, Unreachable) as error:
             raise StartError(
                 f"the API server refuses this host: {error}; `pomona up` (process {owner.identity.pid}) goes on "

@@ -92,8 +92,9 @@ class HostWeights:
     ) -> PinnedWeights:
         """Fetch, verify and lock all weights of a process; quick if they are on the host. Raises ArtifactError.
 
-        `tokens` are those of the model's source and of the further artifacts, in their order. `on_progress` is called
-        for one artifact after the other.
+        `tokens` are those of the model's source and of the further artifacts (such as a draft or an adapter), in their
+        order. `on_progress` is called for one artifact after the other. `namespace` is the tenant that private weights
+        belong to. After an error all locks are released.
         """
         held: list[HeldWeights] = []
         layouts: list[Layout] = []
@@ -125,6 +126,7 @@ class HostWeights:
         except BaseException:
             PinnedWeights(held).release()
             raise
+        # The model's layout is the first; those of the further artifacts follow in their order.
         roles = [further_artifact.role for further_artifact in spec.further_artifacts]
         draft = layouts[1 + roles.index("draft")] if "draft" in roles else None
         return PinnedWeights(held, layout=layouts[0], draft_layout=draft, headers=headers)

@@ -34,12 +34,12 @@ def is_calm(level: PressureLevel | None, *, is_held: bool, is_loading: bool) -> 
     return level in {None, "normal"} and not is_held and not is_loading
 
 
-def is_measurable(spec: MetalProcessSpec) -> bool:
+def is_measurable_spec(spec: MetalProcessSpec) -> bool:
     """Decide whether the speed of a process is that of its model: it generates text, and has no companions."""
     return spec.mode == "chat" and not spec.further_artifacts
 
 
-def may_be_measured(state: ProcessState) -> bool:
+def is_measurable_engine(state: ProcessState) -> bool:
     """Decide whether an engine can be measured: it is sound, and not a daemon, whose requests are unseen."""
     return state.phase == "Ready" and state.pid is not None and state.suspicion is None and state.hold is None
 

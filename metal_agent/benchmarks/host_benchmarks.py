@@ -74,13 +74,15 @@ class HostBenchmarks:
         wait_request: Callable[[float], Awaitable[bool]],
         changed: Callable[[Runner], None],
     ) -> None:
+        """Note where the facts come from; nothing is measured before `run`."""
         self._runners, self.measurements, self._gate = runners, measurements, gate
+        # The host is calm without memory pressure (`read_level`), a hold (`gate`) or an engine that loads (`loads`).
         self._read_level, self._idle_seconds = read_level, idle_seconds
-        self._wait_request, self._changed = wait_request, changed
+        self._wait_request, self._on_change = wait_request, changed
         self.loads = LoadQueue()
         self._woken = asyncio.Event()
         self._pauses: dict[str, _Pause] = {}
-        """By uid."""
+        """By uid: the pause of a process before its next try."""
         self._engine_versions: dict[tuple[str, str], str] = {}
         """Versions of the engines, by uid and time of their start."""
 
@@ -91,7 +93,7 @@ class HostBenchmarks:
     def note_change(self, runner: Runner) -> None:
         """Report the change of a process, which may now be due for a measurement."""
         self.wake()
-        self._changed(runner)
+        self._on_change(runner)
 
     async def run(self) -> None:
         """Measure until cancelled."""
@@ -109,24 +111,30 @@ class HostBenchmarks:
                     await self._woken.wait()
 
     async def _measure_due(self) -> float | None:
-        """Measure a process if one is due; return the seconds until the next look, None if none waits."""
-        waiting = await self._list_waiting()
-        if not waiting:
+        """Measure one process if it is time; return the seconds until the next look, None if every one is measured.
+
+        It is time if a process is not in a pause after an earlier try, and the host is calm and has been idle.
+        """
+        engine_versions = await self._list_unmeasured()
+        if not engine_versions:
             return None
+        # 1. Which processes are not in a pause?
         now = time.monotonic()
-        pauses = {uid: max(0.0, self._pauses[uid].until - now) for uid in waiting if uid in self._pauses}
+        pauses = {uid: max(0.0, self._pauses[uid].until - now) for uid in engine_versions if uid in self._pauses}
         # A process may have gone while the version of another engine was read.
-        due = {uid: self._runners[uid] for uid in waiting if uid in self._runners and not pauses.get(uid)}
+        due = {uid: self._runners[uid] for uid in engine_versions if uid in self._runners and not pauses.get(uid)}
         if not due:
             return min(pauses.values(), default=LOOK_SECONDS)
+        # 2. Is the host calm, and for how long has it been idle?
         if not self._is_calm():
             return LOOK_SECONDS
         ready_seconds = {
             uid: now - runner.state.ready_since for uid, runner in due.items() if runner.state.ready_since is not None
         }
         picked = benchmark_policy.pick_process(ready_seconds, await self._idle_seconds())
-        if picked is None:
+        if picked is None:  # the proxy does not serve any of them yet
             return LOOK_SECONDS
+        # 3. Measure the first of them, if it need not wait for the host to be idle for longer.
         uid, wait_seconds = picked
         if wait_seconds:
             return wait_seconds
@@ -134,29 +142,30 @@ class HostBenchmarks:
         spec, engine = runner.assignment.spec, await runner.find_engine()
         if engine is None:
             return LOOK_SECONDS
-        await self._measure(runner, spec, engine, waiting[uid])
+        await self._measure(runner, spec, engine, engine_versions[uid])
         return 0.0
 
-    async def _list_waiting(self) -> dict[str, str]:
-        """Return the processes that are not measured yet, by uid, with the versions of their engines.
+    async def _list_unmeasured(self) -> dict[str, str]:
+        """Return, by uid, the engine's version of each process that can be measured and is not yet.
 
-        Pauses of processes and versions of engines that are gone are forgotten.
+        A process is measured anew for another version of its engine, and no more after `MOST_TRIES` failures. Pauses
+        of processes and versions of engines that are gone are forgotten.
         """
         measurable = {
-            uid: runner for uid, runner in self._runners.items() if benchmark_policy.may_be_measured(runner.state)
+            uid: runner for uid, runner in self._runners.items() if benchmark_policy.is_measurable_engine(runner.state)
         }
         self._pauses = {uid: pause for uid, pause in self._pauses.items() if uid in self._runners}
         engine_versions, waiting = dict[tuple[str, str], str](), dict[str, str]()
         for uid, runner in measurable.items():
             spec, record = runner.assignment.spec, runner.record
-            if record is None or not benchmark_policy.is_measurable(spec):
+            if record is None or not benchmark_policy.is_measurable_spec(spec):
                 continue
             started_engine = uid, record.started_at
             version = self._engine_versions.get(started_engine)
             if version is None:
                 version = await asyncio.to_thread(engine_command.identify_engine, spec)
             engine_versions[started_engine] = version
-            tries = self.measurements.count_tries(spec, version)
+            tries = self.measurements.count_tries(spec, version)  # None: it is measured
             if tries is not None and tries < benchmark_policy.MOST_TRIES:
                 waiting[uid] = version
         self._engine_versions = engine_versions
@@ -168,9 +177,11 @@ class HostBenchmarks:
         return benchmark_policy.is_calm(self._read_level(), is_held=is_held, is_loading=is_loading)
 
     async def _measure(self, runner: Runner, spec: MetalProcessSpec, engine: ProbedEngine, version: str) -> None:
-        """Measure the engine of one process, and keep speed or failure on disk.
+        """Measure the engine of one process, and keep the speed on disk.
 
-        After a failure, or if the measurement gave way to something else, it is paused; only a failure counts as a try.
+        The try is counted on disk before it begins, so that a machine that dies of it does not try for ever. It is
+        taken back if the measurement gave way to something else, or the process was stopped. After a failure, and
+        after it gave way, the process is paused.
         """
         uid, process_name = runner.assignment.uid, f"{runner.assignment.namespace}/{runner.assignment.name}"
         await asyncio.to_thread(self.measurements.begin_try, spec, version)
@@ -211,7 +222,7 @@ class HostBenchmarks:
             # All processes of one model with the same arguments have this speed.
             for same_model in list(self._runners.values()):
                 if identify_serving(same_model.assignment.spec) == identify_serving(spec):
-                    self._changed(same_model)
+                    self._on_change(same_model)
 
     def _pause(self, uid: str) -> float:
         """Pause a process before its next try, longer each time; return the seconds."""
@@ -221,7 +232,11 @@ class HostBenchmarks:
         return seconds
 
     async def _measure_or_give_way(self, runner: Runner, engine: ProbedEngine, plan: BenchPlan) -> MeasuredPerformance:
-        """Return the speed of an engine. Raises BenchError, and GaveWay once the host has something else to do."""
+        """Return the speed of an engine. Raises BenchError, and GaveWay once the host has something else to do.
+
+        The measurement runs beside two guards, one for requests of clients and one for changes of the host: if a guard
+        ends first, the measurement gives way. At the end all three are cancelled.
+        """
         most_seconds = benchmark_policy.MOST_SECONDS
         requested = asyncio.create_task(self._await_request(most_seconds))
         disturbed = asyncio.create_task(self._await_disturbance(runner))
@@ -241,8 +256,12 @@ class HostBenchmarks:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _await_request(self, most_seconds: float) -> str:
-        """Wait until a client sends a request to any process; return the reason to give way."""
+        """Wait until a client sends a request to any process; return the reason to give way.
+
+        A proxy that cannot be asked is a reason too.
+        """
         try:
+            # It returns False after the time-out, True once there is a request.
             while not await self._wait_request(most_seconds):
                 pass
         except (ControlUnreachableError, ControlRefusedError) as error:
@@ -254,7 +273,7 @@ class HostBenchmarks:
         pid = runner.state.pid
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
-            if runner.state.pid != pid or not benchmark_policy.may_be_measured(runner.state):
+            if runner.state.pid != pid or not benchmark_policy.is_measurable_engine(runner.state):
                 return "a change of the process"
             if not self._is_calm():
                 return "memory pressure, a hold or a load of this host"

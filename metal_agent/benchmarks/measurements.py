@@ -58,9 +58,13 @@ class Measurements:
         return describe_performance(measurement.performance) if measurement and measurement.performance else None
 
     def count_tries(self, spec: MetalProcessSpec, engine: str) -> int | None:
-        """Return the tries so far to measure a process with this version of the engine; None if it is measured."""
+        """Return the tries so far to measure a process with this version of the engine; None if it is measured.
+
+        Tries and speed are those of one version: with another one, as after an update, it is measured anew.
+        """
         measurement = self._measured.get(identify_serving(spec), Measurement())
-        if measurement.engine != engine:
+        is_of_other_version = measurement.engine != engine
+        if is_of_other_version:
             return 0
         return None if measurement.is_current else measurement.tries
 

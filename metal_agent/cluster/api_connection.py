@@ -30,11 +30,13 @@ class ApiConnection:
     """
 
     def __init__(self, credentials: Credentials) -> None:
+        """Begin as unreachable, without an answer so far."""
         identity = credentials.identity
         self.server = credentials.server
         self.host_identity = identity if isinstance(identity, HostIdentity) else None
         self.status = ConnectionStatus("unreachable", rfc3339(datetime.now(UTC)), f"no answer from {self.server} yet")
-        self.is_away = False
+        self.is_away = False  # unlike the status, which begins as unreachable: no call has failed yet
+        # The way out of a refused token.
         self._advice = (
             advise_rejoin(self.host_identity.host)
             if self.host_identity
@@ -42,15 +44,18 @@ class ApiConnection:
         )
 
     def note_answer(self, request: Request, status: int) -> None:
-        """Update the state of the connection by the HTTP status of an answer."""
+        """Update the state of the connection by the HTTP status of an answer.
+
+        401: the token is refused. 403 for the host's own Lease: the host was removed. Both are the state `refused`,
+        with the way out. Another 403 says nothing of the host: a policy may refuse a single write.
+        """
         self.is_away = False
         if status == HTTPStatus.UNAUTHORIZED:
             self._enter_state("refused", f"the API server does not accept the token of this host (401): {self._advice}")
         elif status == HTTPStatus.FORBIDDEN and _LEASES in request.path:
             self._enter_state("refused", f"this host has no right to its Lease any more (403): {self._advice}")
         elif status != HTTPStatus.FORBIDDEN or self.status.state == "unreachable":
-            # A 403 only proves an answer: a policy may refuse a single write of a host that is accepted, and every
-            # write of one that is not.
+            # Any other 403 shows only that the server answers: it ends `unreachable`, but not `refused`.
             self._enter_state("connected", "")
 
     def note_failure(self, error: Unreachable) -> None:

@@ -50,25 +50,27 @@ class Freshness(msgspec.Struct):
     """
 
     renewed_at: Clocks | None = None
-    confirmed: bool = False
+    has_fresh_list: bool = False
     """True if a fresh list was read after the last gap."""
-    gaps: int = 0
+    gap_count: int = 0
     """Number of gaps so far: a list is fresh only if there was none since it was requested."""
 
     def note_renewal(self, now: Clocks) -> bool:
-        """Note a renewal of the Lease, and a gap before it; return True if the assignments have to be listed again.
+        """Note a renewal of the Lease at `now`; return True while the assignments have to be listed again.
 
-        That is so from the first renewal, or one after a gap, until a fresh list is confirmed.
+        The first renewal, and one that comes late, end a gap: the controller may have moved processes of this host
+        meanwhile, so the list that was read before counts no more. The agent sets `has_fresh_list` after the next one.
         """
-        if self.renewed_at is None or now.since(self.renewed_at) > _GAP_SECONDS:
-            self.confirmed = False
-            self.gaps += 1
+        is_after_gap = self.renewed_at is None or now.since(self.renewed_at) > _GAP_SECONDS
+        if is_after_gap:
+            self.has_fresh_list = False
+            self.gap_count += 1
         self.renewed_at = now
-        return not self.confirmed
+        return not self.has_fresh_list
 
     def may_serve(self, now: Clocks) -> bool:
         """Return True if an endpoint may be made ready."""
-        return self.confirmed and self.renewed_at is not None and now.since(self.renewed_at) < LEASE_SECONDS
+        return self.has_fresh_list and self.renewed_at is not None and now.since(self.renewed_at) < LEASE_SECONDS
 
 
 class SliceMember(msgspec.Struct, frozen=True):
@@ -102,7 +104,11 @@ def find_service(slice_: Obj, host: str) -> ObjectKey | None:
 def build_slice(
     service: ObjectKey, host: str, address: str, port: int | None, members: Sequence[SliceMember], *, tls: bool = False
 ) -> Obj | None:
-    """Return the slice of `service` on `host`; None if it has no process or no port here."""
+    """Return the EndpointSlice of `service` on `host`; None if it has no process (`members`) or no port here.
+
+    Its one endpoint is the proxy's `port` at `address`. That is ready if any process is. Without a ready process, but
+    with one that still ends its requests, it is terminating and serving. Deleted with the processes, its owners.
+    """
     if not members or port is None:
         return None
     namespace, name = service
@@ -139,9 +145,10 @@ class Endpoints:
     """The slices of `host` in the API; `wanted` returns the desired slice of a service at the time of a write."""
 
     def __init__(self, client: Client, host: str, wanted: Callable[[ObjectKey], Obj | None]) -> None:
+        """Begin without knowledge of what is in the API; `wanted` returns the desired slice of a service, or None."""
         self._client = client
         self._host = host
-        self._wanted = wanted
+        self._build_wanted = wanted
         self._applied: dict[ObjectKey, Obj | None] = {}
         """The slices as this agent wrote them last; None if it removed the slice."""
         self.refusals: dict[ObjectKey, SliceRefusal] = {}
@@ -160,26 +167,28 @@ class Endpoints:
         return {service for item in listed.items if (service := find_service(item, self._host)) is not None}
 
     async def find_outdated(self) -> set[ObjectKey]:
-        """Return the services whose slice in the API is missing or left behind; their next `publish` writes anyway.
+        """Return the services whose slice in the API is not as this agent wrote it last: missing, or left behind.
 
-        A deletion by others, such as a controller that declared this host lost, is not reported to the agent.
-        Raises ApiError and Unreachable.
+        A slice is missing if others deleted it, such as a controller that declared this host lost; the agent does not
+        watch slices. One is left behind if this agent removed it and it exists. What was written is forgotten for
+        both, so that the next `publish` writes anyway. Raises ApiError and Unreachable.
         """
         existing = await self.list_services()
         applied = {service for service, slice_ in self._applied.items() if slice_ is not None}
         removed = self._applied.keys() - applied
         missing, left_behind = applied - existing, removed & existing
-        # Removed slices that are gone are forgotten too: services come and go as long as the agent runs.
+        # All removed slices are forgotten, too: services come and go as long as the agent runs.
         self._applied = {service: self._applied[service] for service in applied - missing}
         return missing | left_behind
 
     async def publish(self, service: ObjectKey) -> None:
-        """Write or delete the slice of `service` as desired, unless that is done. Raises ApiError and Unreachable.
+        """Write or delete the slice of `service` as desired, unless this agent wrote just that last time.
 
-        Raises Forbidden while the controller has not granted the service or the address to this host.
+        Raises ApiError and Unreachable; Forbidden while the controller has not granted the service or the address to
+        this host.
         """
         async with self._locks.setdefault(service, asyncio.Lock()):
-            wanted = self._wanted(service)
+            wanted = self._build_wanted(service)
             if service in self._applied and self._applied[service] == wanted:
                 return
             self._applied.pop(service, None)

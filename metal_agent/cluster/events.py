@@ -38,16 +38,20 @@ class HoldEvents:
         self._unsent.append((step, note))
 
     async def send(self) -> None:
-        """Send the queued Events. Raises ApiError and Unreachable; the rest is then sent by the next call."""
+        """Send the queued Events of steps, such as an eviction, the oldest first; skip those whose object is gone.
+
+        Raises ApiError and Unreachable; the rest is then sent by the next call.
+        """
         while self._unsent:
             oldest = self._unsent[0]
             step, note = oldest
-            kind, reason, action = _REASONS[step.kind]
+            event_type, reason, action = _REASONS[step.kind]
             about = await self._find_object(step)
-            if self._unsent and self._unsent[0] is oldest:  # a full queue may have dropped it meanwhile
+            # It stays queued while the API cannot be asked. A full queue may have dropped it meanwhile.
+            if self._unsent and self._unsent[0] is oldest:
                 self._unsent.popleft()
             if about:
-                await self._recorder.event(about, kind, reason, note, action)
+                await self._recorder.event(about, event_type, reason, note, action)
 
     async def _find_object(self, step: HoldAction) -> Obj | None:
         """Return the object of the Event: the process of the step, or the host; None if it is gone."""

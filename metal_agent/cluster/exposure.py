@@ -43,6 +43,7 @@ class ServicePorts:
     """The ports `first` to `last`, by service as `<namespace>/<service>`, kept in the file `path`."""
 
     def __init__(self, path: Path, first: int, last: int) -> None:
+        """Read the ports that services had before; those outside of the range are forgotten."""
         self._path = path
         self._range = range(first, last + 1)
         kept = durable.read(path, dict[str, int]) or {}
@@ -120,6 +121,7 @@ class ClusterExposure(ProxyExposure):
         tokens: HostTokens,
         tls: Tls | None = None,
     ) -> None:
+        """Expose nothing so far: no endpoint is ready before the proxy has answered and the assignments are listed."""
         super().__init__(proxy, runners)
         self.traffic = TrafficReport(runners, proxy.service_rates)
         self.freshness = Freshness()
@@ -132,6 +134,7 @@ class ClusterExposure(ProxyExposure):
         """True once this machine shuts down: no endpoint becomes ready any more."""
         self.endpoints = Endpoints(client, host, self._build_wanted_slice)
         self._problems: dict[ObjectKey, str] = {}
+        """The reason why the proxy does not serve a service: it has no port, no token, or cannot bind the port."""
         self._host, self._tls = host, tls
         self._ports, self._tokens = ports, tokens
 
@@ -145,8 +148,13 @@ class ClusterExposure(ProxyExposure):
         return self._ports.get(str(service))
 
     def find_problem(self, service: ObjectKey) -> str:
-        """Return the reason why `service` cannot be reached here although its engine is ready; empty if it can."""
-        if self.proxied_uids is not None and not self._proxy.answers:
+        """Return the reason why `service` cannot be reached here although its engine is ready; empty if it can.
+
+        The first that applies: the proxy has ceased to answer, does not serve the service, or the controller has not
+        granted the slice.
+        """
+        has_answered_before = self.proxied_uids is not None
+        if has_answered_before and not self._proxy.answers:
             return "the proxy of this host does not run; it is started again"
         refusal = self.endpoints.refusals.get(service)
         return self._problems.get(service) or (refusal.message if refusal else "")
@@ -165,7 +173,12 @@ class ClusterExposure(ProxyExposure):
             await self.endpoints.publish(service)
 
     async def withdraw(self, assignment: Assignment, timeout_seconds: float) -> None:
-        """Route no new request to the process; the API server has a bounded time to accept the change."""
+        """Write the slice of the process's service, so that no new request is routed to the process.
+
+        The slice follows the states of the processes: it is not ready any more, unless another process of the service
+        is. The API server has a bounded time to accept that; an error is only logged. Without a service there is
+        no slice.
+        """
         if not assignment.service.name:
             return
         try:
@@ -175,7 +188,10 @@ class ClusterExposure(ProxyExposure):
             log.warning("endpoint_not_withdrawn", service=str(assignment.service), error=str(error) or "time-out")
 
     async def withdraw_all(self, timeout_seconds: float) -> None:
-        """Route no new request to this host for the rest of this agent's time; the proxy accepts those on the way."""
+        """Make all endpoints of this host not ready until this agent ends; return once clients have noticed that.
+
+        Until then the proxy accepts their requests.
+        """
         self._is_leaving = True
         served = [runners[0].assignment for runners in self.services().values()]
         await asyncio.gather(*(self.withdraw(assignment, timeout_seconds) for assignment in served))
@@ -200,12 +216,13 @@ class ClusterExposure(ProxyExposure):
         return super()._is_served(runner) and not runner.assignment.is_standalone
 
     async def _configure(self) -> bool:
-        """Send the proxy its configuration; a port that another program uses is replaced by the next free one.
+        """Send the proxy its configuration, then note which processes it serves and the problems of the others.
 
-        Return True if served processes or problems differ from those before.
+        Return True if either differs from before. If another program uses the port of a service, the service gets the
+        next free one, and the configuration is sent again, up to `_PORTS_TRIED` times.
         """
         before = self.proxied_uids, self._problems
-        for _ in range(_PORTS_TRIED):
+        for _ in range(_PORTS_TRIED):  # the last turn's ports, problems and state count
             grouped = self.services()
             ports, problems = self._assign_ports(grouped)
             config = proxy_config(self.address, grouped, ports, self._draining, self._tls)
@@ -244,15 +261,19 @@ class ClusterExposure(ProxyExposure):
     def _build_wanted_slice(self, service: ObjectKey) -> Obj | None:
         """Return the desired slice of a service; None if it has no process or no port here.
 
-        A process is ready if its engine answers, the proxy has it, and no gap in contact forbids it.
+        A process is ready in it if
+        1. the Lease is fresh and this machine does not shut down,
+        2. its engine answers, or it is a predecessor that still serves (see below), and
+        3. the proxy serves it, and it is not suspended: running here, but no longer assigned to this host.
         """
         may_serve = self.freshness.may_serve(read_clocks()) and not self._is_leaving
         serving = (self.proxied_uids or frozenset()) - self.suspended if may_serve else frozenset()
         runners = self.services().get(service, [])
         ready = {runner.assignment.uid for runner in runners if runner.state.phase == "Ready" and runner.is_answering}
-        if ready - serving:
-            # The proxy does not have the successor yet, and until then sends requests to the predecessor that is to
-            # stop. Both have the same endpoint, which would otherwise be not ready for some milliseconds.
+        is_successor_unproxied = bool(ready - serving)
+        if is_successor_unproxied:
+            # Until the proxy has the successor, it sends requests to the predecessor, which is Stopping. Both have the
+            # same endpoint, the proxy's port, which would otherwise be not ready for some milliseconds.
             ready |= {runner.assignment.uid for runner in runners if runner.state.phase == "Stopping"}
         members = [
             SliceMember(

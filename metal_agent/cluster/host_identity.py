@@ -87,13 +87,16 @@ class HostIdentity:
     """
 
     def __init__(self, folder: Path, joined: JoinedHost, clock: Callable[[], float] = since_boot_seconds) -> None:
+        """Use the identity `joined`, as read from `folder`; its token is renewed at once by `keep_renewed`."""
         self._folder = folder
         self._joined = joined
+        """The identity with the token in use; newer than the file if that could not be written."""
         self._on_disk = joined
         """The content of the file when it was last read or written: anything else in it is another join."""
         self._clock = clock
         # The age of a token on disk is unknown, since the wall clock may have been set: an agent renews when it starts.
         self._due_at = clock()
+        """Time of the next renewal: now."""
         self._reported_token = ""
         """The last token whose refusal was logged."""
         self._lock = asyncio.Lock()
@@ -130,9 +133,11 @@ class HostIdentity:
         return f"Bearer {self._joined.token}"
 
     async def refresh(self, refused: str | None) -> bool:
-        """Read the file again, unless the token has changed already; return whether it is not the one refused now.
+        """Look for another token after a refusal; return True if there is one, so that the call is worth a retry.
 
-        Logs the refusal of a token once. Raises CredentialsError.
+        `refused` is the Authorization header that the API server did not accept. If it is still the current one, the
+        file is read again: a join may have written another token. Logs the refusal of a token once. Raises
+        CredentialsError.
         """
         async with self._lock:
             if await self.authorization() == refused:
@@ -178,7 +183,8 @@ class HostIdentity:
             written = await asyncio.to_thread(read_joined_host, self._folder)
         except OSError as error:
             raise CredentialsError(f"{self._folder / FILE_NAME}: {error}: make it readable for this user") from error
-        if written is None or written in (self._on_disk, self._joined):
+        is_our_own = written in (self._on_disk, self._joined)  # no join has written since
+        if written is None or is_our_own:
             return False
         with_our_token = structs.replace(written, token=self._joined.token, expires_at=self._joined.expires_at)
         if with_our_token != self._joined:  # host, server or authority differ
@@ -202,6 +208,8 @@ class HostIdentity:
             self._on_disk = renewed
         self._joined = renewed
         age_seconds = renewal_seconds(granted.lifetime_seconds)
-        if self._on_disk is not renewed:  # the older token there may expire long before this one
+        is_written = self._on_disk is renewed
+        if not is_written:  # the older token on disk may expire long before this one
             age_seconds = min(age_seconds, _UNWRITTEN_SECONDS)
+        # No back-off: only its jitter, so that hosts do not renew at the same moment.
         self._due_at = self._clock() + backoff_seconds(1, first=age_seconds, most=age_seconds, jitter=_SPREAD)

@@ -31,7 +31,7 @@ _FACTS: Final = sorted(
     - {"core_levels"}
 )
 """Facts that the status has under the same names."""
-_STEPS: Final = {"swapUsedBytes": _GIB, "gpuUsedBytes": _GIB, "batteryPercent": 10}
+_LEAST_CHANGES: Final = {"swapUsedBytes": _GIB, "gpuUsedBytes": _GIB, "batteryPercent": 10}
 """Fields of the status that change all the time, and the least change that is written."""
 
 
@@ -90,13 +90,14 @@ def build_status(
 async def report_host(client: Client, host: str, wanted: MetalHostStatus, conditions: Sequence[Obj] = ()) -> Obj:
     """Create the MetalHost if it is missing, and write its status if that differs; return the object.
 
+    Fields that move all the time, such as the swap in use, keep their written value until they differ by a step.
     `conditions` are those of the agent, without lastTransitionTime; the conditions of others are kept.
 
     Raises ApiError and Unreachable.
     """
     observed = await _get_or_create(client, host)
     written = observed.get("status") or {}
-    body = skip_small_changes(msgspec.to_builtins(wanted), written, _STEPS)
+    body = skip_small_changes(msgspec.to_builtins(wanted), written, _LEAST_CHANGES)
     body["conditions"] = merge_conditions(written.get("conditions", []), conditions, datetime.now(UTC))
     return await apply_status(client, METAL_HOSTS, observed, body, FIELD_MANAGER)
 

@@ -20,7 +20,10 @@ class HostTokens:
         self._last_known = dict(last_known)
 
     def read(self, namespace: str, name: str) -> str | None:
-        """Return the token in Secret `namespace/name`; None if it has not arrived, is empty or cannot be read."""
+        """Return the token of Secret `namespace/name`, by its copy in the host's Secret, the only one it may read.
+
+        None if the copy has not arrived, is empty or cannot be read.
+        """
         try:
             token = self.data()[host_secret_key(namespace, name)]
             return base64.b64decode(token, validate=True).decode().strip() or None
@@ -28,7 +31,11 @@ class HostTokens:
             return None
 
     def read_previous(self, namespace: str, name: str) -> PreviousToken | None:
-        """Return the token that the one in Secret `namespace/name` replaced, decoded; None if there is none."""
+        """Return the token that the one in Secret `namespace/name` replaced, decoded; None if there is none.
+
+        All replaced tokens are in one key of the host's Secret: JSON, with one entry for each Secret of a service. Like
+        every value of a Secret it is base64, and so is each token in it.
+        """
         try:
             encoded = base64.b64decode(self.data()[PREVIOUS_TOKENS_KEY], validate=True)
             previous = msgspec.json.decode(encoded, type=dict[str, PreviousToken])[host_secret_key(namespace, name)]

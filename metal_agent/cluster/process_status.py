@@ -25,15 +25,17 @@ class ProcessReporter:
     """Status and Events of the processes of `host` in the API; `store` has their objects as they were last seen."""
 
     def __init__(self, client: Client, store: Store, sink: EventRecorder, host: str, exposed: ClusterExposure) -> None:
+        """Write statuses by `client` and Events by `sink`; `exposed` knows traffic and problems of the services."""
         self._client, self._store, self._events = client, store, sink
         self._host, self._exposure = host, exposed
         self._recorded: WeakKeyDictionary[Runner, str] = WeakKeyDictionary()
         """The last outcome of each runner that was sent as an Event."""
 
     async def report(self, runner: Runner, disruption: Obj | None) -> None:
-        """Write the status of one process, with its condition DisruptionTarget, if the object is still there.
+        """Write the status of one process if its object is still there, then send an Event of a new outcome.
 
-        Raises ApiError and Unreachable.
+        `disruption` is the condition DisruptionTarget, by which the cluster replaces a process that the host displaces;
+        None if it may stay. Raises ApiError and Unreachable.
         """
         assignment = runner.assignment
         observed = self._store.get(METAL_PROCESSES, assignment.name, assignment.namespace)

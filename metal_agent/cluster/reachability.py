@@ -37,34 +37,42 @@ class ReachabilityListener:
     def __init__(
         self, host: str, address: str, list_ports: Callable[[], Iterable[int]], on_change: Callable[[], None]
     ) -> None:
+        """Listen nowhere so far; `run` binds a port."""
         self.port: int | None = None
         """The bound port; None if no port is bound."""
         self._host, self._address = host, address
         self._list_ports, self._on_change = list_ports, on_change
         self._listener: HttpListener | None = None
-        self._moved = asyncio.Event()
+        self._must_rebind = asyncio.Event()
+        """Set when `run` has to listen elsewhere: at another address, or on another port."""
 
     def move(self, address: str) -> None:
         """Listen at another address from now on."""
         self._address = address
-        self._moved.set()
+        self._must_rebind.set()
 
     def give_up(self, port: int) -> None:
-        """Stop listening on `port` before this returns, as a service gets it; another spare port is tried."""
+        """Stop listening on `port` before this returns, since a service gets it; `run` then tries another spare port.
+
+        Another port than the one in use needs nothing.
+        """
         if port == self.port and self._listener:
             self._listener.unbind()
             self._set_port(None)
-            self._moved.set()
+            self._must_rebind.set()
 
     async def run(self) -> None:
-        """Listen until cancelled."""
+        """Answer with the host's name on a spare port until cancelled; listen elsewhere when that has to change.
+
+        If no port can be bound, all are tried again after a minute.
+        """
         while True:
-            self._moved.clear()
+            self._must_rebind.clear()
             self._listener = listener = await self._bind()
             try:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(None if listener else _RETRY_SECONDS):
-                        await self._moved.wait()
+                        await self._must_rebind.wait()
             finally:
                 if listener:
                     listener.unbind()
@@ -74,6 +82,7 @@ class ReachabilityListener:
         """Listen on the first port that can be bound, and report it; return the listener, or None without a port."""
         refusal = "no port of --port-range is free"
         for port in self._list_ports():
+            # Without routes: `_answer` answers every path, before any would be looked up.
             listener = create_listener(AnswerServer({}, check=self._answer), self._address, caps=_CAPS)
             try:
                 await listener.bind(self._address, port)

@@ -33,9 +33,10 @@ _CAPS: Final = ConnectionCaps(total=64, per_peer=64)
 
 @contextlib.contextmanager
 def serve_control(folder: Path, status: Callable[[], AgentStatus], stop: asyncio.Event) -> Iterator[None]:
-    """Answer calls while the context lasts; `stop` is set by POST /stop. A socket of a dead agent is replaced.
+    """Answer HTTP calls on the unix socket `agent.sock` in `folder` while the context lasts.
 
-    Raises StartError if the socket cannot be made.
+    GET /status answers what `status` returns; POST /stop sets `stop`. Only the agent's user and root are answered. The
+    socket that a dead agent left is replaced. Raises StartError if the socket cannot be made.
     """
 
     def begin(exchange: Exchange) -> None:
@@ -54,7 +55,7 @@ def serve_control(folder: Path, status: Callable[[], AgentStatus], stop: asyncio
     listener = HttpListener(RequestHandling(begin, render_refusal), table, times, admits=is_trusted)
     try:
         bound = NamedSocket(folder / AGENT_SOCKET)
-        bound.take_name()
+        bound.take_name()  # in place of the socket of a dead agent
     except SocketError as error:
         raise StartError(str(error)) from error
     with contextlib.closing(bound):

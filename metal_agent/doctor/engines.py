@@ -60,7 +60,10 @@ def _is_python(program: str) -> bool:
 
 
 def _read_version(package: str, program: str) -> str:
-    """Return the version of an engine: of its package, or by its output; empty if unknown."""
+    """Return the version of an engine, empty if unknown: that of its package, or what its program prints.
+
+    The package counts for an engine in Pomona's own environment. A daemon has neither.
+    """
     if not program or _is_ours(program):
         try:
             return metadata.version(package) if package else ""
@@ -89,7 +92,11 @@ def check_engines(engines: Iterable[InstalledEngine], exists: Callable[[str], bo
 
 
 def _check_engine(engine: InstalledEngine, exists: Callable[[str], bool]) -> Finding:
-    """Check that a service finds the program of an engine, and that macOS lets it run."""
+    """Check that a service finds the program of an engine, and that macOS lets it run.
+
+    A service does not have the PATH of its owner's shell, only `PROGRAM_FOLDERS`: a program in another folder needs a
+    link in one of them, and an engine that is a module of another Python has to be installed anew.
+    """
     name, program = f"engine {engine.name}", engine.program
     version = f" {engine.version}" if engine.version else ", version unknown"
     if not program:

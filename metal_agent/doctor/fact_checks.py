@@ -82,7 +82,10 @@ def _check_system(facts: HostFacts) -> list[Finding]:
 
 
 def _check_process() -> list[Finding]:
-    """Check the start time of this process, its limit of open files, and the cost of a pressure reading."""
+    """Check the start time of this process, its limit of open files, and the cost of a pressure reading.
+
+    The start time, by which the agent knows a process again, must be the same at two looks.
+    """
     limits.raise_descriptor_limit()
     descriptors, least = limits.descriptor_limit(), _LEAST_DESCRIPTORS
     read_ms = min(timeit.repeat(pressure.read, timer=time.thread_time, number=1, repeat=10)) * 1000
@@ -96,7 +99,7 @@ def _check_process() -> list[Finding]:
 
 
 def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
-    """Check the facts that only a Mac has."""
+    """Check the facts that only a Mac has: what the agent reads from the system against what a tool of macOS prints."""
     registry, metal_facts = gpu.read(), metal.read()
     values = macos.parse_sysctl(output_or_empty("/usr/sbin/sysctl", _LEVEL_SYSCTL, "vm.swapusage"))
     memory, memory_of_tool = libsystem.memory_use(), macos.parse_vm_stat(output_or_empty(*macos.VM_STAT))
@@ -108,7 +111,7 @@ def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
         check_same("GPU cores", registry.cores, displays, "system_profiler", needed=False),
         check_same("Metal's device", metal_facts.name, registry.model, "ioreg"),
         _check_working_set(facts, metal_facts.working_set_bytes),
-        # It moves by some MiB between the two.
+        # It moves by some MiB between the two readings.
         check_near("memory in use by ctypes", used, used_by_tool, "vm_stat", 512 * _MIB),
         check_same("pressure by ctypes", pressure.kernel_level(libsystem.sysctl_int(_LEVEL_SYSCTL)), level, "sysctl"),
         check_near("swap by psutil", state.pressure.swap_used_bytes, swap, "sysctl", 64 * _MIB),
@@ -118,7 +121,8 @@ def check_mac(facts: HostFacts, state: HostState) -> list[Finding]:
 def _check_working_set(facts: HostFacts, working_set: int | None) -> Finding:
     """Check Metal's working set against the rule that is used if Metal reports nothing.
 
-    A limit that was set is reported exactly; else the rule may err: it assumes 74 %, but some Macs have 84 %.
+    The working set is the memory that the GPU may use. A limit that its owner has set is reported exactly; else the
+    rule may err by an eighth of the memory: it assumes 74 %, but some Macs have 84 %.
     """
     derived = macos.working_set_bytes(facts.memory_bytes, facts.wired_limit_bytes, (facts.os or "").rpartition(" ")[2])
     tolerance = 1 if facts.wired_limit_bytes is not None else (facts.memory_bytes or 0) // 8

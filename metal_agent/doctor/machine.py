@@ -72,7 +72,10 @@ def _check_sleep(minutes: int | None) -> Finding:
 
 
 def _check_firewall(state: int | None, python: str, *, is_reached: bool) -> Finding:
-    """Check that the firewall lets the cluster through."""
+    """Check that the firewall of a Mac lets the cluster through.
+
+    `state` is that of `socketfilterfw`: 0 is off, 1 asks for each program, and 2 blocks all incoming connections.
+    """
     if state is None:
         return Finding("firewall", "unknown", "`socketfilterfw --getglobalstate` prints no state")
     if state == 0:

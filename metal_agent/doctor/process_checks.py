@@ -72,12 +72,15 @@ _STUBBORN: Final = ("/bin/sh", "-c", "trap '' TERM; echo ready; while :; do slee
 async def check_adopted_server(folder: Path) -> list[Finding]:
     """Check that the agent adopts a server that an earlier agent started, and no process that reused its pid.
 
-    The server runs behind a shell, as that of Homebrew and others does.
+    A Python process plays the earlier agent: it starts the server, prints the server's identity and ends. The server
+    runs behind a shell, as that of Homebrew and others does.
     """
+    # `"$@"; :` runs the words after it and does not end by exec, so that the shell stays around the server.
     server = ("/bin/sh", "-c", '"$@"; :', "sh", sys.executable, "-P", "-c", _IN_PYTHON, str(folder / _SOCKET))
     predecessor = (sys.executable, "-P", "-c", _PREDECESSOR, str(folder), *server)
     printed = await asyncio.to_thread(output, *predecessor, timeout_seconds=_PATIENCE_SECONDS)
     identity = msgspec.json.decode(printed, type=ProcessIdentity)
+    # A process with the same pid and another start time is not the server.
     adopted_other = adopt_process(msgspec.structs.replace(identity, start_time="another time"))
     process = adopt_process(identity)
     findings = [
@@ -91,7 +94,11 @@ async def check_adopted_server(folder: Path) -> list[Finding]:
 
 
 async def _check_server(process: NativeProcess, folder: Path) -> list[Finding]:
-    """Check ports, sockets, memory and end of a server that was adopted."""
+    """Check ports, sockets, memory and end of a server that was adopted: `process` is the shell around it.
+
+    The server logs its port. It allocates memory while a client is connected, by which the growth of its footprint is
+    checked.
+    """
     port = (await _await_line(folder / _LOG, "port")).split()[1]
     family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
     with socket.socket(socket.AF_UNIX) as client:
@@ -168,7 +175,10 @@ def _is_locked(path: Path) -> bool:
 
 
 def _check_mark(family: list[int], folder: Path) -> Finding:
-    """Check the mark in the environment of the server; macOS hides the environment of the shell around it."""
+    """Check the mark by which an agent finds processes that it lost: a variable in the environment of the server.
+
+    `family` are the processes behind the shell around the server; macOS hides the environment of the shell itself.
+    """
     marks = set()
     for pid in family:
         with contextlib.suppress(psutil.Error):
@@ -195,7 +205,11 @@ async def _ending_on_exit(process: NativeProcess) -> AsyncIterator[NativeProcess
 
 @contextlib.asynccontextmanager
 async def _allocated(port: str) -> AsyncIterator[None]:
-    """Make the server allocate its memory, and keep it while the context lasts. Raises OSError and TimeoutError."""
+    """Make the server at `port` allocate its memory, and keep it while the context lasts.
+
+    It does so when a client connects, and then sends `held`; it ends with the connection. Raises OSError and
+    TimeoutError.
+    """
     async with asyncio.timeout(_PATIENCE_SECONDS):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
         await reader.readexactly(len(b"held"))

@@ -142,7 +142,10 @@ def check_service(
 
 
 async def _check_service(checked: CheckedHost) -> list[Finding]:
-    """Check the service and the connection of its agent; no findings on a machine that serves alone."""
+    """Check the service and the connection of its agent; no findings on a machine that serves alone.
+
+    If no agent answers, the finding says how the last one ended, and whether the program of the service is missing.
+    """
     try:
         agent = await AgentClient(checked.folder).status()
     except ControlUnreachableError:
@@ -152,8 +155,9 @@ async def _check_service(checked: CheckedHost) -> list[Finding]:
     ended = None
     with contextlib.suppress(OSError):  # the reason of its end is unknown
         ended = None if agent else load_exit(checked.folder)
-    needed = (Path(checked.program), Path(checked.program).with_name("python3")) if checked.program else ()
-    missing = next((str(path) for path in needed if not path.exists()), None)
+    # The program is a script of an environment, beside the Python that runs it.
+    needed_files = (Path(checked.program), Path(checked.program).with_name("python3")) if checked.program else ()
+    missing = next((str(path) for path in needed_files if not path.exists()), None)
     findings = [check_service(checked.service, agent, ended, missing, is_outdated=checked.is_outdated)]
     return [*findings, cluster.check_connection(agent.connection, sys.platform)] if agent else findings
 
@@ -175,7 +179,10 @@ def _check_machine(checked: CheckedHost, *, is_reached: bool) -> list[Finding]:
 
 
 async def _check_cluster(checked: CheckedHost) -> list[Finding]:
-    """Check the connection, and what the controller says of this host."""
+    """Check credentials, API server, token, address and what the controller says of this host, in this order.
+
+    The checks end with the first one without which the next ones cannot be made.
+    """
     credentials, name = checked.credentials, checked.name or ""
     if checked.problem:
         fix = f"fix that, or {advise_rejoin(name or 'NAME')}"
@@ -220,7 +227,10 @@ def explain_refusal(name: str, error: Exception) -> Finding:
 
 
 async def ask_api_server(credentials: Credentials) -> ApiServerAnswer:
-    """Return the outcome of a request for the API server's version, without a token: even a refusal has its date."""
+    """Ask the API server for its version, and return the error or by how much our clock differs from the server's.
+
+    The request has no token: even the answer that refuses it has a date.
+    """
     began = time.time()
     connector = aiohttp.TCPConnector(ssl=credentials.tls or True)
     timeout = aiohttp.ClientTimeout(total=_ASK_SECONDS)

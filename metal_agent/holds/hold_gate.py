@@ -62,6 +62,7 @@ class HoldGate:
     """The sources of holds of one host, the most important one first; `runners` are its processes by uid."""
 
     def __init__(self, runners: Mapping[str, HoldableProcess]) -> None:
+        """Begin without sources: nothing is held."""
         self._runners = runners
         self._sources: list[HoldSource] = []
         self._sent_holds: dict[str, Held | None] = {}
@@ -92,7 +93,10 @@ class HoldGate:
             self._sent_holds[uid] = Held(event.reason, event.message)
 
     def displacement_condition(self, process: HoldableProcess) -> "Obj | None":
-        """Return the MetalProcess's condition DisruptionTarget, without lastTransitionTime, or None if it may stay."""
+        """Return the condition that asks the cluster to replace the process on another host; None if it may stay.
+
+        That is DisruptionTarget of the MetalProcess, without lastTransitionTime, by the most important source.
+        """
         for source in self._sources:
             if hold := source.find_displacement(process):
                 return {"type": DISRUPTION_TARGET, "status": "True", "reason": hold.reason, "message": hold.message}

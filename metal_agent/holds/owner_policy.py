@@ -91,7 +91,11 @@ class OwnerSample(NamedTuple):
 
 
 def judge_sample(policy: OwnerPolicy, source: OwnerSource, sample: OwnerSample) -> Signal | None:
-    """Decide what a sample says about a source: that it holds, is free, or neither; None if the fact is not known."""
+    """Decide what a sample says about a source of holds, such as quiet hours or heat.
+
+    hold: the owner needs the machine. free: not. between: neither, so that a value near a limit changes nothing. None:
+    the fact is not known.
+    """
     match source:
         case "schedule":
             return "hold" if any(hour.contains(sample.moment) for hour in policy.quiet_hours) else "free"
@@ -135,20 +139,24 @@ class SourceState(msgspec.Struct, frozen=True):
     """The state of one source: whether it holds, and for how long it has said the opposite."""
 
     holds: bool = False
-    opposed_seconds: float | None = None
+    contradicted_seconds: float | None = None
     """Sampled time for which each signal in a row was against `holds`; None if the last one was not."""
 
 
 def step_source(state: SourceState, signal: Signal | None, seconds: float, source: OwnerSource) -> SourceState:
     """Return the next state of a source after a sample, with the `seconds` since the sample before.
 
-    A source begins or ceases to hold once each sample has said so for long enough.
+    A source begins or ceases to hold only once each sample has contradicted its state for long enough, so that a moment
+    changes nothing. A sample that agrees, or says neither (`between`), starts the count again; an unknown one (None)
+    changes nothing.
     """
     if signal is None:
         return state
     opposite_signal = "free" if state.holds else "hold"
     if signal != opposite_signal:
-        return replace(state, opposed_seconds=None)
-    opposed = 0.0 if state.opposed_seconds is None else state.opposed_seconds + seconds
+        return replace(state, contradicted_seconds=None)
+    contradicted = 0.0 if state.contradicted_seconds is None else state.contradicted_seconds + seconds
     needed = END_SECONDS[source] if state.holds else BEGIN_SECONDS[source]
-    return SourceState(holds=not state.holds) if opposed >= needed else replace(state, opposed_seconds=opposed)
+    if contradicted >= needed:
+        return SourceState(holds=not state.holds)
+    return replace(state, contradicted_seconds=contradicted)

@@ -34,12 +34,16 @@ def step_pause(
 ) -> tuple[PauseState, tuple[HoldAction, ...]]:
     """Return the next state and the actions that follow from one sample.
 
+    In a pause no engine is started, and each running process is displaced: it serves until its replacement on another
+    host answers. It is evicted (stopped until the pause ends) if no host takes it in time, if it still loads, or if an
+    earlier agent had decided so. At the end of the pause displacements are cancelled, and all processes may start.
+
     Args:
         state: the decisions so far.
         candidates: the processes of this host.
         seconds: the time since the last sample.
         is_held: whether any source of the owner's policy holds.
-        pauses_critical: whether processes of priority critical are paused too.
+        pauses_critical: whether protected processes, as those of priority critical, are paused too.
     """
     if not is_held:
         if not state.is_paused:
@@ -56,8 +60,9 @@ def step_pause(
         is_new = uid not in state.displacing
         displaced_seconds = 0.0 if is_new else state.displacing[uid] + seconds
         is_overdue = displaced_seconds >= DISPLACEMENT_SECONDS
-        # An engine that loads answers no request; one that was evicted already was about to end when its agent ended.
-        if uid in evicted or candidate.stage == "loading" or is_overdue:
+        # An earlier agent recorded the eviction and ended before it; an engine that loads has no request to lose.
+        was_evicted_before = uid in evicted
+        if was_evicted_before or candidate.stage == "loading" or is_overdue:
             evicted.add(uid)
             actions.append(HoldAction("evict", uid))
             continue

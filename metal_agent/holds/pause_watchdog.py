@@ -91,10 +91,12 @@ class PauseWatchdog:
         *,
         read: ReadSample = read_owner_sample,
     ) -> None:
+        """Read the pause that an earlier agent recorded, and become a source of holds of `gate`."""
         self._path, self._runners, self._gate = path, runners, gate
         self._policy, self._on_action, self._read = policy, on_action, read
+        # Go on where the agent before ended: what it paused and evicted stays so.
         self._written = record = durable.read(path, PauseRecord) or PauseRecord()
-        # By source that holds, the time since when.
+        # By source that holds (a reason of the owner, such as quiet hours), the time since when.
         self._held_since = {source: record.sources[source] for source in policy.sources if source in record.sources}
         self._sources = {source: SourceState(holds=source in self._held_since) for source in self._policy.sources}
         self._sampled_at: float | None = None
@@ -115,9 +117,9 @@ class PauseWatchdog:
         sample = await asyncio.to_thread(self._read, self._policy.sources)
         now = time.monotonic()
         before = now if self._sampled_at is None else self._sampled_at
-        seconds = min(now - before, owner_policy.LONGEST_STEP_SECONDS)
+        seconds = min(now - before, owner_policy.LONGEST_STEP_SECONDS)  # a machine that slept took no samples
         self._sampled_at = now
-        self._step_sources(sample, seconds)
+        self._step_sources(sample, seconds)  # which updates `_held_since`
         candidates = [describe_candidate(runner) for runner in self._runners.values()]
         self.state, actions = pause_policy.step_pause(
             self.state,
@@ -140,13 +142,16 @@ class PauseWatchdog:
         return Held(HOST_PAUSED, self._explain(_EVICTED if uid in self.state.evicted else _HELD))
 
     def find_displacement(self, process: HoldableProcess) -> Held | None:
-        """Return why the pause displaces the process, or None if it may stay."""
+        """Return why the pause displaces the process, which asks the cluster for a replacement; None if it may stay.
+
+        It may stay without a pause, if the owner's pause spares it (it is protected), or if it uses no memory.
+        """
         uid, state = process.assignment.uid, process.state
         if not self._is_pausing or self._is_spared(uid) or state.phase in HOLDS_NO_MEMORY:
             return None
         # A process without an engine is displaced, too: it would wait here for the end of the pause.
-        is_paused = uid in self.state.displacing or uid in self.state.evicted or not state.exists
-        if not is_paused:
+        awaits_end_of_pause = not state.exists
+        if not (uid in self.state.displacing or uid in self.state.evicted or awaits_end_of_pause):
             return None
         message_without_engine = _EVICTED if uid in self.state.evicted else _HELD
         message = _DISPLACED if state.phase == "Ready" else message_without_engine

@@ -46,7 +46,10 @@ class QuietHours(msgspec.Struct, frozen=True):
 
 
 def parse_quiet_hours(text: str) -> QuietHours:
-    """Read quiet hours: days, times of the day and a time zone. Raises ValueError, which names the way out."""
+    """Read quiet hours: days, times of the day and a time zone, such as `Mon-Fri 09:00-17:00 Europe/Berlin`.
+
+    Hours that end before they begin last until the next day. Raises ValueError, which names the way out.
+    """
     match = _FORM.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not of the form DAYS HH:MM-HH:MM ZONE: give hours such as {EXAMPLE!r}")

@@ -43,11 +43,16 @@ class JoinError(Exception):
 async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
     """Redeem `code` and write the identity of this host into the state folder; return it.
 
+    1. Check that the folder is free, and that the server is the one of the code.
+    2. Use up the code, which completes the host's first, short-lived token.
+    3. Replace that by a token of long life, which only this host knows, and write it.
+
     Raises:
         JoinError: the folder belongs to another host or cannot be used, or the code cannot be redeemed.
     """
     _check_folder(folder, code)
     credentials = _build_code_credentials(code)
+    # Without a credential: nothing secret is sent to a server before its certificate was checked.
     await _check_server(replace(credentials, identity=StaticToken(None)))
     async with connect(credentials) as client:
         first_token = await _redeem(client, code)
@@ -71,15 +76,15 @@ async def join_cluster(code: JoinCode, folder: Path) -> JoinedHost:
 def _check_folder(folder: Path, code: JoinCode) -> None:
     """Check that this host may use the state folder; return if it can. Raises JoinError otherwise.
 
-    It cannot be used if the agent or engines of another host or cluster use it. An agent of the same host and cluster
-    may run: it takes the new identity.
+    A machine that joins again as the same host of the same cluster may: even a running agent takes the new identity.
+    Otherwise no agent may use the folder, and no engines of the host before may run from it.
     """
     try:
         before = host_identity.read_joined_host(folder)
         if before and before.host == code.host:
             has_same_authority = bool(code.authority_pem) and before.authority == code.authority_pem
             if before.server == code.server or has_same_authority:
-                return  # the same host and cluster
+                return  # the same host and cluster: its agent and engines may run
         records = Records(folder / "processes").load().values()
         running = [record.name for record in records if record.identity and is_running(record.identity)]
     except OSError as error:
@@ -125,7 +130,12 @@ async def _check_server(anonymous: Credentials) -> None:
 
 
 async def _redeem(client: Client, code: JoinCode) -> str:
-    """Use up the code: delete its PodTemplate; return the token made of answer and code. Raises JoinError."""
+    """Use up the code; return the host's first token. Raises JoinError.
+
+    The token is in two parts, so that neither the code nor the cluster has all of it: its claims are in an annotation
+    of a PodTemplate, its signature is in the code. Only the answer to the deletion of the PodTemplate shows it, and
+    that goes to one client.
+    """
     another = f"get another code by `pomona host join {code.host}`"
     try:
         deleted = await client.take(POD_TEMPLATES, join_code_name(code.host), HOSTS_NAMESPACE)
@@ -158,7 +168,8 @@ async def _request_own_token(joined: JoinedHost, credentials: Credentials) -> Jo
         async with connect(credentials) as client:
             granted = await request_token(client, HOSTS_NAMESPACE, joined.host, TOKEN_SECONDS)
     except Unauthorized as error:
-        # For some seconds the server remembers the token of a code that was replaced, which then takes the next code's.
+        # For some seconds the server still accepts the token of a code that was replaced. It has then deleted the
+        # PodTemplate of the next code, whose claims do not fit this code's signature.
         raise JoinError(
             f"this join code was replaced by another one, and has used it up: get a third by `pomona host join "
             f"{joined.host}`"

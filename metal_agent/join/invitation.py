@@ -76,6 +76,12 @@ def check_server(url: str) -> str:
 async def invite_host(client: Client, credentials: Credentials, host: str, server: str | None = None) -> str:
     """Make the identity of a host, or renew it, and return a join code; the code before it ends.
 
+    1. Delete what an earlier code left.
+    2. Create the host's ServiceAccount, request its first token, which tells the audiences, and apply its rights.
+    3. Cut that token: its claims go into a PodTemplate, its signature into the code, so that neither suffices alone.
+    4. Create the code's own ServiceAccount, whose only right is to delete that PodTemplate, and request its token.
+    5. Wait until the API server enforces that a client sees the PodTemplate only by deleting it.
+
     Args:
         client: the API, as an administrator.
         credentials: of the same administrator: the address of the API server and its certificate authority.
@@ -164,10 +170,10 @@ async def _delete_leftover(client: Client, name: str) -> None:
 
 
 async def _await_token_policy(credentials: Credentials, name: str, token: str) -> None:
-    """Wait until the API server refuses to show the other half of the first token without deleting it.
+    """Wait until the API server refuses to show the claims of the first token without deleting their PodTemplate.
 
-    A deletion that is only tried (dryRun) answers with the object, too: the policy pomona-host-tokens refuses that.
-    This tries it with the code's own token.
+    A deletion that is only tried (dryRun) answers with the object, too, so a code could be read without a trace: the
+    policy pomona-host-tokens refuses that. This tries it with the code's own `token`, until it is refused.
 
     Raises:
         InvitationError: it is not refused, or not by the policy.
@@ -178,7 +184,7 @@ async def _await_token_policy(credentials: Credentials, name: str, token: str) -
     deadline = time.monotonic() + _POLICY_SECONDS
     async with connect(holder) as client:
         while True:
-            last_answer = "it shows it"
+            last_answer = "it shows it"  # unless the call raises
             try:
                 await client.take(POD_TEMPLATES, name, HOSTS_NAMESPACE, dry_run=True)
             except Forbidden as error:

@@ -108,5 +108,5 @@ def _decode_content(text: str) -> JoinCode:
     content, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
     if len(checksum) != _CHECKSUM_BYTES or zlib.crc32(content).to_bytes(_CHECKSUM_BYTES) != checksum:
         raise ValueError("the checksum differs")
-    expand = zlib.decompressobj()
+    expand = zlib.decompressobj()  # expands no more than _MOST_BYTES, whatever a crafted code claims
     return msgspec.msgpack.decode(expand.decompress(content, _MOST_BYTES), type=JoinCode)

@@ -26,11 +26,14 @@ class _Step(NamedTuple):
 
 
 def removal_steps(host: str) -> tuple[tuple[_Step, ...], tuple[_Step, ...]]:
-    """Return the objects to delete before the endpoints of a host, and after them, in order."""
+    """Return the objects to delete before the endpoints of a host, and after them, in order.
+
+    Rights and tokens go first: a host that is no longer trusted must not write anything while the rest is deleted.
+    """
     code = join_code_name(host)
-    grants = f"grants:{host}"
+    grants = f"grants:{host}"  # the Role in which the controller keeps what it has granted to the host
     before = (
-        # What it may do in the whole cluster, then in its namespace: from now on it is only known.
+        # What it may do in the whole cluster, then in its namespace: from now on it can log in, and do nothing.
         _Step(resources.CLUSTER_ROLE_BINDINGS, agent_binding_name(host), namespace=None),
         _Step(resources.ROLE_BINDINGS, host),
         _Step(resources.ROLE_BINDINGS, grants),
@@ -55,7 +58,10 @@ async def list_bound_processes(client: Client, host: str) -> list[Obj]:
 
 
 async def remove_host(client: Client, host: str) -> list[str]:
-    """Remove a host; return what was deleted, as KIND/NAME in order. Raises ApiError and Unreachable."""
+    """Remove a host; return what was deleted, as KIND/NAME in order. Raises ApiError and Unreachable.
+
+    Its rights and tokens go first, then its endpoints, so that it cannot write them again, then the rest.
+    """
     before, after = removal_steps(host)
     names = [await _delete(client, step) for step in before]
     # All slices are searched, not those with its label: the host may be a thief's, which need not have labelled them.

@@ -27,6 +27,9 @@ async def admit(
 
     The reservation is the larger of spec.memoryBytes and the peak that was measured here for the same weights, runtime
     and options. `daemons` are the runtimes whose shared daemon runs here.
+
+    Refused: this host cannot run it, or not now (InsufficientMemory: it is checked again once so much is free). Failed:
+    the weights could not be read; it is tried again.
     """
     spec = assignment.spec
     # 1. Can this host run such a process at all?
@@ -57,7 +60,7 @@ async def admit(
 
     # 4. It does not fit: say what would help.
     peak_note = ", which is the peak measured here before" if needed_bytes > spec.memory_bytes else ""
-    # Engines of this model used more than estimated: assume the same excess for any other context.
+    # If engines of this model used more than stated: assume the same excess for any other context.
     limit_bytes = ledger.available_bytes - (needed_bytes - spec.memory_bytes)
     if estimated is not None and estimated.total_bytes <= limit_bytes and not spec.further_artifacts:
         # spec.memoryBytes was stated higher than needed: no other context and no other weights would help.
@@ -66,7 +69,7 @@ async def admit(
             f"{spec.model_name}"
         )
     else:
-        advice = way_out(workload, spec, limit_bytes)
+        advice = way_out(workload, spec, limit_bytes)  # such as a shorter context that would fit
     return Refused("InsufficientMemory", f"{problem}{peak_note}; {advice}, or free memory on this host", needed_bytes)
 
 
@@ -89,7 +92,7 @@ def find_understatement(spec: MetalProcessSpec, layout: Layout | None, draft: La
 
 
 def _understated(spec: MetalProcessSpec, needed: Estimate) -> Refused:
-    """Return the refusal of a process that reserves less memory than it needs."""
+    """Return the refusal of a process whose spec.memoryBytes, which is reserved, is less than its weights need."""
     return Refused(
         "MemoryUnderstated",
         f"by the file's header, serving it takes {size_text(needed.total_bytes)} ({needed.text()}), but only "

@@ -29,7 +29,9 @@ _GROWTH_BYTES: Final = _GIB // 16
 def budget_bytes(facts: HostFacts, owner_bytes: int | None) -> int | None:
     """Return the memory that all models may use; None if this host's memory is unknown and the owner sets no budget.
 
-    `owner_bytes` is the owner's budget. It cannot exceed Metal's limit, which only `iogpu.wired_limit_mb` changes.
+    That is the owner's budget `owner_bytes`, or else the memory for models as far as the system does not need it: it
+    gets 8 % of all memory, at least 4 GiB, or a quarter of a small host. Neither exceeds Metal's limit, the memory that
+    the GPU of a Mac may use, which only `iogpu.wired_limit_mb` changes.
     """
     metal_limit = None if facts.working_set_bytes is None else max(0, facts.working_set_bytes - _METAL_MARGIN_BYTES)
     if owner_bytes is not None:
@@ -91,9 +93,10 @@ class Ledger(msgspec.Struct):
             self.reserved[uid] = (used_bytes + _GROWTH_BYTES - 1) // _GROWTH_BYTES * _GROWTH_BYTES  # rounded up
 
     def observe_others(self, excess_bytes: int) -> None:
-        """Update the use of other programs beyond their share, if it has changed by a step or has become 0.
+        """Note how much memory other programs use beyond the share that the budget leaves them.
 
-        If it has fallen, `freed` is called.
+        It always moves a little, so a change counts only from 256 MiB on, or if the excess is gone. If it has fallen,
+        more can be reserved: `freed` is called.
         """
         before_bytes = self.others_bytes
         if excess_bytes == 0 or abs(excess_bytes - before_bytes) >= _STEP_BYTES:

@@ -58,9 +58,11 @@ class Peaks:
         return max(spec.memory_bytes, max((run.bytes for run in runs), default=0))
 
     def observe(self, used_by_run: Mapping[str, tuple[MetalProcessSpec, int]]) -> None:
-        """Note the spec and the used bytes of each run, by its unique name; write new peaks to disk.
+        """Note the memory that each run of an engine uses now, and write new peaks to disk.
 
-        If the file cannot be written, the peaks are kept in memory, and written with the next new peak.
+        `used_by_run` has spec and used bytes by the unique name of the run: an engine that was started again is another
+        run of the same spec. If the file cannot be written, the peaks are kept in memory, and written with the next
+        new peak.
         """
         has_risen = [self._note(run, identify_serving(spec), used) for run, (spec, used) in used_by_run.items()]
         if not any(has_risen) or self._path is None:
@@ -72,16 +74,19 @@ class Peaks:
         except OSError as error:
             log.warning("peaks_not_written", error=str(error))
 
-    def _note(self, started: str, key: str, used_bytes: int) -> bool:
-        """Note the memory of a run; return whether its peak has risen notably."""
+    def _note(self, run_name: str, key: str, used_bytes: int) -> bool:
+        """Note the memory of a run; return True if the run is new, or its peak has risen by 1 % or more.
+
+        A smaller rise changes nothing. Of each key (see `identify_serving`) the last `RUNS` runs are kept.
+        """
         runs = self._runs.get(key, [])
-        previous = next((run for run in runs if run.started == started), None)
+        previous = next((run for run in runs if run.started == run_name), None)
         if previous and used_bytes < previous.bytes * _GROWTH:
             return False
         others = [run for run in runs if run is not previous]
-        # The key that was used last is the last to be forgotten.
+        # Inserted anew, so that the key that was used last is the last to be forgotten.
         self._runs.pop(key, None)
-        self._runs[key] = [*others, Run(started, used_bytes)][-RUNS:]
+        self._runs[key] = [*others, Run(run_name, used_bytes)][-RUNS:]
         return True
 
 

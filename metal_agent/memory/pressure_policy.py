@@ -109,7 +109,7 @@ class PressureState(msgspec.Struct, frozen=True):
     """Uids of evicted processes, in the order of their eviction."""
     needed_calm_seconds: float = CALM_SECONDS
     """Seconds of normal until the present pressure is over."""
-    passed_over: frozenset[str] = frozenset()
+    found_no_host: frozenset[str] = frozenset()
     """Processes that were displaced during this pressure and found no other host in time."""
     sampled_at: float | None = None
     """Time of the last sample, of a monotonic clock."""
@@ -139,15 +139,22 @@ PressureStep = tuple[PressureState, tuple[HoldAction, ...]]
 def step(
     state: PressureState, level: PressureLevel | None, candidates: Sequence[EvictionCandidate], now: float
 ) -> PressureStep:
-    """Decide the actions that follow from one sample of memory and processes; a level of None changes nothing."""
+    """Decide the actions that follow from one sample of memory and processes at time `now`.
+
+    Return the next state and the actions. Without pressure: hold all starts if it begins, or let an evicted process
+    return. Under pressure: end it after enough calm, else displace or evict a process. An unknown level (None) changes
+    nothing.
+    """
     gap = 0.0 if state.sampled_at is None else max(0.0, now - state.sampled_at)
     state = replace(state, sampled_at=now)
     if level is None:
         return state, ()
+    # A machine that slept took no sample: a long gap counts as a few seconds.
     state = _advance_clocks(state, level, min(gap, _LONGEST_STEP_SECONDS), candidates)
     if not state.is_under_pressure:
         return _begin_pressure(state) if _must_hold(state) else _return_evicted(state, candidates)
-    if state.normal_seconds is not None and state.normal_seconds >= state.needed_calm_seconds:
+    is_calm = state.normal_seconds is not None and state.normal_seconds >= state.needed_calm_seconds
+    if is_calm:
         return _end_pressure(state)
     return _relieve(state, candidates)
 
@@ -155,7 +162,12 @@ def step(
 def _advance_clocks(
     state: PressureState, level: PressureLevel, seconds: float, candidates: Sequence[EvictionCandidate]
 ) -> PressureState:
-    """Advance every clock of the state by the `seconds` since the last sample, or stop it."""
+    """Advance every clock of the state by the `seconds` since the last sample, or stop it.
+
+    A clock of a level runs while samples have that level, else it is None. The clock since the last end of an engine
+    stands at 0 while an engine ends; one that does not end in `ENDING_SECONDS` no longer counts, so that it cannot
+    keep the host from acting.
+    """
 
     def advance(before: float | None, *, goes_on: bool) -> float | None:
         """Return the next value of a clock: 0 when it starts, None while it stands still."""
@@ -165,14 +177,14 @@ def _advance_clocks(
 
     is_ending = any(candidate.stage in {"draining", "ending"} for candidate in candidates)
     ending_seconds = state.ending_seconds + seconds if is_ending else 0.0
-    has_settled = not is_ending or ending_seconds > ENDING_SECONDS
+    is_stuck = ending_seconds > ENDING_SECONDS
     return replace(
         state,
         warn_seconds=advance(state.warn_seconds, goes_on=level != "normal"),
         critical_seconds=advance(state.critical_seconds, goes_on=level == "critical"),
         normal_seconds=advance(state.normal_seconds, goes_on=level == "normal"),
         displacing_seconds=state.displacing_seconds + seconds,
-        since_ending_seconds=state.since_ending_seconds + seconds if has_settled else 0.0,
+        since_ending_seconds=0.0 if is_ending and not is_stuck else state.since_ending_seconds + seconds,
         ending_seconds=ending_seconds,
         since_return_seconds=state.since_return_seconds + seconds,
         since_over_seconds=state.since_over_seconds + seconds,
@@ -205,12 +217,18 @@ def _begin_pressure(state: PressureState) -> PressureStep:
 def _end_pressure(state: PressureState) -> PressureStep:
     """Release the host, and cancel a displacement."""
     canceled = (HoldAction("cancel", state.displacing),) if state.displacing else ()
-    over = replace(state, is_under_pressure=False, displacing=None, passed_over=frozenset(), since_over_seconds=0.0)
+    over = replace(state, is_under_pressure=False, displacing=None, found_no_host=frozenset(), since_over_seconds=0.0)
     return over, (*canceled, HoldAction("release"))
 
 
 def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
-    """Decide the next action against the pressure, if it is time for one."""
+    """Decide the next action against the pressure: the first of these that applies.
+
+    1. Evict the process whose eviction an earlier agent recorded and did not carry out.
+    2. Under critical pressure, stop a draining engine now (hasten), unless another one is just ending.
+    3. Wait while the level is normal, or for `SETTLE_SECONDS` after the end of an engine.
+    4. Follow up the displacement that has begun, else begin one.
+    """
     running = {candidate.uid: candidate for candidate in candidates if candidate.is_running}
     if state.displacing is not None and state.displacing not in running:
         # The process runs elsewhere now, or ended by itself.
@@ -225,7 +243,8 @@ def _relieve(state: PressureState, candidates: Sequence[EvictionCandidate]) -> P
     if state.is_critical and draining and not must_await_end:
         # A draining process is about to end anyway, so its loss matters less than that of any other.
         return state, (HoldAction("hasten", max(draining, key=_displacement_key).uid),)
-    if state.normal_seconds is not None or state.since_ending_seconds < SETTLE_SECONDS:
+    is_normal, has_settled = state.normal_seconds is not None, state.since_ending_seconds >= SETTLE_SECONDS
+    if is_normal or not has_settled:
         return state, ()
     if state.displacing is not None:
         return _follow_up_displacement(state, running[state.displacing])
@@ -241,17 +260,20 @@ def _follow_up_displacement(state: PressureState, candidate: EvictionCandidate) 
     if state.is_critical and (candidate.stage == "loading" or seconds >= CRITICAL_DISPLACEMENT_SECONDS):
         return replace(state, displacing=None, evicted=(*state.evicted, uid)), (HoldAction("evict", uid),)
     if state.critical_seconds is None and seconds >= DISPLACEMENT_SECONDS:
-        return replace(state, displacing=None, passed_over=state.passed_over | {uid}), (HoldAction("cancel", uid),)
+        return replace(state, displacing=None, found_no_host=state.found_no_host | {uid}), (HoldAction("cancel", uid),)
     return state, ()
 
 
 def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandidate]) -> PressureStep:
-    """Displace the process whose loss matters least, if the pressure is critical or has lasted long enough."""
+    """Displace the process whose loss matters least, if the pressure is critical or has lasted long enough.
+
+    Below critical pressure, protected processes stay, and so do those that found no other host before.
+    """
     if state.is_critical:
         eligible = running
     elif state.warn_seconds is not None and state.warn_seconds >= DISPLACE_AFTER_SECONDS:
         unprotected = [candidate for candidate in running if not candidate.is_protected]
-        eligible = [candidate for candidate in unprotected if candidate.uid not in state.passed_over]
+        eligible = [candidate for candidate in unprotected if candidate.uid not in state.found_no_host]
     else:
         return state, ()
     if not eligible:
@@ -261,11 +283,15 @@ def _pick_for_displacement(state: PressureState, running: Sequence[EvictionCandi
 
 
 def _return_evicted(state: PressureState, candidates: Sequence[EvictionCandidate]) -> PressureStep:
-    """Start the process again that was evicted last, if the host is calm and no engine loads or ends."""
+    """Start the process again that was evicted last, if the host is calm and no engine loads or ends.
+
+    One at a time, with a pause between two: each engine must have shown how much memory it takes. A process whose
+    evicted engine has not ended yet (`absent`: it has none) does not return.
+    """
     stages = {candidate.uid: candidate.stage for candidate in candidates}
     returning = next((uid for uid in reversed(state.evicted) if stages.get(uid) == "absent"), None)
     is_calm = state.normal_seconds is not None and state.since_return_seconds >= RETURN_SECONDS
-    is_ending = state.since_ending_seconds == 0  # in this very sample
+    is_ending = state.since_ending_seconds == 0  # the clock stands at 0 while an engine ends
     is_busy = "loading" in stages.values() or is_ending
     if returning is None or not is_calm or is_busy:
         return state, ()

@@ -84,16 +84,18 @@ class PressureWatchdog:
         read: Callable[[], PressureReading],
         idle_seconds: Callable[[], Awaitable[Mapping[str, float | None]]],
     ) -> None:
+        """Read the decisions that an earlier agent recorded, and become a source of holds of `gate`."""
         self._path, self._runners, self._gate = path, runners, gate
         self._ledger, self._on_action = ledger, on_action
         self._read, self._idle_seconds = read, idle_seconds
+        # Go on where the agent before ended: what it evicted stays evicted.
         self._written = durable.read(path, PressureRecord) or PressureRecord()
         self.state = msgspec.convert(self._written, PressureState, from_attributes=True)
         self.level: PressureLevel | None = None
         """The level of the last sample; None if the system reports none."""
         self.action_counts: Counter[ActionKind] = Counter()
         """The number of actions of each kind that this agent has performed."""
-        self._has_level = False
+        self._has_level = False  # True once the system has reported a level
         self._is_first_sample = True
         self._pressure_since = datetime.now(UTC)
         """Start of the present pressure, or of the agent if that was later."""
@@ -106,7 +108,8 @@ class PressureWatchdog:
     async def sample(self) -> None:
         """Take one sample, decide, write the decisions to disk, and perform the actions that follow from them.
 
-        A process that never had a request counts as idle since it became Ready.
+        Idle times, which decide what goes first, are read only under pressure, as the proxy has to be asked. A process
+        that never had a request counts as idle since it became Ready.
         """
         reading = await asyncio.to_thread(self._read)
         if reading.level != self.level:
@@ -154,7 +157,11 @@ class PressureWatchdog:
         return {"type": MEMORY_PRESSURE, "status": status, "reason": reason, "message": message}
 
     def find_displacement(self, process: HoldableProcess) -> events.Held | None:
-        """Return why the process is displaced for lack of memory, or None if it may stay."""
+        """Return why the process is displaced for lack of memory, so that the cluster replaces it; None if it may stay.
+
+        Displaced is the process that the policy has chosen, which serves on while it is Ready, and each process without
+        an engine that this pressure keeps from starting: evicted, or held (`awaits_release`).
+        """
         uid, state = process.assignment.uid, process.state
         if uid == self.state.displacing and state.phase == "Ready":
             return events.Held(MEMORY_PRESSURE, _DISPLACED)
@@ -207,7 +214,11 @@ def describe_candidate(
 
 
 def memory_stage(state: lifecycle.ProcessState) -> MemoryStage:
-    """Return the stage of a process for the pressure policy; in Starting, a reason means that its engine is ended."""
+    """Return the stage of a process, by the memory that it holds or frees, for the pressure policy.
+
+    absent: no engine. loading: not Ready yet. serving: Ready. draining: stopped once its requests have ended. ending:
+    being stopped now, because that was hastened (urgent), or because an engine in Starting has failed: it has a reason.
+    """
     if state.phase == "Stopping":
         return "draining" if state.exists and not state.is_hastened else "ending"
     if not state.exists:

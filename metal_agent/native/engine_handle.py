@@ -64,10 +64,10 @@ class EngineHandle(ABC):
         """Return the URL at which the engine listens on loopback, or None. It may block: called in a thread."""
 
     @abstractmethod
-    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
+    async def end(self, grace_seconds: float, *, even_if_shared: bool = False) -> None:
         """Stop the engine, by force after the grace if possible, and wait until it is gone.
 
-        With `for_all`, a model in a daemon is unloaded although it serves another process of ours too.
+        With `even_if_shared`, a model in a daemon is unloaded although it serves another process of ours too.
         """
 
     @abstractmethod

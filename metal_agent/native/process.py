@@ -61,6 +61,7 @@ class NativeProcess(EngineHandle):
     pid: int
 
     def __init__(self, pid: int, *, child: bool = False) -> None:
+        """Watch the process from now on, and find out its identity; its end is reported once, by the event loop."""
         super().__init__()
         self.pid = pid
         self._exit_descriptor = _open_watch(pid, child=child)  # None if it had ended already, or once it is closed
@@ -71,7 +72,7 @@ class NativeProcess(EngineHandle):
             if self._exit_descriptor is not None:
                 os.close(self._exit_descriptor)
             raise
-        if self._exit_descriptor is None:
+        if self._exit_descriptor is None:  # a child that has ended already
             self._loop.call_soon(self._on_end)
         else:
             self._loop.add_reader(self._exit_descriptor, self._on_end)
@@ -81,14 +82,14 @@ class NativeProcess(EngineHandle):
         port = loopback_port(self.pid)
         return f"http://{LOOPBACK}:{port}" if port else None
 
-    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:  # noqa: ARG002 - it serves one process
-        """Send SIGTERM to the group, then SIGKILL if the process still runs after the grace; wait until it is gone."""
+    async def end(self, grace_seconds: float, *, even_if_shared: bool = False) -> None:  # noqa: ARG002 - never shared
+        """Send SIGTERM to the group, then SIGKILL if the process still runs after the grace; return when it is gone."""
         if not self._exit.done():
             _signal_group(self.pid, signal.SIGTERM)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_seconds):
                 await self.wait()
-                return
+                return  # it has ended in time
         log.warning("process_ignores_sigterm", pid=self.pid, grace_seconds=grace_seconds)
         if not self._exit.done():
             _signal_group(self.pid, signal.SIGKILL)

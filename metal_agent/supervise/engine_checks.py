@@ -126,7 +126,8 @@ async def await_first_token(
 ) -> tuple[ProbedEngine | None, Answered | Failed]:
     """Request a token from a starting engine, again and again, until it generates one.
 
-    Return the engine and Answered, or None and Failed if it is broken or the time is up.
+    Return the engine and Answered, or None and Failed if it is broken or the time is up. It is broken if it answers
+    that it never will, or with errors only for `START_FAILURE_SECONDS`; one that is silent or loads may take its time.
 
     Args:
         find_engine: returns the engine once it listens, else None.
@@ -145,9 +146,10 @@ async def await_first_token(
                     result = await engine.request_token(PROBE_SECONDS)
                     if result.ok:
                         return engine, Answered()
-                    # All messages of probes begin with the address of the engine.
                     # A process that answers 404 will never serve the path; a daemon may still be loading the model.
-                    if result.reason == "Broken" or (result.reason == "NotFound" and engine.pid is not None):
+                    is_path_missing = result.reason == "NotFound" and engine.pid is not None
+                    # All messages of probes begin with the address of the engine.
+                    if result.reason == "Broken" or is_path_missing:
                         return None, Failed("EngineBroken", result.message)
                     if not engine_health.is_error(result):
                         failing_since = None
@@ -227,7 +229,10 @@ class LivenessWatch(msgspec.Struct):
     log: structlog.stdlib.BoundLogger
 
     async def watch(self) -> Hung | None:
-        """Check at intervals; return Hung once the engine hangs, or None if it has ended or is a model in a daemon."""
+        """Check at intervals; return Hung after `HUNG_CHECKS` failed checks in a row.
+
+        Return None if the engine has ended, or is a model in a daemon, which is checked with the daemon.
+        """
         engine = await self.find_engine()
         if engine is None or engine.pid is None:
             return None
@@ -251,7 +256,9 @@ class LivenessWatch(msgspec.Struct):
     async def check_once(self, cpu_before: float | None) -> LivenessCheck | None:
         """Check the engine once, pass the check to `on_check` and return it; None if the engine has ended.
 
-        `cpu_before` is its processor time, in seconds, at the previous check.
+        `cpu_before` is its processor time, in seconds, at the previous check. An engine that has requests and has used
+        the processor since then works, and is not probed. One that is silent is alive if it uses the processor
+        during the probe, or if that is unknown.
         """
         engine = await self.find_engine()
         if engine is None or engine.pid is None:

@@ -20,8 +20,9 @@ CLAIM_SECONDS: Final = 600.0
 def fingerprint_engine(spec: MetalProcessSpec) -> MetalProcessSpec:
     """Return the identity of an engine: its spec without names, host, Secrets, memory and fields that may change.
 
-    A field that is added to the spec belongs to the identity. Compare the specs, not their encodings, which may differ
-    for equal specs: msgspec omits a default by its identity.
+    Two engines with equal results serve the same weights in the same way, so one can replace the other. Fields that do
+    not count get a constant; a field that is added to the spec belongs to the identity. Compare the specs, not their
+    encodings, which may differ for equal specs: msgspec omits a default by its identity.
     """
     further_artifacts = [
         structs.replace(further, artifact=_identify_weights(further.artifact), source_secret=None)

@@ -36,7 +36,7 @@ class KeepAwake:
         self._process: subprocess.Popen[bytes] | None = None
 
     async def run(self) -> None:
-        """Start and end the program as needed until cancelled; then end it."""
+        """Start and end the program that keeps the machine awake as needed until cancelled; then end it."""
         if self._command is None:
             return
         try:
@@ -45,7 +45,10 @@ class KeepAwake:
             self._end()
 
     async def check(self) -> None:
-        """Start the program if it is needed and does not run; end it if it is not needed."""
+        """Start `caffeinate` if an engine needs the machine awake and it does not run; end it if none does.
+
+        An engine does while it loads, serves or drains. One that ended by itself is started again.
+        """
         stages = {memory_stage(runner.state) for runner in self._runners.values()}
         is_needed = not stages.isdisjoint({"loading", "serving", "draining"})
         if self._process is not None and self._process.poll() is not None:
@@ -57,7 +60,7 @@ class KeepAwake:
             self._end()
 
     def _start(self) -> None:
-        """Start the program."""
+        """Start the program that keeps the machine awake (`caffeinate`); if it fails, the machine may sleep."""
         command = self._command or ()
         try:
             # Without a session of its own and with open files Popen does not fork: see `metal_agent/native/process.py`.
@@ -75,7 +78,7 @@ class KeepAwake:
             log.info("keep_awake_started", pid=self._process.pid)
 
     def _end(self) -> None:
-        """End the program, if it runs."""
+        """End the program that keeps the machine awake, if it runs."""
         if self._process is None:
             return
         self._process.kill()  # the system forgets what it held

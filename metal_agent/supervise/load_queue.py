@@ -25,11 +25,13 @@ class LoadQueue:
     """Engines that load and processes that wait for the slot, by uid of the MetalProcess."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begin with a free slot that nothing waits for."""
         self._clock = clock
-        self._loading: dict[str, float] = {}
-        """Start times by the clock; more than one if engines were adopted, or one exceeded its time."""
+        self._load_starts: dict[str, float] = {}
+        """Start time of each engine that loads; more than one if engines were adopted, or one exceeded its time."""
         self._waiting: list[_Waiting] = []
-        self._arrivals = itertools.count()
+        self._arrival_numbers = itertools.count()
+        """Numbers by which processes of the same rank get the slot in the order of their arrival."""
 
     @property
     def is_busy(self) -> bool:
@@ -38,33 +40,37 @@ class LoadQueue:
 
     def try_acquire(self, uid: str) -> bool:
         """Acquire the slot if it is free and no process waits for it, or if `uid` has it already; return success."""
-        if uid not in self._loading and self.is_busy:
+        if uid not in self._load_starts and self.is_busy:
             return False
         self.occupy(uid)
         return True
 
     def occupy(self, uid: str) -> None:
         """Record that the engine of `uid` loads, whether or not the slot is free."""
-        self._loading.setdefault(uid, self._clock())
+        self._load_starts.setdefault(uid, self._clock())
 
     def release(self, uid: str) -> None:
         """Release the slot if `uid` has it."""
-        if self._loading.pop(uid, None) is not None:
+        if self._load_starts.pop(uid, None) is not None:
             self._grant_next()
 
     def rename(self, uid: str, successor: str) -> None:
         """Pass the slot to `successor` if `uid` has it."""
-        if uid in self._loading:
-            self._loading[successor] = self._loading.pop(uid)
+        if uid in self._load_starts:
+            self._load_starts[successor] = self._load_starts.pop(uid)
 
     async def acquire(self, uid: str, rank: int) -> None:
-        """Wait until `uid` has the slot: the lowest rank is first, then the first that came. Cancelling gives it up."""
-        waiting = _Waiting(rank=rank, arrival=next(self._arrivals), uid=uid, granted=asyncio.Event())
+        """Wait until `uid` has the slot: the lowest rank is first, then the first that came.
+
+        It is granted when another engine releases it, or when the time limit of that engine is over, which has no
+        event. A cancelled wait leaves the queue, and gives back a slot that was granted at this moment.
+        """
+        waiting = _Waiting(rank=rank, arrival=next(self._arrival_numbers), uid=uid, granted=asyncio.Event())
         self._waiting.append(waiting)
         try:
             while not waiting.granted.is_set():
                 self._grant_next()
-                busy_until = self._busy_until()  # the slot is then free without an event
+                busy_until = self._busy_until()
                 seconds = None if busy_until is None else max(0.0, busy_until - self._clock())
                 try:
                     async with asyncio.timeout(seconds):
@@ -80,9 +86,9 @@ class LoadQueue:
 
     def _busy_until(self) -> float | None:
         """Return when the slot is free at the latest; None if it is free now, as after an engine's time limit."""
-        if not self._loading:
+        if not self._load_starts:
             return None
-        until = max(self._loading.values()) + SLOT_SECONDS
+        until = max(self._load_starts.values()) + SLOT_SECONDS
         return until if until > self._clock() else None
 
     def _grant_next(self) -> None:

@@ -50,7 +50,11 @@ class MemoryMonitor(msgspec.Struct):
             await self._measure_all()
 
     async def _measure_all(self) -> None:
-        """Measure all engines and the host, and update ledger and peaks; report a change of the available memory."""
+        """Measure all engines and the host, and update ledger and peaks; report a change of the available memory.
+
+        The ledger gets the use of each engine of ours, and of other programs beyond the share that the budget leaves
+        them. The peaks get the use of each run of an engine with a process of its own, for later admissions.
+        """
         available_before = self.ledger.available_bytes
         engines_before = {uid: (runner.record, runner.state.pid) for uid, runner in self.runners.items()}
         pids = {uid: pid for uid, (_, pid) in engines_before.items() if pid is not None}
@@ -58,13 +62,14 @@ class MemoryMonitor(msgspec.Struct):
 
         # Our engines.
         own_bytes = 0
-        used_by_run = {}
+        used_by_run = {}  # by uid and start: a run is one start of an engine
         daemon_models = self.loaded()
         daemon_sizes = {model.name: model.memory_bytes for model in daemon_models if model.memory_bytes is not None}
         for uid, runner in self.runners.items():
             record, footprint = runner.record, footprints.get(uid)
             if not runner.state.exists:
                 continue
+            # While the thread measured, the engine may have ended and another one started.
             is_same_engine = engines_before.get(uid) == (record, runner.state.pid)
             daemon_bytes = daemon_sizes.get(runner.model or "")
             if footprint is not None and record is not None and is_same_engine:

@@ -85,12 +85,12 @@ class Records:
     def write(self, record: Record) -> None:
         """Write `record`, in place of an earlier one of the same uid. Raises OSError.
 
-        If a newer version wrote the earlier one for the same engine, what only that version knows is written again.
+        A newer version of the agent may have written the record that `load` read. If that is of the same engine, its
+        fields that this version does not know, and its unreadable values of the spec, are kept for the next agent.
         """
         content: dict[str, Any] = msgspec.to_builtins(structs.replace(record, unread=()))
         earlier, earlier_content = self._on_disk.get(record.uid, (None, {}))
         if earlier and earlier.identity == record.identity:
-            # The same engine, recorded by a newer version; its spec never changes.
             fields = {field.encode_name for field in structs.fields(Record)}
             content |= {name: value for name, value in earlier_content.items() if name not in fields}
             if earlier.spec == record.spec:

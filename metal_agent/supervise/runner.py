@@ -51,6 +51,7 @@ class Runner:
         record: Record | None = None,
         adopted: EngineHandle | None = None,
     ) -> None:
+        """Begin as Pending or, with `record` and `adopted`, go on with an engine that an earlier agent started."""
         self.assignment = assignment
         self.record = record
         self._record_written = True
@@ -63,8 +64,8 @@ class Runner:
         self._engine = adopted
         self._key = adopted.key if adopted else None
         """The key of the engine's process, or of the last one."""
-        self._weights = host.weights.pin(assignment.spec)
-        self._daemon = host.daemons.get(assignment.spec.runtime)
+        self._weights = host.weights.pin(assignment.spec)  # locked on disk; None if they were never fetched
+        self._daemon = host.daemons.get(assignment.spec.runtime)  # None if the engine has a process of its own
         self._events: asyncio.Queue[ProcessEvent] = asyncio.Queue()
         self._actions_task: asyncio.Task[None] | None = None
         self.log_path = host.folder / "logs" / log_files.engine_log_name(assignment.namespace, assignment.name)
@@ -72,7 +73,7 @@ class Runner:
         self._log = log.bind(process=f"{assignment.namespace}/{assignment.name}")
         count_requests = partial(host.exposure.requests, assignment.uid)
         self._liveness = LivenessWatch(self.find_engine, count_requests, on_check=self._note_check, log=self._log)
-        hold = host.hold(assignment.uid)
+        hold = host.hold(assignment.uid)  # None if nothing keeps engines of this host from starting
         self.state, self._first_actions = lifecycle.start_lifecycle(hold)
         if record and adopted:
             self.state, self._first_actions = lifecycle.resume_lifecycle(
@@ -177,11 +178,12 @@ class Runner:
     def _enter_state(self, group: asyncio.TaskGroup, state: ProcessState, actions: tuple[ProcessAction, ...]) -> None:
         """Enter a state and start its actions, in place of those that still run.
 
-        Without actions, those that run go on, except in a phase that holds no memory.
+        Without actions, those that run go on, except for a process at rest: Rejected or Stopped, without an engine.
         """
         self._apply_state(state)
         while lifecycle.Spawn() in actions:
-            # Spawned here and not in a task, so that no event is handled between the start of an engine and its state.
+            # Not in a task, so that no event is handled between the start of an engine and its state. The outcome is an
+            # event, which leads to the next state; that may spawn again.
             state, actions = step(self.state, self._spawn(group), time.monotonic())
             self._apply_state(state)
         is_at_rest = self.state.phase in HOLDS_NO_MEMORY and not self.state.exists
@@ -193,10 +195,13 @@ class Runner:
     def _apply_state(self, state: ProcessState) -> None:
         """Set `state`, and bring everything that depends on it into line; log and report the change.
 
-        That is the load slot, the reservation, the engine's key, the lock on the weights and the time of Ready.
+        An engine that loads occupies the load slot of the host. At rest (Rejected or Stopped, without an engine) the
+        process gives back its memory, its key and the lock on its weights. Its first Ready is noted in the record.
         """
         before, self.state = self.state, state
-        if state.exists and state.phase == "Starting" and not state.reason:
+        # The slot is held from the start of the engine to its first token; with a reason, it is being ended.
+        is_loading = state.exists and state.phase == "Starting" and not state.reason
+        if is_loading:
             self._host.loads.occupy(self.assignment.uid)
         elif state.phase != "Starting" and not state.queued:
             self._host.loads.release(self.assignment.uid)
@@ -252,8 +257,8 @@ class Runner:
                 await self._host.exposure.withdraw(self.assignment, timeout_seconds)
             case lifecycle.Drain(timeout_seconds):
                 await self._drain(timeout_seconds)
-            case lifecycle.End(grace_seconds, for_all) if self._engine:
-                await self._end(self._engine, grace_seconds, for_all=for_all)
+            case lifecycle.End(grace_seconds, even_if_shared) if self._engine:
+                await self._end(self._engine, grace_seconds, even_if_shared=even_if_shared)
         return None
 
     async def _drain(self, timeout_seconds: float | None) -> None:
@@ -266,7 +271,7 @@ class Runner:
         except TimeoutError:
             self._log.warning("drain_gave_up", after_seconds=timeout_seconds)
 
-    async def _end(self, running: EngineHandle, grace_seconds: float, *, for_all: bool) -> None:
+    async def _end(self, running: EngineHandle, grace_seconds: float, *, even_if_shared: bool) -> None:
         """End the engine; retry for ever after an error, since nothing else would end it and its memory stays reserved.
 
         If it has not ended after the usual time, an event says so, and the end goes on.
@@ -278,7 +283,7 @@ class Runner:
         try:
             while True:
                 try:
-                    return await running.end(grace_seconds, for_all=for_all)
+                    return await running.end(grace_seconds, even_if_shared=even_if_shared)
                 except Exception:  # noqa: BLE001 - whatever it is, the engine still has to end
                     self._log.exception("engine_end_failed", retry_seconds=_END_AGAIN_SECONDS)
                     await asyncio.sleep(_END_AGAIN_SECONDS)
@@ -309,7 +314,9 @@ class Runner:
     async def _fetch(self) -> ProcessEvent:
         """Fetch and check the weights, and make them known to a daemon; return the outcome as an event.
 
-        This runner locks the fetched files, so that they are not deleted to make room while they are needed.
+        Files are locked, so that they are not deleted to make room while they are needed. Models of the scheme
+        `ollama` are fetched by the daemon itself. Refused and Failed: the weights need more memory than is reserved,
+        this runtime cannot serve them, a Secret is missing, or the source or the daemon failed.
         """
         spec = self.assignment.spec
         names = [spec.source_secret, *(artifact.source_secret for artifact in spec.further_artifacts)]
@@ -370,9 +377,10 @@ class Runner:
     def _spawn(self, group: asyncio.TaskGroup) -> ProcessEvent:
         """Start the engine, or its load in a daemon, and write its record; return the outcome as an event.
 
-        Without a record, the next agent would find and kill the engine.
+        LoadSlotBusy: another engine loads. Without a record, the next agent would find and kill the engine.
         """
         spec = self.assignment.spec
+        # A daemon keeps a copy of its own; that it has lost it is found out by the load.
         has_weights = self._daemon or (self._weights and self._weights.exists)
         if self.assignment.problem:
             return events.Failed("Unsupported", self.assignment.problem, permanent=True)
@@ -387,7 +395,7 @@ class Runner:
             return events.Failed("SpawnFailed", f"the engine cannot be started: {error}")
         self._engine = started
         group.create_task(self._watch_exit(started))
-        if started.identity or started.model:
+        if started.identity or started.model:  # else its process has ended at once
             self._set_record(
                 Record(
                     uid=self.assignment.uid,

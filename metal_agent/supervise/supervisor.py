@@ -30,6 +30,7 @@ class Supervisor:
     """The processes of one host: `runners` by uid of their MetalProcess, changed only here; they run in `group`."""
 
     def __init__(self, host: RunnerContext, runners: dict[str, Runner], group: asyncio.TaskGroup) -> None:
+        """Run the processes of `runners` as tasks of `group`, and recheck rejected ones when memory is freed."""
         self.runners = runners
         self._host = host
         self._group = group
@@ -41,18 +42,23 @@ class Supervisor:
     async def recover(self, other_pids: Iterable[int] = ()) -> None:
         """Adopt every recorded engine that still runs; kill processes of this agent without a record.
 
-        Records and keys of engines that are gone are deleted, and the checks of daemons and logs begin. It is called
-        once, before any start. `other_pids` are processes of this agent that are no engines.
+        Called once, before any start, so that no engine runs twice. In this order:
+        1. Ask the daemons which models they have.
+        2. Adopt the engine of each record, with its memory, by a new runner; delete records of engines that are gone.
+        3. Delete keys that no adopted engine has, and kill strays: a process without a record is never used again.
+        4. Begin to look after the logs.
 
-        Raises OSError if it cannot be found out which engines run.
+        `other_pids` are processes of this agent that are no engines. Raises OSError if it cannot be found out which
+        engines run.
         """
         daemons = self._host.daemons
         daemons.subscribe(self._daemon_changed)
         await daemons.check_models()
         self._group.create_task(daemons.run())
-        adopted = set()
+        adopted = set()  # by what identifies an engine, not by process
         records = self._host.records.load()
-        # An engine that was handed over may have two records: the cluster's is the later one, and so comes first here.
+        # An engine of `pomona up` (standalone) that was handed over to the cluster may have a record of each. The
+        # cluster's is the later one: it is adopted first, and the other is then a duplicate.
         for uid, record in sorted(records.items(), key=lambda entry: entry[1].assignment.is_standalone):
             engine_key = (record.identity, record.spec.runtime, record.model)
             # One model in a daemon can serve several MetalProcesses, each with a record of its own.
@@ -88,16 +94,19 @@ class Supervisor:
     def assign(self, assignments: Iterable[Assignment], *, keep_unclaimed: bool = False) -> None:
         """Run `assignments`, a fresh and full list, and nothing else: processes that it lacks are stopped.
 
-        An engine that `pomona up` left running is handed over to an assignment of the same engine. With
-        `keep_unclaimed` the other engines of `pomona up` stay, unless an assignment waits for their memory.
+        1. Hand over engines that `pomona up` left running to assignments of the same engine.
+        2. Decide about the others of them, the unclaimed ones: with `keep_unclaimed` they stay, unless a new
+           assignment needs their memory.
+        3. Stop what is neither assigned nor kept, and forget what has stopped.
+        4. Start what is new.
         """
         wanted = {assignment.uid: assignment for assignment in assignments}
         self._hand_over_unclaimed(wanted.values())
         unclaimed = {uid: spec for uid, spec in self.unclaimed().items() if uid not in wanted}
         new = [assignment for uid, assignment in wanted.items() if uid not in self.runners]
         if unclaimed and keep_unclaimed and handover.exceeds_memory(new, self._host.ledger.available_bytes):
-            # The new ones are started by a later call, once the unclaimed engines have ended and freed their memory.
             keep_unclaimed = False
+            # Not started yet: a later call does so, once the unclaimed engines have ended and freed their memory.
             for assignment in new:
                 del wanted[assignment.uid]
         kept = set(unclaimed) if keep_unclaimed else set()
@@ -141,7 +150,9 @@ class Supervisor:
     def _hand_over_engine(self, uid: str, assignment: Assignment) -> bool:
         """Replace the runner of `uid` by one of `assignment`, which adopts the engine; return whether that succeeded.
 
-        It fails if the engine is gone, or if its new record cannot be written; then the old runner stays.
+        It fails if the engine is gone, or if its new record cannot be written; then the old runner stays. The new
+        record is written before the old one is deleted, and the new reservation made before the old one is released,
+        so that at no moment an engine is without a record or its memory looks free.
         """
         runner = self.runners[uid]
         if runner.record is None:
@@ -188,7 +199,7 @@ class Supervisor:
                 runner.notify(MemoryFreed())
 
     def _daemon_changed(self, runtime: str) -> None:
-        """Retry processes that wait for a daemon once it is usable, and unload models that it should no longer have."""
+        """Retry failed processes of a daemon once it is usable, and unload models that it should no longer have."""
         if runtime not in self._host.daemons.usable():
             return
         for runner in self.runners.values():

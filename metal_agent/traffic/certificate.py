@@ -54,7 +54,8 @@ def _verify_certificate(
 ) -> ssl.SSLCertVerificationError | None:
     """Return the error that a client of `address` (None: of any name) has with the certificate, or None.
 
-    Client and server shake hands in memory: hello, certificate, and the client's verdict on it. Raises ssl.SSLError.
+    Client and server shake hands in memory, in three turns: the client says hello, the server sends its certificate,
+    the client judges it. Raises ssl.SSLError.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.load_verify_locations(certificate)

@@ -43,6 +43,7 @@ class ProxyExposure(ABC):
     """The exposure of the processes in `runners`, by uid, through `proxy`."""
 
     def __init__(self, proxy: Proxy, runners: Mapping[str, Runner]) -> None:
+        """Expose nothing before the first `configure`."""
         self._proxy = proxy
         self._runners = runners
         self._draining: set[str] = set()
@@ -50,7 +51,7 @@ class ProxyExposure(ABC):
         self._configure_lock = asyncio.Lock()
 
     def services(self) -> dict[ObjectKey, list[Runner]]:
-        """Return the processes that are served, grouped by their service."""
+        """Return the processes that are served (all but Rejected and Stopped ones), grouped by their service."""
         grouped: defaultdict[ObjectKey, list[Runner]] = defaultdict(list)
         for runner in self._runners.values():
             service = runner.assignment.service
@@ -73,10 +74,10 @@ class ProxyExposure(ABC):
         """Remove the process from all places where clients find it, except the proxy; bounded in time, never raises."""
 
     async def drain(self, uid: str, timeout_seconds: float) -> None:
-        """Send the process no new request, and wait until it has none in progress; errors of the proxy are retried.
+        """Send the process no new request, and wait until it has none in progress, but not beyond the time-out.
 
-        Returns in any case after the time-out, or when the proxy has failed for 30 s: one that is replaced is back
-        sooner.
+        Errors of the proxy are retried, with its configuration sent anew, since it may have been replaced. A proxy that
+        fails for 30 s is not coming back: then the drain is given up, too.
         """
         self._draining.add(uid)
         loop = asyncio.get_running_loop()

@@ -45,6 +45,8 @@ def share_rate(rate: ServiceRate, processes: int) -> ProcessTraffic:
 def choose_traffic(shown: ShownTraffic | None, measured: ProcessTraffic | None, now: float) -> ShownTraffic | None:
     """Return the traffic to show in a status: `measured` if it differs notably and the last change is a minute ago.
 
+    Otherwise what is shown stays, so that not every small change is a write to the API.
+
     Args:
         shown: what the status shows; None if nothing.
         measured: the traffic of the last minute; None if it is unknown, which is then shown.
@@ -59,9 +61,9 @@ def choose_traffic(shown: ShownTraffic | None, measured: ProcessTraffic | None, 
 
 
 def _differs(shown: ProcessTraffic, measured: ProcessTraffic) -> bool:
-    """Return whether a number differs notably, or is None in only one of them."""
+    """Return whether any number differs notably, or is None (unknown) in only one of the two."""
     return any(
-        is_notable_change(old, new) if old is not None and new is not None else old is not new
+        is_notable_change(old, new) if old is not None and new is not None else (old is None) != (new is None)
         for old, new in zip(shown, measured, strict=True)
     )
 
@@ -73,6 +75,7 @@ class TrafficReport:
     """
 
     def __init__(self, runners: Mapping[str, Runner], rates: ServiceRates) -> None:
+        """Show no traffic so far; update it after each read of the rates."""
         self._runners = runners
         self._rates = rates
         self._shown: dict[str, ShownTraffic] = {}
@@ -87,7 +90,10 @@ class TrafficReport:
         return shown.traffic if shown and is_serving else None
 
     def update(self, now: float) -> None:
-        """Update the traffic that is shown by the rates at `now` of a monotonic clock, and report each change."""
+        """Compute the traffic that each status shows at `now` of a monotonic clock, and report each change.
+
+        Ready processes of one service share its rate equally. Others have no traffic.
+        """
         ready = {uid: runner for uid, runner in self._runners.items() if runner.state.phase == "Ready"}
         sharing = Counter(runner.assignment.service for runner in ready.values())
         current: dict[str, ShownTraffic] = {}

@@ -51,9 +51,11 @@ class Proxy:
     """
 
     def __init__(self, folder: Path, on_change: Callable[[], None]) -> None:
+        """Begin without a process: `adopt` or `run` finds or starts one."""
         self._folder = folder
         # In a folder of its own, which the proxy requires to be private.
         self._socket = folder / "proxy" / "control.sock"
+        # The system limits the path of a socket; the proxy makes one with a longer name beside it.
         longest = self._socket.with_name(LONGEST_NAME)
         excess = len(os.fsencode(longest)) - _LONGEST_SOCKET
         if excess > 0:
@@ -61,8 +63,10 @@ class Proxy:
         self._on_change = on_change
         self.process: NativeProcess | None = None
         self._spawned_pid: int | None = None
-        self._answered = asyncio.Event()
+        """Pid of the proxy that this agent started last; an adopted one has another, and may be of another build."""
+        self._has_answered = asyncio.Event()
         self._is_handing_over = False
+        """True while a newer proxy takes the place of the present one."""
         self.answers = False
         self.state: ProxyState | None = None
         """Its last reported state, some seconds old."""
@@ -87,7 +91,10 @@ class Proxy:
             process.release()
 
     async def run(self) -> None:
-        """Keep a proxy running until cancelled; the proxy goes on after that."""
+        """Keep a proxy running until cancelled: start another one after each end, later after each short run in a row.
+
+        The proxy goes on after the cancellation, for the next agent to adopt.
+        """
         failures = 0
         loop = asyncio.get_running_loop()
         try:
@@ -106,21 +113,23 @@ class Proxy:
     async def end(self) -> None:
         """End the proxy for good, also one that this agent has not seen yet; requests in progress get the grace period.
 
-        To be called after `run` was cancelled.
+        To be called after `run` was cancelled, which has released the handle: whichever proxy listens now is adopted
+        again, such as one that a hand-over put in the place of the former.
         """
-        started = self.process.identity if self.process else None
+        last_identity = self.process.identity if self.process else None
         self.process = None
         self.adopt()
         process: NativeProcess | None = self.process
-        if process is None and started:
-            process = adopt_process(started)  # it was just started and does not listen yet
+        if process is None and last_identity:
+            process = adopt_process(last_identity)  # it was just started and does not listen yet
         if process:
             await process.end(GRACE_SECONDS)
 
     def pids(self) -> frozenset[int]:
         """Return the pids of the proxy, of those before it that still end their last requests, and of a newer one.
 
-        An agent that was ended in the middle of a hand-over leaves a newer proxy behind, which takes over or ends.
+        A proxy that has handed over listens at `last-PID.sock` until its last request has ended. An agent that was
+        ended in the middle of a hand-over leaves a newer proxy behind, which takes over or ends.
         """
         # A newer proxy listens at an unnamed socket, then takes the name; in this order it is seen at one of the two.
         newer = [unix_listener(path) for path in (self._socket.with_suffix(UNNAMED_SUFFIX), self._socket)]
@@ -129,9 +138,13 @@ class Proxy:
         return frozenset(pid for pid in (current, *newer, *ending) if pid is not None)
 
     async def _run_once(self) -> None:
-        """Adopt or start the proxy, and watch it until it ends or another has taken its place. Raises OSError.
+        """Adopt or start the proxy, and watch it until one of these happens. Raises OSError.
 
-        If no other one serves then, `process` and `state` are None and `answers` is False.
+        * It is of an older build, and a new one has replaced it, which is now `process`.
+        * It has ended.
+        * It has handed over to a proxy that an earlier agent started; the next call adopts that one.
+
+        Without a replacement, `process` and `state` are None and `answers` is False.
         """
         self.adopt()
         self.process = process = self.process or self._spawn()
@@ -158,22 +171,25 @@ class Proxy:
         if self.process is None:
             self.state = None
             self.answers = False
-            self._answered.clear()
+            self._has_answered.clear()
         self._on_change()
 
     async def _replace_older(self, process: NativeProcess) -> NativeProcess | None:
         """Start a new proxy in the place of an adopted one of another build; return it when it serves.
 
-        Return None if the older one has handed over, and the new one does not serve. If the hand-over fails, the older
-        one is ended when it has been idle for a while, or after an hour. Otherwise this waits until it is cancelled.
+        * Nothing to replace: wait until cancelled.
+        * The hand-over works: return the new proxy.
+        * The older one has handed over, and the new one does not serve: return None.
+        * The hand-over fails, and the older one serves on: end it when it has been idle for a while, or after an hour.
+          `_run_once` sees its end and starts a new one.
         """
-        await self._answered.wait()
+        await self._has_answered.wait()
         state = self.state
         if state is None or process.pid == self._spawned_pid or state.version == BUILD:
             return await asyncio.Future()  # nothing to replace: wait for the cancellation
         if successor := await self._hand_over():
             return successor
-        if self._has_left(process):
+        if self._has_handed_over(process):
             return None
         log.info("older_proxy_is_replaced_later", pid=process.pid, version=state.version)
         loop = asyncio.get_running_loop()
@@ -183,7 +199,7 @@ class Proxy:
             if not self._is_idle():
                 busy = loop.time()
         await process.end(GRACE_SECONDS)
-        return await asyncio.Future()  # `_run_once` waits for its end
+        return await asyncio.Future()  # `_run_once` cancels this at its end
 
     async def _hand_over(self) -> NativeProcess | None:
         """Start a proxy that takes the listeners over; return it when it answers, or None if it does not."""
@@ -197,7 +213,7 @@ class Proxy:
             self._is_handing_over = False
 
     async def _await_successor(self, successor: NativeProcess) -> NativeProcess | None:
-        """Return the newer proxy when it answers, or None if it does not."""
+        """Return the newer proxy when it answers, or None if it has ended, or was ended because it does not answer."""
         ending = asyncio.create_task(successor.wait())
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
@@ -215,8 +231,9 @@ class Proxy:
     async def _watch_answers(self, process: NativeProcess) -> None:
         """Check that the proxy answers, often while it starts and rarely later; end it after a long silence.
 
-        Its control API alone may be silent while its streams flow: then it has an hour. Return if it has left to a
-        newer proxy that an earlier agent started.
+        Its control API alone may be silent while its streams flow: as long as a listener reacts, it has an hour, else
+        a minute. Return if it has handed over to a newer proxy that an earlier agent started; the hand-over that this
+        agent has begun itself (`_is_handing_over`) is watched by `_replace_older`.
         """
         loop = asyncio.get_running_loop()
         silent_since = None
@@ -225,9 +242,9 @@ class Proxy:
                 silent_since = None
                 if not self.answers:
                     self.answers = True
-                    self._answered.set()
+                    self._has_answered.set()
                     self._on_change()
-            elif not self._is_handing_over and self._has_left(process):
+            elif not self._is_handing_over and self._has_handed_over(process):
                 return
             else:
                 silent_since = silent_since or loop.time()
@@ -236,10 +253,10 @@ class Proxy:
                 if is_too_long or (silence >= PATIENCE_SECONDS and not await self._has_live_listener()):
                     log.error("proxy_restarted_after_silence", pid=process.pid, seconds=round(silence))
                     await process.end(GRACE_SECONDS)
-                    await asyncio.Future()  # its end is waited for elsewhere
+                    await asyncio.Future()  # `_run_once` cancels this at its end
             await asyncio.sleep(_CHECK_SECONDS if self.answers else _STARTING_SECONDS)
 
-    def _has_left(self, process: NativeProcess) -> bool:
+    def _has_handed_over(self, process: NativeProcess) -> bool:
         """Return True if a proxy has left listening to a newer one, and only ends its last requests."""
         last = self._socket.with_name(LAST_SOCKET.format(pid=process.pid))
         return unix_listener(last) == process.pid
@@ -270,7 +287,7 @@ class Proxy:
     async def _read_state_of(self, pid: int) -> bool:
         """Read the state of the proxy into `state` and the rates; return whether the process `pid` answered.
 
-        If no proxy answers, `state` stays as it is, and the rates grow old.
+        If no proxy answers, `state` stays as it is, and the rates are computed again, since old ones become unknown.
         """
         try:
             self.state = await self.client.state()
@@ -279,6 +296,13 @@ class Proxy:
             return False
         self.service_rates.note_state(self.state, asyncio.get_running_loop().time())
         return self.state.pid == pid
+
+    async def read_metrics(self) -> bytes:
+        """Return the metrics of the proxy in Prometheus' text format; nothing if it does not answer."""
+        try:
+            return await self.client.metrics()
+        except (ControlUnreachableError, ControlRefusedError):
+            return b""
 
     def _spawn(self, *options: str) -> NativeProcess:
         """Start a proxy process with these further options. Raises OSError."""

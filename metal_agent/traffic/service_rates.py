@@ -43,27 +43,31 @@ class ServiceRates:
     def note_state(self, state: ProxyState, now: float) -> None:
         """Add the counts of the proxy's state at `now` of a monotonic clock, and forget those that are too old.
 
-        Of the counts before the last minute the latest is kept: the minute is measured from it.
+        A rate is the difference of two counts, a minute apart. So of the counts from before the last minute the latest
+        is kept, from which the minute is measured. Counts that fall are those of another proxy, which began at 0.
         """
         previous, self._counts = self._counts, {}
         for service in state.services:
             stats, counts = service.stats, previous.get(service.name, deque[_Count]())
             last = counts[-1].stats if counts else stats
-            if stats.tokens_out < last.tokens_out or stats.requests < last.requests:
-                # Another proxy counts from 0.
+            is_of_other_proxy = stats.tokens_out < last.tokens_out or stats.requests < last.requests
+            if is_of_other_proxy:
                 counts.clear()
             counts.append(_Count(at=now, stats=stats))
-            while len(counts) > 1 and counts[1].at <= now - MINUTE_SECONDS:
+            while len(counts) > 1 and counts[1].at <= now - MINUTE_SECONDS:  # a later one is old enough, too
                 counts.popleft()
             self._counts[service.name] = counts
         self.on_read(now)
 
     def find_rate(self, service: str, now: float) -> ServiceRate | None:
-        """Return the traffic of a service; None if it was read less than twice, or not for a while."""
+        """Return the traffic of a service; None if it was counted less than twice, or not for a while."""
         counts = self._counts.get(service)
-        if not counts or now - counts[-1].at > STALE_SECONDS or counts[-1].at <= counts[0].at:
+        if not counts:
             return None
         oldest, latest = counts[0], counts[-1]
+        is_stale, is_counted_once = now - latest.at > STALE_SECONDS, latest.at <= oldest.at
+        if is_stale or is_counted_once:
+            return None
         seconds, requests = latest.at - oldest.at, latest.stats.requests - oldest.stats.requests
         request_seconds = latest.stats.request_seconds - oldest.stats.request_seconds
         return ServiceRate(

@@ -42,7 +42,7 @@ async def measured(machine: Machine) -> str:
 async def count_tries(machine: Machine) -> Callable[[], int | None]:
     """Return a function that counts the tries to measure the process."""
     spec = machine.runners["u1"].assignment.spec
-    (version,) = (await machine.benchmarks._list_waiting()).values()
+    (version,) = (await machine.benchmarks._list_unmeasured()).values()
 
     def count() -> int | None:
         return machine.host.measurements.count_tries(spec, version)
@@ -64,7 +64,7 @@ async def test_engine_is_measured_once_over_restarts_of_the_agent(machine: Machi
     await machine.start()
     assert machine.runners["u1"].state.phase == "Ready"
     assert await measured(machine) == first
-    assert await machine.benchmarks._list_waiting() == {}
+    assert await machine.benchmarks._list_unmeasured() == {}
 
 
 async def test_extent_is_that_of_the_service(machine: Machine, assignment: MakeAssignment) -> None:
@@ -153,10 +153,10 @@ async def test_engine_that_cannot_be_measured_is_tried_three_times(
         await eventually(lambda: tries() == 3)
 
         async def is_over() -> bool:
-            return await machine.benchmarks._list_waiting() == {}
+            return await machine.benchmarks._list_unmeasured() == {}
 
         await eventually(is_over)
     await machine.stop()
     await machine.start()
-    assert await machine.benchmarks._list_waiting() == {}
+    assert await machine.benchmarks._list_unmeasured() == {}
     assert machine.runners["u1"].state.phase == "Ready"

@@ -104,9 +104,9 @@ async def test_list_of_before_another_gap_confirms_no_assignment(
 
     api.on_request = sleep_an_hour
     await agent._list_again()
-    assert (freshness.confirmed, agent._may_have_slept) == (False, True), "the list is an hour old"
+    assert (freshness.has_fresh_list, agent._may_have_slept) == (False, True), "the list is an hour old"
     await agent._list_again()
-    assert (freshness.confirmed, agent._may_have_slept) == (True, False)
+    assert (freshness.has_fresh_list, agent._may_have_slept) == (True, False)
 
 
 async def test_agent_is_ready_once_it_has_recovered_and_the_lease_is_renewed_or_the_api_away(agent: Agent) -> None:

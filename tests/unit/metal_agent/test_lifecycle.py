@@ -156,7 +156,7 @@ def test_rejected_process_is_checked_again_when_memory_is_freed() -> None:
 
 def test_an_engine_that_hangs_is_withdrawn_and_gone_before_another_starts() -> None:
     state, actions = after(*HAPPY, events.Hung("no sign"))
-    assert actions == (life.Withdraw(), life.End(life.HUNG_GRACE_SECONDS, for_all=True))
+    assert actions == (life.Withdraw(), life.End(life.HUNG_GRACE_SECONDS, even_if_shared=True))
     assert (state.phase, state.pid) == ("Starting", 7)
     assert after(events.Removed(), start=state)[0].phase == "Stopping"
     assert after(events.Failed("A", "a"), start=state) == (state, ()), "it is being ended"
@@ -189,7 +189,7 @@ def test_failing_engine_is_drained_ended_and_started_again_with_its_answer_in_th
     answer = "the engine answered 500: Compute error."
     sick = events.Hung(answer, "EngineFailing", answers=True)
     state, actions = after(*HAPPY, events.Suspected(FAILING), sick)
-    assert actions == (life.Withdraw(), life.Drain(life.SICK_DRAIN_SECONDS), life.End(for_all=True))
+    assert actions == (life.Withdraw(), life.Drain(life.SICK_DRAIN_SECONDS), life.End(even_if_shared=True))
     state, actions = after(CRASH, start=state)
     assert (state.phase, state.reason, actions) == ("Failed", "EngineFailing", (life.BackOff(1),))
     assert state.message.startswith(answer)

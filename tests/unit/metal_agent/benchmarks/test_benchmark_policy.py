@@ -12,8 +12,8 @@ from metal_agent.benchmarks.benchmark_policy import (
     find_load_seconds,
     find_wait,
     is_calm,
-    is_measurable,
-    may_be_measured,
+    is_measurable_engine,
+    is_measurable_spec,
     pause_seconds,
     pick_process,
 )
@@ -33,10 +33,10 @@ READY = ProcessState("Ready", exists=True, pid=7, ready_since=0.0)
 
 
 def test_text_without_companions_is_measured() -> None:
-    assert is_measurable(SPEC)
-    assert not is_measurable(structs.replace(SPEC, mode="embeddings"))
+    assert is_measurable_spec(SPEC)
+    assert not is_measurable_spec(structs.replace(SPEC, mode="embeddings"))
     draft = FurtherArtifact(role="draft", artifact=SPEC.artifact)
-    assert not is_measurable(structs.replace(SPEC, further_artifacts=[draft]))
+    assert not is_measurable_spec(structs.replace(SPEC, further_artifacts=[draft]))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_text_without_companions_is_measured() -> None:
     ids=["loads", "is-in-a-daemon", "is-suspect", "is-held", "stops"],
 )
 def test_process_that_is_not_sound_is_not_measured(state: ProcessState) -> None:
-    assert may_be_measured(READY)
-    assert not may_be_measured(state)
+    assert is_measurable_engine(READY)
+    assert not is_measurable_engine(state)
 
 
 @pytest.mark.parametrize("level", ["normal", None, "warn", "critical"])

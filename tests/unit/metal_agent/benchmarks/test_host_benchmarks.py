@@ -100,4 +100,4 @@ async def test_all_processes_of_the_measured_model_report_its_speed(monkeypatch:
     benchmarks = benchmarks_of(runners, dict.fromkeys(runners), changed)
     assert await benchmarks._measure_due() == 0
     assert changed == ["u1", "u2"]
-    assert list(await benchmarks._list_waiting()) == ["u3"]
+    assert list(await benchmarks._list_unmeasured()) == ["u3"]

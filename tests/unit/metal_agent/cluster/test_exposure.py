@@ -226,7 +226,7 @@ async def test_endpoint_stays_ready_until_the_proxy_has_the_successor(
     runners["u1"].state = ProcessState(phase="Stopping")
     exposed._ports.assign(str(CHAT))
     exposed.freshness.note_renewal(exposure.read_clocks())
-    exposed.freshness.confirmed = True
+    exposed.freshness.has_fresh_list = True
 
     exposed.proxied_uids = frozenset({"u1"})
     assert is_ready(), "the proxy still sends requests to the predecessor"
@@ -254,7 +254,7 @@ async def test_machine_that_shuts_down_has_no_ready_endpoint_whatever_the_api_se
     monkeypatch.setattr(exposed.endpoints, "publish", publish)
     exposed._ports.assign(str(CHAT))
     exposed.freshness.note_renewal(exposure.read_clocks())
-    exposed.freshness.confirmed = True
+    exposed.freshness.has_fresh_list = True
     exposed.proxied_uids = frozenset({"u1", "u2"})
 
     def is_ready() -> bool:

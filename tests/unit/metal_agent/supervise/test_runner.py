@@ -49,9 +49,9 @@ class _Stubborn(EngineHandle):
     def url(self) -> str | None:
         return None
 
-    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
+    async def end(self, grace_seconds: float, *, even_if_shared: bool = False) -> None:
         assert grace_seconds > 0
-        assert not for_all
+        assert not even_if_shared
         self.ends += 1
         if self.ends == 1:
             raise ValueError("an answer that nobody foresaw")
@@ -76,8 +76,8 @@ class _Silent(_Unreached):
 class _Deaf(_Stubborn):
     """An engine that ignores SIGTERM."""
 
-    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
-        assert not for_all
+    async def end(self, grace_seconds: float, *, even_if_shared: bool = False) -> None:
+        assert not even_if_shared
         await asyncio.sleep(grace_seconds)
         self._exit.set_result(EngineExit(signal="SIGKILL"))
 
@@ -132,9 +132,9 @@ def test_eviction_frees_the_memory_within_ten_seconds(tmp_path: Path, assignment
 class _Immortal(_Stubborn):
     """A process that not even SIGKILL ends, before `die` is called."""
 
-    async def end(self, grace_seconds: float, *, for_all: bool = False) -> None:
+    async def end(self, grace_seconds: float, *, even_if_shared: bool = False) -> None:
         assert grace_seconds > 0
-        assert not for_all
+        assert not even_if_shared
         await self._exit
 
     def die(self) -> None:
