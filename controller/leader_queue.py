@@ -30,11 +30,17 @@ class LeaderQueue(NamedTuple):
     """The queue of a controller that reads the whole cluster."""
 
     admission: Admission
+    """The loop that gives waiting replicas their places, in rounds."""
     board: Board
+    """The place in the queue of each service that waits, for its status."""
     pools: PoolBoard
+    """The use of each AcceleratorPool, for its status."""
     volumes: BoundVolumes
+    """The nodes that volumes bind their pods to."""
     rooms: CandidateRooms
+    """The room on each accelerator, for services that may use several."""
     notes: PlacementNotes
+    """Why the last replica of each service is where it is, for its status."""
     benchmarks: BenchmarkRunner | None
     """None: nothing is measured."""
     host_results: HostResults
@@ -52,7 +58,7 @@ def build_queue(
     enqueue: Callable[[Resource, ObjectKey], None],
     enqueue_report: Callable[[Resource, ObjectKey], None],
 ) -> LeaderQueue:
-    """Return the queue, not yet running.
+    """Return the queue and all that follows its rounds, put together and not yet running.
 
     Args:
         store: the watch cache.
@@ -81,7 +87,7 @@ def build_queue(
         pools.update(report)
         rooms.update(report)
         if benchmarks is not None:
-            benchmarks.take_round(list_waiting_pools(report), list_given_cells(report))
+            benchmarks.mark_jobs_in_the_way(list_waiting_pools(report), list_given_cells(report))
 
     parts = AdmissionParts(
         registry,
@@ -98,12 +104,14 @@ def build_queue(
     )
     admission = Admission(parts)
     volumes.subscribe(admission.wake)
-    results = HostResults(store, measured)
-    return LeaderQueue(admission, board, pools, volumes, rooms, notes, benchmarks, results)
+    return LeaderQueue(admission, board, pools, volumes, rooms, notes, benchmarks, HostResults(store, measured))
 
 
 def list_waiting_pools(report: RoundReport) -> frozenset[str]:
-    """Return the pools of the units that still wait after a round, also of those whose admission was not written."""
+    """Return the pools of the units (pods or processes that are placed as a whole) that still wait after a round.
+
+    A unit waits, too, if it was admitted and the API server refused to write that.
+    """
     admitted = {action.unit.uid for action in report.round.actions if isinstance(action, Admit)}
     waiting = [unit for unit in report.round.queue if unit.uid not in admitted]
     failed = [unit for unit in report.units if unit.uid in report.failures]
@@ -124,11 +132,12 @@ def _read_rules(store: Store, vendors: Vendors, min_run_seconds: float) -> PlanR
 def _build_benchmarks(
     store: Store, registry: CellRegistry, measured: PerformanceSource, options: ControllerOptions
 ) -> BenchmarkRunner:
+    """Return the runner of benchmarks, which tells the registry of cells the room that its Jobs give up."""
     return BenchmarkRunner(
         store,
         options.pods,
         measured,
         list_cells=registry.list_cells,
         list_classes=registry.list_classes,
-        set_rooms=registry.set_benchmarks,
+        report_job_nodes=registry.set_benchmarks,
     )

@@ -38,8 +38,8 @@ DEADLINE_SECONDS: Final = 3600
 START_SECONDS: Final = 300.0
 """Time in which a pod that the scheduler refuses, or whose image is not pulled, may yet start."""
 _GRACE_SECONDS: Final = 5
-_PROTECTING_FIELDS: Final = frozenset({"livenessProbe", "lifecycle"})
-"""Fields of the proxy's container that keep a replica from harm."""
+_REPLICA_ONLY_FIELDS: Final = frozenset({"livenessProbe", "lifecycle"})
+"""Fields of the proxy's container that keep a replica from harm, and that a benchmark does without."""
 
 
 class BenchmarkKey(NamedTuple):
@@ -65,7 +65,10 @@ class MeasuredEngine(NamedTuple):
 def build_benchmark_pod(
     service: InferenceService, served: Served, choice: EngineChoice, settings: PodSettings, node: str = ""
 ) -> Obj:
-    """Return the spec of the pod, pinned to `node`; without a node, the spec by which the queue looks for one."""
+    """Return the spec of the pod: that of a replica, changed so that it runs once and gives way to everything else.
+
+    It is pinned to `node`. Without one, it is the spec by which nodes with room for it are looked for.
+    """
     pod = build_pod(service, choice, mounted_weights(served.model), settings=settings)
     if node:
         pod = pin_to_node(pod, node)
@@ -74,28 +77,30 @@ def build_benchmark_pod(
         "priorityClassName": PRIORITY_CLASS,
         "terminationGracePeriodSeconds": _GRACE_SECONDS,
         "containers": [
-            {name: value for name, value in container.items() if name not in _PROTECTING_FIELDS}
+            # No liveness probe and no pause before the end: nobody else uses this pod.
+            {name: value for name, value in container.items() if name not in _REPLICA_ONLY_FIELDS}
             for container in pod["containers"]
         ],
-        # The policy of the controller lets a Job mount these keys of a Secret only.
-        "volumes": [_mount_key(volume) for volume in pod["volumes"]],
+        # The admission policy that guards the controller's Jobs lets them mount no other key of a Secret.
+        "volumes": [_mount_only_token(volume) for volume in pod["volumes"]],
     }
 
 
 def build_benchmark_job(
     service: InferenceService, served: Served, choice: EngineChoice, settings: PodSettings, *, node: str, digest: str
 ) -> Obj:
-    """Return the Job of a benchmark on a node; `digest` makes its name unique."""
+    """Return the Job of a benchmark on a node, which its Model owns; `digest` makes its name unique."""
     owner = served.model.metadata
     weights = mounted_weights(served.model)
-    claims = label_claims({weights.claim: weights.mark}) if weights.claim and weights.has_one_node else {}
+    # A ReadWriteOnce volume is attached to one node: by this label, other pods of the volume find that node.
+    volume_labels = label_claims({weights.claim: weights.mark}) if weights.claim and weights.has_one_node else {}
     labels = {LABEL_BENCHMARK: "true", LABEL_MODEL: owner.name}
     pod = build_benchmark_pod(service, served, choice, settings, node)
     spec: Obj = {
         # One pod is one attempt: the controller retries, so that a condition of the service has the reason.
         "backoffLimit": 0,
         "activeDeadlineSeconds": DEADLINE_SECONDS,
-        "template": {"metadata": {"labels": {LABEL_MANAGED_BY: MANAGED_BY, **labels, **claims}}, "spec": pod},
+        "template": {"metadata": {"labels": {LABEL_MANAGED_BY: MANAGED_BY, **labels, **volume_labels}}, "spec": pod},
     }
     _, job = child(JOBS, f"{owner.name[:40]}-bench-{digest[:10]}", MODELS, owner, labels, spec=spec)
     return job
@@ -107,7 +112,10 @@ def digest_start(key: BenchmarkKey, inputs: str, tries: int) -> str:
 
 
 def digest_inputs(service: InferenceService, choice: EngineChoice, settings: PodSettings) -> str:
-    """Return a digest of the settings of a measurement: after a failure, another digest is worth another try."""
+    """Return a digest of the settings that a measurement depends on beside the model.
+
+    A benchmark that has failed for good is tried again once this digest is another.
+    """
     spec = service.spec
     inputs = [spec.benchmark, spec.parallel, spec.context_length, spec.resources]
     facts = [*inputs, spec.hardware, choice.runtime, settings.image, service.metadata.uid]
@@ -117,7 +125,9 @@ def digest_inputs(service: InferenceService, choice: EngineChoice, settings: Pod
 def read_benchmark(job: Obj, pods: Sequence[Obj], now: datetime) -> Endpoint | JobOutcome:
     """Return the address of the pod of a Job once its engine is ready; before that, the state of the Job.
 
-    It counts as failed if a container has ended, or if it does not start or become ready in time.
+    The state is Going, or Broken for one of these reasons, the first of which counts: a container has ended; the Job
+    has ended or is older than `DEADLINE_SECONDS`, and the pod is not ready; or, after `START_SECONDS`, there is still
+    no pod, or it waits for a cause other than normal start-up, such as an image that cannot be pulled.
     """
     pod = max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
     status: Obj = pod.get("status", {}) if pod is not None else {}
@@ -140,15 +150,16 @@ def read_benchmark(job: Obj, pods: Sequence[Obj], now: datetime) -> Endpoint | J
         message = f"its pod was not created: see: kubectl -n {namespace} describe job {name}"
         return _describe_failure(FAILED_CREATE, message, now)
     waiting = jobs.read_waiting(pod) if pod is not None else JobOutcome(state="Going")
-    is_late = bool(waiting.reason) and age_seconds > START_SECONDS
-    return _describe_failure(waiting.reason, waiting.message, now) if is_late else JobOutcome(state="Going")
+    # Without a reason to wait, the engine is loading: that may take until the deadline.
+    is_stuck = bool(waiting.reason) and age_seconds > START_SECONDS
+    return _describe_failure(waiting.reason, waiting.message, now) if is_stuck else JobOutcome(state="Going")
 
 
 def _describe_failure(reason: str, message: str, now: datetime) -> JobOutcome:
     return JobOutcome(state="Broken", reason=reason, message=message, ended=now)
 
 
-def _mount_key(volume: Obj) -> Obj:
+def _mount_only_token(volume: Obj) -> Obj:
     """Return a volume of a pod; that of the token Secret mounts no key but the token."""
     if volume["name"] != "token":
         return volume

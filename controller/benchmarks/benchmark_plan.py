@@ -20,7 +20,7 @@ from kube.resources import ObjectKey
 
 MOST_AT_ONCE: Final = 2
 """Benchmarks in the whole cluster that run at once, beside those for which a service waits."""
-MOST_PROBES: Final = 4
+MOST_URGENT: Final = 4
 """Benchmarks in the whole cluster that run at once and for which a service waits."""
 MOST_TRIES: Final = 3
 FIRST_RETRY_SECONDS: Final = 60.0
@@ -83,46 +83,52 @@ def choose_starts(
     due: Sequence[WantedBenchmark],
     going: Mapping[BenchmarkKey, str],
     busy: Collection[str],
-    turns: Mapping[str, int],
+    last_turns: Mapping[str, int],
     urgent: Collection[BenchmarkKey] = (),
 ) -> list[BenchmarkStart]:
-    """Return the benchmarks to start.
+    """Return the benchmarks to start, each with its node, as long as there are nodes and the limits allow more.
 
-    First come those for which services wait, then those of the namespace with the fewest that run, then of the one that
-    waits longest.
+    They are chosen one by one, as each start changes the counts. The next one is urgent if any such one can start; then
+    its namespace is the one with the fewest running benchmarks, and of equal ones that whose last start is the oldest.
+    Urgent benchmarks have a limit of their own (`MOST_URGENT`); all others share `MOST_AT_ONCE`.
 
     Args:
-        due: the benchmarks that are worth while now.
+        due: the benchmarks that may start now.
         going: the node of each benchmark that runs.
-        busy: the accelerators for which anything waits in the queue.
-        turns: by namespace the number of its last start; a later start has a higher number.
-        urgent: the pairs for which services wait.
+        busy: the accelerators that something in the queue waits for: no Job starts on these.
+        last_turns: by namespace the number of its last start; a later start has a higher number.
+        urgent: the benchmarks that services wait for before their accelerator is chosen.
     """
     starts, node_of = list[BenchmarkStart](), dict(going)
     running = Counter((key in urgent, key.namespace) for key in going)
     totals = Counter(key in urgent for key in going)
+
+    def is_below_limit(key: BenchmarkKey) -> bool:
+        is_urgent = key in urgent
+        return totals[is_urgent] < (MOST_URGENT if is_urgent else MOST_AT_ONCE)
+
+    def rank(start: BenchmarkStart) -> tuple[bool, int, int]:
+        key = start.wanted.key
+        is_urgent = key in urgent
+        # False sorts first.
+        return not is_urgent, running[is_urgent, key.namespace], last_turns.get(key.namespace, 0)
+
     while True:
         startable = [
             BenchmarkStart(wanted, node)
             for wanted in due
             if wanted.key not in node_of
-            and totals[wanted.key in urgent] < (MOST_PROBES if wanted.key in urgent else MOST_AT_ONCE)
+            and is_below_limit(wanted.key)
             and (node := _find_node(wanted, busy, set(node_of.values())))
         ]
         if not startable:
             return starts
-
-        def rank(start: BenchmarkStart) -> tuple[bool, int, int]:
-            key = start.wanted.key
-            is_urgent = key in urgent
-            # False sorts first.
-            return not is_urgent, running[is_urgent, key.namespace], turns.get(key.namespace, 0)
-
         first = min(startable, key=rank)
+        key = first.wanted.key
         starts.append(first)
-        node_of[first.wanted.key] = first.node
-        running[first.wanted.key in urgent, first.wanted.key.namespace] += 1
-        totals[first.wanted.key in urgent] += 1
+        node_of[key] = first.node
+        running[key in urgent, key.namespace] += 1
+        totals[key in urgent] += 1
 
 
 def _find_node(wanted: WantedBenchmark, busy: Collection[str], used: Collection[str]) -> str:

@@ -91,8 +91,8 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Probe:
-    """A service that waits for measurements before its accelerator is chosen."""
+class _MeasurementRequest:
+    """A request of a service that waits for measurements before its accelerator is chosen."""
 
     classes: Collection[str]
     until: datetime
@@ -109,7 +109,8 @@ class BenchmarkRunner:
         measured: the stored measurements.
         list_cells: returns all cells with what is free there.
         list_classes: returns one device of each device class of an accelerator.
-        set_rooms: takes the node of each Job whose room is free to units, by its key in `OWNER_INDEX`.
+        report_job_nodes: takes the node of each Job, by its key in `OWNER_INDEX`: to the queue, the room of these Jobs
+            is free.
     """
 
     def __init__(
@@ -120,32 +121,39 @@ class BenchmarkRunner:
         *,
         list_cells: Callable[[], Iterable[Cell]],
         list_classes: Callable[[str], Sequence[ServingDevices]],
-        set_rooms: Callable[[Mapping[str, str]], None],
+        report_job_nodes: Callable[[Mapping[str, str]], None],
     ) -> None:
         self._store, self._settings, self._measured = store, settings, measured
-        self._list_cells, self._list_classes, self._set_rooms = list_cells, list_classes, set_rooms
+        self._list_cells, self._list_classes = list_cells, list_classes
+        self._give_job_nodes = report_job_nodes
         self._wake = asyncio.Event()
         self._waiting_pools: frozenset[str] = frozenset()
         """Pools for which anything waits."""
         self._admitting_cells: frozenset[str] = frozenset()
         """`Cell.id` of the cells where units are being admitted."""
         self._prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
-        """Result of the last look at all services."""
+        """The benchmarks that were worth while when all services were last looked at."""
         self._benchmarks_of: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
         """The benchmarks of each service, by device class."""
         self._runs: dict[BenchmarkKey, _Run] = {}
+        """Those that run."""
         self._failures: dict[BenchmarkKey, BenchmarkFailure] = {}
+        """The last failure of each that is to be tried again, or has failed for good."""
         self._node_of_job: dict[str, str] = {}
         """The node of each Job that was started and whose pod may be there, by its key in `OWNER_INDEX`."""
-        self._probes: dict[ObjectKey, _Probe] = {}
+        self._requests: dict[ObjectKey, _MeasurementRequest] = {}
+        """By service, the measurements that it waits for before its accelerator is chosen."""
         self._last_turns: dict[str, int] = {}
-        """By namespace the number of its last start."""
-        self._next_look_at = 0.0
-        """Time of the loop from which on the next look is made."""
+        """By namespace the number of its last start, as starts are counted in all namespaces."""
+        self._next_listing_at = 0.0
+        """Time of the event loop from which on all services are looked at again."""
         store.subscribe(self._take_change)
 
-    def take_round(self, waiting_pools: frozenset[str], admitting_cells: frozenset[str]) -> None:
-        """Mark the benchmarks that are in the way of the queue, so that they end soon.
+    def mark_jobs_in_the_way(self, waiting_pools: frozenset[str], admitting_cells: frozenset[str]) -> None:
+        """Mark each Job on a device that the queue needs now, so that it ends with the next round of `run`.
+
+        The queue needs the accelerators of pools for which anything waits, and the nodes where units are admitted. A
+        replica that is being measured is in nobody's way.
 
         Args:
             waiting_pools: the pools for which anything waits after a round of the queue.
@@ -155,40 +163,44 @@ class BenchmarkRunner:
         busy = self._find_busy()
         for run in self._runs.values():
             start = run.start
-            if start.wanted.replica is None and (
-                start.wanted.accelerator in busy or f"node/{start.node}" in admitting_cells
-            ):
+            is_needed = start.wanted.accelerator in busy or f"node/{start.node}" in admitting_cells
+            if start.wanted.replica is None and is_needed:
                 run.is_in_the_way = True
                 self._wake.set()
 
     def request_probes(self, service: ObjectKey, classes: Collection[str], until: datetime) -> Collection[str] | None:
-        """Return the device classes that are being measured for a service.
+        """Return those of `classes` that are being measured for a service before its accelerator is chosen.
 
-        The first call that names `classes` starts their measurement; later calls ignore them.
-        None: it is not known yet. The Jobs that are missing start with the next look at all services.
+        The first call that names `classes` requests their measurement until the time `until`; later calls only read the
+        answer. It is None until all services have been looked at once since the request, because only then the
+        benchmarks are started; and empty without a request, or if none of the classes is being measured.
         """
-        probe = self._probes.get(service)
-        if probe is None:
+        request = self._requests.get(service)
+        if request is None:
             if not classes:
                 return ()
-            self._probes[service] = probe = _Probe(classes, until)
+            self._requests[service] = request = _MeasurementRequest(classes, until)
             self._wake.set()
-        return probe.answer
+        return request.answer
 
     def forget(self, service: ObjectKey) -> None:
         """Stop measuring for a service that is gone."""
-        self._probes.pop(service, None)
+        self._requests.pop(service, None)
 
     def restart(self) -> None:
         """Forget what an earlier leadership knew."""
-        self._probes.clear()
+        self._requests.clear()
         self._waiting_pools = self._admitting_cells = frozenset()
 
     async def run(self, leading: Leading) -> None:
-        """Run benchmarks while this replica leads."""
+        """Run benchmarks while this replica leads, in rounds: after a change, or when the last round asked for one.
+
+        It begins with nothing: the Jobs of an earlier leader are deleted, and those that are wanted start anew. When it
+        is cancelled, all measurements end.
+        """
         for part in (self._prepared, self._benchmarks_of, self._failures, self._node_of_job, self._last_turns):
             part.clear()
-        self._next_look_at = 0.0
+        self._next_listing_at = 0.0
         self._wake.set()
         pause: float = _IDLE_SECONDS
         try:
@@ -204,31 +216,31 @@ class BenchmarkRunner:
                 except Unreachable as error:
                     log.warning("benchmark_round_failed", error=str(error))
                     pause, has_failed = _RETRY_SECONDS, True
-                self._report_rooms()
+                self._update_job_nodes()
                 await asyncio.sleep(_FAILED_SECONDS if has_failed else _PAUSE_SECONDS)
         finally:
             for run in self._runs.values():
                 if run.task is not None:
                     run.task.cancel()
             self._runs.clear()
-            self._set_rooms({})
+            self._give_job_nodes({})
 
     async def _run_round(self, leading: Leading) -> float:
         """Follow and end benchmarks once, and start others if it is time to look at all services again.
 
-        Returns the seconds until the next round.
+        Returns the seconds until the next round: the shortest of the `pauses` that the steps ask for.
         """
-        # 1. Look at all services if it is time.
+        # 1. List the benchmarks of all services if it is time: a long listing is followed by a long pause.
         loop_time, now = asyncio.get_running_loop().time, datetime.now(UTC)
-        self._probes = {service: probe for service, probe in self._probes.items() if now < probe.until}
-        if is_look := loop_time() >= self._next_look_at:
+        self._requests = {service: request for service, request in self._requests.items() if now < request.until}
+        if has_listed := loop_time() >= self._next_listing_at:
             started_at = loop_time()
             await self._list_benchmarks()
-            self._next_look_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
+            self._next_listing_at = loop_time() + max(LOOK_SECONDS, (loop_time() - started_at) / _LOOK_SHARE)
 
         # 2. Follow those that run, and delete the Jobs of all others.
         wanted, busy = self._list_wanted(), self._find_busy()
-        pauses = [_IDLE_SECONDS, *([] if is_look else [max(0.0, self._next_look_at - loop_time())])]
+        pauses = [_IDLE_SECONDS, *([] if has_listed else [max(0.0, self._next_listing_at - loop_time())])]
         for key in list(self._runs):
             pauses += await _try(self._follow(leading, key, wanted.get(key), now))
         wanted = self._list_wanted()
@@ -240,8 +252,8 @@ class BenchmarkRunner:
         for job in self._list_jobs_to_delete():
             pauses += await _try(_delete_job(leading, job))
 
-        # 3. Start those that are due, after a look only: what waits for a device is worth more than a measurement.
-        if is_look:
+        # 3. Start those that are due, but only by a fresh listing: an older one may name nodes that are in use by now.
+        if has_listed:
             retry_waits = {
                 key: failure.find_wait(now) for key, failure in self._failures.items() if not failure.is_final
             }
@@ -250,6 +262,7 @@ class BenchmarkRunner:
             due = [
                 benchmark
                 for key, benchmark in wanted.items()
+                # One that has failed for good has no time of a next try, so it is never due.
                 if (benchmark.is_ready or key in urgent)
                 and (key not in self._failures or retry_waits.get(key, math.inf) <= 0)
             ]
@@ -259,30 +272,33 @@ class BenchmarkRunner:
         # 4. Report failures, and what is measured for services that wait.
         problems = {wanted[key].service: failure.describe(key) for key, failure in self._failures.items()}
         self._measured.report_problems(problems)
-        self._answer_probes(leading, is_look=is_look)
+        self._answer_requests(leading, has_listed=has_listed)
         return min(pauses)
 
     async def _list_benchmarks(self) -> None:
-        """List the benchmarks that are worth while for any service, into `_prepared`."""
-        # What is free on a cell where a unit is being admitted is that unit's.
+        """List the benchmarks that are worth while: all into `_prepared`, and by service into `_benchmarks_of`.
+
+        Several services may want the same benchmark, that of one model on one device class. It is prepared for one of
+        them: the first that is Ready, else the first.
+        """
+        # On a cell (a node or a host) where a unit is being admitted, the free room belongs to that unit.
         cells = [
             cell if cell.id not in self._admitting_cells else replace(cell, free=NOTHING) for cell in self._list_cells()
         ]
         scope = open_scope(self._store, self._settings, self._measured.table, cells)
         prepared: dict[BenchmarkKey, PreparedBenchmark] = {}
-        pairs: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
+        benchmarks_of: dict[ObjectKey, dict[str, BenchmarkKey]] = {}
         for number, service in enumerate(self._store.list(INFERENCE_SERVICES), start=1):
             for benchmark in prepare_benchmarks(scope, service):
                 wanted = benchmark.wanted
-                # The first service of several with a model that are Ready, so that the Job of one does not end for
-                # another.
+                # Always the same service, as a Job ends if its benchmark is then prepared with other inputs.
                 first = prepared.setdefault(wanted.key, benchmark)
                 if wanted.is_ready and not first.wanted.is_ready:
                     prepared[wanted.key] = benchmark
-                pairs.setdefault(wanted.service, {})[wanted.key.device_class] = wanted.key
+                benchmarks_of.setdefault(wanted.service, {})[wanted.key.device_class] = wanted.key
             if number % _SERVICES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._prepared, self._benchmarks_of = prepared, pairs
+        self._prepared, self._benchmarks_of = prepared, benchmarks_of
 
     def _list_wanted(self) -> dict[BenchmarkKey, WantedBenchmark]:
         """Return the benchmarks that are worth while and not measured yet."""
@@ -300,18 +316,19 @@ class BenchmarkRunner:
         return {accelerators.get(pool, pool) for pool in self._waiting_pools}
 
     def _list_urgent(self) -> set[BenchmarkKey]:
-        """Return the benchmarks for which services wait that have not tried and failed yet."""
+        """Return the benchmarks that services wait for, except those that have failed once: they are not waited for."""
         return {
             key
-            for service, probe in self._probes.items()
+            for service, request in self._requests.items()
             for device_class, key in self._benchmarks_of.get(service, {}).items()
-            if device_class in probe.classes and key not in self._failures
+            if device_class in request.classes and key not in self._failures
         }
 
     async def _follow(self, leading: Leading, key: BenchmarkKey, wanted: WantedBenchmark | None, now: datetime) -> None:
         """Store the result of a benchmark that has ended, or note its failure; stop one that may not go on.
 
-        That is one that is not wanted any more, whose Job is gone, or for whose room a unit waits. Raises as `Client`.
+        It may not go on if nothing wants it any more (`wanted` is None, or has other inputs), if its Job is gone, or if
+        a unit of the queue needs its device. Raises as `Client`.
         """
         run = self._runs[key]
         result = self._read_result(leading, run, now)
@@ -334,7 +351,7 @@ class BenchmarkRunner:
             if job is None or job["metadata"]["uid"] != metadata["uid"] or "deletionTimestamp" in job["metadata"]:
                 return None
             if LABEL_BENCHMARK not in job["metadata"].get("labels", {}):
-                return None  # nobody knows it as that of a benchmark any more
+                return None  # without its label, no later leader would find and delete it
             if run.task is None:
                 reading = read_benchmark(job, self._store.by_index(PODS, OWNER_INDEX, owner_key(job)), now)
                 if isinstance(reading, JobOutcome):
@@ -364,12 +381,16 @@ class BenchmarkRunner:
         log.warning("benchmark_failed", **key._asdict(), reason=outcome.reason, problem=outcome.message)
 
     def _list_jobs_to_delete(self) -> list[Obj]:
-        """Return the Jobs to delete: all but those of running benchmarks, first those whose room units may get."""
+        """Return the Jobs to delete: all with the label of benchmarks except those that run, `MOST_ENDED` at most.
+
+        First come those that this leader has started, because the queue already counts their room as free.
+        """
         kept = {run.job["metadata"]["uid"] for run in self._runs.values() if run.job is not None}
         labelled = self._store.by_index(JOBS, BENCHMARK_INDEX, ALL_BENCHMARKS)
         others = [
             job for job in labelled if job["metadata"]["uid"] not in kept and "deletionTimestamp" not in job["metadata"]
         ]
+        # False sorts first.
         return sorted(others, key=lambda job: owner_key(job) not in self._node_of_job)[:MOST_ENDED]
 
     async def _start(self, leading: Leading, start: BenchmarkStart, now: datetime) -> None:
@@ -385,12 +406,13 @@ class BenchmarkRunner:
             self._measure(leading, run, wanted.replica)
         else:
             failure = self._failures.get(key)
+            # Each try has a Job of another name.
             digest = digest_start(key, wanted.inputs, failure.tries if failure is not None else 0)
             job = build_benchmark_job(
                 service, prepared.served, prepared.choice, self._settings, node=start.node, digest=digest
             )
             leading.require_leadership()
-            # So that `take_round` finds it if a unit is admitted to the node meanwhile.
+            # So that `mark_jobs_in_the_way` finds it if a unit is admitted to the node meanwhile.
             self._runs[key] = run
             try:
                 run.job = await leading.client.create(JOBS, job)
@@ -409,26 +431,32 @@ class BenchmarkRunner:
         self._runs[key] = run
         log.info("benchmark_started", **key._asdict(), node=start.node, is_job=run.job is not None)
 
-    def _report_rooms(self) -> None:
-        """Tell the queue on which nodes units may take the room of a Job: one that runs, or whose pod has not ended."""
+    def _update_job_nodes(self) -> None:
+        """Report the node of each Job that this leader has started, and that runs or whose pod has not ended.
+
+        The queue admits units to the room of these Jobs.
+        """
         going = {owner_key(run.job) for run in self._runs.values() if run.job is not None}
         self._node_of_job = {key: node for key, node in self._node_of_job.items() if key in going or self._has_pod(key)}
-        self._set_rooms(self._node_of_job)
+        self._give_job_nodes(self._node_of_job)
 
     def _has_pod(self, job: str) -> bool:
         """Return whether the pod of a Job still holds its device."""
         pods = self._store.by_index(PODS, OWNER_INDEX, job)
         return any((pod.get("status") or {}).get("phase") not in _FINAL_PHASES for pod in pods)
 
-    def _answer_probes(self, leading: Leading, *, is_look: bool) -> None:
-        """Update the device classes that are measured for each waiting service, and enqueue it if they changed."""
-        for service, probe in self._probes.items():
-            if probe.answer is None and not is_look:
-                continue  # its benchmarks are listed by the next look
-            pairs = self._benchmarks_of.get(service, {})
-            answer = frozenset(name for name in probe.classes if pairs.get(name) in self._runs)
-            if answer != probe.answer:
-                probe.answer = answer
+    def _answer_requests(self, leading: Leading, *, has_listed: bool) -> None:
+        """Answer each service that waits for measurements with the classes that are being measured now.
+
+        A service whose answer changes is enqueued. A new request is answered only if this round has listed benchmarks.
+        """
+        for service, request in self._requests.items():
+            if request.answer is None and not has_listed:
+                continue  # its benchmarks are not listed yet
+            benchmarks = self._benchmarks_of.get(service, {})
+            answer = frozenset(name for name in request.classes if benchmarks.get(name) in self._runs)
+            if answer != request.answer:
+                request.answer = answer
                 leading.enqueue(INFERENCE_SERVICES, service)
 
     def _take_change(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:

@@ -31,7 +31,10 @@ class FlexInferExport:
         measured.table.subscribe(lambda _model_hash: self._changed.set())
 
     async def run(self, leading: Leading) -> None:
-        """Write the export for ever, when it differs from what this leader wrote last."""
+        """Write the export for ever: after each change of the measurements, if it differs from what was written last.
+
+        A failed write is repeated after the pause. Measurements that do not fit into the ConfigMap are logged.
+        """
         written: dict[str, str] | None = None
         self._changed.set()
         while True:
@@ -51,6 +54,7 @@ class FlexInferExport:
 
 
 async def _write(leading: Leading, data: dict[str, str]) -> None:
+    """Write the data of the exported ConfigMap. Raises as `Client`, or LeadershipLost."""
     labels = {LABEL_MANAGED_BY: MANAGED_BY}
     metadata = {"name": FLEXINFER_EXPORT, "namespace": CONTROLLER_NAMESPACE, "labels": labels}
     leading.require_leadership()

@@ -148,7 +148,8 @@ class HostResults:
     async def _store_result(self, leading: Leading, key: ObjectKey) -> float | None:
         """Store the measurement of a process, unless a later one is known. Raises as `Client`.
 
-        Returns the seconds after which to look again, or None.
+        Returns the seconds after which to look again: while measurements cannot be stored in this cluster, or if this
+        one is refused. None: it is stored, or there is none.
         """
         if not self._measured.kind.exists:
             return PAUSE_SECONDS

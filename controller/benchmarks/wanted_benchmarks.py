@@ -51,20 +51,27 @@ class PreparedBenchmark(NamedTuple):
     choice: EngineChoice
 
     def describe_engine(self, classes: Iterable[ServingDevices]) -> MeasuredEngine:
-        """Return the facts about the measurement; `classes` has one device of each device class of the accelerator."""
+        """Return what is stored with the measurement: Model, engine, image, accelerator, and the estimate of the speed.
+
+        `classes` has one device of each device class of the accelerator, by which the speed is estimated.
+        """
         choice = self.choice
         image = choice.pod.find_image(choice.accelerator, choice.vendor, choice.runtime) or ""
         name = self.served.model.metadata.name
         return MeasuredEngine(name, choice.runtime, image, self.wanted.accelerator, self._estimate_speed(classes))
 
     def _estimate_speed(self, classes: Iterable[ServingDevices]) -> float | None:
-        """Return the estimate without corrections, in tokens a second; None: something is unknown."""
+        """Return the speed as it is estimated without what other benchmarks have shown, in tokens a second.
+
+        None: the Model's layout or the device is not known, or the estimate is no plausible number.
+        """
         model, number = self.served.model, request_devices(self.service, self.choice.vendor).number
         layout, device_class = model.status.layout, self.wanted.key.device_class
-        singles = (single for single in classes if scale_class(single.device_class, number) == device_class)
-        if layout is None or (single := next(singles, None)) is None:
+        # The device of which `number` make the measured class: of one L4 for the class of two.
+        one_device = (one for one in classes if scale_class(one.device_class, number) == device_class)
+        if layout is None or (device := next(one_device, None)) is None:
             return None
-        devices = single._replace(device_class=device_class, device_count=max(1, number))
+        devices = device._replace(device_class=device_class, device_count=max(1, number))
         share = find_active_share(model)
         estimate = estimate_speed(layout, self.service.spec, self.served.runtime, devices, active_share=share)
         expected = estimate.generation.expected if estimate is not None else 0.0
@@ -119,11 +126,12 @@ def open_scope(store: Store, settings: PodSettings, table: PerformanceTable, cel
 
 
 def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[PreparedBenchmark]:
-    """Yield the benchmarks of a service that are worth while.
+    """Yield the benchmarks of a service that are worth while, on each accelerator that it may use.
 
-    There are none unless it serves chat with one Model alone, or if its Model has a copy on each node.
+    There are none of a service that is deleted or suspended, does not serve chat, has companions (such as a draft model
+    or adapters) or a container of its own, or whose Model has a copy on each node. A service or Model that cannot be
+    decoded has none.
     """
-    # What cannot be decoded is left out.
     service = next(iter(decode_stored(scope.store, INFERENCE_SERVICES, (service_object,), InferenceService)), None)
     if service is None or service.metadata.deletion_timestamp is not None or service.spec.mode != "chat":
         return
@@ -135,10 +143,11 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
     if model is None or model.spec.cache.scope == "node":
         return
     replicas = _find_replicas(scope.store, service)
-    # Only the image and arguments of Pomona: the measurement is that of a model hash, which others may use, and those
-    # of a service could make it anything.
+    # Measured with Pomona's image and arguments: others may use the result, and those that a service states could make
+    # it anything.
     service = replace(service, spec=replace(service.spec, image=None, extra_args=[], pod=PodOptions()))
     vendors = scope.settings.vendors
+    # Without a choice among several accelerators, it has a single one.
     names = list_candidates(service, model, scope.pools, vendors) or (accelerator_of(service, model),)
     for name in names:
         if name in vendors and vendors[name].resource is not None:
@@ -147,13 +156,16 @@ def prepare_benchmarks(scope: BenchmarkScope, service_object: Obj) -> Iterator[P
 
 
 def _find_replicas(store: Store, service: InferenceService) -> dict[str, Endpoint]:
-    """Return the pods of a service by the name of their node; none if it is not Ready, or has requests now."""
+    """Return the pods of a service that can be measured, by the name of their node.
+
+    There are none if the service is not Ready, or has requests now, which a measurement would slow down.
+    """
     if service.status.phase != "Ready" or service.status.requests_per_minute:
         return {}
     metadata = service.metadata
     slices = store.by_index(ENDPOINT_SLICES, SERVICE_INDEX, namespaced(metadata.namespace, metadata.name))
     pods = store.by_index(PODS, SERVICE_INDEX, namespaced(metadata.namespace, metadata.name))
-    addresses = list_replica_addresses(pods, ())
+    addresses = list_replica_addresses(pods, hosts=())  # a replica on a host is measured by the host itself
     endpoints = (endpoint for endpoint in list_ready_endpoints(slices) if endpoint.address in addresses)
     return {endpoint.node: endpoint for endpoint in endpoints if endpoint.node}
 
@@ -167,10 +179,19 @@ def _prepare_on_accelerator(
 ) -> Iterator[PreparedBenchmark]:
     """Yield the benchmarks of a service on the device classes of one accelerator, without those that were measured.
 
-    `replicas` has its idle replicas, by node: one of them is measured in place of a Job. Nothing is measured of a
-    service that cannot have a replica there.
+    1. Check the service: nothing is measured of one that cannot have a replica on this accelerator.
+    2. Collect the cells (nodes) of each device class that has no measurement yet.
+    3. Yield a class if a node of it suits the pod, or a replica of the service is there. The replica is measured in
+       place of a Job; a Job gets one of the nodes that are idle now.
+
+    Args:
+        scope: the store and what was read once for all services.
+        service: the service, which states this accelerator.
+        model: its Model.
+        accelerator: the accelerator.
+        replicas: the idle replicas of the service, by node.
     """
-    checked = check_replica(scope.store, service, model, (), scope.settings)
+    checked = check_replica(scope.store, service, model, companions=(), settings=scope.settings)
     served, choice = checked.checked.served, checked.choice
     if served is None or choice is None or checked.checked.problem is not None:
         return

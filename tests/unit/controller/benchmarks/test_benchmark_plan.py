@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from controller.benchmarks.benchmark_job import BenchmarkKey
 from controller.benchmarks.benchmark_plan import (
     MOST_AT_ONCE,
-    MOST_PROBES,
     MOST_TRIES,
+    MOST_URGENT,
     BenchmarkFailure,
     WantedBenchmark,
     choose_starts,
@@ -102,7 +102,7 @@ def test_pairs_for_which_a_service_waits_are_measured_first_and_beside_others() 
     assert start(due, urgent="d") == [("d", "n1"), ("a", "n2"), ("b", "n3")]
     assert start(due, {key_of("a"): "n1", key_of("b"): "n2"}, urgent="cd") == [("c", "n3"), ("d", "n4")]
     many = [wanted(name, *(f"n{number}" for number in range(9))) for name in "abcdef"]
-    assert len(start(many, urgent="abcdef")) == MOST_PROBES
+    assert len(start(many, urgent="abcdef")) == MOST_URGENT
     assert start(due, busy={"nvidia"}, urgent="d") == []
 
 
@@ -120,7 +120,7 @@ def test_starts_keep_their_bounds(
     assert going.keys().isdisjoint(started)
     assert {*going.values()}.isdisjoint({start.node for start in made})
     assert len({start.node for start in made}) == len({*started}) == len(made)
-    for most, is_urgent in ((MOST_PROBES, True), (MOST_AT_ONCE, False)):
+    for most, is_urgent in ((MOST_URGENT, True), (MOST_AT_ONCE, False)):
         before = sum((key in urgent) == is_urgent for key in going)
         assert before + sum((key in urgent) == is_urgent for key in started) <= max(most, before)
 

@@ -89,7 +89,7 @@ class World(Client):
             self.measured,
             list_cells=self.list_cells,
             list_classes=lambda _accelerator: [describe_devices("nvidia", "NVIDIA-L4", memory_bytes=24 * GIB)],
-            set_rooms=self.take_rooms,
+            report_job_nodes=self.take_rooms,
         )
         self._versions = itertools.count(1)
         self.add_node("n1", LABELS)
@@ -135,7 +135,7 @@ class World(Client):
 
     def wait_for(self, *pools: str, given: frozenset[str] = frozenset()) -> None:
         """Tell the runner for which pools units wait, and where they are admitted."""
-        self.runner.take_round(frozenset(pools), given)
+        self.runner.mark_jobs_in_the_way(frozenset(pools), given)
 
     def list_jobs(self) -> list[Obj]:
         """Return the Jobs that are not forged."""
