@@ -30,9 +30,13 @@ from kube.kinds import PersistentVolumeClaim
 
 
 def decide_weights(inspected: InspectedModel) -> ModelDecision:
-    """Decide how pods get the weights of an inspected Model: from a claim, an image, copies on nodes or one volume."""
+    """Decide how pods get the weights of an inspected Model.
+
+    There are four ways: from the user's own claim, which the source names; from an image that nodes mount; from copies
+    on nodes; or from one volume. For the first two nothing is fetched, so they are decided here.
+    """
     model, facts = inspected.model, inspected.facts
-    cached = None
+    cached = None  # no status for the user's claim: its source says where the weights are
     if (claim := own_claim(model)) is not None:
         message = f"weights are on the volume of PersistentVolumeClaim {claim}, which pods mount read-only"
         cached_condition = model_condition(model, CACHED, true=True, reason="OnVolume", message=message)
@@ -47,20 +51,25 @@ def decide_weights(inspected: InspectedModel) -> ModelDecision:
         return _decide_volume(inspected)
     ready = model_condition(model, READY, true=True, reason="Inspected", message=inspected_message(facts))
     return ModelDecision(
-        phase="Ready", conditions=[ready, cached_condition], facts=facts, cached=cached, works=[inspected.inspected]
+        phase="Ready", conditions=[ready, cached_condition], facts=facts, cached=cached, works=[inspected.inspection]
     )
 
 
 def _decide_volume(inspected: InspectedModel) -> ModelDecision:
-    """Decide about the weights on the Model's own volume: verified ones stay, others are fetched if they are needed.
+    """Decide about the weights on the Model's own volume: which claim is for them, and whether a Job fetches them.
 
-    They are needed by a service whose pods can read them. Without one, no claim is created either.
+    They are needed if a service whose pods can read them uses the Model: the consumer.
+
+    1. Choose the target, the claim for the weights; if it has to be created, its stated size must hold them.
+    2. If the target is the verified claim in the status, nothing more is to do.
+    3. If the weights are needed, fetch them to the target, or wait until the target is created.
+    4. Else no claim and no Job is created; pods go on with verified weights on an earlier volume, the holder.
     """
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
     consumer = observed.consumer if _is_for_pods(model, facts) else None
     is_needed = consumer is not None
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
-    volumes = claims.decide_volume(
+    volumes = claims.decide_claims(
         model, facts, path, observed.claims, is_needed=is_needed, is_edited=inspected.is_edited
     )
     if volumes.create and (problem := claims.find_size_problem(model, facts)):
@@ -88,7 +97,11 @@ def _decide_volume(inspected: InspectedModel) -> ModelDecision:
 def _decide_fetch(
     inspected: InspectedModel, volumes: VolumeDecision, claim: PersistentVolumeClaim, fetch: Work, wanted: CachedWeights
 ) -> ModelDecision:
-    """Decide about the fetch of needed weights to a claim that exists; `wanted` is the status once it has succeeded."""
+    """Decide about the fetch of needed weights to a claim that exists; `wanted` is the status once it has succeeded.
+
+    It waits for a usable Secret of the source, and then until a new claim has had the time to bind by itself. After
+    that its Job takes the next step.
+    """
     model, observed, now = inspected.model, inspected.observed, inspected.now
     if refused := refused_secret(observed):
         return _conclude(inspected, volumes, phase="Downloading", lack=(refused.reason, refused.message))
@@ -118,7 +131,7 @@ def _conclude(
     phase: str = "Ready",
     lack: Explanation | None = None,
 ) -> ModelDecision:
-    """Return the decision about a Model with these volumes.
+    """Return the decision about a Model with these volumes: its phase, conditions, status, and changes of claims.
 
     Args:
         inspected: the Model.
@@ -133,13 +146,14 @@ def _conclude(
     if weights is not None:
         location = f"weights are on the volume at {MODELS_PATH}/{weights.path}"
         location += f", sha256 {weights.sha256}" if weights.sha256 else ""
+    # A superseded claim is deleted when no pod mounts it any more: until then, look again.
     has_unneeded_claim = any(weights is None or weights.claim != claim.metadata.uid for claim in volumes.superseded)
     return ModelDecision(
         phase=phase if weights is None else "Ready",
         conditions=inspected.report_weights(location, lack, volumes.change),
         facts=inspected.facts,
         cached=weights,
-        works=[inspected.inspected, *works],
+        works=[inspected.inspection, *works],
         create=volumes.create,
         patch=volumes.patch,
         # The earlier volume is deleted once the status names this one.

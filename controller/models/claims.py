@@ -95,7 +95,8 @@ def list_claims(snapshot: Snapshot, model: Model) -> list[PersistentVolumeClaim]
 def _list_readers(snapshot: Snapshot, claim: str) -> list[OwnerReference]:
     """Return the services whose Deployments mount a claim, as owner references, ordered by their names.
 
-    A Deployment may name any owner. Kubernetes would take away one that does not exist, again and again.
+    Only services that exist are returned, as a Deployment may name any owner: the garbage collector would take away an
+    owner of the claim that does not exist, again and again.
     """
     owners: dict[str, OwnerReference] = {}
     for deployment in snapshot.store.by_index(DEPLOYMENTS, CLAIM_INDEX, claim):
@@ -138,12 +139,15 @@ def build_owner_patches(observed: ObservedClaims) -> tuple[Patch, ...]:
 async def read_classes(client: Client, snapshot: Snapshot, model: Model) -> Mapping[str, Obj]:
     """Return the StorageClasses, by name, that decide whether a volume can grow, or whether copies can use them.
 
-    One is read for a claim that is too small, and before the first claim of copies. One that may not be read is left
-    out: then a volume is replaced in place of growing, and copies try the class. Raises as `Client`.
+    The class of a bound claim that is too small says whether its volume can grow. The class that the Model states for
+    copies on nodes says whether its volumes wait for a node: it is read before the first claim of that class, if any
+    service uses the Model. A class that may not be read or does not exist is left out: then a volume is replaced in
+    place of growing, and copies try the class. Raises as `Client`.
     """
     cache, claims = model.spec.cache, list_claims(snapshot, model)
     names = {claim.spec.storage_class_name for claim in claims if claim.is_bound and is_too_small(claim, cache)}
-    if cache.scope == "node" and all(claim.spec.storage_class_name != cache.storage_class_name for claim in claims):
+    has_claim_of_class = any(claim.spec.storage_class_name == cache.storage_class_name for claim in claims)
+    if cache.scope == "node" and not has_claim_of_class:
         index_value = namespaced(model.metadata.namespace, model.metadata.name)
         if snapshot.store.by_index(INFERENCE_SERVICES, MODEL_INDEX, index_value):
             names.add(cache.storage_class_name)
@@ -154,13 +158,15 @@ async def read_classes(client: Client, snapshot: Snapshot, model: Model) -> Mapp
     return classes
 
 
-def decide_volume(
+def decide_claims(
     model: Model, facts: ModelFacts, path: str, observed: ObservedClaims, *, is_needed: bool, is_edited: bool = False
 ) -> VolumeDecision:
-    """Decide which claim is for the weights at `path`; unless `is_needed`, none is created and none grows.
+    """Decide which claim is for the weights at `path` (the target), and what becomes of all others (the superseded).
 
-    Until the target is verified, pods serve from the verified claim in the status (the holder); not if `is_edited` and
-    it has other weights, because the user wants those of the edit.
+    Until the weights on the target are verified, pods serve from the verified claim in the status (the holder); not if
+    `is_edited` and it has other weights, because the user wants those of the edit.
+
+    Unless `is_needed` by a service, no claim is created or grows, and a claim need not have the stated size and class.
     """
     cache, cached = model.spec.cache, model.status.cached
     cached_uid = cached.claim if cached is not None else None
@@ -200,7 +206,10 @@ def decide_volume(
 
 
 def list_deletions(model: Model, decision: VolumeDecision, observed: ObservedClaims) -> tuple[Ref, ...]:
-    """Return the superseded claims to delete: those that nothing mounts, but the one that the status offers to pods."""
+    """Return the superseded claims to delete now: those that no pod and no Deployment mounts.
+
+    The claim that the status still names stays, because new pods would mount it; it goes once the status names another.
+    """
     cached = model.status.cached
     return tuple(
         ref_to(PVCS, claim.metadata)
@@ -241,6 +250,7 @@ def requested_bytes(claim: PersistentVolumeClaim) -> int:
 
 
 def _build_growth_patch(claim: PersistentVolumeClaim, cache: CacheOptions) -> Patch:
+    """Return the patch by which a claim requests the size that the Model states; it fails for another claim's uid."""
     operations = (
         {"op": "test", "path": "/metadata/uid", "value": claim.metadata.uid},
         {"op": "replace", "path": "/spec/resources/requests/storage", "value": str(cache.size)},
@@ -280,6 +290,7 @@ def _describe_replacement(
 
 
 def _explain_replacement(old: PersistentVolumeClaim, cache: CacheOptions) -> str:
+    """Return why a claim is replaced: another class is stated, it cannot grow, or the weights are another revision."""
     storage_class = old.spec.storage_class_name or ""
     if cache.storage_class_name not in {None, storage_class}:
         return f"spec.cache.storageClassName is {cache.storage_class_name} now"

@@ -77,10 +77,12 @@ class SortedClaims(NamedTuple):
 
 
 def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
-    """Return the claims of the Model that are not being deleted, the oldest first; `path` is that of the weights.
+    """Return the claims of the Model that are not being deleted, the oldest first, with what each is good for.
 
-    A claim has no `copy` if nothing on it is verified, or if its node is gone. A copy of other weights does not count
-    on a claim that is for the wanted ones, nor after an edit of the Model, because pods need no earlier weights then.
+    `path` is that of the wanted weights. A claim fits if it is for these, has the stated class and size, and its node
+    exists. It has no `copy` if nothing on it is verified, or if its node is gone. A copy of other weights does not
+    count on a claim that fits, which gets the wanted ones; nor after an edit of the Model, as the user wants no earlier
+    weights then.
     """
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
     cache, verified = model.spec.cache, {copy.claim: copy for copy in model.status.copies}
@@ -93,7 +95,8 @@ def survey_claims(inspected: InspectedModel, path: str) -> list[CopyClaim]:
         is_for_weights = claim.metadata.annotations.get(WEIGHTS) == path
         fits = is_for_weights and is_of_class and not claims.is_too_small(claim, cache) and not is_gone
         has_wanted_weights = copy is not None and (copy.path, copy.sha256) == (path, facts.sha256)
-        if is_gone or (not has_wanted_weights and (fits or inspected.is_edited)):
+        is_unwanted = not has_wanted_weights and (fits or inspected.is_edited)
+        if is_gone or is_unwanted:
             copy = None
         is_mounted, is_refused = name in observed.claims.mounted, name in observed.copies.refused
         surveyed.append(CopyClaim(claim, node, copy, fits, is_mounted, is_refused))
@@ -110,10 +113,11 @@ def list_ready(surveyed: Iterable[CopyClaim]) -> list[CopyClaim]:
 
 
 def count_demand(consumers: Sequence[CopyConsumer], surveyed: Sequence[CopyClaim]) -> CopyDemand:
-    """Return the number of copies: one for each replica, and one more if a service has no room beside any ready copy.
+    """Return the number of copies that are needed, and the service for whose pods the next one is made.
 
-    Services share copies, so the one with the most replicas decides. A refusal by the scheduler does not count while
-    pods with earlier weights are still on the node of a ready copy, because they are about to leave it.
+    Services share copies, so the one with the most replicas decides: it needs one for each. One more than the ready
+    copies is needed if the scheduler refuses pods of a service on the nodes of all ready copies. Its refusal does not
+    count while pods with earlier weights are still on the node of a ready copy, because they are about to leave it.
     """
     serving = [consumer for consumer in consumers if wanted_replicas(consumer.service) > 0]
     if not serving:
@@ -125,13 +129,17 @@ def count_demand(consumers: Sequence[CopyConsumer], surveyed: Sequence[CopyClaim
     leaving_nodes = {claim.node for claim in surveyed if claim.is_mounted and not claim.fits}
     if ready and leaving_nodes.isdisjoint(claim.node for claim in ready):
         for consumer in serving:
-            if ready_names <= consumer.refused:  # on the node of each ready copy
+            has_no_room = ready_names <= consumer.refused
+            if has_no_room:
                 return CopyDemand(min(max(number, len(ready) + 1), MOST_COPIES), consumer)
     return CopyDemand(number, largest)
 
 
 def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand: CopyDemand) -> SortedClaims:
-    """Decide what becomes of each claim; `victims` are the uids of the claims that make room for other copies."""
+    """Decide what becomes of each claim: it stays, with the wanted or earlier weights, is fetched to, or is deleted.
+
+    `victims` are the uids of the claims whose copies are to be evicted, because the cache of their node is full.
+    """
     # 1. Verified copies of the wanted weights stay, except victims that no replica needs.
     ready = list_ready(surveyed)
     in_use = _list_in_use(ready, demand)
@@ -157,7 +165,8 @@ def sort_claims(victims: Collection[str], surveyed: Sequence[CopyClaim], demand:
     missing_count = max(0, demand.number - len(ready))
     making = sorted(unverified_by_node.values(), key=lambda claim: claim.age)
     proceeding = [claim for claim in making if not claim.is_refused][:missing_count]
-    # While the scheduler refuses the pod of a claim, another copy is made; the pod stays, as it shows the refusal.
+    # While the scheduler refuses the pod of a claim, another copy is made beside it. The refused pod stays, because the
+    # refusal is read from its status.
     making = [*proceeding, *[claim for claim in making if claim.is_refused][:missing_count]]
     unplaced = [claim for claim in unverified if not claim.node][:1] if missing_count > len(proceeding) else []
 

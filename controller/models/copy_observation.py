@@ -102,7 +102,7 @@ def observe_copies(
     limit_bytes: int | None,
     classes: Mapping[str, Obj],
 ) -> ObservedCopies:
-    """Gather the inputs from the store.
+    """Gather the inputs of a decision about the copies of a Model from the store.
 
     Args:
         snapshot: the store.
@@ -115,6 +115,7 @@ def observe_copies(
     """
     store, namespace, copies = snapshot.store, model.metadata.namespace, model.status.copies
     claims = list_claims(snapshot, model)
+    # The pods of the Model's Jobs, and all pods that mount one of its claims: the claims are where these pods are.
     fetching = [
         pod
         for job in snapshot.children(JOBS, namespace, model.metadata.uid)
@@ -127,9 +128,10 @@ def observe_copies(
     refused = frozenset(name for pod in fetching if is_refused(pod) for name in _claims_of(pod))
     copy_nodes = {copy.node for copy in copies}
     claim_nodes = {*map(stated_node, claims), *pod_nodes.values()} - {""}
+    # Copies are evicted only where this Model has an unused one.
     nodes_with_unused = {copy.node for copy in copies if copy.unused_since}
     storage_class = classes.get(model.spec.cache.storage_class_name or "")
-    # A class that could not be read is tried.
+    # A class that could not be read is tried, as if its volumes waited for a node.
     mode = "WaitForFirstConsumer" if storage_class is None else storage_class.get("volumeBindingMode", "Immediate")
     consumers = (_observe_consumer(snapshot, model, service, reserve, vendors) for service in services)
     return ObservedCopies(
@@ -140,6 +142,7 @@ def observe_copies(
         victims=frozenset(
             victim.claim for node in nodes_with_unused for victim in find_victims(store, node, limit_bytes)
         ),
+        # Where a copy is being made, its disk may turn out to be full.
         node_bytes={
             node: sum(copy.size_bytes for copy in _list_copies(store, node)) for node in claim_nodes - copy_nodes
         },
@@ -150,7 +153,15 @@ def observe_copies(
 def _observe_consumer(
     snapshot: Snapshot, model: Model, service: InferenceService, reserve: Reserve, vendors: Vendors
 ) -> CopyConsumer | None:
-    """Return a service with what its pods need and lack; None: its spec is refused."""
+    """Return a service with what its pods need and lack; None: its spec is refused.
+
+    1. What one replica asks of its node.
+    2. The refused claims: those that a waiting pod mounts, because their nodes have no room for it. A claim does not
+       count while another pod is about to leave its node, as the waiting one may fit then.
+    3. The time until the next change of that without an event: a pod in the queue counts as one without room, or a
+       leaving pod should have left.
+    4. The nodes on which its pods stay.
+    """
     store, now = snapshot.store, snapshot.now
     namespace, name = service.metadata.namespace, service.metadata.name
     companions = read_companions(lambda key: snapshot.read(MODELS, key, Model), service)
@@ -158,7 +169,8 @@ def _observe_consumer(
     reserve_replica = functools.partial(
         reserve, service, Served(model, runtime_of(service, model, vendors), companions)
     )
-    # Kept for the next decision: a Model may have a thousand services, and each change of their pods makes one.
+    # Computed once for each version of the service and its Models: a Model may have a thousand services, and each
+    # change of a pod of one of them makes a decision.
     models = (model, *(companion.model for companion in companions))
     reservation = (
         reserve_replica()
@@ -170,9 +182,9 @@ def _observe_consumer(
     pods = store.by_index(PODS, SERVICE_INDEX, namespaced(namespace, name))
     staying = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     refused_claims = {claim for pod in staying if lacks_room(pod, now) for claim in _claims_of(pod)}
-    # The pods of a lost node are never gone, which is no reason to wait for them.
+    # Without the pods of a lost node: they are never gone, so nothing waits for them.
     end_times = {claim: end for pod in pods if (end := end_of_pod(pod, now)) is not None for claim in _claims_of(pod)}
-    # Refusals are not final yet while a pod waits in the queue, or while another pod leaves the node of a refused one.
+    # A refusal is not final while a pod waits in the queue, or while another pod leaves the node of a refused one.
     wait_seconds = [seconds for pod in pods if (seconds := queue_seconds(pod, now)) is not None]
     wait_seconds += [
         (end_times[claim] - now).total_seconds() + _RELEASE_SECONDS for claim in refused_claims & end_times.keys()
@@ -228,6 +240,7 @@ def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[Store
     """
     copies = list(copies)
     total_bytes, victims = sum(copy.size_bytes for copy in copies), []
+    # A copy sorts by the time since which it is unused.
     for copy in sorted(copy for copy in copies if copy.unused_since):
         if total_bytes > limit_bytes:
             victims.append(copy)
@@ -236,7 +249,11 @@ def choose_victims(copies: Iterable[StoredCopy], limit_bytes: int) -> list[Store
 
 
 def find_victims(store: Store, node: str, limit_bytes: int | None) -> list[StoredCopy]:
-    """Return the copies to evict from a node, by the least of the administrator's limit and its shortages of disk."""
+    """Return the copies to evict from a node whose copies take more bytes than the least of its limits.
+
+    The limits are the administrator's `limit_bytes` (None: there is none), and for each fetch that found the disk full,
+    the bytes of copies that may stay so that it succeeds.
+    """
     models_short_of_space = decode_stored(store, MODELS, store.by_index(MODELS, SHORTAGE_INDEX, node), Model)
     limits = [
         shortage.keep_bytes
@@ -289,7 +306,10 @@ def models_of_mounts(store: Store, user: Obj) -> list[ObjectKey]:
 
 
 def read_mounts(user: Obj) -> object:
-    """Return the claims that a pod or a Deployment mounts, and whether the pod waits for a node; None: it has ended."""
+    """Return the fields of a pod or a Deployment that decisions about Models read: a change of them triggers one.
+
+    These are the claims that it mounts, and of a pod whether it waits for a node. None: it is a pod that has ended.
+    """
     spec = user.get("spec") or {}
     if "template" in spec:
         return mounted_claims(spec["template"].get("spec") or {})

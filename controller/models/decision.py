@@ -78,7 +78,7 @@ class InspectedModel(NamedTuple):
     settings: PodSettings
     now: datetime
     facts: ModelFacts
-    inspected: JobProgress
+    inspection: JobProgress
     """The inspection that found the facts."""
     is_edited: bool = False
     """True if this inspection follows an edit, so that earlier weights are not wanted any more."""
@@ -86,7 +86,10 @@ class InspectedModel(NamedTuple):
     def report_weights(
         self, location: str, lack: Explanation | None = None, change: Explanation | None = None
     ) -> list[Obj]:
-        """Return the conditions Ready, Cached and VolumeChanging.
+        """Return the conditions Ready, Cached and, while the volume changes, VolumeChanging.
+
+        Cached says where pods read weights, else why they have none. VolumeChanging is True with the change; but if
+        pods have weights to read, such as earlier ones, and the wanted ones have a problem, it is False with that.
 
         Args:
             location: where verified weights are that pods can read; empty: nowhere.
@@ -117,7 +120,10 @@ def refused_secret(observed: ObservedModel) -> SecretVerdict | None:
 
 
 def explain_progress(model: Model, progress: JobProgress, *, doing: str, what: str) -> Explanation:
-    """Return reason and message of an unfinished work, with the way out if the user has one."""
+    """Return reason and message of an unfinished work, with the way out if the user has one.
+
+    `doing` is the reason, and `what` is what its Job does, for a work that goes on without a problem.
+    """
     namespace, outcome = model.metadata.namespace, progress.outcome
     if outcome.reason == jobs.NO_IMAGE:
         is_for_hosts = model.spec.hardware.accelerator == METAL

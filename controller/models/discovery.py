@@ -89,7 +89,10 @@ def describe_parameters(spec: ModelSpec, inspected_total: int | None, inspected_
 
 
 def label_model(model: Model, status: Mapping[str, Any], vendors: Vendors) -> dict[str, str]:
-    """Return the discovery labels of a Model with this status, as it is written."""
+    """Return the discovery labels of a Model whose status is about to be written.
+
+    The memory is what the Model states, else what a service that states nothing but this Model would need.
+    """
     gguf = msgspec.convert(status.get("gguf") or {}, GGUF)
     layout = msgspec.convert(status.get("layout"), Layout | None)
     memory_bytes = model.spec.stated_bytes

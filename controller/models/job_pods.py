@@ -53,7 +53,10 @@ NO_PODS: Final = ObservedPods()
 
 
 def find_refusal_check_seconds(job: Obj, pods: Sequence[Obj], now: datetime) -> float | None:
-    """Return the seconds until the next check whether the pod of a Job is refused; None: it has one or no time."""
+    """Return the seconds until the next check whether the API server refuses the pod of a Job.
+
+    None: no check is needed, because the Job has a pod, or because it is not created yet.
+    """
     created = job["metadata"].get("creationTimestamp")
     if pods or created is None:
         return None

@@ -144,8 +144,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     def read_attempt(self, attempt: Obj, pods: Sequence[Obj], now: datetime) -> "JobOutcome":
         """Return the outcome of an attempt so far; `pods` are those of the Job.
 
-        A Job cannot be changed. So one that cannot start counts as Broken, and is replaced, if another Job of this work
-        would be placed differently, or have a pull secret that this one lacks.
+        It is the outcome of the Job, with two exceptions. A Job cannot be changed, so one that cannot start counts as
+        Broken, and is replaced, if that may help: if its pod is refused and a new Job would be placed differently, or
+        if its image cannot be pulled and a new Job would have another pull secret. And the message about a volume or
+        image that failed says more.
         """
         outcome = read_outcome(attempt, pods, now)
         if outcome.reason == _STORAGE_FAILED and self.claim:
@@ -158,7 +160,8 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
         # A quota or a policy may refuse what a Job without a pod asks for.
         lacks_pod = self.verb == "fetch" and not pods and not has_ended(attempt)
         cannot_start = outcome.reason == _UNSCHEDULABLE or lacks_pod
-        if cannot_start and self.digest_placement() != placed:
+        has_other_placement = self.digest_placement() != placed
+        if cannot_start and has_other_placement:
             reason = outcome.reason or FAILED_CREATE
             return msgspec.structs.replace(outcome, state="Broken", reason=reason, ended=created)
 
@@ -228,7 +231,10 @@ class _Ended(NamedTuple):
 
 
 def proceed(work: Work, jobs: Sequence[Obj], pods: ObservedPods, now: datetime) -> JobProgress:
-    """Return the next step of a work: start it, wait for it, or retry it after a back-off, for ever."""
+    """Return the next step of a work: start it, wait for it, or retry it after a back-off, for ever.
+
+    The last attempt is Going while it may still succeed; Broken attempts are retried; Succeeded and Failed are final.
+    """
     current = _find_current(work, jobs)
     if current is None:
         return _start(work, 0, JobOutcome(state="Going"))
@@ -237,6 +243,7 @@ def proceed(work: Work, jobs: Sequence[Obj], pods: ObservedPods, now: datetime) 
     outcome = _read_refusal(outcome, pods.refusals.get(current["metadata"]["uid"]))
     progress = JobProgress(outcome=outcome, job=work.name(attempt))
     if outcome.state == "Going":
+        # Look again for a pod that the API server refuses; or, if the Job has ended, for the result of its pod.
         check_seconds = find_refusal_check_seconds(current, pods.find(current), now)
         return msgspec.structs.replace(progress, again_seconds=LOST_SECONDS if has_ended(current) else check_seconds)
     if outcome.state != "Broken" or outcome.ended is None:
@@ -417,6 +424,11 @@ def build_job(work: Work, attempt: int) -> Obj:
 
 
 def _build_container(work: Work) -> Obj:
+    """Return the container of a Job: `pomona inspect` or `pomona fetch`, which writes its result to a file.
+
+    The kubelet copies that file into the status of the pod as the termination message. Credentials come as environment
+    variables from the Secret of the source, or as the mounted login of a registry.
+    """
     environment: list[Obj] = [{"name": name, "value": value} for name, value in sorted(work.environment.items())]
     if work.login_secret is not None:
         environment.append({"name": SECRET_VARIABLE, "value": LOGIN_PATH})

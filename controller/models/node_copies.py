@@ -72,7 +72,8 @@ class _Fetch(NamedTuple):
 def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecision:
     """Decide about the copies of an inspected Model: fetches, copies in the status, and claims to create and delete.
 
-    Without consumers in pods no copy is made, and verified ones stay until they are evicted.
+    A copy is the verified weights on a claim whose volume is on one node. Without services that need copies in pods
+    none is made, and verified ones stay until they are evicted.
     """
     model, observed, facts = inspected.model, inspected.observed, inspected.facts
 
@@ -91,7 +92,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
     copies = plan.list_copies(fetch.claim for fetch in fetches if fetch.is_done)
     phase, lack = obstacle or _explain_lack(model, demand, copies, unfinished)
 
-    # 3. Delete the claims that nothing mounts, each once the status does not offer it to services any more.
+    # 3. Delete the unneeded claims that nothing mounts, each once the status does not offer it to services any more.
     unmounted = [claim for claim in claims.deleted if not claim.is_mounted]
     offered_uids = {copy.claim for copy in model.status.copies}
     deletable = [claim for claim in unmounted if claim.claim.metadata.uid not in offered_uids]
@@ -111,7 +112,7 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
         facts=_update_facts(inspected, claims, fetches),
         copies=copies,
         shortages=[short for fetch in fetches if (short := _find_shortage(inspected, fetch)) is not None],
-        works=[inspected.inspected, *(fetch.progress for fetch in fetches), *plan.list_ended_works()],
+        works=[inspected.inspection, *(fetch.progress for fetch in fetches), *plan.list_ended_works()],
         create=() if obstacle or has_new_facts else tuple(plan.build_claims()),
         delete=tuple(ref_to(PVCS, claim.claim.metadata) for claim in deletable),
         again_seconds=min(waits, default=None),
@@ -119,9 +120,14 @@ def decide_copies(inspected: InspectedModel, *, is_for_pods: bool) -> ModelDecis
 
 
 def _list_outdated_nodes(consumers: Iterable[CopyConsumer], claims: SortedClaims) -> list[str]:
-    """Return the nodes that need a copy of their own because pods of the services serve something else there."""
+    """Return the nodes without a copy where pods of the services serve something else, such as earlier weights.
+
+    A copy is made for each of these nodes: their pods hold the devices that they need after the update, too.
+    """
     nodes = frozenset[str]().union(*(consumer.nodes for consumer in consumers))
-    if not any(claim.is_refused for claim in claims.unplaced):
+    # The scheduler has refused the Job that would have made a copy on any other node.
+    has_no_other_node = any(claim.is_refused for claim in claims.unplaced)
+    if not has_no_other_node:
         # While the scheduler may find other nodes, only those with earlier weights count: a copy surely fits there.
         nodes &= {claim.node for claim in (*claims.earlier, *claims.deleted) if claim.is_mounted and not claim.fits}
     return sorted(nodes - claims.taken_nodes)
@@ -147,7 +153,10 @@ def find_obstacle(inspected: InspectedModel) -> tuple[str, Explanation] | None:
 def _explain_lack(
     model: Model, demand: CopyDemand, copies: Sequence[NodeCopy], unfinished: Sequence[_Fetch]
 ) -> tuple[str, Explanation | None]:
-    """Return the phase of a Model without copies, and why a copy is lacking, by the worst fetch; None: none lacks."""
+    """Return the phase that the Model has as long as it has no copy at all, and why a needed copy is lacking.
+
+    The worst of the unfinished fetches explains it; without any, a claim is missing. None: no copy is lacking.
+    """
     if unfinished:
         severity = {"Failed": 3, "Broken": 2, "Going": 1, "Succeeded": 0}
         # Of equally bad fetches, one that states a reason is explained.
@@ -173,6 +182,7 @@ def _report_copies(
     if copies[0].sha256:
         location += f", sha256 {copies[0].sha256}"
     if not claims.earlier:
+        # Pods read the wanted weights, so the lack of a further copy is no more than a remark.
         return inspected.report_weights(f"{location}; for another copy: {lack[1]}" if lack else location)
     earlier_names = ", ".join(sorted(claim.name for claim in claims.earlier))
     change = (
@@ -197,10 +207,11 @@ class _CopyPlan(NamedTuple):
         return [_Fetch(claim, self._proceed_fetch(claim)) for claim in (*self.claims.making, *self.claims.unplaced)]
 
     def _proceed_fetch(self, claim: CopyClaim) -> JobProgress:
-        """Return the next step of the fetch to a claim.
+        """Return the next step of the fetch to a claim, which is done by one Job, or by two in turn.
 
-        If a replica needs devices and the scheduler chooses the node, a first Job asks for them, too, so that the node
-        has them. Once the volume is bound, a second Job without devices goes on, unless the first has succeeded.
+        One Job is enough if the replica needs no devices, or if this controller has chosen the node. Else the scheduler
+        chooses it, and a first Job asks for the devices of a replica, so that the node has them. Once the volume is
+        bound to a node, a second Job without devices goes on with the download, unless the first has succeeded.
         """
         placement, reservation = self._place_anywhere()
         needs_devices = reservation.has_devices
@@ -221,6 +232,7 @@ class _CopyPlan(NamedTuple):
     def _prepare_fetch(
         self, claim: CopyClaim, placement: Placement, reservation: Reservation, *, holds_devices: bool = False
     ) -> Work:
+        """Return the work that fetches the weights to a claim; `holds_devices` tells the first Job from the second."""
         model, facts, settings = self.inspected.model, self.inspected.facts, self.inspected.settings
         return volume.prepare_fetch(
             model, facts, claim.claim, placement, settings, reservation=reservation, holds_devices=holds_devices
@@ -236,7 +248,10 @@ class _CopyPlan(NamedTuple):
         return placement, _reserve_node("NotIn", taken, consumer.reservation)
 
     def list_ended_works(self) -> list[JobProgress]:
-        """Return the ended works of the copies, whose last Jobs are kept."""
+        """Return the ended fetches of the ready copies, whose last Jobs are kept as a record.
+
+        It is not known any more whether a copy was fetched by a Job with devices, by one without, or by both.
+        """
         works = (
             self._prepare_fetch(copy, Placement(), Reservation(), holds_devices=holds_devices)
             for copy in self.claims.ready
@@ -247,6 +262,7 @@ class _CopyPlan(NamedTuple):
     def build_claims(self) -> Iterator[tuple[Resource, Obj]]:
         """Yield the claims to create: on `outdated_nodes`, and at most one whose node the scheduler chooses."""
         claims, model, observed = self.claims, self.inspected.model, self.inspected.observed.claims
+        # As many as copies are missing, but no more than may be made at once, without those that are being made.
         proceeding = sum(not claim.is_refused for claim in claims.making)
         most_created = max(0, min(self.demand.number - len(claims.ready), MOST_FETCHES) - proceeding)
 
@@ -293,9 +309,9 @@ def _choose_free_name(model: Model, path: str, used_names: Collection[str]) -> s
 
 
 def _update_facts(inspected: InspectedModel, claims: SortedClaims, fetches: Iterable[_Fetch]) -> ModelFacts:
-    """Return the facts with those of a fetched header: from the status, else from the first fetch that has succeeded.
+    """Return the facts of the inspection, with the header as a fetch has read it once there is a fetched copy.
 
-    Until a fetch has succeeded they are those of the inspection.
+    With ready copies, the status has that header already; else the first fetch that has succeeded states it.
     """
     if claims.ready:
         return volume.keep_fetched(inspected.facts, inspected.model)
@@ -306,7 +322,9 @@ def _update_facts(inspected: InspectedModel, claims: SortedClaims, fetches: Iter
 def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | None:
     """Return the shortage of disk on the node of a fetch; None if there is none, or if the fetch has ended.
 
-    A shortage in the status stays until a further attempt fails for lack of space: then it is computed anew, once.
+    A shortage says how many bytes of copies may stay on the node (`keep_bytes`) so that this one fits; the others are
+    evicted by it. It is computed once for each attempt that fails for lack of space, whose Job it names, and stays in
+    the status until the next one fails so.
     """
     node, progress = fetch.claim.node, fetch.progress
     outcome = progress.outcome
@@ -330,7 +348,11 @@ def _find_shortage(inspected: InspectedModel, fetch: _Fetch) -> NodeShortage | N
 
 
 def _reserve_node(operator: str, nodes: Iterable[str], reservation: Reservation | None = None) -> Reservation:
-    """Return a reservation, by default of nothing, on one of the nodes (In) or on none of them (NotIn)."""
+    """Return a reservation, by default of nothing, that is also bound to the one node (In) or to none of these (NotIn).
+
+    `operator` is that of a node selector requirement. The requirements are added to each term of the node affinity that
+    the reservation has: the terms are alternatives, so each must have them.
+    """
     reservation = reservation or Reservation()
     # The API allows one name in each requirement.
     fields = [{"key": "metadata.name", "operator": operator, "values": [node]} for node in nodes]

@@ -59,7 +59,11 @@ def observe_model(
     settings: PodSettings = DEFAULT_SETTINGS,
     reserve: Reserve = reserve_nothing,
 ) -> ObservedModel:
-    """Gather the inputs of a decision about this Model from the store."""
+    """Gather the inputs of a decision about this Model: its Jobs, its claims, and the services that need its weights.
+
+    All but `snapshot.inputs`, which the reconciler has read, is in the store. `reserve` returns what one replica of a
+    service asks of its node, for copies on nodes.
+    """
     children = snapshot.children(JOBS, key.namespace, model.metadata.uid)
     model_jobs = [job for job in children if LABEL_BENCHMARK not in job["metadata"].get("labels", {})]
     inputs: ModelInputs = snapshot.inputs or ModelInputs()
@@ -92,7 +96,7 @@ def observe_model(
         ),
         claims=observe_claims(snapshot, model, inputs.classes),
         consumer=consumer,
-        undecided=functools.partial(_find_undecided, snapshot, key),
+        undecided=functools.partial(_find_undecided, snapshot, key),  # a search, which only an inspection needs
         secret=inputs.secret,
         copies=copies,
     )
@@ -111,8 +115,12 @@ def _list_services(snapshot: Snapshot, key: ObjectKey) -> Iterator[InferenceServ
 def _find_consumers(
     snapshot: Snapshot, services: Iterable[InferenceService], model: Model, vendors: Vendors
 ) -> Iterator[InferenceService]:
-    """Yield the services that serve this Model in pods, each with its accelerator stated."""
+    """Yield the services that serve this Model in pods, each as a copy that states the accelerator it is placed on.
+
+    One that is spread over several accelerators is yielded for each of them.
+    """
     for service in services:
+        # The main Model decides the accelerator: this one may be a companion, such as the draft model.
         for part in _split_by_accelerator(service, _served_model(snapshot, service) or model):
             vendor = vendors.get(accelerator_of(part, model))
             if vendor is not None and vendor.in_pods:
@@ -136,19 +144,28 @@ def _read_age(obj: Obj) -> tuple[str, str]:
 
 
 def _split_by_accelerator(service: InferenceService, model: Model) -> Iterator[InferenceService]:
-    """Yield the service for each accelerator, stated or chosen, with its replicas there; none while it is undecided."""
+    """Yield a copy of the service for each accelerator that it states or was given, with its replicas there.
+
+    While no accelerator is chosen, none is yielded of a service with pools; one that states `auto` keeps it, and has no
+    pods then.
+    """
     hardware, status, spec = service.spec.hardware, service.status, service.spec
     if hardware.accelerator in {None, AUTO_ACCELERATOR} and status.choice is not None:
         for share in status.choice.accelerators:
             if share.replicas:
                 yield _state_accelerator(service, share.accelerator, share.replicas)
-    # The pools may be of another accelerator than that of the Model: it is not decided yet.
+    # A service that names only pools is decided once its status has an accelerator: that of the Model may be none of
+    # theirs.
     elif hardware.accelerator is not None or not spec.scheduling.pools or status.accelerator:
         yield _state_accelerator(service, accelerator_of(service, model), wanted_replicas(service))
 
 
 def read_placement(service: Obj) -> object:
-    """Return what a decision about a Model reads of a service: spec, replicas in pods, and if its pools are decided."""
+    """Return the fields of a service that decisions about Models read: a change of them triggers one.
+
+    These are all but the status, the replicas on each accelerator in pods, and whether its pools are decided: one
+    of their accelerators is chosen.
+    """
     status = service.get("status") or {}
     shares = (status.get("choice") or {}).get("accelerators", ())
     shares_in_pods = [share for share in shares if share["accelerator"] != METAL and share.get("replicas")]

@@ -58,18 +58,21 @@ from kube.store import Store
 
 
 def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) -> Reconciler:
-    """Return the reconciler; `reserve` returns what a replica asks of its node."""
+    """Return the reconciler of Models; `reserve` returns what one replica of a service asks of its node."""
 
     def decide(snapshot: Snapshot, key: ObjectKey) -> Plan:
+        """Decide about one Model by the store, and by what `observe` has read."""
         model = snapshot.read(MODELS, key, Model)
         if model is None or model.metadata.deletion_timestamp is not None:
             return Plan()  # its children are garbage-collected
         return decide_model(model, observe_model(snapshot, key, model, settings, reserve), settings, snapshot.now)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> ModelInputs | None:
+        """Read what is not watched: the Secret of the source, StorageClasses, and Events about refused pods."""
         model = snapshot.read(MODELS, key, Model)
         if model is None:
             return None
+        # A check of a source that moves is a Job, which needs the Secret.
         has_work = model.spec.source_secret_ref is not None and refresh.is_due(model, snapshot.now)
         verdict = await source_secret.read_verdict(client, model, has_work=has_work)
         classes = await read_classes(client, snapshot, model)
@@ -77,6 +80,7 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
         return ModelInputs(secret=verdict, classes=classes, refusals=refusals)
 
     def models_of_victims(store: Store, model: Obj) -> list[ObjectKey]:
+        """Return the Models with copies to evict from the nodes on which this one has, or lacks space for, a copy."""
         return copy_observation.models_of_victims(store, model, settings.node_cache_bytes)
 
     return Reconciler(
@@ -85,12 +89,13 @@ def model_reconciler(settings: PodSettings, reserve: Reserve = reserve_nothing) 
         observe=observe,
         triggers=(
             *(owned(resource, MODELS) for resource in (JOBS, PVCS)),
-            Trigger(PODS, model_of_pod, everything),
-            Trigger(INFERENCE_SERVICES, models_of_service, read_placement),
-            Trigger(MODELS, models_served_beside, all_but_status),
-            Trigger(MODELS, models_of_victims, copy_observation.read_copies),
+            Trigger(PODS, model_of_pod, everything),  # the pods of Jobs
+            Trigger(INFERENCE_SERVICES, models_of_service, read_placement),  # services that need the weights
+            Trigger(MODELS, models_served_beside, all_but_status),  # companions follow the main Model's hardware
+            Trigger(MODELS, models_of_victims, copy_observation.read_copies),  # a full node evicts copies of others
+            # A volume that nothing mounts any more may be deleted.
             *(Trigger(resource, models_of_mounts, read_mounts) for resource in (PODS, DEPLOYMENTS)),
-            Trigger(NODES, models_on_node, existence),
+            Trigger(NODES, models_on_node, existence),  # copies are lost with their node
         ),
     )
 
@@ -103,10 +108,13 @@ def decide_model(model: Model, observed: ObservedModel, settings: PodSettings, n
 
 
 def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: datetime) -> ModelDecision:
-    """Return the decision: a Job inspects the header first, and again after an edit; then the weights are decided.
+    """Return the decision about a Model, by the first of these cases that holds.
 
-    A Model with an invalid source fails. One that hosts or Ollama inspect gets no Job. A source that moves is checked
-    again from time to time, while its weights stay in use.
+    1. Its source is invalid: it fails until it is edited.
+    2. Hosts or an Ollama read the artifact themselves: it gets no Job.
+    3. It is not inspected since the last edit: a Job reads the header of the artifact.
+    4. It is inspected: its weights are decided. A source that may move is also checked again from time to time, while
+       its weights stay in use.
     """
     try:
         source = parse(model.spec.source, model.spec.files)
@@ -115,7 +123,7 @@ def _decide(model: Model, observed: ObservedModel, settings: PodSettings, now: d
         ready = model_condition(model, READY, true=False, reason=error.reason, message=f"{error.message}; {way_out}")
         return ModelDecision(phase="Failed", conditions=[ready])
     if source.scheme in {"file", "ollama"} or _needs_no_job(model, source, observed, settings):
-        return _decide_hosts_only(model, source)
+        return _decide_without_job(model, source)
     if not _is_inspected(model):
         return _decide_uninspected(model, observed, settings, now)
 
@@ -153,6 +161,7 @@ def _decide_uninspected(model: Model, observed: ObservedModel, settings: PodSett
         _await_inspection(model, reason, message),
         phase="Failed" if progress.outcome.state == "Failed" else "Pending",
         works=[progress],
+        # The edit may leave the weights as they are: then a running fetch goes on.
         undecided=[job for job in observed.jobs if jobs.read_verb(job) == "fetch"],
     )
 
@@ -167,7 +176,11 @@ def _inspect(
 
 
 def _await_inspection(model: Model, reason: str, message: str) -> ModelDecision:
-    """Return the decision about a Model whose header is not read; its weights stay, as an edit may not change them."""
+    """Return the decision about a Model whose header is not read since it was created or edited.
+
+    The status keeps what it says of cached weights, with the condition Cached: an edit may not change them, and pods
+    read them meanwhile.
+    """
     cached = find(model.status.conditions, CACHED)
     has_weights = model.status.cached is not None or model.status.copies
     return ModelDecision(
@@ -183,9 +196,11 @@ def _await_inspection(model: Model, reason: str, message: str) -> ModelDecision:
 
 
 def _needs_no_job(model: Model, source: Source, observed: ObservedModel, settings: PodSettings) -> bool:
-    """Return whether hosts serve a public source without an inspection, since there is no image for a Job.
+    """Return whether a Model needs no inspection Job, for a controller that has no image for Jobs.
 
-    Unless the source is pinned, replicas that start at different times would serve different weights.
+    That is so if only hosts serve it, which read the header themselves, and the spec says what else the Job would find
+    out: the memory, and a revision that cannot change, as replicas that start later would else serve other weights. And
+    the source needs no Secret.
     """
     spec = model.spec
     is_pinned = source.is_gguf and (spec.sha256 is not None or source.is_pinned)
@@ -195,8 +210,11 @@ def _needs_no_job(model: Model, source: Source, observed: ObservedModel, setting
     return not settings.image and is_pinned and is_for_hosts and has_stated_memory and is_public
 
 
-def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
-    """Return the decision about a Model that is inspected by the hosts or the Ollama that serve it."""
+def _decide_without_job(model: Model, source: Source) -> ModelDecision:
+    """Return the decision about a Model that is inspected by the hosts or the Ollama that serve it: it is Ready.
+
+    `ready` and `cached` are the messages of the conditions: who inspects it, and why no volume has its weights.
+    """
     ready = "only a host that has the file can read it: the host's agent inspects it, and rejects it if it does not fit"
     cached = "pods cannot read a file:// source: set hardware.accelerator to metal, or use an hf:// or https:// source"
     if source.scheme == "ollama":
@@ -216,7 +234,10 @@ def _decide_hosts_only(model: Model, source: Source) -> ModelDecision:
 
 
 def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settings: PodSettings) -> Plan:
-    """Return the plan: create the attempts that are needed, delete the others, and write the status."""
+    """Return the plan of a decision: Jobs and claims to create and delete, the status, labels, and the next look.
+
+    All Jobs of the Model are deleted but those of the decision's works, and those that it has not decided about.
+    """
     kept_names = {work.job for work in decision.works} | {job["metadata"]["name"] for job in decision.undecided}
     unneeded_jobs = [(JOBS, job) for job in observed.jobs if job["metadata"]["name"] not in kept_names]
     status: Obj = {
@@ -242,6 +263,7 @@ def _plan(model: Model, observed: ObservedModel, decision: ModelDecision, settin
         patch=(*decision.patch, *claims.build_owner_patches(observed.claims)),
         delete=(*prune(unneeded_jobs, ()), *decision.delete),
         status=status,
+        # If the API server refuses these writes, the condition Cached states its reason.
         waiting=(CACHED,) if _waits_for_weights(decision) else (),
         labels=label_model(model, status, settings.vendors),
         events=transitions(

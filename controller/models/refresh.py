@@ -46,7 +46,10 @@ def is_watched(model: Model) -> bool:
 
 
 def is_due(model: Model, now: datetime) -> bool:
-    """Return whether the next decision checks the source of an inspected Model."""
+    """Return whether the next decision checks the source of an inspected Model.
+
+    It does not for the first time: without a time of the last check, the decision only notes one (`check_source`).
+    """
     try:
         return is_watched(model) and bool(model.status.last_checked) and not wait_seconds(model, now)
     except SourceError:
@@ -72,10 +75,14 @@ def check_source(
     inspect: Callable[[str], JobProgress],
     now: datetime,
 ) -> SourceCheck:
-    """Return the result of the last check of a watched source, and the next check; `facts` are those of the last one.
+    """Return what is known of a watched source, and its check: the wait for it, its Job, or its result.
 
-    `inspect` gets the time of the last check, and inspects the source once for each such time. Without an earlier
-    check, the last inspection counts as one, and the next check is due after an interval.
+    `facts` are those of the last check. Without one, the inspection of the Model counts as a check, and the next one is
+    due after an interval. If a check finds another revision, its facts replace `facts`. If it fails, the last revision
+    stays in use.
+
+    `inspect` returns the progress of the inspection Job of this check. It gets the time of the last check, by which the
+    Job is told from those of other checks, so that each check inspects the source once.
     """
     last_condition, last_checked = find(model.status.conditions, REFRESHED), model.status.last_checked
     last_conditions = []
@@ -89,11 +96,11 @@ def check_source(
     next_check = _await_check(model.spec.refresh_interval_seconds)
     progress = inspect(last_checked) if last_checked else None
     if progress is None or progress.outcome.state == "Succeeded":
-        found = take_answer(model, progress.outcome.answer) if progress is not None else facts
+        latest_facts = take_answer(model, progress.outcome.answer) if progress is not None else facts
         reason, message = UP_TO_DATE, f"the source has revision {facts.revision}"
-        if found.revision != facts.revision:
-            reason, message = "RevisionChanged", f"the source has revision {found.revision}, after {facts.revision}"
-            facts = found
+        if latest_facts.revision != facts.revision:
+            message = f"the source has revision {latest_facts.revision}, after {facts.revision}"
+            reason, facts = "RevisionChanged", latest_facts
         checked = _condition(model, true=True, reason=reason, message=message)
         return SourceCheck(facts, next_check, last_checked=rfc3339(now), conditions=[checked])
     outcome = progress.outcome

@@ -79,6 +79,7 @@ def format_of(model: Model) -> WeightsFormat:
 
 @functools.lru_cache(maxsize=_SOURCES_KEPT)
 def _format_of_source(text: str, files: tuple[str, ...]) -> WeightsFormat:
+    """Return the format that a source shows; gguf if it is invalid, as the Model fails by that in any case."""
     try:
         source = parse(text, files)
     except SourceError:
@@ -96,6 +97,7 @@ def is_split(model: Model) -> bool:
 
 @functools.lru_cache(maxsize=_SOURCES_KEPT)
 def _is_split(text: str, file: str) -> bool:
+    """Return whether the source, or the inspected file of it, is one of several parts; False if it is invalid."""
     try:
         source = parse(text)
     except SourceError:
@@ -128,7 +130,11 @@ def accelerator_of(service: InferenceService, model: Model) -> Accelerator:
 
 
 def select_nodes(service: InferenceService, model: Model, vendors: Vendors) -> dict[str, str]:
-    """Return the labels of the nodes that can run the pods of a service: those that it states, and the processor."""
+    """Return the labels of the nodes that can run the pods of a service.
+
+    These are the labels that the engine's image needs, such as that of the processor, and those that the service
+    states, which override them.
+    """
     accelerator, name = accelerator_of(service, model), runtime_of(service, model, vendors)
     engine = RUNTIMES[name].pod if name in RUNTIMES else None
     if engine is None or accelerator not in vendors:
@@ -181,6 +187,9 @@ def cached_claim(model: Model) -> str:
 
 def cache_path(model: Model) -> str:
     """Return the path of an inspected Model's weights, below the root of the volume or the image.
+
+    It is the file in the mounted image or in the folder of the user's own claim, else the path on Pomona's volume: that
+    of the verified weights, or without any the one to which they will be fetched.
 
     Raises:
         SourceError: spec.source is not a valid source; such a Model is never inspected.

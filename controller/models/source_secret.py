@@ -94,10 +94,10 @@ def judge_secret(namespace: str, name: str, secret: Obj | None, required: KeyAlt
 
 
 async def read_verdict(client: Client, model: Model, *, has_work: bool = False) -> SecretVerdict | None:
-    """Read the Secret of a Model if the next Job or host may need it, and judge it; None if it was not read.
+    """Read the Secret of a Model and judge it; None if it was not read, because the Model has none or needs none now.
 
-    Secrets are not watched, so one that was accepted is read again only for more work: while the Model is not Ready, or
-    if `has_work`. Raises as `Client`.
+    It is needed for Jobs and hosts. Once it is accepted for this generation of a Model that is Ready, it is read again
+    only if `has_work`: if a Job is due. Secrets are not watched. Raises as `Client`.
     """
     reference, metadata = model.spec.source_secret_ref, model.metadata
     if reference is None:

@@ -54,12 +54,12 @@ def take_answer(model: Model, answer: ModelFacts) -> ModelFacts:
 
 
 def take_fetched(facts: ModelFacts, answer: ModelFacts) -> ModelFacts:
-    """Return the facts with those of the header that was fetched."""
+    """Return the facts with header, layout and format as the fetch has read them."""
     return msgspec.structs.replace(facts, gguf=answer.gguf, layout=answer.layout, format=answer.format or facts.format)
 
 
 def keep_fetched(facts: ModelFacts, model: Model) -> ModelFacts:
-    """Return the facts with those that the status has of fetched weights, if the revision is the same."""
+    """Return the facts with header and layout as the status has them since a fetch, if the revision is the same."""
     status = model.status
     if status.revision != facts.revision:
         return facts
@@ -75,7 +75,8 @@ def prepare_inspection(
 ) -> Work:
     """Return the work that reads the artifact's header.
 
-    `last_checked`, the time of the last check of a moving source, makes the next check another work.
+    What decides its result is its identity: a change of that is another work, so that another Job does it.
+    `last_checked`, the time of the last check of a source that may move, is a part of it: each check is another work.
     """
     spec, claim = model.spec, own_claim(model)
     args = ["--sha256", spec.sha256] if spec.sha256 else []
@@ -90,7 +91,7 @@ def prepare_inspection(
         _prepare_work(model, settings, "inspect", identity, args),
         claim=claim,
         placement=placement,
-        # A claim may be made later than the Model, and no server can hang.
+        # No deadline for the user's own claim: it may be created later, and there is no server that could hang.
         deadline_seconds=None if claim else INSPECT_SECONDS,
     )
 
@@ -98,10 +99,15 @@ def prepare_inspection(
 def _prepare_work(
     model: Model, settings: PodSettings, verb: Literal["inspect", "fetch"], identity: Sequence[str], args: Sequence[str]
 ) -> Work:
-    """Return a work with all that inspection and fetch have in common.
+    """Return a work with all that inspection and fetch have in common: image, credentials, source and mirrors.
 
-    The mirrors follow `identity` in the identity of the work, whose order is a part of the names of Jobs; `args` are
-    its further arguments.
+    Args:
+        model: the Model.
+        settings: options of the controller.
+        verb: the command of `pomona` that does it.
+        identity: the values that tell this work from others; the mirrors are added behind them. Their order must stay,
+            because names of Jobs are made of them.
+        args: arguments of the command, beside the source and its mirrors.
     """
     spec, is_image = model.spec, scheme_of(model.spec.source) == "oci"
     secret = _secret_name(model) or None
@@ -133,8 +139,15 @@ def prepare_fetch(
 ) -> Work:
     """Return the work that downloads the weights to the volume of `claim`; its pod may be the first one of the volume.
 
-    Without a `reservation`, another placement makes another work. With one, the claim is a copy for one node:
-    `holds_devices` tells the Job that holds devices until the volume has a node from the one that goes on without.
+    Args:
+        model: the Model.
+        facts: what the inspection has found.
+        claim: the claim.
+        placement: labels of its node, and the taints that it tolerates.
+        settings: options of the controller.
+        reservation: None for the Model's one volume: then another placement makes another work. For a copy on a node,
+            what the Job asks of the node; it does not make another work.
+        holds_devices: of the two works for a copy (`node_copies.py`), this is the one whose Job asks for devices.
     """
     path = weights_path(model.spec.source, facts.revision, facts.file, tuple(model.spec.files))
     revision = ("--revision", facts.revision) if facts.revision else ()
@@ -178,10 +191,11 @@ def place_inspection(
     find_undecided: Callable[[], InferenceService | None],
     settings: PodSettings,
 ) -> Placement:
-    """Return the placement of an inspection, which tolerates the taints that pods of the Model's service tolerate.
+    """Return the placement of an inspection: it tolerates the taints of the nodes where the Model will be served.
 
-    It selects nodes only if the weights are on a claim, whose volume some nodes may not reach. `find_undecided` returns
-    a service whose accelerator is chosen after the inspection: then the taints of all accelerators are tolerated.
+    These are the taints that pods of the `consumer` tolerate; without a consumer, those of the Model's accelerator; or
+    those of all accelerators if `find_undecided` returns a service whose accelerator is chosen after the inspection.
+    Nodes are selected only if the weights are on the user's own claim, whose volume some nodes may not reach.
     """
     if consumer is not None:
         placement = place_fetch(model, consumer, settings)
