@@ -194,14 +194,17 @@ class QueueMetrics:
         )
         self._depths: dict[tuple[str, Priority], int] = {}
         self._pools: set[str] = set()
-        """Those that have a label of their own."""
+        """The pools that have a label of their own."""
         # A time without a series is not one in which nothing waited, so there is a series before a replica waits.
         for priority in get_args(Priority):
             self._depth.labels(OTHER_POOLS, priority).set(0)
 
     def set_depths(self, depths: Mapping[tuple[str, Priority], int]) -> None:
-        """Set the number of waiting replicas by pool and priority: 0 for pairs that are absent."""
-        tally = Tally[tuple[str, Priority]](dict.fromkeys(self._depths, 0))  # 0 unless the pair is in `depths`
+        """Set the number of waiting replicas by pool and priority; it is 0 for pairs that are not in `depths`.
+
+        Beyond `MOST_POOLS`, all further pools are counted as one.
+        """
+        tally = Tally[tuple[str, Priority]](dict.fromkeys(self._depths, 0))
         for (pool, priority), depth in depths.items():
             tally[self._label_pool(pool), priority] += depth
         for key, depth in tally.items():
@@ -219,7 +222,7 @@ class QueueMetrics:
             error_ratios.observe(ratio)
 
     def _label_pool(self, pool: str) -> str:
-        """Return the name of a pool as a label, or `OTHER_POOLS` if many have one: each label is a series for ever."""
+        """Return the name of a pool as a label, or `OTHER_POOLS` once `MOST_POOLS` have one: a series never ends."""
         if pool not in self._pools:
             if len(self._pools) >= MOST_POOLS:
                 return OTHER_POOLS

@@ -37,7 +37,9 @@ class OwnedSeries:
         self._gauge = gauge
         self._combine = combine
         self._labels: dict[_Owner, frozenset[_Labels]] = {}
+        """By object (its owner), the labels of the series for which it states a value."""
         self._values: defaultdict[_Labels, dict[_Owner, float]] = defaultdict(dict)
+        """By labels of a series, the value that each object states, all of which are combined."""
 
     def put(self, owner: _Owner, values: Mapping[TokenSource, float] | Mapping[_Labels, float]) -> None:
         """Replace the values that an object states."""

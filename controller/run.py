@@ -123,6 +123,7 @@ class Controller:
         self._elector = candidate if options.elects else None
         self._recorder = EventRecorder(client, "pomona.dev/controller", self._identity)
         self._precedence = AdmissionPrecedence()
+        """Lets the admissions of the queue go before reconciles."""
         self._queue: WorkQueue[Item] | None = None
         """Set only while this replica leads: a standby would collect keys for ever."""
         self._incomplete_namespaces: set[str | None] = set(options.namespaces)
@@ -134,7 +135,9 @@ class Controller:
         self.store = view.store
         self._feeds = [Feed(client, self.store, namespace) for namespace in options.namespaces or (None,)]
         self._registry = None if options.namespaces else view.registry
+        """All cells, the nodes and hosts with their room; None: a controller of some namespaces does not read them."""
         self._enqueue_service = functools.partial(self._enqueue, INFERENCE_SERVICES)
+        # Devices that pods claim, the measured speeds of models, and the kinds that a cluster may lack.
         self._devices = DeviceFeed(self.store, options.namespaces)
         self._measured = PerformanceSource(self.store, view.measured, self._enqueue_service)
         self._optional_kinds = (monitors, self._measured.kind, self._kueue.local_queues, self._node_kind)
@@ -155,7 +158,8 @@ class Controller:
     ) -> tuple[Sequence[Reconciler], Sequence[LeaderTask]]:
         """Return all reconcilers, and the tasks that run beside them while this replica leads.
 
-        A controller of some namespaces has none for hosts and no queue, which are of the whole cluster.
+        Each needs some of the parts that are made here, and many parts have a task that feeds them. A controller of
+        some namespaces has no reconciler of hosts or pools and no queue, which are of the whole cluster.
         """
         metrics, pods, measured = self._metrics, options.pods, self._measured
 
@@ -168,7 +172,7 @@ class Controller:
             replacer = SpeedReplacer(watch, queue.rooms, pods, assessor.assess, metrics.queue.count_replacement)
             speeds = SpeedSources(measured, assessor, queue.notes, queue.benchmarks, replacer)
 
-        # 2. Models, and services in pods.
+        # 2. Models, and services in pods: their tokens, the pace of their updates, their probes and their traffic.
         tokens, pacer = KnownTokens(), UpdatePacer()
         prober = Prober(options.trust, metrics.count_probe, tokens.read_again)
         meter = TrafficMeter(metrics.models.set_tokens, watch)
@@ -196,7 +200,11 @@ class Controller:
         return (*in_pods, *on_hosts, pool_reconciler(queue.pools.standing)), tasks
 
     def _make_assessor(self, registry: CellRegistry, options: ControllerOptions) -> SpeedAssessor:
-        """Return the speeds by device class; a change of them enqueues the services that it concerns."""
+        """Return the source of the speeds by device class, and have each change of them enqueue services.
+
+        A change of a device class concerns all services, so that is paced. A change of the corrections, by which
+        measurements of other models correct estimates, concerns those of its namespaces.
+        """
         corrections = self._measured.table.corrections
         paced = PacedCall(self._enqueue_services, CLASSES_SECONDS)
         registry.classes.subscribe(lambda _accelerator: paced.ask())
@@ -204,6 +212,7 @@ class Controller:
         return SpeedAssessor(registry.list_classes, self._measured.table, options.pods.vendors)
 
     def _make_queue(self, registry: CellRegistry, options: ControllerOptions) -> LeaderQueue:
+        """Return the queue over the cells of the whole cluster, not yet running."""
         return build_queue(
             self.store,
             registry,
@@ -230,6 +239,7 @@ class Controller:
             return None
 
         def find_fit(service: InferenceService) -> FitFacts | None:
+            """Return the facts by which a written service is judged; None: the cluster is not read completely yet."""
             if not self._health.is_ready:
                 return None
             snapshot = Snapshot(self.store, _read_clock())
@@ -239,7 +249,11 @@ class Controller:
         return PreflightWebhook(options.preflight, options.preflight_folder, find_fit)
 
     async def run(self) -> None:
-        """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation."""
+        """Follow the cluster, compete for leadership, reconcile while leading; ends only by cancellation.
+
+        Leadership is sought only after the objects that decisions depend on have been listed once: until then this
+        replica is not ready.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._health.beat())
             on_restart = functools.partial(self._metrics.count_watch_restart, "kopf")
@@ -370,16 +384,21 @@ class Controller:
         self._enqueue_report(resource, key)
 
     def _enqueue_report(self, resource: Resource, key: ObjectKey) -> None:
-        """Enqueue an object whose status alone may change: what was decided about it still holds."""
+        """Enqueue an object whose status alone may change, while this replica leads.
+
+        `_enqueue` also marks that more than that may have changed. A namespace that is not listed yet is left out.
+        """
         if self._queue is not None and key.namespace not in self._incomplete_namespaces:
             stored = self.store.get(resource, key.name, key.namespace or None)
             # In a burst, an object that was never decided goes before those that are decided again.
             self._queue.add(Item(resource, key), urgent=stored is not None and not stored.get("status"))
 
     def _enqueue_concerned(self, resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Enqueue all objects that a change of the store concerns.
+        """Enqueue all objects that a change of the store concerns, while this replica leads.
 
-        An object that is being reconciled is not enqueued by its own write: the write notes the version instead.
+        The triggers of the changed kind say which objects these are. One that is being reconciled is not enqueued by
+        the event of its own write, or each write would cause another reconcile: the write notes this version in place
+        of that, and compares it with the API server's answer to see whether others have written, too.
         """
         if self._queue is None:
             return
@@ -409,6 +428,7 @@ def _group_triggers(reconcilers: Iterable[Reconciler]) -> Mapping[Resource, Sequ
     """Return the triggers of each resource with the resource that each enqueues."""
     triggers: defaultdict[Resource, list[tuple[Resource, Trigger]]] = defaultdict(list)
     for reconciler in reconcilers:
+        # A change of an object enqueues the object itself, too.
         itself = Trigger(reconciler.resource, lambda _store, obj: [object_key(obj)], reconciler.reads)
         for trigger in (itself, *reconciler.triggers):
             triggers[trigger.resource].append((reconciler.resource, trigger))

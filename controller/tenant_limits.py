@@ -71,7 +71,10 @@ def check_limits(service: InferenceService, limits: TenantLimits) -> ExceededLim
 
 
 def refuse_hosts(accelerator: str, vendors: Vendors, limits: TenantLimits) -> ExceededLimit | None:
-    """Return why a service may not run on hosts, with the way out; None if it may, or runs in pods."""
+    """Return why a service may not run on hosts, with the way out; None if it may, or runs in pods.
+
+    `limits.hosts` is True of a controller of the whole cluster, to which all hosts belong.
+    """
     vendor = vendors.get(accelerator)
     if limits.hosts or vendor is None or vendor.in_pods:
         return None
@@ -85,7 +88,10 @@ def refuse_hosts(accelerator: str, vendors: Vendors, limits: TenantLimits) -> Ex
 
 
 def refuse_queue(service: InferenceService, limits: TenantLimits) -> ExceededLimit | None:
-    """Return why the pods of a service may not wait for the queue, with the way out, or None."""
+    """Return why the pods of a service may not wait for the queue, with the way out; None if they may, or need not.
+
+    `limits.hosts` is True of a controller of the whole cluster, which has a queue.
+    """
     scheduling = service.spec.scheduling
     if limits.hosts or not (scheduling.mode == "Queue" or scheduling.pools):
         return None
@@ -109,8 +115,9 @@ def allowed_tolerations(tolerations: Iterable[Toleration], limits: TenantLimits)
 
 
 def _is_allowed(toleration: Toleration, limits: TenantLimits) -> bool:
+    """Return whether a service may state a toleration: it tolerates no taint that is refused to tenants."""
     refused_taints = (*(() if limits.control_plane else CONTROL_PLANE_TAINTS), *limits.system_taints)
-    # An empty key with Exists tolerates every taint.
+    # An empty key, which the API takes with the operator Exists only, tolerates every taint.
     tolerates_all = toleration.key == "" and bool(refused_taints)
     return not tolerates_all and not any(_matches_taint(toleration.key, taint) for taint in refused_taints)
 

@@ -86,6 +86,7 @@ def collect_addresses(
     ranges: list[tuple[IpNetwork, AddressUse]] = []
 
     def add(addresses: Iterable[Any], use: AddressUse) -> None:
+        """Note the use of each address that a cluster routes to; None and other texts are left out."""
         for text in addresses:
             address = read_address(text or "")
             if not isinstance(address, AddressUse):
@@ -131,10 +132,11 @@ class AddressCheck:
         self._listing = asyncio.Lock()
 
     async def find_use(self, client: Client, host: str, address: str, *, granted: bool) -> AddressUse | None:
-        """Return the use of the address that a host states, as it was found lately or is now; None if it is not known.
+        """Return what uses the address that a host states (`FREE`: nothing), as it was found lately or is now.
 
-        It is not known if the search fails, or if the host has stated another address a moment ago.
-        An address that is `granted` was searched for by an earlier leader, and is searched for again within the hour.
+        None: it is not known, because no search has succeeded, or because the host stated another address within the
+        last `PAUSE_SECONDS`. If `granted`, the host may use the address already: then it counts as free until this
+        leader searches for it, within the hour.
         """
         now = self._clock()
         last = self._searches.get(host)
@@ -142,11 +144,13 @@ class AddressCheck:
             # As if it was searched for within the last hour, at a time that the host's name gives: so the addresses of
             # many hosts are not searched for all at once.
             last = self._searches[host] = _Search(address, at=now - hash(host) % AGAIN_SECONDS, use=FREE)
+        # The last search says nothing about another address.
         last_use = last.use if last is not None and last.address == address else None
         if last is not None:
             age_seconds = now - last.at
             valid_seconds = AGAIN_SECONDS if last_use == FREE else REFUSED_SECONDS
-            if age_seconds < PAUSE_SECONDS or (last_use is not None and age_seconds < valid_seconds):
+            is_too_early, is_valid = age_seconds < PAUSE_SECONDS, last_use is not None and age_seconds < valid_seconds
+            if is_too_early or is_valid:
                 return last_use
         use: AddressUse | None
         try:

@@ -43,8 +43,9 @@ def build_drained_condition(
         return None
     remaining = [process for process in bound if process.holds_memory]
     last = find(host.status.conditions, DRAINED)
-    is_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
-    blocked = [process for process in remaining if _is_blocked(process, siblings, now, is_old=is_old)]
+    # By now each process that can have a replacement has one.
+    is_drain_old = last is not None and _age_seconds(last.last_transition_time, now) >= WAITING_SECONDS
+    blocked = [process for process in remaining if _is_blocked(process, siblings, now, is_drain_old=is_drain_old)]
     reason = DRAINING
     if not remaining:
         reason, message = DRAINED, "no process is left on this host; `pomona host uncordon` opens it again"
@@ -70,16 +71,19 @@ def find_recheck_seconds(
     siblings: Mapping[str, Sequence[HostedProcess]],
     now: datetime,
 ) -> float | None:
-    """Return the seconds after which a process may count as blocked; None if only a change of a process matters.
+    """Return the seconds after which the condition Drained may change although no process changes; None: never.
 
-    The arguments are those of `build_drained_condition`.
+    That is the time until a process counts as blocked: because the drain is old enough, or because a replacement has
+    waited long enough for a host. The arguments are those of `build_drained_condition`.
     """
     if not host.spec.drain or not any(process.holds_memory for process in bound):
         return None
     last = find(host.status.conditions, DRAINED)
     drain_age_seconds = _age_seconds(last.last_transition_time, now) if last is not None else 0.0
     seconds = [WAITING_SECONDS - drain_age_seconds]
-    seconds += [_seconds_left(waiting, now) for others in siblings.values() for waiting in _list_waiting(others)]
+    seconds += [
+        _seconds_until_blocked(waiting, now) for others in siblings.values() for waiting in _list_unbound(others)
+    ]
     return min((left for left in seconds if left > 0), default=None)
 
 
@@ -100,26 +104,28 @@ def _is_blocked(
     siblings: Mapping[str, Sequence[HostedProcess]],
     now: datetime,
     *,
-    is_old: bool,
+    is_drain_old: bool,
 ) -> bool:
-    """Return whether a process cannot leave as no host takes its replacement.
+    """Return whether a process cannot leave its host because no other host takes its replacement.
 
-    Without any replacement it is blocked if the drain `is_old`: by then one would have been created.
+    It is blocked if its service has a process that has waited for a host for `WAITING_SECONDS`; or, without any process
+    elsewhere, if the drain is old: by then one would have been created. A process that no service owns, or that is
+    being deleted, leaves in any case.
     """
     if not process.owner_uid or process.is_deleted:
         return False
     others = siblings.get(process.owner_uid, ())
     if not others:
-        return is_old  # its service cannot be replaced, such as one whose Model is gone
-    return any(_seconds_left(waiting, now) <= 0 for waiting in _list_waiting(others))
+        return is_drain_old  # its service cannot be replaced, such as one whose Model is gone
+    return any(_seconds_until_blocked(waiting, now) <= 0 for waiting in _list_unbound(others))
 
 
-def _list_waiting(processes: Iterable[HostedProcess]) -> list[HostedProcess]:
-    """Return the processes that wait for a host."""
+def _list_unbound(processes: Iterable[HostedProcess]) -> list[HostedProcess]:
+    """Return the processes that are not bound to a host yet."""
     return [process for process in processes if not process.spec.host_name]
 
 
-def _seconds_left(waiting: HostedProcess, now: datetime) -> float:
+def _seconds_until_blocked(waiting: HostedProcess, now: datetime) -> float:
     """Return the seconds until a replacement without a host counts as blocked; 0 or less: it is."""
     return WAITING_SECONDS - _age_seconds(waiting.metadata.creation_timestamp, now)
 

@@ -63,15 +63,29 @@ class HostDistrust(NamedTuple):
 
 
 class _HostRecord:
-    """Observations of one host."""
+    """Observations of one host, which begin anew with each renewal of its Lease.
 
-    def __init__(self, lease: Lease | None, now: float, *, fresh: bool, expiries: Sequence[datetime] = ()) -> None:
+    Args:
+        lease: its Lease; None: it has none.
+        now: the monotonic time of the observation.
+        has_renewed: whether a renewal of the Lease was seen; without one, the host is not known to be alive.
+        expiries: the times at which it has expired lately.
+    """
+
+    def __init__(
+        self, lease: Lease | None, now: float, *, has_renewed: bool, expiries: Sequence[datetime] = ()
+    ) -> None:
         self.lease = lease
         self.silent_since = now
-        """The latest of: first observation, change of its renewTime, end of an outage of the API server."""
+        """Time from which on the host must renew within the duration of its Lease.
+
+        It is the latest of: first observation, change of its renewTime, end of an outage of the API server.
+        """
         self.alive_since = now
-        self.has_renewed = fresh
+        """Time since which the host has been alive without a break; meaningless for one that is not alive."""
+        self.has_renewed = has_renewed
         self.expired_at: float | None = None
+        """Monotonic time at which it has expired; None: it has not."""
         self.expiries = tuple(expiries)
         """Wall clock times, the latest last."""
 
@@ -178,10 +192,10 @@ class HostLiveness:
         host = self._hosts.get(name)
         if host is None:  # the first observation
             earlier = filter(None, map(parse_time, read_expiries(name)))
-            fresh = lease is not None and _is_fresh(lease, today)
-            return _HostRecord(lease, now, fresh=fresh, expiries=_list_recent(earlier, today))
+            has_renewed = lease is not None and _is_fresh(lease, today)
+            return _HostRecord(lease, now, has_renewed=has_renewed, expiries=_list_recent(earlier, today))
         if lease is not None and (host.lease is None or lease.renewed != host.lease.renewed):
-            renewed = _HostRecord(lease, now, fresh=True, expiries=host.expiries)
+            renewed = _HostRecord(lease, now, has_renewed=True, expiries=host.expiries)
             if host.liveness == "Alive":
                 renewed.alive_since = host.alive_since
             return renewed

@@ -182,12 +182,16 @@ def find_agent_place(host: MetalHost) -> AgentPlace | None:
 
 
 def build_reachable_condition(host: MetalHost, answer: ReachabilityAnswer | None) -> Obj:
-    """Return the condition Reachable; without an answer, that of an earlier leader stays."""
+    """Return the condition Reachable, which says whether the agent of a host has answered the controller.
+
+    Its status is Unknown while the agent was never asked, or has no port to answer at. Without an `answer`, what an
+    earlier leader has found stays.
+    """
     true, reason, message = None, "NotAsked", "the controller asks the agent once the address is accepted"
     if host.status.reachability_port is None:
         message = "the agent does not listen: its --port-range has no spare port"
     elif answer is not None:
-        true, reason, message = answer
+        true, reason, message = answer.reached, answer.reason, answer.message
     elif last := find(host.status.conditions, REACHABLE):
         true, reason, message = {"True": True, "False": False}.get(last.status), last.reason, last.message
     return condition(REACHABLE, true=true, reason=reason, message=message, generation=host.metadata.generation)

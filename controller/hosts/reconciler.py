@@ -5,6 +5,7 @@ hosts renew, was reachable: a silent watch does not show that.
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -123,7 +124,10 @@ class LeaseReader:
             await asyncio.sleep(READ_SECONDS)
 
     async def read(self) -> None:
-        """Read all Leases now, and enqueue the hosts whose liveness has changed. Raises as `Client`."""
+        """Read all Leases now, and enqueue the hosts whose liveness has changed. Raises as `Client`.
+
+        The processes that are being deleted on such a host are enqueued, too: they are released once it has expired.
+        """
         leading = self._leading
         if leading is None:
             return
@@ -144,7 +148,8 @@ class LeaseReader:
         for host in sorted(changed):
             log.info("host_liveness_changed", host=host, liveness=self.liveness.find_liveness(host))
             leading.enqueue(METAL_HOSTS, ObjectKey("", host))
-            # A new leader finds the condition of an expired host as it must be, so no event of the host follows.
+            # Mostly the changed condition Ready of the host enqueues them; but if an earlier leader has written it,
+            # nothing changes.
             for process in store.by_index(METAL_PROCESSES, HOST_INDEX, host):
                 if "deletionTimestamp" in process["metadata"]:
                     leading.enqueue(METAL_PROCESSES, object_key(process))
@@ -185,11 +190,14 @@ class HostInputs(NamedTuple):
 
 
 def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: ReachabilityProber) -> Reconciler:
-    """Return the reconciler of hosts, which copies `tokens` to hosts and has `prober` ask their agents."""
+    """Return the reconciler of hosts, which copies `tokens` to hosts and has `prober` ask their agents.
+
+    It reads what is not watched in `observe`; `decide_host` decides by that and by the watch cache.
+    """
     addresses, secrets = AddressCheck(), HostSecrets(tokens)
 
     async def observe(client: Client, snapshot: Snapshot, key: ObjectKey) -> HostInputs:
-        """Read the inputs of a decision about a host; of one that is gone or expired, only what its Lease says."""
+        """Read the inputs that are not watched; of a host that is gone or expired, only those of its Lease."""
         if not leases.bindable(key.name):
             # The host may have renewed since Leases were read: then its endpoints must not be deleted.
             await leases.follow_renewal(key.name)
@@ -205,20 +213,20 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
             # Read nothing more, so that this liveness is still current when the endpoints are deleted.
             return HostInputs(liveness, distrust=distrust, expiries=expiries)
         address = host.get("status", {}).get("address", "")
-        granted = address in read_granted_addresses(_find_grants_role(snapshot, key.name))
+        is_granted = address in read_granted_addresses(_find_grants_role(snapshot, key.name))
         readable_host = snapshot.read(METAL_HOSTS, key, MetalHost)
-        use = await addresses.find_use(client, key.name, address, granted=granted) if address else None
-        # The controller connects to this address, so something else that has got it since it was granted must not.
-        may_connect = granted and not (use and use.owner)
+        use = await addresses.find_use(client, key.name, address, granted=is_granted) if address else None
+        # Not if something else has got the address since it was granted: the controller would connect to that.
+        may_connect = is_granted and not (use and use.owner)
         place = find_agent_place(readable_host) if may_connect and readable_host is not None else None
         bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
-        needs = list_needed_secrets(
-            bound, lambda service: _read_token_rotation(snapshot.get(INFERENCE_SERVICES, service))
-        )
+        needs = list_needed_secrets(bound, functools.partial(_find_token_rotation, snapshot))
         tokens = await secrets.read_tokens(client, key.name, needs, snapshot.now)
         secret = await secrets.read_own(client, key.name, snapshot.now)
-        reachability = prober.find_answer(key.name, place) if place is not None else None
-        return HostInputs(liveness, tokens, secret, use, reachability, distrust, expiries, place)
+        answer = prober.find_answer(key.name, place) if place is not None else None
+        return HostInputs(
+            liveness, tokens, secret, use, reachability=answer, distrust=distrust, expiries=expiries, place=place
+        )
 
     def restart() -> None:
         leases.liveness.restart()
@@ -230,11 +238,11 @@ def host_reconciler(leases: LeaseReader, tokens: KnownTokens, prober: Reachabili
         reads=steady_facts,
         triggers=(
             *(owned(resource, METAL_HOSTS) for resource in (ROLES, ROLE_BINDINGS)),
-            Trigger(METAL_HOSTS, _hosts_at_address, stated_addresses),
-            Trigger(METAL_PROCESSES, _host_of_process, all_but_status),
-            Trigger(METAL_PROCESSES, _drained_hosts_of_siblings, draining_facts),
-            Trigger(ENDPOINT_SLICES, _host_of_slice, existence),
-            Trigger(INFERENCE_SERVICES, _hosts_of_service, _read_token_rotation),
+            Trigger(METAL_HOSTS, _hosts_at_address, stated_addresses),  # another host may get the address
+            Trigger(METAL_PROCESSES, _host_of_process, all_but_status),  # grants and tokens follow the processes
+            Trigger(METAL_PROCESSES, _drained_hosts_of_siblings, draining_facts),  # replacements let a drain go on
+            Trigger(ENDPOINT_SLICES, _host_of_slice, existence),  # those of an expired host are deleted
+            Trigger(INFERENCE_SERVICES, _hosts_of_service, _read_token_rotation),  # a new token is copied to hosts
         ),
         observe=observe,
         perform=prober.perform,
@@ -269,6 +277,7 @@ def _hosts_at_address(store: Store, host: Obj) -> list[ObjectKey]:
 
 
 def _hosts_of_service(store: Store, service: Obj) -> list[ObjectKey]:
+    """Return the hosts to which processes of a service are bound."""
     metadata = service["metadata"]
     processes = store.by_index(METAL_PROCESSES, OWNER_INDEX, namespaced(metadata["namespace"], metadata["uid"]))
     names = {process["spec"].get("hostName") for process in processes}
@@ -281,13 +290,22 @@ def _read_token_rotation(service: Obj | None) -> str:
     return rotation
 
 
+def _find_token_rotation(snapshot: Snapshot, service: ObjectKey) -> str:
+    """Return the same of a service by its key; empty if it is gone."""
+    return _read_token_rotation(snapshot.get(INFERENCE_SERVICES, service))
+
+
 def _host_of_slice(_store: Store, obj: Obj) -> list[ObjectKey]:
     host = host_of_slice(obj)
     return [ObjectKey("", host)] if host else []
 
 
 def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
-    """Return all writes for a host: its Secret, grants and conditions; if it expired, remove its endpoints."""
+    """Return all writes for a host: grants, conditions and Secret; if it has expired, also delete its EndpointSlices.
+
+    The grants are a Role with what the host may publish: its address, and the services and processes bound to it. A
+    host whose Lease has expired cannot withdraw its EndpointSlices, and clients would be sent to them for ever.
+    """
     host = snapshot.read(METAL_HOSTS, key, MetalHost)
     inputs: HostInputs = snapshot.inputs
     has_expired = inputs.liveness == "Expired"
@@ -302,8 +320,7 @@ def decide_host(snapshot: Snapshot, key: ObjectKey) -> Plan:
     roles = {claimant.metadata.name: _find_grants_role(snapshot, claimant.metadata.name) for claimant in claimants}
     verdict = judge_address(host, claimants, roles, inputs.address_use)
     bound = snapshot.store.by_index(METAL_PROCESSES, HOST_INDEX, key.name)
-    # An expired host keeps what it was granted: while it is silent its processes are not known to have ended. What a
-    # former host of this name was granted is in force until it is replaced.
+    # An expired host keeps its grants, as its processes may still run; but not those of a former host of its name.
     keeps_grants = has_expired and not _has_former_grants(snapshot, key.name)
     grants = () if keeps_grants else build_grant_objects(host, decide_grants(host, verdict, bound))
 
@@ -393,7 +410,10 @@ def _list_claimants(snapshot: Snapshot, host: MetalHost) -> list[MetalHost]:
 
 
 def _ready_condition(host: MetalHost, liveness: Liveness) -> Obj:
-    """Return the condition Ready; before the first renewal, that of an earlier leader stays."""
+    """Return the condition Ready: whether the host renews its Lease.
+
+    Until this leader has seen a renewal or an expiry, what an earlier one has found stays.
+    """
     lease = f"Lease {HOSTS_NAMESPACE}/{host.metadata.name}"
     true, reason, message = None, "WaitingForLease", f"waiting for the first renewal of {lease}"
     if liveness == "Alive":

@@ -44,7 +44,11 @@ class NeededSecret(NamedTuple):
 def list_needed_secrets(
     processes: Iterable[Obj], rotation_of: Callable[[ObjectKey], str] = lambda _service: ""
 ) -> list[NeededSecret]:
-    """Return the Secrets that the processes of one host need, sorted; `rotation_of` is called with each service."""
+    """Return the Secrets that the processes of one host need, sorted.
+
+    A process needs the Secret with the token of its service, and those with which its host downloads the artifacts.
+    `rotation_of` returns the `status.tokenRotation` of a service, which changes when its token is replaced.
+    """
     needed = set()
     for obj in processes:
         spec, namespace = obj["spec"], obj["metadata"]["namespace"]
@@ -74,7 +78,10 @@ class HostSecrets:
     def __init__(self, tokens: KnownTokens) -> None:
         self._service_tokens = tokens
         self._readings: dict[NeededSecret, _Reading] = {}
-        """For all hosts: Secrets of users, and those that the controller may not read, without those that are due."""
+        """For all hosts: what was read last of Secrets that are not to be read again yet.
+
+        These are Secrets of users, those that the controller may not read, and those whose rotation is outdated.
+        """
         self._host_secrets: dict[str, tuple[Obj, datetime]] = {}
         """By host: its Secret, and when that was read."""
 
@@ -97,8 +104,9 @@ class HostSecrets:
     async def _find_token(self, client: Client, needed: NeededSecret, now: datetime) -> str | None:
         """Return the base64 token of a Secret, or None if there is none.
 
-        A user's Secret is read at most once within `READ_SOURCE_AGAIN`. If the controller may not read a Secret any
-        more, its last token stays.
+        The token of a service comes from `KnownTokens`, which keeps it until the service's rotation, the identifier of
+        its last replacement, is another one. A user's Secret is read at most once within `READ_SOURCE_AGAIN`. If the
+        controller may not read a Secret any more, its last token stays.
         """
         last = self._readings.get(needed)
         if last is not None and now < last.read_again_at:
@@ -185,6 +193,7 @@ def keep_previous_tokens(
 
 
 def _read_previous(existing: Mapping[str, str]) -> dict[str, PreviousToken]:
+    """Return the replaced tokens in the data of a host's Secret by key; empty if there are none that are valid."""
     try:
         return msgspec.json.decode(base64.b64decode(existing[PREVIOUS_TOKENS_KEY]), type=dict[str, PreviousToken])
     except (KeyError, binascii.Error, msgspec.DecodeError, UnicodeDecodeError):

@@ -36,10 +36,14 @@ class PoolBoard:
     ) -> None:
         self._store, self._vendors, self._registry, self._on_change = store, vendors, registry, on_change
         self._units: Sequence[Unit] = ()
+        """The replicas that hold or want devices, as the last round of the queue has seen them."""
         self._standings: Mapping[str, PoolStanding] = {}
+        """By pool, what its status says: total, used, borrowed, lent."""
         self._measured_table: PoolTable | None = None
+        """The pools as they were defined when the standings were measured."""
         self._changed = asyncio.Event()
         self._has_units = False
+        """A round has run since this replica leads: before, nothing is known of the use of pools."""
         registry.subscribe(self._changed.set)
         store.subscribe(self._take_change)
 
@@ -55,7 +59,7 @@ class PoolBoard:
         return self._standings.get(pool)
 
     async def run(self, _leading: object) -> None:
-        """Measure all pools after each change, for ever."""
+        """Measure all pools after each change, for ever, and report each pool whose standing is another."""
         loop = asyncio.get_running_loop()
         self._units, self._has_units, self._measured_table, self._standings = (), False, None, {}
         while True:
@@ -68,11 +72,13 @@ class PoolBoard:
                 for name, standing in self._standings.items():
                     if standing != before.get(name):
                         self._on_change(ObjectKey("", name))
+            # The longer it took, the longer the pause.
             await asyncio.sleep(max(MEASURE_SECONDS, (loop.time() - started) * IDLE_SHARE))
 
     def _measure(self) -> None:
         """Compute the standings of all pools, and keep them and the table of pools that they follow from."""
         self._measured_table = table = read_pools(self._store, self._vendors)
+        # Without any pool, usable or refused, there is nothing to measure.
         is_needed = table.defined or table.refused
         cells = self._registry.list_cells() if is_needed else ()
         self._standings = measure_pools(table, cells, self._units, self._find_labels) if is_needed else {}

@@ -38,6 +38,7 @@ def decide_pool(snapshot: Snapshot, key: ObjectKey) -> Plan:
 
 
 def _build_amounts(standing: PoolStanding) -> Obj:
+    """Return the fields of a pool's status that say how much of it is used, as text and in numbers."""
     total, used = (amount_text(standing.measure, amount) for amount in (standing.total, standing.used))
     return {
         "cells": standing.cells,
@@ -55,6 +56,7 @@ def _build_amounts(standing: PoolStanding) -> Obj:
 
 
 def _build_ready(standing: PoolStanding, generation: int) -> Obj:
+    """Return the condition Ready of a pool: False with all its problems, else True with its size."""
     if standing.problems:
         first: PoolProblem = standing.problems[0]
         message = "; ".join(problem.message for problem in standing.problems)

@@ -74,13 +74,14 @@ def find_fit_facts(
     find_speeds: FindSpeeds,
     has_unknown_devices: Callable[[str], bool],
 ) -> FitFacts:
-    """Return the facts about a service.
+    """Return the facts by which it is judged whether a service fits, on all accelerators that it may use.
 
     Args:
         snapshot: the cluster.
         service: the service, which need not be stored.
         settings: options of the controller.
-        find_speeds: returns the speed of a replica on the device classes of an accelerator, and keeps nothing.
+        find_speeds: returns the speed of a replica on the device classes of an accelerator. It must keep nothing in a
+            cache, as the service may never exist.
         has_unknown_devices: returns whether nobody says of some devices of an accelerator what they are.
     """
     hardware = service.spec.hardware
@@ -91,11 +92,15 @@ def find_fit_facts(
     table = read_pools(snapshot.store, settings.vendors)
     names = list_candidates(service, model, table, settings.vendors)
     if not names:
+        # It has no choice: one accelerator is checked, which the service, its Model or its pools name.
         replica = check_replica(snapshot.store, service, model, companions, settings)
         classes = find_speeds(key, service, replica.accelerator, replica.checked.served)
         problem = replica.checked.problem
+        problems = [problem] if problem is not None else []
         has_unknown = problem is None and has_unknown_devices(replica.accelerator or "")
-        return FitFacts(classes, [problem] if problem is not None else [], expects_nodes, has_unknown, least)
+        return FitFacts(
+            classes, problems, expects_nodes, has_unknown_devices=has_unknown, least_tokens_per_second=least
+        )
     checked = [
         check_candidate(snapshot.store, service, name, model, companions, settings=settings, find_speeds=find_speeds)
         for name in names
@@ -142,7 +147,12 @@ def judge_service(
 
 
 def judge_fit(facts: FitFacts) -> FitVerdict:
-    """Return whether a service fits on any device class; it is unfit only if that is certain, and else unknown."""
+    """Return whether a service fits on any device class; it is unfit only if that is certain, and else unknown.
+
+    It is unknown while the answer may change: the fit on a class is not known; an accelerator has a problem that may
+    pass; nobody says what some devices are; no class is known at all, or the list is full, so some may be missing; an
+    autoscaler may add devices; or a class is refused by an estimate that a measurement may correct.
+    """
     fit = describe_fit(facts.classes, 0) if facts.classes else None
     if fit is not None and fit["status"] == "True":
         return FitVerdict("fits")
@@ -184,7 +194,11 @@ def _list_demands(service: InferenceService) -> dict[str, object]:
 
 
 def _certainly_fails(speed: ClassSpeed, least_tokens_per_second: float | None) -> bool:
-    """Return whether it is certain that no replica can run on a device class."""
+    """Return whether it is certain that no replica can run on a device class.
+
+    That is so if it does not fit into the memory, or fits less well than the service demands; or if it is slower than
+    the service demands by a measurement, or even by the upper end of the estimate.
+    """
     if speed.fit == "too_tight" or (speed.refusal == "TooSlow" and speed.source == "Measured"):
         return True
     if speed.refusal == "TooSlow":

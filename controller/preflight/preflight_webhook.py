@@ -65,7 +65,10 @@ class PreflightWebhook:
         self._server = build_server(self.knows_path, self.judge)
 
     def knows_path(self, path: str) -> bool:
-        """Return whether a path is the one at which API servers ask."""
+        """Return whether a path is the one at which API servers ask; False while its file is missing.
+
+        Its last segment is in a file, which is read each time because it may be replaced.
+        """
         try:
             segment = (self._folder / PATH_FILE).read_text().strip()
         except (OSError, UnicodeDecodeError):
@@ -116,12 +119,14 @@ def build_server(knows_path: Callable[[str], bool], judge: Callable[[ReviewedWri
     """
 
     def check(question: AskedQuestion) -> WholeAnswer | None:
+        """Refuse another path before the body is read; None: go on, and keep the connection for further reviews."""
         if not knows_path(question.path):
             return explain(404, "not found")
         question.keep_connection()
         return None
 
     def answer(question: AskedQuestion) -> WholeAnswer:
+        """Answer a review; 400 if it is none, and 500 if the judgement fails: then the service is written anyway."""
         try:
             write = parse_review(question.body)
         except InvalidReviewError as error:
