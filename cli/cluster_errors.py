@@ -8,14 +8,14 @@ from crds.meta import GROUP, HOSTS_NAMESPACE
 from kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unauthorized, Unreachable
 from kube.kubeconfig import CredentialsError
 
-_RIGHT: Final = re.compile(
+_REFUSED_RIGHT: Final = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]*)" in API group "(?P<group>[^"]*)"'
     r'(?: in the namespace "(?P<namespace>[^"]*)")?'
 )
 _CONFLICT: Final = re.compile(r'conflicts? with "(?P<manager>[^"]*)"')
 _NO_NAMESPACE: Final = re.compile(r'namespaces "(?P<name>[^"]*)" not found')
-_READING: Final = frozenset({"get", "list", "watch"})
-_OF_MACHINES: Final = frozenset({"metalhosts", "metalprocesses", "nodefitnesses", "nodes"})
+_READING_VERBS: Final = frozenset({"get", "list", "watch"})
+_MACHINE_RESOURCES: Final = frozenset({"metalhosts", "metalprocesses", "nodefitnesses", "nodes"})
 """Kinds that no role of Kubernetes' own has: they name machines and quote the logs of engines."""
 _PREFIX: Final = re.compile(r"^(?:GET|POST|PUT|PATCH|DELETE) \S+: |^port-forward [^:]*: ")
 
@@ -67,26 +67,33 @@ def describe_api_error(error: ApiError, server: str) -> str:
 
 
 def _describe_forbidden(error: Forbidden) -> str:
-    """Return which right the user lacks, and who can grant it by which role."""
-    match = _RIGHT.search(error.message)
+    """Return which right the user lacks, and who can grant it by which role.
+
+    * To read nodes and hosts, Pomona has a cluster role of its own, pomona-machines-view.
+    * To change them, or anything in the namespace of the hosts, is for administrators of the cluster.
+    * What belongs to no namespace takes a cluster role binding, as Kubernetes' own roles are bound in namespaces.
+    * Everything else is in the roles view, edit and admin of Kubernetes; of these, view reads no Secrets.
+    """
+    match = _REFUSED_RIGHT.search(error.message)
     if match is None:
         return f"{error.call} is refused: {error.message or 'no reason given'}"
     resource = f"{match['resource']}.{match['group']}" if match["group"] else match["resource"]
     namespace = match["namespace"]
     place = f"in namespace {namespace}" if namespace else "in the whole cluster"
     denied = f"{match['user']} may not {match['verb']} {resource} {place}"
-    is_reading = match["verb"] in _READING
-    if match["resource"] in _OF_MACHINES and is_reading:
+    is_reading = match["verb"] in _READING_VERBS
+    is_of_machines = match["resource"] in _MACHINE_RESOURCES
+    if is_of_machines and is_reading:
         return (
             f"{denied}: an administrator of the cluster can grant it: kubectl create clusterrolebinding NAME "
             f"--clusterrole=pomona-machines-view --user={match['user']}"
         )
-    if match["resource"] in _OF_MACHINES or namespace == HOSTS_NAMESPACE:
+    if is_of_machines or namespace == HOSTS_NAMESPACE:
         return f"{denied}: administrators of the cluster may, and can bind a role that allows it (docs/security.md)"
     if not namespace:
         return f"{denied}: an administrator of the cluster can grant it by a cluster role binding"
-    is_viewed = is_reading and match["resource"] != "secrets"
-    roles = "view, edit or admin" if is_viewed else "edit or admin"
+    view_suffices = is_reading and match["resource"] != "secrets"
+    roles = "view, edit or admin" if view_suffices else "edit or admin"
     return f"{denied}: an administrator of the cluster can grant it by a role binding to the cluster role {roles}"
 
 

@@ -52,6 +52,7 @@ def complete_names(*resources: Resource) -> Complete:
     """Return a function that completes the names of objects of these kinds."""
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names in the cluster that begin with what the user has typed of the argument."""
         return [item for resource in resources for item in _list_items(ctx, resource, incomplete)]
 
     return complete
@@ -72,11 +73,15 @@ def complete_catalog(_ctx: click.Context, _parameter: click.Parameter, incomplet
 
 
 def _list_items(ctx: click.Context, resource: Resource, incomplete: str) -> list[CompletionItem]:
-    """Return the names of objects that begin so; none if the cluster does not answer, as no message can be shown."""
+    """Return the names of a kind's objects that begin with `incomplete`, in the cluster and namespace of the options.
+
+    None are returned if the cluster does not answer: a shell that completes shows no message.
+    """
     from cli.cluster_access import Cluster, run_in_cluster  # noqa: PLC0415 - not needed for --help
     from cli.cluster_options import ClusterOptions  # noqa: PLC0415 - it imports this module
 
     async def list_names(cluster: Cluster) -> list[str]:
+        """Return the names of all objects of the kind, in order. Raises TimeoutError: the user would wait too long."""
         async with asyncio.timeout(SECONDS):
             namespace = cluster.namespace if resource.namespaced else None
             listed = await cluster.client.list_metadata(resource, namespace)

@@ -58,7 +58,7 @@ def _read_monitor_labels(_context: click.Context, param: click.Parameter, texts:
 
 
 def _list_source_variables(allowed_networks: Networks) -> dict[str, str]:
-    """Return the environment variables of Jobs that read sources of weights."""
+    """Return the environment variables for Jobs that read sources of weights: mirrors, and private networks allowed."""
     environment = {name: os.environ[name] for name in SOURCE_VARIABLES if name in os.environ}
     return environment | ({NETWORKS_VARIABLE: networks_text(allowed_networks)} if allowed_networks else {})
 
@@ -260,12 +260,12 @@ def command(
     if namespaces:
         _refuse_cluster_options(mode, options.preflight)
     log.configure(verbose=verbose)
-    gc.set_threshold(GC_THRESHOLD, 10, 10)
+    gc.set_threshold(GC_THRESHOLD, 10, 10)  # collect garbage less often than by default
     raise_descriptor_limit()  # each namespace has several watches
     pods = structs.replace(
         options.pods,
         environment=_list_source_variables(allowed_networks),
-        limits=options.pods.limits._replace(hosts=not namespaces),
+        limits=options.pods.limits._replace(hosts=not namespaces),  # hosts belong to the whole cluster
         image_pull_secrets=tuple(dict.fromkeys(options.pods.image_pull_secrets)),
         scheduling_mode=mode or ("Native" if namespaces else "Queue"),
     )
@@ -295,10 +295,10 @@ def _refuse_cluster_options(mode: DefaultSchedulingMode | None, preflight: BindA
 async def _run(
     kubeconfig: Path | None, options: ControllerOptions, metrics: ControllerMetrics, health: ControllerHealth
 ) -> None:
-    """Run until this is cancelled, then release leadership and end."""
+    """Run the controller until this is cancelled; then it releases leadership, so that another takes over at once."""
     async with (
         connect(credentials.load(kubeconfig), metrics.count_call) as client,
-        # After an outage all watches list at once, and a renewal must not wait for them.
+        # After an outage all watches list at once, and the renewal of leadership must not wait for a connection.
         connect(credentials.load(kubeconfig), metrics.count_call) as election,
     ):
         await Controller(

@@ -107,5 +107,6 @@ def command(kubeconfig: Path | None, *, options: ExtenderOptions, verbose: bool)
 
 
 async def _run(kubeconfig: Path | None, options: ExtenderOptions) -> None:
+    """Connect to the API server, and answer schedulers until this is cancelled."""
     async with connect(credentials.load(kubeconfig)) as client:
         await run(client, options)

@@ -83,7 +83,7 @@ def command(*, wanted: WantedFiles, output_format: str, result: Path | None) -> 
       pomona fetch oci://docker.io/ai/smollm2:360M-Q4_K_M --files '*.gguf' --to ~/models
       pomona fetch https://files.example/model.gguf --to . --sha256 3f6b92...
     """
-    facts = outcome.run("fetch", _fetch(wanted), result)
+    facts = outcome.run_or_exit("fetch", _fetch(wanted), result)
     outcome.write_result("fetch", facts, result)
     if output_format != "text":
         print_facts(facts, output_format)
@@ -93,7 +93,10 @@ def command(*, wanted: WantedFiles, output_format: str, result: Path | None) -> 
 
 
 async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
-    """Fetch the files from the source or a mirror, and return their facts. Raises ArtifactError."""
+    """Fetch the files from the source, or from a mirror if the source fails, and return the facts in their headers.
+
+    Raises ArtifactError: no server has the files, they are not those that were expected, or a header is invalid.
+    """
     # Importing aiohttp takes longer than refusing an invalid source.
     from artifacts.errors import ArtifactError  # noqa: PLC0415
     from artifacts.fetch import ExpectedFile, FetchedArtifact  # noqa: PLC0415
@@ -110,6 +113,7 @@ async def _fetch(wanted: WantedFiles) -> dict[str, Any]:
     with _show_progress(source.file or source.repo or source.display) as show:
 
         async def read(server: Source, patience: Patience) -> FetchedArtifact:
+            """Fetch the files from one server: the source itself or a mirror."""
             access = outcome.build_source_access(server, source, wanted.file_root, wanted.allowed_networks, patience)
             # A mirror has revisions of its own; its bytes are verified by their digest.
             revision = wanted.revision if server is source else None

@@ -70,7 +70,7 @@ def command(*, wanted: InspectedSource, output_format: str, result: Path | None)
       pomona inspect hf://unsloth/Qwen3-8B-GGUF --files '*Q4_K_M*.gguf'
       pomona inspect file://$PWD/model.gguf --file-root . -o json
     """
-    facts = outcome.run("inspect", inspect_source(wanted), result)
+    facts = outcome.run_or_exit("inspect", inspect_source(wanted), result)
     outcome.write_result("inspect", facts, result)
     if output_format != "text":
         print_facts(facts, output_format)
@@ -93,6 +93,7 @@ async def inspect_source(wanted: InspectedSource) -> dict[str, Any]:
     source = parse(wanted.source, wanted.files)
 
     def access(server: Source, patience: Patience) -> SourceAccess:
+        """Return the settings to read one server: the source itself or a mirror."""
         return outcome.build_source_access(server, source, wanted.file_root, wanted.allowed_networks, patience)
 
     inspection = await inspect_with_mirrors(
@@ -109,7 +110,7 @@ async def inspect_source(wanted: InspectedSource) -> dict[str, Any]:
 
 
 def _build_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return names and values to print; facts that the file lacks are left out."""
+    """Return the rows to print, each a name and its value; facts that the file lacks are left out."""
     gguf = facts["gguf"]
     tensors = gguf.get("tensorCount")
     heads, heads_kv = gguf.get("headCount"), gguf.get("headCountKv")
@@ -139,7 +140,7 @@ def _describe_parameters(facts: dict[str, Any]) -> str:
 
 
 def _describe_memory(layout: dict[str, Any] | None, runtime: str) -> str:
-    """Return the memory that serving needs with the default context of a service."""
+    """Return the memory that serving needs with the default context of a service, in words; also if it is unknown."""
     from fitness.memory import Workload, estimate  # noqa: PLC0415
 
     options = ServingOptions()

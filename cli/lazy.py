@@ -71,10 +71,11 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command of the first word.
+        """Return the name of the sub-command that the first word is, the sub-command, and the other words.
 
         Raises:
-            NoSuchCommand: there is none; the message has similar ones, of which click knows only those it was given.
+            NoSuchCommand: there is none; the message proposes similar names. Click itself would propose none, as
+                sub-commands that are imported later are not registered with it.
         """
         try:
             return super().resolve_command(ctx, args)
@@ -101,7 +102,7 @@ def program_name(ctx: click.Context | None = None) -> str:
 
 
 def import_without_collections(name: str) -> ModuleType:
-    """Import a module, and never look for garbage among what it brings: modules live as long as their process.
+    """Import a module, and exempt its objects from garbage collection: modules live as long as their process.
 
     The collector would look through some 100,000 objects of the controller's modules again and again, which is a sixth
     of the time that the import takes, and later each of its full collections would do so. The little garbage that an
@@ -114,10 +115,10 @@ def import_without_collections(name: str) -> ModuleType:
         return importlib.import_module(name)
     gc.disable()
     try:
-        _import_structlog()
+        _import_structlog()  # before a module imports it together with rich
         return importlib.import_module(name)
     finally:
-        gc.freeze()
+        gc.freeze()  # no later collection looks at the objects that exist now
         gc.enable()
 
 

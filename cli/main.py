@@ -57,7 +57,7 @@ class Program(LazyGroup):
             return super().main(*args, **settings)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show what people use first."""
+        """Write the commands into the help, in sections: those that people use come before those that machines run."""
         del ctx
         for title, commands in SECTIONS.items():
             with formatter.section(title):

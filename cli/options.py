@@ -60,6 +60,7 @@ def name_type(pattern: str, longest: int, problem: str) -> Parsed[str]:
     """Return the type of names that match a pattern; `problem` follows a name that does not, in the message."""
 
     def check(name: str) -> str:
+        """Return the name if it matches. Raises ValueError."""
         if len(name) > longest or not re.fullmatch(pattern, name):
             raise ValueError(f"{name!r} {problem}")
         return name
@@ -74,10 +75,11 @@ def prefix_type(problem: str) -> Parsed[str]:
 
 
 def gather_options(argument: str, kind: Callable[..., object], *options: Decorator) -> Decorator:
-    """Return a decorator that adds options to a command, which gets them as one argument, a `kind`.
+    """Return a decorator that hands several options to a command as one argument, an object that `kind` makes of them.
 
-    Every option that is named like a parameter of `kind` goes there, wherever it was added. Of nested structs, the
-    inner one stands above the outer one. A misspelt name is no error of types: each call of the command fails.
+    Every option that is named like a parameter of `kind` becomes that parameter, also one that another decorator adds.
+    If `kind` has a parameter that is itself gathered, the decorator for the inner object stands above the one for the
+    outer object. No type checker finds a misspelt name: each call of the command fails.
 
     Args:
         argument: name of the argument.
@@ -87,6 +89,8 @@ def gather_options(argument: str, kind: Callable[..., object], *options: Decorat
     names = inspect.signature(kind).parameters
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the command with the options, behind a function that makes its `argument` of them."""
+
         @functools.wraps(command)
         def call(*arguments: Any, **given: Any) -> Any:
             gathered = {name: given.pop(name) for name in names if name in given}
@@ -145,6 +149,7 @@ def duration_between(least: float, most: float, hint: str) -> Parsed[float]:
     """Return the type of times from `least` to `most` seconds; `hint` ends the message about others."""
 
     def parse(text: str) -> float:
+        """Return the seconds of a time in the range. Raises ValueError."""
         seconds = parse_duration(text)
         if not least <= seconds <= most:
             raise ValueError(f"{seconds:g}s is not between {least:g}s and {most:g}s: {hint}")
@@ -154,7 +159,7 @@ def duration_between(least: float, most: float, hint: str) -> Parsed[float]:
 
 
 def _parse_network(text: str) -> Network:
-    """Return a network. Raises ValueError with a message for the user."""
+    """Return the network that a text such as 192.168.1.0/24 names. Raises ValueError with a message for the user."""
     try:
         return parse_network(text)
     except ValueError as error:

@@ -67,12 +67,12 @@ def build_source_access(
 
 
 def read_hub_token() -> str | None:
-    """Return the token for the hub."""
+    """Return the token for the hub by the environment; None: it has none, and only public models can be read."""
     return os.environ.get(HUB_TOKEN_VARIABLE) or None
 
 
 def read_endpoint() -> str:
-    """Return the hub of hf:// sources."""
+    """Return the URL of the hub from which hf:// sources are read, or of its mirror (HF_ENDPOINT)."""
     return os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT
 
 
@@ -85,8 +85,17 @@ def _check_digest(text: str) -> str:
 DIGEST: Final = Parsed("SHA256", _check_digest)
 
 
-def run(verb: str, work: Coroutine[Any, Any, T], result: Path | None) -> T:
-    """Run `work` until its end or SIGTERM; on an ArtifactError print one line, write it to `result` and exit."""
+def run_or_exit(verb: str, work: Coroutine[Any, Any, T], result: Path | None) -> T:
+    """Run `work` to its end, and return what it returns; exit if it fails.
+
+    An ArtifactError is printed in one line and written to the file `result`; its exit code says whether a retry may
+    help. After SIGTERM, as when a Job is stopped, the exit code says that one helps.
+
+    Args:
+        verb: the command, such as fetch, for messages.
+        work: the work.
+        result: the file; None: there is none.
+    """
     try:
         return asyncio.run(run_until_signal(work, signal.SIGTERM))
     except ArtifactError as error:
@@ -110,7 +119,7 @@ def _fail(verb: str, error: ArtifactError, result: Path | None) -> NoReturn:
 
 
 def describe_headers(facts: "Inspection") -> dict[str, Any]:
-    """Return the facts of headers as both commands print them, and as a Job's result has them."""
+    """Return what the headers say of a model, as `pomona fetch` and `pomona inspect` print it and Jobs return it."""
     return {
         "format": facts.format,
         "totalParameters": facts.total_parameters,

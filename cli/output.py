@@ -21,7 +21,7 @@ DATA_FORMATS: Final = frozenset({"json", "yaml"})
 WIDTH: Final = 80
 """Columns of output that goes to no terminal."""
 _GAP: Final = "  "
-_LEAST: Final = 4
+_LEAST_WIDTH: Final = 4
 """Letters that are left of a cell that is cut."""
 _UNLIMITED: Final = 1_000_000
 """Width of lines that are not wrapped."""
@@ -151,31 +151,37 @@ def name_of(obj: Obj) -> str:
     return f"{kind}.{group}/{obj['metadata']['name']}" if group else f"{kind}/{obj['metadata']['name']}"
 
 
-def render_table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, names: set[int]) -> str:
-    """Return a table of at most `width` columns; the cells of the widest columns are cut, those in `names` last.
+def render_table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None, name_columns: set[int]
+) -> str:
+    """Return a table with lines of at most `width` characters; to fit, cells of the widest columns are cut.
 
     Args:
         titles: the first row.
         rows: the others.
-        width: columns of the terminal; None: nothing is cut.
-        names: numbers of the columns that are cut only when no other can be.
+        width: the width of the terminal; None: nothing is cut.
+        name_columns: numbers of the columns with names, which are cut only when no other can be cut any more.
     """
     cells = [list(titles), *([escape_controls(" ".join(cell.split())) for cell in row] for row in rows)]
     widths = [max(len(row[number]) for row in cells) for number in range(len(titles))]
     if width is not None:
-        _shrink(widths, width - len(_GAP) * (len(titles) - 1), names)
+        _shrink(widths, width - len(_GAP) * (len(titles) - 1), name_columns)
     return "\n".join(
         _GAP.join(_cut(cell, size).ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
         for row in cells
     )
 
 
-def _shrink(widths: list[int], width: int, names: set[int]) -> None:
-    """Reduce the largest of `widths` in place until all fit, or nothing can be cut any more; those of `names` last."""
-    for group in (set(range(len(widths))) - names, names):
+def _shrink(widths: list[int], width: int, name_columns: set[int]) -> None:
+    """Reduce the widths of columns in place until their sum is at most `width`, each time the largest by one.
+
+    No column gets narrower than `_LEAST_WIDTH`, so the sum may stay too large. Those of `name_columns` shrink last.
+    """
+    other_columns = set(range(len(widths))) - name_columns
+    for group in (other_columns, name_columns):
         while sum(widths) > width:
             widest = max(group, key=lambda number: widths[number], default=None)
-            if widest is None or widths[widest] <= _LEAST:
+            if widest is None or widths[widest] <= _LEAST_WIDTH:
                 break
             widths[widest] -= 1
 

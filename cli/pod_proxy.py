@@ -128,7 +128,10 @@ def command(
 
 
 def _plan_preparation(options: PodProxyOptions, source: str, context_length: int | None, networks: Networks) -> Prepare:
-    """Return the call that brings the model of `source` into the engine. Raises click.UsageError."""
+    """Return the call that brings the model of `source` into the engine, as for Ollama, which starts without a model.
+
+    Raises click.UsageError: the engine gets no model so, or its name for the model or the context length is missing.
+    """
     pod = find_runtime(options.engine).pod
     if not (pod and pod.prepare and options.model and context_length):
         raise click.UsageError("--source needs an --engine that gets its model, --engine-model and --context-length")
@@ -137,7 +140,10 @@ def _plan_preparation(options: PodProxyOptions, source: str, context_length: int
 
 
 async def _prepare(prepare: Callable[..., Awaitable[None]], model: PodModel) -> None:
-    """Bring a model into the engine, and log the progress and passing errors. Raises PodProxyError."""
+    """Bring a model into the engine, and log the progress, and each error after which that is tried again.
+
+    Raises PodProxyError: it has failed for good.
+    """
     try:
         await prepare(model, _ProgressLog(), lambda error: log.warning("prepare_failed", error=str(error)))
     except DaemonError as error:
@@ -151,6 +157,7 @@ class _ProgressLog:
         self._logged_at = 0.0
 
     def __call__(self, done_bytes: int, total_bytes: int | None) -> None:
+        """Log how many bytes are there, if the last line is old enough or these are all."""
         now = time.monotonic()
         if now - self._logged_at >= _PROGRESS_SECONDS or done_bytes == total_bytes:
             self._logged_at = now

@@ -13,10 +13,12 @@ _MODES: Final = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 @contextlib.contextmanager
 def usable_streams() -> Iterator[None]:
-    """Run a command with three streams, and end it with exit code 1 if its output cannot be written.
+    """Give a command its three standard streams, and exit with code 1 if its output cannot be written.
 
-    Python has None for a stream that is closed, to which `print(file=sys.stderr)` prefers standard output. It writes
-    what it has buffered after everything else, where a failure is an `Exception ignored` and exit code 120.
+    * A stream that is closed is None in Python, and `print(file=None)` would write to standard output instead: it is
+      opened to the null device.
+    * Python writes buffered output at the very end, where a failure is only an `Exception ignored` and exit code 120:
+      it is written here.
     """
     for name, mode in _MODES.items():
         if getattr(sys, name) is None:

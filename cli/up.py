@@ -97,6 +97,9 @@ async def _serve(
 ) -> bool:
     """Serve until a signal or until the question is answered; return whether the command succeeded.
 
+    Three tasks run beside each other: the machine, which serves and whose end ends the others; the display of its
+    state; and the question, if there is one, whose answer stops the machine.
+
     Raises StartError, SourceError and ArtifactError.
     """
     # 1. Decide what is served.
@@ -153,9 +156,10 @@ def _report_unusable_files(folder: Path) -> Iterator[None]:
 
 
 def _handle_signals(signals: UserSignals) -> None:
-    """Handle Ctrl-C, a terminal that is closed, and an agent that takes over."""
+    """Translate signals of the operating system: to stop (Ctrl-C, a closed terminal) and to hand over to an agent."""
 
     def end() -> None:
+        """Stop after running requests at the first signal, and abort them at the second."""
         if signals.stop.is_set():
             signals.abort.set()
         signals.stop.set()

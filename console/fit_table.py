@@ -29,7 +29,7 @@ from fitness.fit import (
 from fitness.memory import Workload, least_free_bytes
 from fitness.performance_store import PerformanceTable
 from fitness.serving_devices import ServingDevices
-from fitness.speed import RunMode, SpeedEstimate, correct_speed, report_measured
+from fitness.speed import RunMode, SpeedEstimate, build_measured_speed, correct_speed
 
 MOST_KEPT: Final = 400_000
 """Fits that are kept; beyond it all are forgotten."""
@@ -319,7 +319,7 @@ class FitTable:
         if fit is not None and fit.level != "too_tight" and model_hash is not None:
             record = self._measured.find(model_hash, devices.device_class, model.namespace)
             if record is not None:
-                fit = fit._replace(speed=report_measured(record, fit.run_mode))
+                fit = fit._replace(speed=build_measured_speed(record, fit.run_mode))
         least_bytes = 0
         if devices.memory_bytes and devices.vendor not in _VENDORS_BY_STATED_MEMORY:
             least_bytes = least_free_bytes(workload, options, devices.memory_bytes)

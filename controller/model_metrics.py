@@ -163,7 +163,7 @@ class ModelMetrics:
             self._loads.put(owner, _read_process_load(new))
         elif resource == NODE_FITNESSES:
             if _read_report_time(old) != _read_report_time(new):
-                seen_at = self._freshness.note(key.name, _read_report_time(new))
+                seen_at = self._freshness.note_heartbeat(key.name, _read_report_time(new))
                 report_times: dict[_Labels, float] = {} if seen_at is None else {(key.name,): seen_at}
                 self._observed.put(owner, report_times)
         else:  # a service

@@ -42,7 +42,11 @@ class CatalogSource(msgspec.Struct, frozen=True, kw_only=True, rename="camel", f
 
     @property
     def weights_quantization(self) -> str:
-        """Quantization of the weights, as a Model's status states it; empty: unknown."""
+        """Quantization of the weights, as a Model's status states it; empty: unknown.
+
+        A GGUF file has it in its name, another source in the catalog. Without either, a folder of weights is not
+        quantized, and the quantization of an Ollama model is unknown.
+        """
         named = _QUANTIZED_NAME.search(self.source)
         if named is not None:
             return named[1].upper()
@@ -101,7 +105,11 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
         return self.quantized_gb * _GIGA < self.parameter_count * _BITS / _BITS_PER_BYTE
 
     def find_layout(self, source: CatalogSource) -> Layout | None:
-        """Return the layout of a source, with the size of its weights; None: the layout or the size is not known."""
+        """Return the layout, the sizes of the layers, of a source; None: it or the size of the weights is unknown.
+
+        The layers are the same in all sources of a model; the size of the weights depends on their quantization. That
+        of the first source is in the entry's layout, that of a further one in the source itself.
+        """
         if self.layout is None:
             return None
         size = source.tensor_bytes
@@ -110,10 +118,14 @@ class CatalogEntry(msgspec.Struct, frozen=True, kw_only=True, rename="camel", fo
         return structs.replace(self.layout, tensor_bytes=size) if size else None
 
     def find_source(self, accelerator: str) -> CatalogSource | None:
-        """Return the first source of known layout that an engine on an accelerator loads; None: there is none."""
+        """Return the first source of known layout that an engine on an accelerator can load; None: there is none.
+
+        llama.cpp loads GGUF files on more accelerators than the catalog proposes them for.
+        """
         for source in self.sources:
-            is_for_llama = source.runtime == "llama.cpp" and accelerator in _LLAMA_CPP_ON
-            if self.find_layout(source) is not None and (accelerator in source.accelerators or is_for_llama):
+            llama_cpp_loads_it = source.runtime == "llama.cpp" and accelerator in _LLAMA_CPP_ON
+            is_loadable = accelerator in source.accelerators or llama_cpp_loads_it
+            if is_loadable and self.find_layout(source) is not None:
                 return source
         return None
 

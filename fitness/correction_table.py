@@ -12,6 +12,7 @@ from crds.meta import CONTROLLER_NAMESPACE
 from fitness.corrections import Corrections, SpeedRatio, learn_corrections
 
 ALL_NAMESPACES: Final = ""
+"""The scope of measurements that correct the estimates of every namespace; any other scope is one namespace."""
 
 
 class MeasuredRatio(NamedTuple):
@@ -26,9 +27,10 @@ class CorrectionTable:
     """All that was learned, by namespace."""
 
     def __init__(self) -> None:
-        self._ratios: dict[str, dict[str, tuple[SpeedRatio, ...]]] = {}
-        """By the only namespace whose estimates they correct, or `ALL_NAMESPACES`, and there by model hash."""
-        self._learned: dict[str, Corrections] = {}
+        self._ratios_by_scope: dict[str, dict[str, tuple[SpeedRatio, ...]]] = {}
+        """Measured beside estimated speeds by scope (one namespace, or `ALL_NAMESPACES`), and there by model hash."""
+        self._corrections_by_scope: dict[str, Corrections] = {}
+        """The corrections learned from these ratios; a missing entry is learned when it is next asked for."""
         self._listeners: list[Callable[[frozenset[str]], None]] = []
 
     def subscribe(self, listener: Callable[[frozenset[str]], None]) -> None:
@@ -36,30 +38,35 @@ class CorrectionTable:
         self._listeners.append(listener)
 
     def put(self, model_hash: str, ratios: tuple[MeasuredRatio, ...] = ()) -> None:
-        """Replace the measurements of a model; none: they are gone.
+        """Replace the measurements of a model; without `ratios`, remove them.
 
-        The corrections learned from them are forgotten, and the listeners are called with the changed namespaces.
+        1. Sort the ratios by scope: those of the controller's namespace correct all namespaces, as only administrators
+           measure there; those of another namespace correct only that one.
+        2. Store them in each scope where they differ, and forget the corrections learned from the former ones.
+        3. Call the listeners with the changed scopes, if there are any.
         """
-        # 1. A scope is the only namespace whose estimates a measurement corrects, or `ALL_NAMESPACES`.
+        # 1. Sort by scope.
         by_scope: dict[str, tuple[SpeedRatio, ...]] = {}
         for namespace, ratio in ratios:
             scope = ALL_NAMESPACES if namespace == CONTROLLER_NAMESPACE else namespace
             by_scope[scope] = (*by_scope.get(scope, ()), ratio)
 
-        # 2. Replace the ratios of the model in each scope where they are others, and forget what was learned from them.
-        scopes = self._ratios.keys() | by_scope.keys()
+        # 2. Store what differs; models and scopes without ratios have no entry.
+        scopes = self._ratios_by_scope.keys() | by_scope.keys()
         changed = frozenset(
-            scope for scope in scopes if self._ratios.get(scope, {}).get(model_hash, ()) != by_scope.get(scope, ())
+            scope
+            for scope in scopes
+            if self._ratios_by_scope.get(scope, {}).get(model_hash, ()) != by_scope.get(scope, ())
         )
         for scope in changed:
-            ratios_by_model = {**self._ratios.get(scope, {}), model_hash: by_scope.get(scope, ())}
-            self._ratios[scope] = {name: stored for name, stored in ratios_by_model.items() if stored}
-            if not self._ratios[scope]:
-                del self._ratios[scope]
-            self._learned.pop(scope, None)
+            ratios_by_model = {**self._ratios_by_scope.get(scope, {}), model_hash: by_scope.get(scope, ())}
+            self._ratios_by_scope[scope] = {name: stored for name, stored in ratios_by_model.items() if stored}
+            if not self._ratios_by_scope[scope]:
+                del self._ratios_by_scope[scope]
+            self._corrections_by_scope.pop(scope, None)
         if ALL_NAMESPACES in changed:
             # The corrections of each namespace are learned from these, too.
-            self._learned.clear()
+            self._corrections_by_scope.clear()
 
         # 3. Report the change.
         if changed:
@@ -67,12 +74,17 @@ class CorrectionTable:
                 listener(changed)
 
     def select(self, namespace: str) -> Corrections:
-        """Return the corrections of the estimates of a namespace, learned if needed; "": those that count for all."""
-        # Namespaces without measurements of their own share what was learned from those that count for all.
-        scope = namespace if namespace in self._ratios else ALL_NAMESPACES
-        if scope not in self._learned:
-            ratios_of_models = [*self._ratios.get(ALL_NAMESPACES, {}).values()]
+        """Return the corrections for estimates in a namespace; with `ALL_NAMESPACES`, only those that count for all.
+
+        They follow from the measurements that count for all and those of the namespace itself. They are learned at the
+        first call after a change, and kept.
+        """
+        # Namespaces without measurements of their own share one entry.
+        scope = namespace if namespace in self._ratios_by_scope else ALL_NAMESPACES
+        if scope not in self._corrections_by_scope:
+            ratios_of_models = [*self._ratios_by_scope.get(ALL_NAMESPACES, {}).values()]
             if scope != ALL_NAMESPACES:
-                ratios_of_models += self._ratios[scope].values()
-            self._learned[scope] = learn_corrections(ratio for ratios in ratios_of_models for ratio in ratios)
-        return self._learned[scope]
+                ratios_of_models += self._ratios_by_scope[scope].values()
+            all_ratios = (ratio for ratios in ratios_of_models for ratio in ratios)
+            self._corrections_by_scope[scope] = learn_corrections(all_ratios)
+        return self._corrections_by_scope[scope]

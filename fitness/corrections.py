@@ -72,7 +72,13 @@ NO_CORRECTIONS: Final = Corrections({}, {})
 
 
 def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
-    """Learn the correction of each device class and vendor, with each engine."""
+    """Learn the correction of each device class and vendor, with each engine.
+
+    1. Take the logarithm of measured by estimated speed, so that twice as fast and half as fast weigh the same. Ratios
+       that are implausible are left out.
+    2. Learn each vendor's correction from the medians of its device classes.
+    3. Learn each class's correction, which starts from that of its vendor: few measurements move it only a little.
+    """
     # 1. Collect the logarithms of the ratios, by vendor, device class and engine.
     logs: dict[tuple[str, str, str], list[float]] = {}
     for measurement in measurements:
@@ -83,11 +89,13 @@ def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
             key = measurement.vendor, measurement.device_class, measurement.runtime
             logs.setdefault(key, []).append(logarithm)
 
-    # 2. Learn of each vendor, then of each of its classes.
+    # 2. Learn each vendor's correction; an entry is a vendor with an engine, and has one list for each device class.
     classes_by_vendor: dict[tuple[str, str], list[list[float]]] = {}
     for (vendor, _, runtime), class_logs in sorted(logs.items()):
         classes_by_vendor.setdefault((vendor, runtime), []).append(class_logs)
     by_vendor = {vendor_key: _learn_vendor(classes) for vendor_key, classes in classes_by_vendor.items()}
+
+    # 3. Learn each class's correction.
     by_class = {
         (device_class, runtime): _learn_class(class_logs, by_vendor[vendor, runtime])
         for (vendor, device_class, runtime), class_logs in logs.items()
@@ -96,35 +104,52 @@ def learn_corrections(measurements: Iterable[SpeedRatio]) -> Corrections:
 
 
 def _learn_vendor(classes: list[list[float]]) -> Correction:
-    """Return the correction of a vendor, from the logarithms of the ratios of each of its device classes.
+    """Return the correction of a vendor, which counts for its device classes that were never measured.
 
-    Each class counts by its median, so that a device that was measured often counts no more than another.
+    Each class counts by its median, so that a device that was measured often counts no more than another. The fewer
+    classes there are, the closer the ratio is to 1. The spread combines how far classes differ from each other and how
+    far measurements of one class do, as independent deviations.
+
+    Args:
+        classes: for each device class, the logarithms of measured by estimated speed.
     """
     medians = [statistics.median(logs) for logs in classes]
-    weight = len(medians) / (len(medians) + _VENDOR_WEIGHT)
-    between_classes = _estimate_deviation(medians, _VENDOR_SPREAD)
-    within_class = statistics.median(_estimate_deviation(logs, _CLASS_SPREAD) for logs in classes)
-    ratio = _limit_factor(weight * statistics.median(medians))
+    measured_weight = len(medians) / (len(medians) + _VENDOR_WEIGHT)
+    between_classes = _estimate_deviation(medians, assumed=_VENDOR_SPREAD)
+    within_class = statistics.median(_estimate_deviation(logs, assumed=_CLASS_SPREAD) for logs in classes)
+    # The other part of the weight belongs to the ratio 1, whose logarithm is 0.
+    ratio = _limit_factor(measured_weight * statistics.median(medians))
     spread = max(_VENDOR_SPREAD, math.hypot(between_classes, within_class))
     return Correction(ratio, spread, measurements=sum(map(len, classes)))
 
 
 def _learn_class(logs: list[float], vendor: Correction) -> Correction:
-    """Return the correction of a device class, mixed with that of its vendor while measurements are few."""
-    weight = len(logs) / (len(logs) + _CLASS_WEIGHT)
-    logarithm = weight * statistics.median(logs) + (1 - weight) * math.log(vendor.ratio)
-    spread = weight * _estimate_deviation(logs, _CLASS_SPREAD) + (1 - weight) * vendor.spread
+    """Return the correction of a device class: a mean of its own measurements and of its vendor's correction.
+
+    Its own measurements weigh the more, the more there are.
+
+    Args:
+        logs: the logarithms of measured by estimated speed on this class.
+        vendor: the correction of its vendor.
+    """
+    own_weight = len(logs) / (len(logs) + _CLASS_WEIGHT)
+    logarithm = own_weight * statistics.median(logs) + (1 - own_weight) * math.log(vendor.ratio)
+    spread = own_weight * _estimate_deviation(logs, assumed=_CLASS_SPREAD) + (1 - own_weight) * vendor.spread
     return Correction(ratio=_limit_factor(logarithm), spread=max(_CLASS_SPREAD, spread), measurements=len(logs))
 
 
 def _limit_factor(logarithm: float) -> float:
-    """Return the factor of a logarithm, but at most `_LARGEST_FACTOR` and at least its inverse."""
+    """Return the factor that has this logarithm, but at most `_LARGEST_FACTOR` and at least its inverse."""
     return min(_LARGEST_FACTOR, max(1 / _LARGEST_FACTOR, math.exp(logarithm)))
 
 
 def _estimate_deviation(numbers: list[float], assumed: float) -> float:
-    """Return the standard deviation of the numbers without outliers; the fewer there are, the closer to `assumed`."""
+    """Return the standard deviation of the numbers; the fewer there are, the closer it is to `assumed`.
+
+    It follows from the median absolute deviation, which a few outliers hardly change. One number alone says nothing
+    about a deviation, so it has no weight.
+    """
     median = statistics.median(numbers)
     measured = _MAD_TO_DEVIATION * statistics.median(abs(number - median) for number in numbers)
-    weight = (len(numbers) - 1) / (len(numbers) + 1)
-    return weight * measured + (1 - weight) * assumed
+    measured_weight = (len(numbers) - 1) / (len(numbers) + 1)
+    return measured_weight * measured + (1 - measured_weight) * assumed

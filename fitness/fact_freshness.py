@@ -28,10 +28,16 @@ class FactFreshness:
         self._read_time = read_time
         self._reports: dict[str, _Report] = {}
 
-    def note(self, name: str, observed_at: str | None) -> float | None:
-        """Note the heartbeat of a reporter, and return when it was seen first, by `clock`.
+    def note_heartbeat(self, name: str, observed_at: str | None) -> float | None:
+        """Remember the heartbeat of a reporter, and return when it was made, by this process's `clock`.
 
-        Without a heartbeat the reporter is forgotten, and None is returned.
+        A heartbeat that is known already keeps its time, and a new one counts as made now. The first one of a reporter
+        may be old, as this process may have just started: then the age that the node's clock states is subtracted.
+
+        Args:
+            name: the reporter, such as a node.
+            observed_at: the time that the reporter states, as RFC 3339; None or empty: it has reported nothing, so it
+                is forgotten, and None is returned.
         """
         if not observed_at:
             self._reports.pop(name, None)
@@ -54,7 +60,10 @@ class FactFreshness:
         return frozenset(name for name, report in self._reports.items() if now - report.seen_at > STALE_SECONDS)
 
     def _read_age(self, observed_at: str) -> float:
-        """Return the age of a heartbeat by the time of day: stale if it cannot be read, 0 if it is in the future."""
+        """Return the age in seconds of a heartbeat by the time of day.
+
+        A time in the future has age 0, and one that cannot be read counts as stale.
+        """
         try:
             moment = datetime.fromisoformat(observed_at)
         except ValueError:

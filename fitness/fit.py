@@ -65,8 +65,8 @@ class Fit(NamedTuple):
     """The level if nothing else ran there."""
 
 
-class _Need(NamedTuple):
-    """The need of a replica, and its level."""
+class _GradedNeed(NamedTuple):
+    """The memory that a replica needs on each device, and the level of its fit there."""
 
     level: FitLevel
     needed_bytes: int
@@ -80,7 +80,10 @@ def assess_fit(
     *,
     active_share: float | None = None,
 ) -> Fit | None:
-    """Assess the fit of `workload`; None if its memory or that of the devices is unknown.
+    """Return the fit of `workload` on the devices; None if its memory or that of the devices is unknown.
+
+    The level is that with the memory that is free now, or with all memory if the free part is unknown. The fit also has
+    the level that all memory would give, and either the speed or, if the model does not fit, what is missing.
 
     Args:
         workload: what the engine loads.
@@ -92,13 +95,17 @@ def assess_fit(
     free_bytes = devices.free_bytes if devices.free_bytes is not None else devices.memory_bytes
     if free_bytes is None:
         return None
-    need = _find_need(workload, options, devices, free_bytes)
+    need = _grade_need(workload, options, devices, free_bytes)
     if need is None:
         return None
+
+    # The level if nothing else used the devices.
     idle_need = need
     whole_bytes = max(free_bytes, devices.memory_bytes or 0)
     if whole_bytes != free_bytes:
-        idle_need = _find_need(workload, options, devices, whole_bytes) or need
+        idle_need = _grade_need(workload, options, devices, whole_bytes) or need
+
+    # The speed, or what is missing; a model whose memory the user states may have no layout, and then no speed.
     speed, shortfall = None, ""
     if need.level == "too_tight":
         shortfall = describe_shortfall(workload, options, devices, need.needed_bytes, free_bytes)
@@ -118,7 +125,7 @@ def assess_fit(
 
 
 def regrade_fit(idle: Fit, free_bytes: int, least_bytes: int = 0) -> Fit | None:
-    """Return `idle` with less free memory, without a new estimate.
+    """Return a fit as it is with less free memory: only level and utilization change, so nothing is estimated anew.
 
     None: the model does not fit any more, or did not before; `assess_fit` then says what is missing.
 
@@ -142,13 +149,16 @@ def _count_pod_devices(devices: ServingDevices) -> int:
 
 
 def refuse_devices(workload: Workload, devices: ServingDevices) -> str | None:
-    """Return why no amount of memory would do, with the way out; None: the engine can serve the weights on the devices.
+    """Return why the engine cannot serve the weights on these devices however much memory they have, with the way out.
 
-    Nothing is refused because it is unknown: neither a quantization nor the architecture of a device.
+    None: it can, or it is not known that it cannot. An unknown quantization or architecture is no reason to refuse.
     """
+    # 1. The number of devices; a host or processor counts as one.
     refused = refuse_device_count(workload, max(1, _count_pod_devices(devices)))
     if refused is not None or not workload.quantization:
         return refused
+
+    # 2. The quantization, which not every device can compute with.
     return _refuse_weights(workload.quantization, workload.runtime, devices.vendor, devices.product, devices.family)
 
 
@@ -159,24 +169,29 @@ def _refuse_weights(quantization: str, engine: str, vendor: str, product: str, f
     return refuse_quantization(quantization, engine, vendor, device)
 
 
-def _find_need(workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int) -> _Need | None:
-    """Return the need with `free_bytes` on each device, and its level; None if the need is unknown."""
+def _grade_need(
+    workload: Workload, options: ServingOptions, devices: ServingDevices, free_bytes: int
+) -> _GradedNeed | None:
+    """Return the memory that a replica needs, and its level with `free_bytes`; None if the need is unknown.
+
+    Both are of each device, or of the container or host if it has no devices of its own.
+    """
     count = _count_pod_devices(devices)
     memory = estimate_pod(workload, options, count)
     if memory is None:
         return None
     needed = memory.container_bytes if memory.device_bytes_each is None else memory.device_bytes_each
     if refuse_devices(workload, devices) is not None:
-        return _Need(level="too_tight", needed_bytes=needed)
-    # An engine may refuse to start with less free memory, even if the model takes less.
+        return _GradedNeed(level="too_tight", needed_bytes=needed)
+    # An engine may refuse to start unless a part of each device is free, even if the model takes less.
     least = least_free_bytes(workload, options, devices.memory_bytes or 0) if count else 0
     if needed <= free_bytes < least:
-        return _Need(level="too_tight", needed_bytes=least)
-    return _Need(level=grade_fit(find_run_mode(devices), needed, free_bytes), needed_bytes=needed)
+        return _GradedNeed(level="too_tight", needed_bytes=least)
+    return _GradedNeed(level=grade_fit(find_run_mode(devices), needed, free_bytes), needed_bytes=needed)
 
 
 def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
-    """Return the level for a need, at most the best level of the run mode."""
+    """Return the level of a need in free memory; on a processor, which is slow, at most good (`_BEST_LEVEL`)."""
     if needed_bytes > free_bytes:
         return "too_tight"
     level: FitLevel = "marginal"
@@ -191,7 +206,15 @@ def grade_fit(mode: RunMode, needed_bytes: int, free_bytes: int) -> FitLevel:
 def describe_shortfall(
     workload: Workload, options: ServingOptions, devices: ServingDevices, needed_bytes: int, free_bytes: int
 ) -> str:
-    """Return the message that `needed_bytes` are not in `free_bytes` of each device, with the way out."""
+    """Return the message that a model does not fit, with the way out.
+
+    Args:
+        workload: what the engine loads.
+        options: serving options.
+        devices: devices of one replica.
+        needed_bytes: the memory that it needs on each device, or of the container or host.
+        free_bytes: the memory that is free there.
+    """
     count, refused = _count_pod_devices(devices), refuse_devices(workload, devices)
     if refused is not None:
         return refused

@@ -16,9 +16,10 @@ _RUN_MODES: Final[Mapping[RunMode, tuple[str, str]]] = {"accelerator": ("gpu", "
 
 
 def describe_system(machine: MachineFacts) -> dict[str, Any]:
-    """Return the hardware: sizes in GiB, and one entry for devices that are alike."""
+    """Return the hardware of a machine in the keys of `llmfit serve`: sizes in GiB, one entry for devices alike."""
     return {
         **structs.asdict(machine),
+        # With unified memory, as on a Mac, the GPU uses the RAM; else the free memory is that of each entry below.
         "gpu_available_gb": machine.available_ram_gb if machine.unified_memory else None,
         "gpus": [structs.asdict(device) for device in machine.gpus],
     }

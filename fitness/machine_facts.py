@@ -78,7 +78,12 @@ def describe_node_machine(
 
 
 def describe_host_machine(status: MetalHostStatus, free_bytes: int | None) -> MachineFacts:
-    """Return the hardware of a host; `free_bytes` is the free part of its budget."""
+    """Return the hardware of a host outside the cluster, a Mac, whose GPU shares the memory with the processor.
+
+    Args:
+        status: what its agent reports.
+        free_bytes: the free part of its budget, the memory that models may take; None: unknown.
+    """
     bandwidth = status.memory_bandwidth_bytes_per_second
     device = MachineDevice(
         name=status.chip,
@@ -120,7 +125,10 @@ def _group_key(device: NodeDevice) -> tuple[str, str, int]:
 
 
 def _describe_group(vendor: str, devices: list[NodeDevice]) -> MachineDevice:
-    """Return devices that are alike as one entry; its free memory is unknown if that of one of them is."""
+    """Return devices that are alike as one entry, with their free memory together.
+
+    That is unknown if the free memory of one of them is.
+    """
     first = devices[0]
     free_sizes = [device.free_bytes for device in devices if device.free_bytes is not None]
     return MachineDevice(

@@ -85,9 +85,12 @@ class Estimate(NamedTuple):
 
 
 def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
-    """Compute the memory of one replica that serves `workload` with `options`.
+    """Return the memory of one replica that serves `workload` with `options`, on a host or in a pod without devices.
 
-    None: the layout is unknown, or the engine has no formula for one of its layers.
+    A draft model, a small one that proposes tokens to the large one, is counted beside it.
+
+    None: the layout, which is the sizes of the layers by the artifact's header, is unknown, or the engine has no
+    formula for one of the layers.
     """
     if workload.layout is None:
         return None
@@ -97,7 +100,7 @@ def estimate(workload: Workload, options: ServingOptions) -> Estimate | None:
         return None
     draft = memory.estimate_parts(workload.draft, options) if workload.draft else None
     if draft is not None:
-        # It shares the engine's process, so the engine is counted once.
+        # The draft runs in the same process, so the memory of the engine itself is counted once.
         draft = draft._replace(engine_bytes=0)
     return Estimate(parts._replace(further_bytes=workload.further_bytes), draft)
 
@@ -133,11 +136,11 @@ class PodMemory(NamedTuple):
 
 
 def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> PodMemory | None:
-    """Compute the memory of one replica in a pod with `devices` devices.
+    """Return the memory of one replica in a pod with `devices` devices.
 
-    Without devices all of it is the container's, as `estimate` computes it. With devices, weights and cache are in the
-    devices, and each of them holds the estimate or its share of the stated memory, whichever is more. None: there is no
-    estimate, and with devices no stated memory either.
+    * Without devices all of it is the container's, as `estimate` computes it. None: there is no estimate.
+    * With devices, weights and cache are in the devices. Each of them holds its part by the estimate, or its share of
+      the memory that the user states for the replica (spec.memoryBytes), whichever is more. None: there is neither.
     """
     if not devices:
         estimated = estimate(workload, options)
@@ -146,31 +149,37 @@ def estimate_pod(workload: Workload, options: ServingOptions, devices: int) -> P
     parts = memory.estimate_device_parts(workload.layout, options, devices) if workload.layout else None
     draft_parts = memory.estimate_device_parts(workload.draft, options, devices) if workload.draft else None
 
-    # 1. Both headers tell enough: estimate container and devices.
+    # 1. The headers of the model and of its draft, if it has one, tell enough: estimate container and devices.
     if parts is not None and (draft_parts is not None or workload.draft is None):
         container = Estimate(parts.container)
         device = Estimate(parts.device._replace(further_bytes=workload.further_bytes))
         if draft_parts is not None:
             container = container._replace(draft=draft_parts.container._replace(engine_bytes=0))
             device = device._replace(draft=draft_parts.device._replace(engine_bytes=0))
-        return _divide_memory(parts, container, device, workload.stated_bytes)
+        return _size_devices(parts, container, device, workload.stated_bytes)
 
-    # 2. Else the stated memory is that of the devices. What the engine keeps in the container depends on no layer, so
-    # the same formula tells it.
+    # 2. Else the stated memory is that of the devices. What the engine keeps in the container does not depend on the
+    # layers, so a layout without layers and with the stated size gives it.
     if workload.stated_bytes is None:
         return None
     assumed = structs.replace(workload.layout or _UNKNOWN, tensor_bytes=workload.stated_bytes, layers=[])
     parts = memory.estimate_device_parts(assumed, options, devices)
-    return _divide_memory(parts, Estimate(parts.container), None, workload.stated_bytes) if parts else None
+    return _size_devices(parts, Estimate(parts.container), None, workload.stated_bytes) if parts else None
 
 
-def _divide_memory(
+def _size_devices(
     parts: DeviceParts, container: Estimate, device: Estimate | None, stated_bytes: int | None
 ) -> PodMemory:
-    """Return the memory of the container, and the size that each device must have.
+    """Return the memory of a pod, with the size that each device must have to hold its part of the model.
 
-    Each device holds `device`, its estimate, or its share of the stated bytes, whichever is more. The engine uses only
-    a part of a device for it (`used_permille`), so the device must be larger.
+    A device must be larger than what it holds: the engine uses only a share of it (`used_permille`), and programs do
+    not get all that a node's label states (`_UNUSABLE_DEVICE_BYTES`).
+
+    Args:
+        parts: the parts that the engine's formula gives; of them, the number of devices and the used share count here.
+        container: the memory of the container.
+        device: what each device holds by the estimate; None: unknown.
+        stated_bytes: what the user states for the whole replica; its share of each device counts if it is more.
     """
     estimated_bytes = device.total_bytes if device else 0
     stated_share = _divide_up(stated_bytes or 0, parts.devices)
@@ -212,26 +221,28 @@ def least_free_bytes(workload: Workload, options: ServingOptions, memory_bytes: 
     return find_runtime(workload.runtime).memory.least_free_bytes(options, memory_bytes)
 
 
-class _Needed(NamedTuple):
-    """The memory that is compared with a limit: that of the container or host, or that of each device."""
+class _MemoryNeed(NamedTuple):
+    """The memory that is compared with a limit: that of each device, or of the container or host without devices."""
 
     total_bytes: int
     weights_bytes: int
     """The part that a smaller quantization reduces."""
 
 
-def _compute_needed(workload: Workload, options: ServingOptions, devices: int) -> _Needed | None:
-    """Return the memory to compare with a limit, of the container or of each device; None if it cannot be known."""
+def _compute_need(workload: Workload, options: ServingOptions, devices: int) -> _MemoryNeed | None:
+    """Return the memory that a replica needs of each device, or of the container if `devices` is 0; None: unknown."""
     memory = estimate_pod(workload, options, devices)
     if memory is None:
         return None
     if memory.device_bytes_each is None:
-        return _Needed(memory.container_bytes, memory.container.parts.weights_bytes)
+        return _MemoryNeed(memory.container_bytes, memory.container.parts.weights_bytes)
     if memory.device is None:
-        return _Needed(total_bytes=memory.device_bytes_each, weights_bytes=0)
-    # The device must be larger than what it holds, and the weights take their part of that, too.
-    growth = (memory.device_bytes_each - _UNUSABLE_DEVICE_BYTES) / max(1, memory.device.total_bytes)
-    return _Needed(memory.device_bytes_each, weights_bytes=math.ceil(memory.device.parts.weights_bytes * growth))
+        # Only the stated memory is known, and not which part of it the weights are.
+        return _MemoryNeed(total_bytes=memory.device_bytes_each, weights_bytes=0)
+    # A device must be larger than what it holds, by this factor: so do fewer weights make the needed device smaller.
+    size_by_held = (memory.device_bytes_each - _UNUSABLE_DEVICE_BYTES) / max(1, memory.device.total_bytes)
+    weights_bytes = math.ceil(memory.device.parts.weights_bytes * size_by_held)
+    return _MemoryNeed(memory.device_bytes_each, weights_bytes)
 
 
 def find_largest_context(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> int | None:
@@ -242,8 +253,8 @@ def find_largest_context(workload: Workload, options: ServingOptions, limit_byte
     """
 
     def fits(steps: int) -> bool:
-        """Return whether a context of so many steps fits."""
-        needed = _compute_needed(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
+        """Return whether a context of so many steps of 256 tokens fits."""
+        needed = _compute_need(workload, structs.replace(options, context_length=steps * _CONTEXT_STEP), devices)
         return needed is not None and needed.total_bytes <= limit_bytes
 
     fewest, most = _LEAST_CONTEXT // _CONTEXT_STEP, (options.context_length - 1) // _CONTEXT_STEP
@@ -258,32 +269,43 @@ def find_largest_context(workload: Workload, options: ServingOptions, limit_byte
 def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int = 0) -> str:
     """Return a message with a change by which the model would fit into `limit_bytes`, or that there is none.
 
-    That is a shorter context, else fewer parallel requests or fewer bits. With `devices` the limit is the memory of
-    each of them, and more devices are another way out.
+    It is the first of these that is enough:
+
+    1. Other stated memory, if what spec.memoryBytes states is itself too much.
+    2. A shorter context, or more devices.
+    3. A quantization with fewer bits for each weight.
+    4. The least context and one request at a time, with fewer bits if needed.
+
+    Args:
+        workload: what the engine loads, which does not fit.
+        options: serving options, with the context and the parallel requests that are wanted.
+        limit_bytes: the memory of each device, or of the host or container without devices.
+        devices: devices of the pod; 0: none.
     """
+    # 1. The stated memory is too much.
     if (stated_way_out := _find_stated_way_out(workload, options, limit_bytes, devices)) is not None:
         return stated_way_out
 
-    # 1. A shorter context, or more devices.
+    # 2. A shorter context, or more devices.
     context = find_largest_context(workload, options, limit_bytes, devices)
     count = _find_enough_devices(workload, options, limit_bytes, devices)
     more_devices = [f"a hardware.count of {count}"] if count else []
     if context is not None:
         return f"{' or '.join([f'a contextLength of {context}', *more_devices])} would fit"
-    needed = _compute_needed(workload, options, devices)
+    needed = _compute_need(workload, options, devices)
     if workload.layout is None or needed is None:
         return "lower contextLength or parallel, or use a smaller quantization"
     if more_devices:
         return f"{more_devices[0]} would fit"
 
-    # 2. Fewer bits for each weight; if that is not enough, also the least context and one request at a time.
+    # 3. and 4. Fewer bits for each weight; if that is not enough, also the least context and one request at a time.
     smaller = structs.replace(options, context_length=min(_LEAST_CONTEXT, options.context_length), parallel=1)
     changes = [f"a contextLength of {_LEAST_CONTEXT}"] if smaller.context_length < options.context_length else []
     changes += ["a parallel of 1"] if options.parallel > 1 else []
-    for need, added_changes in ((needed, []), (_compute_needed(workload, smaller, devices), changes)):
+    for need, added_changes in ((needed, []), (_compute_need(workload, smaller, devices), changes)):
         if need is None or not need.weights_bytes:
             continue
-        # Share of the weights for which everything else leaves room.
+        # Share of the weights that fits beside everything else; from 1 on, all of them do.
         share = (limit_bytes - (need.total_bytes - need.weights_bytes)) / need.weights_bytes
         if share >= 1 and added_changes:
             return f"{' and '.join(added_changes)} would fit"
@@ -291,25 +313,32 @@ def way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devic
             fewer_bits = f"a quantization with weights of at most {min(99, math.floor(100 * share))}% of the size"
             return f"{' and '.join([fewer_bits, *added_changes])} would fit"
 
-    # 3. Nothing of this.
+    # None of this is enough.
     larger = ", or more or larger devices" if devices else " or a larger host"
     return f"no quantization of this model would fit: use a smaller model{larger}"
 
 
 def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_bytes: int, devices: int) -> str | None:
-    """Return the way out if the memory that the Model states is itself too much for the devices.
+    """Return the way out if the memory that the Model states (spec.memoryBytes) is by itself too much for the devices.
 
-    None: it is not too much, none is stated, or the pod has no devices, for which alone it counts.
+    None: it is not too much, none is stated, or the pod has no devices, the only place where stated memory counts.
+
+    1. If the header of the weights tells the memory as well, none has to be stated: advise to remove it, and what to
+       do next if the model does not fit then either.
+    2. Else advise the most that may be stated.
+
+    More devices, among which the stated memory is divided, are the other way out of both.
     """
     if not devices or workload.stated_bytes is None:
         return None
+    # Without layouts, only the stated memory counts.
     stated = estimate_pod(workload._replace(layout=None, draft=None), options, devices)
     if stated is None or stated.device_bytes_each is None or stated.device_bytes_each <= limit_bytes:
         return None
     count = _find_enough_devices(workload, options, limit_bytes, devices)
     more_devices = f"a hardware.count of {count}" if count else ""
 
-    # 1. The header tells the memory, so that none has to be stated.
+    # 1. The header tells the memory.
     unstated = workload._replace(stated_bytes=None)
     by_header = estimate_pod(unstated, options, devices)
     if by_header is not None and by_header.device_bytes_each is not None:
@@ -321,13 +350,13 @@ def _find_stated_way_out(workload: Workload, options: ServingOptions, limit_byte
             remove = f"remove spec.memoryBytes, which does not fit with any context; then {next_step}"
         return f"{more_devices} would fit; or {remove}" if more_devices else remove
 
-    # 2. Else less memory has to be stated: the share that the devices have, in whole MiB, because a person copies it.
+    # 2. Else less memory has to be stated: in proportion to the devices, in whole MiB, because a person copies it.
     usable, needed = limit_bytes - _UNUSABLE_DEVICE_BYTES, stated.device_bytes_each - _UNUSABLE_DEVICE_BYTES
-    most = usable * workload.stated_bytes // needed // MIB * MIB
-    if most <= 0:
+    most_stated_bytes = usable * workload.stated_bytes // needed // MIB * MIB
+    if most_stated_bytes <= 0:
         return "use a smaller model, or more or larger devices"
     fits = f"{more_devices} or " if more_devices else ""
-    fits += f"a spec.memoryBytes of at most {most} would fit"
+    fits += f"a spec.memoryBytes of at most {most_stated_bytes} would fit"
     return f"{fits}: use a smaller quantization or a lower contextLength, and state what that takes"
 
 
@@ -338,7 +367,7 @@ def _find_enough_devices(workload: Workload, options: ServingOptions, limit_byte
     """
     for count in _DEVICE_COUNTS if devices else ():
         if count > devices and refuse_device_count(workload, count) is None:
-            needed = _compute_needed(workload, options, count)
+            needed = _compute_need(workload, options, count)
             if needed and needed.total_bytes <= limit_bytes:
                 return count
     return None

@@ -133,7 +133,7 @@ def decode_records(config_map: Obj) -> ModelRecords:
 
 
 def _decode_record(key: str, value: object) -> tuple[RecordKey, MeasuredPerformance]:
-    """Return a measurement with its key. Raises ValueError: it is none."""
+    """Return a measurement with its key. Raises ValueError: key or value is invalid; the message says how."""
     match = _KEY.fullmatch(key)
     if match is None:
         raise ValueError("the key is no device class")
@@ -175,12 +175,14 @@ def put_record(
 def put_host_record(
     data: Mapping[str, str], key: RecordKey, record: MeasuredPerformance, most_bytes: int = MOST_BYTES
 ) -> StoredData:
-    """Return the data of a ConfigMap with this measurement of a host; without room it is left out itself.
+    """Return the data of a ConfigMap with this measurement that a host reports, or without it if there is no room.
 
-    A host is not trusted: no measurement of a Job or of another namespace makes room for one of it.
+    A host is not trusted, so its measurement never drops one of a Job or of another namespace: without room it is
+    itself the one that is dropped. Beyond `MOST_HOST_CLASSES`, it drops the oldest ones of hosts in its namespace.
     """
     stored = put_record(data, key, record, most_bytes)
     if stored.dropped:
+        # There was no room: return the data as it was, and name the new record as dropped.
         return StoredData(dict(data), (key.encode(),))
     return limit_host_records(stored.data, key.namespace)
 
@@ -219,10 +221,12 @@ class PerformanceTable:
     """All measurements that are stored, by model hash; a change of one ConfigMap touches that model alone."""
 
     def __init__(self) -> None:
-        self._models: dict[str, ModelRecords] = {}
+        self._records_by_hash: dict[str, ModelRecords] = {}
+        """The measurements of each model, by model hash."""
         self._listeners: list[Callable[[str], None]] = []
+        """Called with the model hash after each change."""
         self.corrections = CorrectionTable()
-        """Corrections of the estimates of other models."""
+        """Corrections of the estimates of other models, learned from these measurements."""
 
     def subscribe(self, listener: Callable[[str], None]) -> None:
         """Call `listener(model_hash)` after each change of the measurements of a model."""
@@ -243,7 +247,7 @@ class PerformanceTable:
             self.remove(config_map["metadata"]["name"])
             problem = f"the labels {LABEL_BENCHMARK} and {LABEL_MODEL_HASH} do not fit the name"
             return (DamagedRecord(config_map["metadata"]["name"], "", problem),)
-        self._models[model_hash] = records = decode_records(config_map)
+        self._records_by_hash[model_hash] = records = decode_records(config_map)
         self.corrections.put(model_hash, _list_ratios(records.records))
         return records.damaged
 
@@ -251,7 +255,7 @@ class PerformanceTable:
         """Forget the measurements of a ConfigMap that is gone."""
         if name.startswith(_PREFIX):
             model_hash = name.removeprefix(_PREFIX)
-            self._models.pop(model_hash, None)
+            self._records_by_hash.pop(model_hash, None)
             self.corrections.put(model_hash)
 
     def find(self, model_hash: str, device_class: str, namespace: str = "") -> MeasuredPerformance | None:
@@ -259,33 +263,34 @@ class PerformanceTable:
 
         One that counts for all comes first: no tenant of the namespace can have forged it.
         """
-        records = self._models.get(model_hash, _NO_RECORDS).records
+        records = self._records_by_hash.get(model_hash, _NO_RECORDS).records
         shared = records.get(RecordKey(device_class))
         return shared if shared is not None else records.get(RecordKey(device_class, namespace))
 
     def find_exact(self, model_hash: str, key: RecordKey) -> MeasuredPerformance | None:
         """Return the measurement that is stored under a key, or None."""
-        return self._models.get(model_hash, _NO_RECORDS).records.get(key)
+        return self._records_by_hash.get(model_hash, _NO_RECORDS).records.get(key)
 
     def list_classes(self, model_hash: str, namespace: str = "") -> dict[str, MeasuredPerformance]:
         """Return the measurements of a model that count in a namespace, by device class.
 
         For a device class with several, that which counts for all is returned, as by `find`.
         """
-        records = self._models.get(model_hash, _NO_RECORDS).records
+        records = self._records_by_hash.get(model_hash, _NO_RECORDS).records
         shared = {key.device_class: record for key, record in records.items() if not key.namespace}
         return {key.device_class: record for key, record in records.items() if key.namespace == namespace} | shared
 
     def list_shared(self) -> Iterator[tuple[str, str, MeasuredPerformance]]:
-        """Yield model hash, device class and record of each measurement that everybody may believe.
+        """Yield model hash, device class and record of each measurement that all namespaces may trust.
 
-        That is what an administrator states for all, and else what was measured in the namespace of the controller,
-        where only administrators make services.
+        For each model and device class that is the record without a namespace, which an administrator has stated, else
+        the one of the controller's namespace, where only administrators make services.
         """
-        for model_hash, (records, _damaged) in self._models.items():
+        for model_hash, (records, _damaged) in self._records_by_hash.items():
             for key, record in records.items():
-                is_of_controller = key.namespace == CONTROLLER_NAMESPACE and RecordKey(key.device_class) not in records
-                if not key.namespace or is_of_controller:
+                has_stated_record = RecordKey(key.device_class) in records
+                is_next_best = key.namespace == CONTROLLER_NAMESPACE and not has_stated_record
+                if not key.namespace or is_next_best:
                     yield model_hash, key.device_class, record
 
 
@@ -293,19 +298,27 @@ _NO_RECORDS: Final = ModelRecords()
 
 
 def follow_measurements(store: Store) -> PerformanceTable:
-    """Return a table that is kept equal to the measurements of a store; damaged ones are logged."""
+    """Return a table of the measurements in a store, which follows each later change; damaged ones are logged."""
     table = PerformanceTable()
 
     def take_change(resource: Resource, old: Obj | None, new: Obj | None) -> None:
-        """Update the table and call its listeners after a change of one object of the store."""
+        """Update the table and call its listeners after a change of one object of the store.
+
+        Args:
+            resource: the kind of the object; only ConfigMaps of the controller's namespace count.
+            old: the object before; None: it is new.
+            new: the object after; None: it was deleted.
+        """
         versions = [obj for obj in (old, new) if obj is not None]
-        if resource != CONFIG_MAPS or versions[0]["metadata"].get("namespace") != CONTROLLER_NAMESPACE:
+        metadata = versions[0]["metadata"]
+        if resource != CONFIG_MAPS or metadata.get("namespace") != CONTROLLER_NAMESPACE:
             return
         if new is None:
-            table.remove(versions[0]["metadata"]["name"])
+            table.remove(metadata["name"])
         else:
             for damaged in table.update(new):
                 log.warning("measurement_damaged", problem=str(damaged)[:_MOST_MESSAGE])
+        # A changed label may have moved the ConfigMap from one model to another: both have changed.
         for model_hash in {find_model_hash(obj) for obj in versions}:
             table.report_change(model_hash)
 
@@ -316,7 +329,10 @@ def follow_measurements(store: Store) -> PerformanceTable:
 
 
 def _list_ratios(records: Mapping[RecordKey, MeasuredPerformance]) -> tuple[MeasuredRatio, ...]:
-    """Return the measurements that state the estimate of their time."""
+    """Return the measured beside the estimated speed of each record, for the corrections of other estimates.
+
+    Records without the estimate that was made at their time, the vendor or the engine are left out.
+    """
     return tuple(
         MeasuredRatio(
             key.namespace,

@@ -46,7 +46,10 @@ def describe_devices(
     free_bytes: int | None = None,
     bandwidth: int | None = None,
 ) -> ServingDevices:
-    """Return the devices of a replica in a pod, with what the table of products knows of them.
+    """Return the devices of a replica in a pod; figures that are not given are those of the listed product.
+
+    Memory and arithmetic speed of a listed product are those of the whole device, so a partition of it does not get
+    them. It gets a part of the bandwidth, in proportion to its memory, if that is known.
 
     Args:
         vendor: its name in `devices/vendors.py`.
@@ -57,14 +60,15 @@ def describe_devices(
         free_bytes: the part of it that is free.
         bandwidth: bytes a second by the vendor's tool; None: that of the product.
     """
-    # Products of one name may differ in memory, but that of a partition says nothing about the whole device.
+    # 1. Find the product; the memory of a whole device tells products of one name apart.
     whole_mib = memory_bytes // MIB if memory_bytes and not partition else None
     listed = find_product(vendor, product, whole_mib)
     listed_bytes = listed.memory_bytes if listed else None
+
+    # 2. Without a measured bandwidth, take that of the product, or the partition's part of it.
     if bandwidth is None and listed and listed.gb_per_second:
         bandwidth = round(listed.gb_per_second * _GIGA)
         if partition and memory_bytes and listed_bytes:
-            # A partition has its share of the memory, and of the ways to it.
             bandwidth = round(bandwidth * min(1.0, memory_bytes / listed_bytes))
         elif partition:
             bandwidth = None

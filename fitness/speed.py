@@ -89,9 +89,14 @@ def estimate_speed(
     active_share: float | None = None,
     filled_tokens: int | None = None,
 ) -> SpeedEstimate | None:
-    """Estimate the speed of one stream; None if bandwidth, active share or size of the weights is unknown.
+    """Estimate how fast one stream (one request at a time) generates tokens, and how fast its prompt is computed.
 
-    It is None also for an engine of which no efficiency on such devices is known.
+    1. Count the bytes that each token reads: the weights that it uses, and the cache of the tokens before it.
+    2. Compute the seconds that reading them takes on these devices, without corrections.
+    3. Correct them by what was measured on devices of the same class or vendor.
+
+    None: the bandwidth, the active share or the size of the weights is unknown, or the engine's efficiency on such
+    devices is.
 
     Args:
         layout: layout of the model, from the artifact's header.
@@ -102,18 +107,23 @@ def estimate_speed(
         active_share: share of the parameters that a token uses, of a model with experts; None: unknown.
         filled_tokens: tokens in the cache; None: as while speeds are measured, with a short prompt.
     """
+    # 1. Count the bytes that each token reads; a model without experts uses all its weights for each.
     used_share = active_share if layout.expert_outputs else 1.0
     if used_share is None or not 0 < used_share <= 1 or not layout.tensor_bytes:
         return None
-    reads = _Reads(
+    reads = _TokenReads(
         weights_bytes=layout.tensor_bytes * used_share,
         cache_bytes=_count_cache_bytes(layout, options, min(filled_tokens or _TYPICAL_TOKENS, options.context_length)),
         layers=sum(layer.count for layer in layout.layers),
         active_share=used_share,
     )
+
+    # 2. Compute the seconds.
     seconds = _compute_token_seconds(reads, runtime, devices)
     if seconds is None:
         return None
+
+    # 3. Correct them.
     correction = corrections.find(devices.vendor, devices.device_class, runtime)
     return SpeedEstimate(
         generation=_build_range(correction.ratio / seconds, correction.spread),
@@ -126,9 +136,10 @@ def estimate_speed(
 
 
 def correct_speed(estimate: SpeedEstimate, correction: Correction) -> SpeedEstimate:
-    """Return an estimate that was made without corrections, corrected as `estimate_speed` does.
+    """Return an estimate with a correction applied, as `estimate_speed` applies it, without estimating anew.
 
-    One that is measured or corrected already is returned as it is; so is any if nothing was learned.
+    Only an uncorrected estimate (method `roofline`: by bandwidth and bytes alone) is changed. Any other is returned as
+    it is, and so is every one if the correction was learned from no measurement.
     """
     if estimate.method != "roofline" or not correction.measurements:
         return estimate
@@ -141,9 +152,10 @@ def correct_speed(estimate: SpeedEstimate, correction: Correction) -> SpeedEstim
 
 
 def find_active_share(model: Model) -> float | None:
-    """Return the share of its parameters that a token uses: what the user states counts more than the header.
+    """Return the share of a model's parameters that each token uses, as of a model with experts only some are active.
 
-    None: the model has no experts, or their share is not known, or the two numbers contradict each other.
+    Both numbers are those that the user states in the Model, else those of the weights' header. None: one of them is
+    unknown, or more parameters are active than there are.
     """
     total = model.spec.total_parameters or model.status.total_parameters
     active = model.spec.active_parameters or model.status.active_parameters
@@ -152,14 +164,14 @@ def find_active_share(model: Model) -> float | None:
     return active / total
 
 
-def report_measured(performance: MeasuredPerformance, run_mode: RunMode) -> SpeedEstimate:
-    """Return the speed of a model that was measured on a device class, with the spread of its runs as the range.
+def build_measured_speed(performance: MeasuredPerformance, run_mode: RunMode) -> SpeedEstimate:
+    """Return a measurement in the form of an estimate; its range is from the slowest run to the fastest.
 
-    The range is never wider than that of an estimate, however far the runs differ.
+    However far the runs differ, the range is never wider than that of an estimate can be (`_LARGEST_RATIO`).
     """
     expected, prompt = performance.tokens_per_second, performance.prompt_tokens_per_second
-    runs, factor = [*performance.runs, expected], math.sqrt(_LARGEST_RATIO)
-    low, high = max(min(runs), expected / factor), min(max(runs), expected * factor)
+    rates, largest_factor = [*performance.runs, expected], math.sqrt(_LARGEST_RATIO)
+    low, high = max(min(rates), expected / largest_factor), min(max(rates), expected * largest_factor)
     return SpeedEstimate(
         generation=SpeedRange(low=low, expected=expected, high=high),
         prompt=SpeedRange(low=prompt, expected=prompt, high=prompt) if prompt else None,
@@ -170,7 +182,7 @@ def report_measured(performance: MeasuredPerformance, run_mode: RunMode) -> Spee
     )
 
 
-class _Reads(NamedTuple):
+class _TokenReads(NamedTuple):
     """Bytes that a token reads, and the layers that it passes."""
 
     weights_bytes: float
@@ -180,8 +192,12 @@ class _Reads(NamedTuple):
     """Share of the weights that a token uses."""
 
 
-def _compute_token_seconds(reads: _Reads, runtime: str, devices: ServingDevices) -> float | None:
-    """Return the seconds of a token without corrections, or None if a figure is unknown."""
+def _compute_token_seconds(reads: _TokenReads, runtime: str, devices: ServingDevices) -> float | None:
+    """Return the seconds that one token takes, without corrections: time to read its bytes, and overhead of each layer.
+
+    None: the bandwidth of the devices is unknown, or there is no prior, which is the known habit of this engine on
+    devices of this vendor.
+    """
     bandwidth, prior = devices.bandwidth_bytes_per_second, find_runtime(runtime).speed_priors.get(devices.vendor)
     if not bandwidth or prior is None:
         return None
@@ -191,24 +207,33 @@ def _compute_token_seconds(reads: _Reads, runtime: str, devices: ServingDevices)
         family = find_family(devices.vendor, devices.product)
         bytes_per_second *= _FAMILY_EFFICIENCY.get(family or "", 1.0)
         if devices.device_count > 1 and find_runtime(runtime).divides_layers:
+            # All devices read their part of a layer at once, and then exchange the results. Without this division
+            # they take turns, so that more devices are not faster.
             bytes_per_second *= devices.device_count
             layers_seconds += reads.layers * _REDUCE_MS / 1000
     elif devices.cores:
-        # The slower of memory and cores decides.
+        # On a processor, the slower of memory and cores decides.
         bytes_per_second = min(bytes_per_second, devices.cores * _CORE_BYTES_PER_SECOND)
     return (reads.weights_bytes + reads.cache_bytes) / bytes_per_second + layers_seconds
 
 
 def _count_cache_bytes(layout: Layout, options: ServingOptions, tokens: int) -> int:
-    """Return the bytes of the cache that a token reads when `tokens` are in it."""
+    """Return the bytes of the cache that a new token reads when `tokens` tokens are in it.
+
+    A layer with a sliding window reads at most the tokens of its window, and a recurrent layer a state of fixed size.
+    """
     return sum(
-        layer.count * (min(tokens, layer.window or tokens) * token_bytes(layer, options) + layer.state_bytes)
-        for layer in layout.layers
+        kind.count * (min(tokens, kind.window or tokens) * token_bytes(kind, options) + kind.state_bytes)
+        for kind in layout.layers
     )
 
 
 def _count_layer_parameters(layout: Layout) -> int:
-    """Return the parameters that a token uses in all layers, by the sizes of their matrices."""
+    """Return the number of parameters that a token uses in all layers, as the sum of the sizes of their matrices.
+
+    Each matrix maps between the width of the model and an inner size: queries and output of attention, keys and values,
+    and the three matrices of the feed-forward network.
+    """
     width, count = layout.embedding_size, sum(layer.count for layer in layout.layers)
     query_and_output = 2 * layout.attention_size * count
     key_and_value = sum(layer.count * (layer.key_elements + layer.value_elements) for layer in layout.layers)
@@ -217,16 +242,16 @@ def _count_layer_parameters(layout: Layout) -> int:
 
 
 def _estimate_prompt(layout: Layout, runtime: str, devices: ServingDevices) -> SpeedRange | None:
-    """Estimate prompt tokens a second, with all weights in the devices.
+    """Estimate how many tokens of a prompt are computed in a second, which the arithmetic speed of devices bounds.
 
-    None: the arithmetic speed of the devices or the size of the layers is unknown, or the processor computes.
+    None: that speed or the size of the layers is unknown, or the replica has no devices and computes on the processor.
     """
     parameters = _count_layer_parameters(layout)
     if not devices.flops or not parameters or find_run_mode(devices) == "cpu":
         return None
     divides_layers = find_runtime(runtime).divides_layers
     flops = devices.flops * (devices.device_count if divides_layers else 1) * _PROMPT_EFFICIENCY[divides_layers]
-    # A multiplication and an addition for each parameter.
+    # Each token takes a multiplication and an addition for each parameter.
     return _build_range(flops / (2 * parameters), _PROMPT_SPREAD)
 
 
@@ -236,8 +261,8 @@ def _build_range(expected: float, spread: float) -> SpeedRange:
     return SpeedRange(low=expected / factor, expected=expected, high=expected * factor)
 
 
-def _describe_basis(reads: _Reads, runtime: str, devices: ServingDevices, correction: Correction) -> str:
-    """Return the figures behind an estimate, for people."""
+def _describe_basis(reads: _TokenReads, runtime: str, devices: ServingDevices, correction: Correction) -> str:
+    """Return the figures behind an estimate for people, such as `4.6 GiB for each token at 3350 GB/s`."""
     words = f"{size_text(round(reads.weights_bytes + reads.cache_bytes))} for each token"
     words += f" at {(devices.bandwidth_bytes_per_second or 0) / 1e9:.4g} GB/s"
     if devices.device_count > 1:

@@ -48,7 +48,14 @@ class DeviceHardware(NamedTuple):
     processor_bandwidth_bytes_per_second: int | None = None
 
     def name_class(self, count: int, partition: str = "") -> str:
-        """Return the device class of a replica with `count` devices; 0: on the processor; empty: unknown."""
+        """Return the device class of a replica on this node, by which speeds are kept, such as `nvidia-l4x2`.
+
+        An empty class is unknown.
+
+        Args:
+            count: devices of the replica; 0: it computes on the processor.
+            partition: the partition that each of them is, such as the MIG profile 1g.10gb; empty: that of the node.
+        """
         if count == 0:
             return self.processor_class
         if partition and self.product:
@@ -56,7 +63,13 @@ class DeviceHardware(NamedTuple):
         return scale_class(self.single_class, count)
 
     def describe_replica(self, count: int, partition: str = "") -> ServingDevices:
-        """Return the devices of a replica, for an estimate of its speed."""
+        """Return the devices of a replica on this node, for an estimate of its speed.
+
+        Args:
+            count: devices of the replica; 0: it computes on the processor.
+            partition: the partition that each of them is, if the node does not have the same for all; empty: that of
+                the node, if it has one.
+        """
         if count == 0:
             return ServingDevices(
                 vendor="cpu",
@@ -66,12 +79,13 @@ class DeviceHardware(NamedTuple):
                 bandwidth_bytes_per_second=self.processor_bandwidth_bytes_per_second,
                 cores=self.cores or 0,
             )
-        stated = [size for size in self.memory_bytes if size is not None]
+        known_sizes = [size for size in self.memory_bytes if size is not None]
         devices = describe_devices(
             self.vendor,
             self.product,
             count,
-            memory_bytes=min(stated) if stated and not partition else None,
+            # The known sizes are those of the node's devices, not that of a given partition.
+            memory_bytes=min(known_sizes) if known_sizes and not partition else None,
             partition=partition or self.partition,
         )
         return devices._replace(device_class=self.name_class(count, partition), family=self.family)
@@ -79,7 +93,8 @@ class DeviceHardware(NamedTuple):
     def round_down(self) -> "DeviceHardware":
         """Return the hardware with coarse figures of its processor, since each node measures slightly different ones.
 
-        So nodes that are alike share their estimates: to estimate all models for each node would take seconds.
+        So nodes that are alike compare equal and share their estimates: to estimate all models for each node takes
+        seconds.
         """
         return self._replace(
             node_memory_bytes=_round_down(self.node_memory_bytes, GIB),
@@ -95,16 +110,22 @@ def _round_down(amount: int | None, step: int) -> int | None:
 
 
 def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, vendors: Vendors) -> DeviceHardware:
-    """Return the hardware of a node.
+    """Return the hardware of a node, by labels of its Node and by what Pomona's node agent reports there.
+
+    Labels of a vendor's labeller, such as NVIDIA's GPU feature discovery, come first for devices. The node agent adds
+    the processor, and devices that no label names.
 
     Args:
         labels: labels of the Node.
         fitness: what its node agent reports; None: nothing.
         vendors: the table of vendors.
     """
+    # 1. Devices by labels.
     labelled = _read_labels(labels, vendors)
     if fitness is None or not fitness.device_class:
         return labelled
+
+    # 2. The processor.
     hardware = labelled._replace(
         processor_class=name_processor_class(fitness.processor, fitness.cpu_cores) if fitness.cpu_cores else "",
         processor=fitness.processor,
@@ -112,8 +133,10 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
         node_memory_bytes=fitness.memory_bytes,
         processor_bandwidth_bytes_per_second=fitness.memory_bandwidth_bytes_per_second,
     )
+
+    # 3. Devices that no label names. Labels are trusted more, as a node agent's token cannot write them: whoever steals
+    # that token must not choose the class by which speeds are kept.
     if labelled.single_class:
-        # A node agent cannot write the labels of a vendor's labeller: its token changes no class that these state.
         return hardware
     hardware = hardware._replace(vendor=fitness.vendor, product="", partition="", memory_bytes=())
     if not fitness.devices:
@@ -128,10 +151,14 @@ def describe_node(labels: Mapping[str, str], fitness: NodeFitnessStatus | None, 
 
 
 def _read_labels(labels: Mapping[str, str], vendors: Vendors) -> DeviceHardware:
-    """Return the devices that the labels of the vendors' labellers state; of several vendors, those of the last."""
+    """Return the devices of a node as the labels state them that vendors' labellers write; unknown without such labels.
+
+    If labels of several vendors are there, all are named in `vendors`, and the other facts are those of the last one.
+    """
     hardware = DeviceHardware()
     for name, vendor in vendors.items():
-        if not labels.get(vendor.product_label or "") and not labels.get(vendor.memory_label or ""):
+        has_product, has_memory = labels.get(vendor.product_label or ""), labels.get(vendor.memory_label or "")
+        if not has_product and not has_memory:
             continue
         product, partition = read_product(vendor, labels)
         mib = read_device_mib(name, vendor, labels)
@@ -154,7 +181,7 @@ def describe_host(status: MetalHostStatus) -> ServingDevices:
     bandwidth = _keep_plausible(status.memory_bandwidth_bytes_per_second)
     return ServingDevices(
         vendor="metal",
-        # Hosts of unknown chips are of many kinds, and a speed of one would be believed of all.
+        # Without a chip there is no class: hosts of all kinds would share one, and with it their measured speeds.
         device_class=name_host_class(chip, gpu_cores, _keep_plausible(status.memory_bytes)) if chip else "",
         product=chip,
         memory_bytes=_keep_plausible(status.budget_bytes),

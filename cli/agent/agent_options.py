@@ -102,9 +102,12 @@ class AgentArguments:
         return (self.state_dir or default_state_folder()).absolute()
 
     def read_identity(self, folder: Path) -> "HostIdentity | None":
-        """Return the identity that `pomona agent join` wrote into the state folder.
+        """Return the identity by which the agent calls the cluster: `pomona agent join` wrote it into the state folder.
 
-        None: there is none, or a kubeconfig is given. Raises OptionsError: it cannot be read, or is another host's.
+        None: there is none, or --kubeconfig takes its place.
+
+        Raises:
+            OptionsError: it cannot be read, or is that of another host than --name.
         """
         from metal_agent.cluster.host_identity import (  # noqa: PLC0415 - commands about an agent need no client
             FILE_NAME,
@@ -120,7 +123,8 @@ class AgentArguments:
             raise OptionsError(f"{folder / FILE_NAME}: {error}: make it readable for this user") from error
         if joined is None:
             return None
-        if self.name not in (None, joined.host):
+        is_of_another_host = self.name is not None and self.name != joined.host
+        if is_of_another_host:
             raise OptionsError(
                 f"this machine has joined as host {joined.host}: leave --name {self.name} out, join as {self.name}, or "
                 "give --kubeconfig"
@@ -128,10 +132,15 @@ class AgentArguments:
         return HostIdentity(folder, joined)
 
     def read_options(self, folder: Path, identity: "HostIdentity | None") -> AgentOptions:
-        """Return the options as the agent takes them. Raises StartError and OptionsError: one is missing."""
+        """Return the options as the agent takes them.
+
+        Raises:
+            OptionsError: an option is missing, so that every start fails; a service manager does not try again.
+            StartError: the name of the host is missing, but another start may find it in the state folder.
+        """
         name = identity.host if identity else self.name
         if not name:
-            # macOS mounts an external disk when its owner logs in: an agent that starts before must try again.
+            # macOS mounts an external disk when its owner logs in: an agent that starts before must be started again.
             refusal = OptionsError if folder.exists() else StartError
             raise refusal(
                 f"this machine has not joined a cluster with --state-dir {folder}: run `pomona agent join CODE`, or "
@@ -155,7 +164,13 @@ class AgentArguments:
         )
 
     def render(self, state_folder: Path) -> list[str]:
-        """Return the command line of an agent with these options, for a start in another folder by another program."""
+        """Return the command line of an agent with these options, for the service that `pomona agent install` makes.
+
+        Paths are made absolute, because the service manager starts the agent in another working directory.
+
+        Args:
+            state_folder: the state folder, which the service names in any case.
+        """
         metrics_address = "off"
         if self.metrics_address is not None:
             address, port = self.metrics_address
@@ -185,7 +200,7 @@ class AgentArguments:
 
 
 def _read_tls(certificate: Path | None, key: Path | None) -> Tls | None:
-    """Return certificate and key. Raises OptionsError: one is missing."""
+    """Return certificate and key; None: neither is given. Raises OptionsError: one of them is missing."""
     if certificate and key:
         # The proxy reads the files, and has another working directory.
         return Tls(str(certificate.absolute()), str(key.absolute()))

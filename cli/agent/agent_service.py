@@ -55,7 +55,10 @@ class ServiceManagers:
 
     @classmethod
     def of_this_machine(cls) -> "ServiceManagers":
-        """Return launchd on macOS, systemd elsewhere."""
+        """Return the service managers for the whole system and for one user: launchd on macOS, systemd elsewhere.
+
+        With sudo, the user's service is looked for in the home folder of the user who called it, not of root.
+        """
         caller = find_sudo_caller()
         home = Path(caller.pw_dir) if caller else Path.home()
         if sys.platform == "darwin":
@@ -63,9 +66,10 @@ class ServiceManagers:
         return cls(system_systemd(), user_systemd(home))
 
     def find_installed(self) -> ServiceManager | None:
-        """Return the service manager that has an agent; the system's is asked first.
+        """Return the service manager in which an agent is installed, the system's first; None: in neither.
 
-        Raises ServiceError, also if the agent is that of the user who called sudo: it is in no domain of root.
+        Raises ServiceError: a service manager cannot say it, or the agent is installed for the user who called sudo;
+        root cannot command the service manager of another user.
         """
         managers = (self.system, self.user)
         manager = next((manager for manager in managers if manager.read_arguments() is not None), None)
@@ -88,9 +92,10 @@ def find_installed(ctx: click.Context) -> ServiceManager:
 
 
 def find_agent(managers: ServiceManagers, state_dir: Path | None) -> tuple[ServiceManager | None, Path]:
-    """Return the service manager that has the agent, and the state folder.
+    """Return the service manager in which the agent is installed, and the agent's state folder.
 
-    With --state-dir it may be an agent in a terminal, so no service manager is asked.
+    The service manager is None if no agent is installed, or if --state-dir is given: that may be the folder of an agent
+    in a terminal, so no service manager is asked.
 
     Raises:
         ServiceError: a service manager cannot say whether it has one.
@@ -98,20 +103,20 @@ def find_agent(managers: ServiceManagers, state_dir: Path | None) -> tuple[Servi
     if state_dir:
         return None, state_dir.absolute()
     manager = managers.find_installed()
-    return manager, find_folder(manager)
+    return manager, find_agent_state_folder(manager)
 
 
-def find_folder(manager: ServiceManager | None) -> Path:
+def find_agent_state_folder(manager: ServiceManager | None) -> Path:
     """Return the state folder of the installed agent; the default one if none is installed. Raises ServiceError."""
     arguments = manager.read_arguments() if manager else None
     try:
         return find_state_folder(arguments) if arguments else default_state_folder().absolute()
-    except ValueError:
+    except ValueError:  # the service has no --state-dir
         return default_state_folder().absolute()
 
 
 def find_start_log(folder: Path, *, is_of_system: bool) -> Path:
-    """Return the file with the output of the service, for what the agent says before it can log."""
+    """Return the file to which the service manager sends the agent's output, such as errors before it can log."""
     return (SYSTEM_LOGS if is_of_system else folder / "logs") / START_LOG
 
 
@@ -133,9 +138,15 @@ def find_sudo_caller() -> pwd.struct_passwd | None:
 
 
 def read_status(folder: Path, only_pid: int | None = None) -> AgentStatus | None:
-    """Return the status of the agent of `folder`, or of the process `only_pid` alone; None if none answers.
+    """Return the status that an agent states at the socket in its state folder; None if none answers there.
 
-    Raises click.ClickException if it refuses, or another process answers.
+    Args:
+        folder: the state folder.
+        only_pid: the process that must be the one that answers, for a caller that would be misled by the socket of
+            another process; None: any.
+
+    Raises:
+        click.ClickException: the agent refuses, another process than `only_pid` answers, or this user may not ask.
     """
     try:
         return asyncio.run(AgentClient(folder, only_pid).status())
@@ -159,22 +170,23 @@ def await_agent(
     *,
     seconds: float = READY_SECONDS,
     previous_pid: int | None = None,
-    first_run: int | None = None,
+    awaited_run: int | None = None,
 ) -> AgentStatus:
-    """Wait until the agent of the service is ready.
+    """Wait until the agent of the service is ready, and return its status.
 
     Args:
         folder: its state folder.
         manager: the service manager that has it.
         seconds: how long to wait.
         previous_pid: the process of the agent before a restart, whose status does not count.
-        first_run: the number of the start to wait for, as the service manager counts; None: the last one so far.
+        awaited_run: which start to wait for, by the service manager's count of starts; None: the last one so far. If
+            that start ends, the wait ends, even if the service manager starts the agent once more.
 
     Raises:
         ServiceError: the service manager cannot say whether it runs.
         click.ClickException: it has ended or is not ready in time, with the reason if known.
     """
-    first_run = first_run or manager.read_state().runs
+    awaited_run = awaited_run or manager.read_state().runs
     started = time.monotonic()
     last_alive_at = started
     while True:
@@ -184,8 +196,8 @@ def await_agent(
         if status and is_new and status.ready:
             return status
 
-        # 2. Give up if it has ended.
-        if not _has_ended(manager.read_state(), folder, first_run):
+        # 2. Give up if it has ended, and stays so for a moment.
+        if not _has_ended(manager.read_state(), folder, awaited_run):
             last_alive_at = now
         elif now - last_alive_at >= _END_SECONDS:
             last_exit = read_last_exit(folder)
@@ -200,16 +212,23 @@ def await_agent(
         time.sleep(_PAUSE_SECONDS)
 
 
-def _has_ended(state: ServiceState, folder: Path, first_run: int | None) -> bool:
-    """Decide whether the process that was started has ended, even if the service manager starts another one.
+def _has_ended(state: ServiceState, folder: Path, awaited_run: int | None) -> bool:
+    """Return whether the agent of the awaited start has ended.
 
-    It has if a later start is counted, or if no process runs and either its start is counted or an end is recorded.
+    * The service manager counts a later start: it has.
+    * An agent runs: it has not.
+    * None runs: it has if the awaited start is counted already, or an agent recorded its end. Else it is still to come.
+
+    Args:
+        state: the service manager's view, with its count of starts (`runs`).
+        folder: the state folder, in which an agent records its end.
+        awaited_run: the number of the awaited start; None: the service manager does not count.
     """
     was_started = False
-    if state.runs is not None and first_run is not None:
-        if state.runs > first_run:
+    if state.runs is not None and awaited_run is not None:
+        if state.runs > awaited_run:
             return True
-        was_started = state.runs == first_run
+        was_started = state.runs == awaited_run
     if state.phase == "running":
         return False
     return was_started or read_last_exit(folder) is not None
@@ -253,12 +272,17 @@ def _explain_folder_error(folder: Path, error: OSError) -> click.ClickException:
 def stop_everything(folder: Path, say: Callable[[str], None], manager: ServiceManager | None = None) -> bool:
     """Make the agent drain and stop everything, and wait for its end; return False if no agent answers.
 
-    Root asks only the process that the `manager` of the system names: an owner could lead it to the agent of another.
+    Args:
+        folder: the state folder of the agent.
+        say: prints a line of progress.
+        manager: the service manager in which it is installed; None: it may run in a terminal.
 
-    Raises ServiceError, and click.ClickException if the agent refuses, does not end in time, or ends before everything
-    is stopped.
+    Raises:
+        ServiceError: the service manager cannot say which process the agent is.
+        click.ClickException: the agent refuses, does not end in time, or ends before everything is stopped.
     """
-    # 1. Ask the agent to stop.
+    # 1. Ask the agent to stop. The owner of the state folder could put a link to another user's agent there: root
+    # therefore asks no other process than that of the service.
     only_pid = None
     if manager and manager.needs_root and os.geteuid() == 0:
         only_pid = manager.read_state().pid

@@ -43,7 +43,7 @@ class AgentGroup(LazyGroup):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Parse the arguments. Raises click.UsageError in a terminal, click.exceptions.Exit under a service manager."""
-        with _end_permanently(tuple(args)):
+        with _prevent_restarts(tuple(args)):
             return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -60,25 +60,26 @@ class AgentGroup(LazyGroup):
 
         Raises as `make_context`.
         """
-        with _end_permanently((STATE_OPTION, str(ctx.params["state_dir"])) if ctx.params.get("state_dir") else ()):
+        with _prevent_restarts((STATE_OPTION, str(ctx.params["state_dir"])) if ctx.params.get("state_dir") else ()):
             return super().resolve_command(ctx, args)
 
 
 @contextlib.contextmanager
-def _end_permanently(given: tuple[str, ...]) -> Iterator[None]:
-    """Turn a usage error under a service manager into the exit code after which it does not start the agent again.
+def _prevent_restarts(given: tuple[str, ...]) -> Iterator[None]:
+    """Exit after a usage error so that a service manager does not start the agent again: it would fail for ever.
 
     Args:
-        given: arguments of the agent, by which the state folder is found that keeps the reason.
+        given: arguments of the agent; the reason is kept in the state folder that they name.
 
     Raises:
-        click.UsageError: in a terminal.
-        click.exceptions.Exit: under a service manager.
+        click.UsageError: it happened in a terminal.
+        click.exceptions.Exit: it happened under a service manager; the exit code is the one that ends restarts there.
     """
     try:
         yield
     except click.UsageError as error:
-        if (supervisor := exit_codes.read_supervisor()) is None:
+        supervisor = exit_codes.read_supervisor()
+        if supervisor is None:
             raise
         with contextlib.suppress(ValueError):  # no state folder is named in which the reason could be kept
             _save_exit(find_state_folder(given), exit_codes.PERMANENT, error.format_message())
@@ -112,7 +113,10 @@ def command(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _run_agent(arguments: AgentArguments) -> int:
-    """Run the agent to its end; return the exit status."""
+    """Run the agent to its end; return the exit status, by which a service manager decides about another start.
+
+    After an end on request it starts none; after a signal, which is no request to stop everything, it does.
+    """
     import structlog  # noqa: PLC0415 - only an agent logs
 
     folder, supervisor = arguments.folder, exit_codes.read_supervisor()
@@ -129,6 +133,7 @@ def _run_agent(arguments: AgentArguments) -> int:
     if stopped:
         _save_exit(folder, exit_codes.STOPPED, "everything was stopped on request")
         return exit_codes.STOPPED
+    # A signal ended it: Ctrl-C in a terminal is no failure.
     return exit_codes.TERMINATED if supervisor else 0
 
 

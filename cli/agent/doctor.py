@@ -70,9 +70,15 @@ def command(
 def _find_host(
     managers: ServiceManagers, name: str | None, kubeconfig: Path | None, state_dir: Path | None
 ) -> CheckedHost:
-    """Return the host to check; options that are not given are those of the installed agent, or of the join.
+    """Return the host to check, with the credentials by which it calls the cluster.
 
-    Raises ServiceError and click.UsageError.
+    Name and kubeconfig are those given here, else those of the installed agent. Without a kubeconfig, both come from
+    what `pomona agent join` wrote; without that, the host has no name and no credentials. Credentials that cannot be
+    read are a finding of the check (`CheckedHost.problem`), not an error.
+
+    Raises:
+        ServiceError: a service manager cannot say whether it has the agent.
+        click.UsageError: there is a kubeconfig, and no name.
     """
     manager, folder = find_agent(managers, state_dir)
     installed = (manager.read_arguments() if manager else None) or ()

@@ -108,7 +108,17 @@ def _find_service_owner(*, as_user: bool, run_as: str | None) -> pwd.struct_pass
 def _build_definition(
     program: Path, arguments: AgentArguments, folder: Path, owner: pwd.struct_passwd | None
 ) -> ServiceDefinition:
-    """Return the definition of the service; `owner` is the user of a service of the system."""
+    """Return the definition from which the service manager's plist or unit is written.
+
+    Args:
+        program: the program to start.
+        arguments: the options of the agent.
+        folder: the state folder.
+        owner: the user as whom a service of the system runs; None: the service is the user's own.
+
+    Raises:
+        click.ClickException: the program does not exist, or a variable to pass on has a secret.
+    """
     if not program.exists():
         raise click.ClickException(f"there is no {program} to start: install Pomona into an environment, not by path")
     return ServiceDefinition(
@@ -121,7 +131,10 @@ def _build_definition(
 
 
 def _read_sources() -> dict[str, str]:
-    """Return the variables that say from where weights come. Raises click.ClickException: one has a secret."""
+    """Return the environment variables that say from where weights are downloaded; the service gets them as well.
+
+    Raises click.ClickException: one has a user or password, which the readable definition of the service would show.
+    """
     sources = {name: value for name in SOURCE_VARIABLES if (value := os.environ.get(name))}
     for name, value in sources.items():
         if "@" in value:
@@ -132,7 +145,10 @@ def _read_sources() -> dict[str, str]:
 
 
 def _refuse_other_agent(folder: Path, manager: ServiceManager) -> None:
-    """Raise click.ClickException if an agent of a terminal uses the state folder: the service would wait for it."""
+    """Raise click.ClickException if an agent that the service manager has not started uses the state folder.
+
+    Only one agent can use a folder, so the agent of the service would wait until that one ends.
+    """
     status = read_status(folder)
     if status and manager.read_state().pid != status.pid:
         raise click.ClickException(

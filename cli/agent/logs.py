@@ -35,12 +35,12 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
       pomona agent logs --engine chat
     """
     try:
-        manager, state = find_agent(find_managers(ctx), state_dir)
-        folder = state / "logs"
+        manager, state_folder = find_agent(find_managers(ctx), state_dir)
+        folder = state_folder / "logs"
         path = _find_engine_log(folder, engine) if engine else folder / AGENT_LOG
         if engine is None:
-            start = find_start_log(state, is_of_system=manager is not None and manager.needs_root)
-            _print_newer_output(start, path, lines)
+            start_log = find_start_log(state_folder, is_of_system=manager is not None and manager.needs_root)
+            _print_newer_output(start_log, path, lines)
         for line in read_last_lines(path, lines):
             click.echo(show_raw(line), nl=False)
         if follow:
@@ -57,7 +57,7 @@ def command(ctx: click.Context, state_dir: Path | None, *, follow: bool, engine:
 
 
 def read_last_lines(path: Path, count: int) -> list[str]:
-    """Return the last lines of a log, and of the file with what was in it before it was shortened. Raises OSError."""
+    """Return the last `count` lines of a log together with its earlier part, a file beside it. Raises OSError."""
     last_lines: deque[str] = deque(maxlen=count)
     for part in (previous_log_path(path), path):
         if part == path or part.exists():
@@ -66,19 +66,32 @@ def read_last_lines(path: Path, count: int) -> list[str]:
     return list(last_lines)
 
 
-def _print_newer_output(start: Path, log: Path, count: int) -> None:
-    """Print the output of an agent that is newer than its log. Raises click.exceptions.Exit if there is no log."""
+def _print_newer_output(start_log: Path, log: Path, count: int) -> None:
+    """Print what an agent wrote outside of its log, such as errors at its start, if that is newer than the log.
+
+    Args:
+        start_log: the file with that output; nothing is printed if it is missing or empty.
+        log: the log of the agent.
+        count: the number of last lines to print.
+
+    Raises:
+        click.exceptions.Exit: there is no log, so that there is nothing more to print.
+    """
     with contextlib.suppress(FileNotFoundError):
-        output = start.stat()
-        if output.st_size and (not log.exists() or output.st_mtime > log.stat().st_mtime):
-            for line in read_last_lines(start, count):
+        output = start_log.stat()
+        is_newer = not log.exists() or output.st_mtime > log.stat().st_mtime
+        if output.st_size and is_newer:
+            for line in read_last_lines(start_log, count):
                 click.echo(show_raw(line), nl=False)
             if not log.exists():
                 raise click.exceptions.Exit(0)
 
 
 def _find_engine_log(folder: Path, name: str) -> Path:
-    """Return the newest log of an engine. Raises click.ClickException: there is none."""
+    """Return the newest log of an engine, by the name of its MetalProcess, or of its service, with which that begins.
+
+    Raises click.ClickException: there is none.
+    """
     engines = {path: engine for path in folder.glob("*.log") if (engine := read_engine_log_name(path))}
     logs = [path for path, engine in engines.items() if engine == name or engine.startswith(f"{name}-")]
     if not logs:

@@ -14,7 +14,7 @@ from cli.agent.agent_service import (
     await_agent,
     describe_agent,
     explain_failure,
-    find_folder,
+    find_agent_state_folder,
     find_installed,
     find_managers,
     forget_last_exit,
@@ -41,13 +41,13 @@ def command(ctx: click.Context) -> None:
       uv tool upgrade pomona && pomona agent restart
     """
     manager = find_installed(ctx)
-    folder = find_folder(manager)
+    folder = find_agent_state_folder(manager)
     previous = read_status(folder)
-    outdated = _find_outdated(manager, find_managers(ctx).program)
+    outdated = _find_outdated_definition(manager, find_managers(ctx).program)
     try:
         status = restart_agent(manager, folder, previous, outdated)
     except click.ClickException as error:
-        raise click.ClickException(f"{error.message}{_advise_return(previous)}") from error
+        raise click.ClickException(f"{error.message}{_advise_downgrade(previous)}") from error
     print(describe_agent(status))
     if outdated and _lacks_root(manager):
         print(
@@ -59,13 +59,17 @@ def command(ctx: click.Context) -> None:
 def restart_agent(
     manager: ServiceManager, folder: Path, previous: AgentStatus | None, outdated: ServiceDefinition | None = None
 ) -> AgentStatus:
-    """Restart the agent, and wait until it is ready; the owner of a service of the system needs no root for it.
+    """Restart the agent, wait until it is ready, and return its status.
+
+    A service of the system is commanded by root alone. For its owner without root the agent is ended by a signal, after
+    which the service manager starts it again.
 
     Args:
         manager: the service manager that has it.
         folder: its state folder.
         previous: the agent that runs; None if none answers.
-        outdated: the definition to write anew, if this user may.
+        outdated: the definition of the service to write anew, which also restarts it; None: it is up to date. Without
+            root it is not written.
 
     Raises:
         ServiceError: the service manager fails.
@@ -83,10 +87,11 @@ def restart_agent(
 
 
 def _signal_agent(manager: ServiceManager, folder: Path, previous: AgentStatus | None) -> AgentStatus:
-    """End the agent by a signal: its service manager, which takes orders of root only, starts it again.
+    """Restart the agent without root: end it by a signal, after which its service manager starts it again.
 
     Raises as `restart_agent`, and click.ClickException if the agent is stopped or another user's.
     """
+    # 1. End the process that the service manager names, else the one that answered; one that is starting has none yet.
     state = manager.read_state()
     pid = state.pid or (previous.pid if previous else None)
     if pid is None and state.phase != "starting":
@@ -103,12 +108,14 @@ def _signal_agent(manager: ServiceManager, folder: Path, previous: AgentStatus |
             raise click.ClickException(
                 f"process {pid} is the agent of another user: run this command as that user, or with sudo"
             ) from error
+
+    # 2. Wait for the next start, before which systemd pauses.
     seconds = READY_SECONDS + (RESTART_SECONDS if state.manager == "systemd" else 0)
-    first_run = state.runs + 1 if state.runs is not None else None
-    return await_agent(folder, manager, seconds=seconds, previous_pid=pid, first_run=first_run)
+    next_run = state.runs + 1 if state.runs is not None else None
+    return await_agent(folder, manager, seconds=seconds, previous_pid=pid, awaited_run=next_run)
 
 
-def _find_outdated(manager: ServiceManager, ours: Path) -> ServiceDefinition | None:
+def _find_outdated_definition(manager: ServiceManager, ours: Path) -> ServiceDefinition | None:
     """Return the installed definition if this version writes it otherwise, so that it has to be written anew.
 
     None: it is up to date, or starts another program than `ours`. Raises ServiceError.
@@ -117,8 +124,8 @@ def _find_outdated(manager: ServiceManager, ours: Path) -> ServiceDefinition | N
     return outdated if outdated and outdated.arguments[0] == str(ours) else None
 
 
-def _advise_return(previous: AgentStatus | None) -> str:
-    """Return the way back to the release that ran before, for a message; empty if it was this one or is not known."""
+def _advise_downgrade(previous: AgentStatus | None) -> str:
+    """Return how to go back to the release that ran before, for a message; empty if it was this one or is not known."""
     release = previous.version.partition("+")[0] if previous else ""
     if release in {"", version("pomona")}:
         return ""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from cli.agent.agent_service import find_folder, find_installed, require_root, stop_everything, was_stopped
+from cli.agent.agent_service import find_agent_state_folder, find_installed, require_root, stop_everything, was_stopped
 from launchd.service_manager import ServiceManager
 
 
@@ -23,10 +23,11 @@ def command(ctx: click.Context, *, keep_serving: bool) -> None:
     """
     manager = find_installed(ctx)
     require_root(manager)
-    folder = find_folder(manager)
-    stopped = (not keep_serving and _stop_everything(manager, folder)) or was_stopped(folder)
+    folder = find_agent_state_folder(manager)
+    stopped_now = not keep_serving and _stop_everything(manager, folder)
+    is_all_stopped = stopped_now or was_stopped(folder)
     manager.uninstall()
-    if stopped:
+    if is_all_stopped:
         print("everything is stopped")
     else:
         print("the agent is gone; engines that it had started keep running: `pomona agent` adopts them")

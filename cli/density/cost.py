@@ -67,8 +67,11 @@ def command(prices_path: Path | None, *, output_format: str, vendors: Vendors, t
 def _build_row(
     name: str, replicas: str, gpus: int, memory_gb: float | None, cost: "ModelCost | NamespaceCost"
 ) -> tuple[str, ...]:
-    """Return a row of the table; unknown figures are shown as ?, except the memory of a service without replicas."""
-    unknown = "" if replicas == "0" else "?"
-    memory = unknown if memory_gb is None else f"{memory_gb:g} GiB"
+    """Return a row of the table; unknown figures are shown as ?.
+
+    A service without replicas takes no memory, so there an unknown memory is left blank.
+    """
+    unknown_memory = "" if replicas == "0" else "?"
+    memory = unknown_memory if memory_gb is None else f"{memory_gb:g} GiB"
     figures = (cost.watts, cost.cost_per_hour, cost.cost_per_million_tokens)
     return name, replicas, f"{gpus}", memory, *("?" if figure is None else f"{figure:.4g}" for figure in figures)

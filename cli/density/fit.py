@@ -64,15 +64,17 @@ def command(
     from console.api_requests import read_density_query  # noqa: PLC0415 - same
     from console.density_queries import Page, flag_matches, query_nodes  # noqa: PLC0415 - same
 
-    # A source takes the place of all models of the snapshot, and the query matches it by any name.
+    # 1. Read the cluster. A source replaces all models of it, and the query "*" matches that only one.
     source_model = fit_report.read_source(model, files, vendors, allowed_networks) if "://" in model else None
     name_query = model if source_model is None else "*"
     query = read_density_query({"min_fit": min_fit, "use_case": use_case or ""}, name_query)
     snapshot, table = read_density(target, vendors)
     if source_model is not None:
         snapshot = dataclasses.replace(snapshot, models=(source_model,))
-    if not any(flag_matches(snapshot, None, query)):
+    if not any(flag_matches(snapshot, None, query)):  # no model matches
         raise click.ClickException(fit_report.explain_unknown(model))
+
+    # 2. Print where the models fit.
     if is_json:
         report = fit_report.build_report(snapshot, table, query, limit)
         print_facts(report, "json")

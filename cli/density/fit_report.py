@@ -67,7 +67,10 @@ def read_source(source: str, files: tuple[str, ...], vendors: Vendors, networks:
 
 
 def explain_unknown(name: str) -> str:
-    """Return the message that it is unknown where a model fits, with the way out."""
+    """Return the message that it is unknown where a model fits, with the way out.
+
+    Call it for a name that matches no model whose memory is known: none of the cluster, and none of the catalog.
+    """
     matches = [
         (entry_name, source.source)
         for entry_name, entry in load_catalog().items()
@@ -79,7 +82,8 @@ def explain_unknown(name: str) -> str:
             f"it is unknown where {name} fits: no header of it is in the cluster or the catalog. Read one from its "
             "source: pomona fit hf://ORG/REPO"
         )
-    # Each model of the catalog with a layout is among those of the cluster.
+    # The catalog has the model, so what is missing is its layout, from which the memory is computed. One entry will do
+    # as the example in the message.
     entry_name, source = matches[0]
     return (
         f"it is unknown where {entry_name} fits: no formula is known for the memory of its attention. State the memory "
@@ -88,11 +92,22 @@ def explain_unknown(name: str) -> str:
 
 
 def build_report(snapshot: DensitySnapshot, table: FitTable, query: DensityQuery, limit: int) -> Obj:
-    """Return the report in the keys of Sympozium's `llmfit-cluster-fit.sh`."""
+    """Return where the models of a query fit, in the keys of `llmfit-cluster-fit.sh`, a script of project Sympozium.
+
+    `node_results` has each node and host with its best models (`_TOP`), or why it is not considered; `ranked_nodes` has
+    the best model of each, the best score first.
+
+    Args:
+        snapshot: the cluster, with its models.
+        table: the fits on it.
+        query: the models that are meant, and the least level of fit.
+        limit: the most ranked nodes.
+    """
     ranked, results = list[Obj](), list[Obj]()
     for name in snapshot.names:
         exclusion = snapshot.machines[name].exclusion
-        if name not in snapshot.profile_of:
+        is_considered = name in snapshot.profile_of
+        if not is_considered:
             results.append({"node": name, "error": "not considered", "reason": exclusion or "its hardware is unknown"})
             continue
         answer = list_llmfit_models(snapshot, table, None, query, Page(0, _TOP), node=name)

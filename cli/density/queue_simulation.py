@@ -69,6 +69,9 @@ async def simulate_service(
 ) -> tuple[SimulateAnswer, SimulatedQueue]:
     """Return where a service fits, and what the queue would do with it, by one reading of the cluster.
 
+    Where the queue cannot be simulated, as the controller's options or parts of the cluster may not be read, the second
+    result has the problem, and the first is still complete.
+
     Args:
         cluster: the cluster.
         vendors: the accelerators, in place of those of the controller where they are not the built-in ones.
@@ -82,10 +85,10 @@ async def simulate_service(
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
-    # 1. Read the cluster, even if the queue cannot be simulated.
-    settings, note, problem = QueueSettings(), "", ""
+    # 1. Read the controller's options, and the cluster; the fit needs the cluster even if the queue has a problem.
+    settings, note_of_assumptions, problem = QueueSettings(), "", ""
     try:
-        settings, note = await read_settings(cluster, stated)
+        settings, note_of_assumptions = await read_settings(cluster, stated)
     except click.ClickException as error:
         problem = error.message
     if vendors is not VENDORS:
@@ -103,15 +106,15 @@ async def simulate_service(
     memory_bytes = round(request.memory_gb * GIB) if request.memory_gb is not None else None
     wanted = wanted._replace(context=request.context, memory_bytes=memory_bytes, quantization=request.quantization)
     queue = await _simulate_queue(cluster, find_asked_model(snapshot, None, request), reading, wanted)
-    if note and queue.plan is not None:
-        click.echo(note, err=True)
+    if note_of_assumptions and queue.plan is not None:
+        click.echo(note_of_assumptions, err=True)
     return answer, queue
 
 
 async def _simulate_queue(
     cluster: Cluster, model: KnownModel, reading: QueueReading, wanted: WantedService
 ) -> SimulatedQueue:
-    """Return what the planner would do with a further service.
+    """Return what the queue's planner would do with a further service, or the problem if the user lacks rights for it.
 
     Args:
         cluster: the cluster.
@@ -129,27 +132,36 @@ async def _simulate_queue(
         copied = await copy_for_plan(cluster, copy_reading(cluster.client, reading))
     except click.ClickException as error:
         return SimulatedQueue(problem=error.message)
-    header = build_header(model, wanted.accelerator) if len(manifests) > 1 else None
+    # With a Model of its own, the service comes second; the cluster has not inspected that Model, so state its header.
+    is_new_model = len(manifests) > 1
+    header = build_header(model, wanted.accelerator) if is_new_model else None
     key = ObjectKey(manifests[0]["metadata"]["namespace"], manifests[0]["metadata"]["name"])
     headers = {key: header} if header is not None else {}
     return SimulatedQueue(await plan_manifests(cluster.client, copied, manifests, headers))
 
 
 def build_manifests(model: KnownModel, store: Store, wanted: WantedService, namespace: str) -> list[Obj]:
-    """Return the manifests of the service and, first, of a Model, if none of the cluster is as wanted.
+    """Return the manifests of the simulated service and, before it, of its Model unless one of the cluster will do.
+
+    Args:
+        model: the model; without a namespace it is one of the catalog, and no Model of the cluster.
+        store: the objects of the cluster, whose names are taken.
+        wanted: the service; another quantization or memory than that of the Model needs a Model of its own.
+        namespace: the namespace of both.
 
     Raises:
         click.UsageError: the API server would refuse one of them.
     """
 
     def find_unused_name(resource: Resource, name: str) -> str:
-        """Return the name, made longer until no object of this kind in the cluster has it."""
+        """Return the name, with `-again` at its end until no object of this kind in the cluster has it."""
         taken = {manifest["metadata"]["name"] for manifest in store.list(resource)}
         while name in taken:
             name += "-again"
         return name
 
     def build(kind: str, name: str, spec: Obj) -> Obj:
+        """Return the manifest of one object."""
         metadata = {"name": name, "namespace": namespace}
         return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
 
@@ -182,7 +194,7 @@ def build_manifests(model: KnownModel, store: Store, wanted: WantedService, name
 
 
 def list_remaining(plan: QueuePlan) -> list[tuple[str, Mapping[str, int]]]:
-    """Return the memory and devices that stay free on each node and host on which a replica starts."""
+    """Return, for each cell (a node or host) where the plan starts a replica, the memory and devices free after it."""
     touched = {cell_id for change in plan.changes if change.fate.state == "starts" for cell_id in change.fate.cells}
     # The names of devices have a slash, such as nvidia.com/gpu.
     return [

@@ -20,13 +20,18 @@ from kube.resources import NODE_FITNESSES, NODES, Resource
 
 
 def read_density(target: ClusterOptions, vendors: Vendors) -> tuple[DensitySnapshot, FitTable]:
-    """Return the cluster as it is now, and an empty table of the fits on it.
+    """Return the cluster as it is now, and the table that computes how models fit on it as they are asked for.
 
-    What may not be read is named on standard error. Raises click.ClickException: the cluster cannot be read.
+    Nodes, NodeFitnesses and what runs on them are read with the user's rights; of the latter, what may not be read is
+    named on standard error, and not counted.
+
+    Raises:
+        click.ClickException: the cluster cannot be read.
     """
     view = ClusterView(vendors)
 
     async def read(cluster: Cluster) -> None:
+        """Fill the view, and name what may not be read."""
         report_uncounted(await view.read_once(cluster.client))
 
     run_in_cluster(target, read)
@@ -34,7 +39,10 @@ def read_density(target: ClusterOptions, vendors: Vendors) -> tuple[DensitySnaps
 
 
 def report_uncounted(refusals: Mapping[Resource, Forbidden]) -> None:
-    """Name on standard error what the user may not read. Raises Forbidden: no answer is made without it."""
+    """Name on standard error the kinds that the user may not read, so that the answer does not count their objects.
+
+    Raises Forbidden: among them are Nodes or NodeFitnesses, without which there is no answer.
+    """
     for resource in (NODE_FITNESSES, NODES):
         if resource in refusals:
             raise refusals[resource]
@@ -44,7 +52,7 @@ def report_uncounted(refusals: Mapping[Resource, Forbidden]) -> None:
 
 
 def open_density(view: ClusterView) -> tuple[DensitySnapshot, FitTable]:
-    """Return a cluster that was read, and an empty table of the fits on it."""
+    """Return the models and machines of a cluster that was read, and the table that computes how these fit there."""
     return SnapshotSource(view).take_snapshot(), FitTable(CONTEXT_LENGTH, view.measured)
 
 

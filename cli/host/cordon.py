@@ -78,6 +78,7 @@ def _edit(target: ClusterOptions, name: str, spec: Obj) -> Obj:
     """Merge fields into the spec of a host, and return the host as it is then."""
 
     async def merge(cluster: Cluster) -> Obj:
+        """Patch the host; read it before, for the message with similar names if there is none of this name."""
         await read_object(cluster.client, METAL_HOSTS, name)
         patch = {"spec": spec}
         return await cluster.client.patch_merge(METAL_HOSTS, name, None, patch, field_manager=CLI_FIELD_MANAGER)

@@ -62,7 +62,7 @@ def sort_waiting(services: list[Obj]) -> list[Obj]:
 
 
 def _sort_key(service: Obj) -> tuple[str, bool, int, str, str]:
-    """Return pool, whether the service has no place in it, place, namespace and name."""
+    """Return the key by which waiting services are sorted: pool, place, namespace and name; no place sorts last."""
     queue, metadata = service["status"]["queue"], service["metadata"]
     position = queue.get("position")
     has_no_place = position is None

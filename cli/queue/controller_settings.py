@@ -47,9 +47,19 @@ controller_options: Final = gather_options(
 
 
 async def read_settings(cluster: Cluster, stated: StatedSettings) -> "tuple[QueueSettings, str]":
-    """Return the options of the controller, and a line that names assumed options if its Deployment cannot be read.
+    """Return the options of the controller that decide the queue, and a line that names those that are assumed.
 
-    Raises ApiError, Unreachable.
+    They are read from the arguments in the controller's Deployment. Without the right to read that, they are what the
+    user states, else defaults; the line is empty if nothing is assumed.
+
+    Args:
+        cluster: the cluster.
+        stated: options that the user states, which count more than the controller's.
+
+    Raises:
+        click.ClickException: the controller has a table of accelerators that cannot be read.
+        ApiError: the API server refuses.
+        Unreachable: the API server does not answer.
     """
     from controller.placement.cluster_copy import QueueSettings  # noqa: PLC0415 - not needed for --help
 

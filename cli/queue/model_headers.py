@@ -22,7 +22,10 @@ _SECONDS: Final = 60.0
 
 
 async def read_headers(copied: ClusterCopy, manifests: list[Obj], networks: Networks) -> tuple[ModelHeaders, list[str]]:
-    """Return what the headers of Models say, and a line for each that cannot be read.
+    """Return what the headers say of Models in manifests that the cluster has not inspected yet.
+
+    A header is read from the source of the weights; if that fails, the figures of the catalog take its place where it
+    lists the source. The second result has a line for each failure.
 
     Args:
         copied: the cluster, whose inspected Models are not read again.
@@ -30,11 +33,11 @@ async def read_headers(copied: ClusterCopy, manifests: list[Obj], networks: Netw
         networks: private networks that sources may lead to.
     """
     headers, problems = dict[ObjectKey, ModelFacts](), list[str]()
-    ends = asyncio.get_running_loop().time() + _SECONDS
+    ends_at = asyncio.get_running_loop().time() + _SECONDS  # for all headers together
     for manifest in (entry for entry in manifests if entry["kind"] == "Model" and is_header_missing(copied, entry)):
         key, spec = object_key(manifest), manifest["spec"]
         try:
-            async with asyncio.timeout_at(ends):
+            async with asyncio.timeout_at(ends_at):
                 files = tuple(spec.get("files") or ())
                 facts = await inspect_source(InspectedSource(spec["source"], files, networks, spec.get("sha256")))
             headers[key] = msgspec.convert(facts, ModelFacts)
@@ -63,12 +66,15 @@ def find_catalog_header(source: str) -> ModelFacts | None:
 def build_header(model: KnownModel, accelerator: str | None) -> ModelFacts | None:
     """Return the facts that the header of a model would have; None if its layout is unknown.
 
+    What is loaded may differ by accelerator, as the catalog has several sources of a model: take that of the
+    accelerator, or the first one of known layout if nothing is known for it.
+
     Args:
         model: the model.
         accelerator: the accelerator whose engine loads it; None: any.
     """
-    exact = model.workloads.get(accelerator or "")
-    workloads = [exact] if exact is not None else list(model.workloads.values())
+    on_accelerator = model.workloads.get(accelerator or "")
+    workloads = [on_accelerator] if on_accelerator is not None else list(model.workloads.values())
     for workload in workloads:
         if workload.layout is not None:
             quantization = workload.quantization or model.quantization

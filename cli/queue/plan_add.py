@@ -71,6 +71,7 @@ def command(
     from cli.queue.planning import copy_cluster, copy_for_plan, plan_addition  # noqa: PLC0415 - same
 
     async def plan(cluster: Cluster) -> QueuePlan:
+        """Return the effect of the machine of the file or of the options, over a copy of the cluster."""
         copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
         if path is not None:
             added = load_machine(path)

@@ -33,7 +33,11 @@ class PlannedChange(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """The outcome in one word: starts, moves, waits, evicted, stays or ends."""
+        """The outcome in one word: starts, moves, waits, evicted, stays or ends.
+
+        A unit, which is a replica to the queue, moves if it starts on one cell and ran on another before. It is evicted
+        if it must end for another unit, its preemptor, and then waits.
+        """
         match self.fate.state:
             case "starts":
                 return "moves" if self.origin else "starts"
@@ -60,18 +64,22 @@ class QueuePlan(NamedTuple):
 
 
 def list_changes(
-    before: QueueForecast, after: QueueForecast, concerned: Sequence[str], list_speeds: ListSpeeds = lambda _service: ()
+    before: QueueForecast,
+    after: QueueForecast,
+    always_shown: Sequence[str],
+    list_speeds: ListSpeeds = lambda _service: (),
 ) -> list[PlannedChange]:
-    """Return the changes of some units, and of all others whose fate differs.
+    """Return how a change of the cluster alters the fates of units: where each starts, waits or is evicted.
 
     Args:
         before: the forecast without the change.
         after: the forecast with it.
-        concerned: uids of the units that are shown in any case.
+        always_shown: uids of units that are listed even if their fate is the same in both forecasts.
         list_speeds: returns the speeds of services.
     """
     changes, cells = list[PlannedChange](), {cell.id: cell for cell in after.cells}
-    for fate in list_differences(before, after, concerned):
+    for fate in list_differences(before, after, always_shown):
+        # An evicted unit has a successor with another uid, which begins with the first one.
         earlier = before.fates.get(first_uid(fate.unit.uid))
         target = cells.get(fate.cells[0]) if fate.state == "starts" and fate.cells else None
         origin = earlier.unit.cells if earlier is not None else ()
@@ -82,7 +90,11 @@ def list_changes(
 
 
 def _find_speed(speeds: Sequence[ClassSpeed], cell: Cell | None) -> ClassSpeed | None:
-    """Return the first known speed on devices like those of a cell; None: there is none, or no cell."""
+    """Return the first known speed of a service on devices of a cell's class; None: there is none, or no cell.
+
+    The class of a cell is that of one device (`nvidia-l4x1`), that of a speed counts those of a replica
+    (`nvidia-l4x2`): they are compared without the number.
+    """
     if cell is None or not cell.device_class:
         return None
     for speed in speeds:

@@ -57,7 +57,13 @@ async def copy_cluster(cluster: Cluster, stated: StatedSettings) -> ClusterCopy:
 
 
 async def copy_for_plan(cluster: Cluster, copying: Awaitable[ClusterCopy]) -> ClusterCopy:
-    """Return a copy of the cluster, without which there is no plan; speeds that may not be read are named.
+    """Return a copy of the cluster for a plan, and turn missing rights into messages for the user.
+
+    Without a part of the cluster there is no plan. Speeds that may not be read are only named on standard error.
+
+    Args:
+        cluster: the cluster.
+        copying: makes the copy, such as `copy_cluster`.
 
     Raises:
         click.ClickException: the user may not read the whole cluster; the message names the rights.
@@ -99,7 +105,11 @@ async def plan_files(cluster: Cluster, manifests: list[Obj], stated: StatedSetti
 
 
 async def plan_manifests(client: Client, copied: ClusterCopy, manifests: list[Obj], headers: ModelHeaders) -> QueuePlan:
-    """Return what would become of the services of manifests, and of all other units.
+    """Return what would become of the services of manifests, and of all other units, the replicas in the queue.
+
+    1. Forecast the queue without the manifests.
+    2. Put their services and replicas into the copy of the cluster, and forecast the queue again.
+    3. Compare the forecasts; the new replicas are shown in any case.
 
     Args:
         client: the API server, for volumes of new pods.
@@ -111,23 +121,32 @@ async def plan_manifests(client: Client, copied: ClusterCopy, manifests: list[Ob
         ApiError: the API server refuses.
         Unreachable: the API server does not answer.
     """
+    # 1. Forecast without the manifests.
     now = read_clock()
-    units = copied.list_units(now)
-    before = forecast(copied.list_cells(), units, copied.rules, now.timestamp())
+    units_before = copied.list_units(now)
+    before = forecast(copied.list_cells(), units_before, copied.rules, now.timestamp())
+
+    # 2. Change the copy, and forecast with them; a volume of a new pod may bind it to nodes.
     services = plan_services(copied, manifests, now, headers)
     await copied.read_volumes(client)
-    changed = copied.list_units(now)
-    after = forecast(copied.list_cells(), changed, copied.rules, now.timestamp())
-    known_uids, planned_keys = {unit.uid for unit in units}, {service.key for service in services}
-    new_uids = [unit.uid for unit in changed if unit.service in planned_keys and unit.uid not in known_uids]
+    units_after = copied.list_units(now)
+    after = forecast(copied.list_cells(), units_after, copied.rules, now.timestamp())
+
+    # 3. Compare.
+    known_uids, planned_keys = {unit.uid for unit in units_before}, {service.key for service in services}
+    new_uids = [unit.uid for unit in units_after if unit.service in planned_keys and unit.uid not in known_uids]
     changes = list_changes(before, after, new_uids, copied.list_speeds)
     return QueuePlan(changes=changes, after=after, notes=explain_services(services), services=services)
 
 
 def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
-    """Return what would change if a Node or MetalHost were added, and if nothing would, why services still wait.
+    """Return what would change if a Node or MetalHost were added; if nothing would, why services do not start there.
 
-    The machine is added to the copy of the cluster, under another name if its own is taken.
+    A machine with an accelerator is one more cell, a place where the queue can start replicas.
+
+    Args:
+        copied: the cluster, to which the machine is added, under another name if its own is taken.
+        added: the machine.
 
     Raises:
         click.ClickException: it has no accelerator.
@@ -142,13 +161,13 @@ def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
         metadata["name"] += "-new"
     copied.store.put(resource, added)
     cells_with_added = copied.list_cells()
-    if len(cells_with_added) == len(cells):
+    if len(cells_with_added) == len(cells):  # a node without accelerator is no cell
         raise click.ClickException("the node has no device of a known accelerator: state its allocatable resources")
 
     # 2. Compare the forecasts without it and with it.
     units = copied.list_units(now)
     after = forecast(cells_with_added, units, copied.rules, now.timestamp())
-    changes = list_changes(before, after, (), copied.list_speeds)
+    changes = list_changes(before, after, always_shown=(), list_speeds=copied.list_speeds)
     if changes:
         return QueuePlan(changes, after)
 
@@ -160,8 +179,14 @@ def plan_addition(copied: ClusterCopy, added: Obj) -> QueuePlan:
 
 
 def list_refusals(cell: Cell, planned_round: Round, rules: PlanRules) -> list[str]:
-    """Return, for the first services that still wait after a round, why they are not on a cell, and what would help."""
-    # The first unit of each service is the last to be set here, so it stays.
+    """Return a line for each of the first services in the queue: why they do not start on a cell, and what would help.
+
+    Args:
+        cell: the cell.
+        planned_round: one round of the queue's decisions, with the units that still wait after it, in their order.
+        rules: the administrator's rules of the queue.
+    """
+    # The first waiting unit of each service: the last one set under a key stays, so they are set in reverse.
     first_units = {unit.service: unit for unit in reversed(planned_round.queue)}
     shown = sorted(first_units.values(), key=lambda unit: unit.order)[:_MOST_EXPLAINED]
     # `explain` returns one explanation for each cell.
@@ -172,6 +197,8 @@ def list_refusals(cell: Cell, planned_round: Round, rules: PlanRules) -> list[st
 async def plan_drain(cluster: Cluster, name: str, stated: StatedSettings) -> tuple[str, QueuePlan]:
     """Return the `Cell.id` of a host or node, and what would become of its replicas if it were drained.
 
+    Its running replicas are shown in any case, and others if their fate changes.
+
     Raises:
         click.ClickException: there is no such cell, or the user may not read the whole cluster.
         ApiError: the API server refuses.
@@ -179,12 +206,12 @@ async def plan_drain(cluster: Cluster, name: str, stated: StatedSettings) -> tup
     """
     copied = await copy_for_plan(cluster, copy_cluster(cluster, stated))
     now, cells = read_clock(), copied.list_cells()
-    drained = find_cell(name, cells)
+    drained_id = find_cell(name, cells)
     units = copied.list_units(now)
     before = forecast(cells, units, copied.rules, now.timestamp())
-    after = forecast(*simulate_drain(cells, units, drained), copied.rules, now.timestamp())
-    running_uids = [unit.uid for unit in units if drained in unit.cells and unit.state == "running"]
-    return drained, QueuePlan(list_changes(before, after, running_uids, copied.list_speeds), after)
+    after = forecast(*simulate_drain(cells, units, drained_id), copied.rules, now.timestamp())
+    running_uids = [unit.uid for unit in units if drained_id in unit.cells and unit.state == "running"]
+    return drained_id, QueuePlan(list_changes(before, after, running_uids, copied.list_speeds), after)
 
 
 def find_cell(name: str, cells: Sequence[Cell]) -> str:

@@ -32,7 +32,9 @@ class ExplainedService(NamedTuple):
 
 
 async def explain_service(cluster: Cluster, name: str, stated: StatedSettings) -> ExplainedService:
-    """Return a service, and why its first replica waits.
+    """Return a service, and why the first of its replicas that wait does so.
+
+    The result has no replica if none waits, and only the missing rights if the user may not read the whole cluster.
 
     Raises:
         click.ClickException: the service does not exist.
@@ -57,12 +59,23 @@ async def explain_service(cluster: Cluster, name: str, stated: StatedSettings) -
 
 
 def render_explanation(explained: ExplainedService, target: ClusterOptions, *, is_wide: bool = False) -> list[str]:
-    """Return the answer for people; a wide table has the reason in one word, and cuts nothing."""
+    """Return the lines that explain to people why a service waits.
+
+    1. If no replica of it waits, its phase; if the user may not read what decides that, what the controller wrote, and
+       which rights are missing; if the next round of the queue admits it, where.
+    2. Else its place in the queue, and the replicas that the next round evicts for it.
+    3. Then a table of nodes and hosts, with the reason why it does not run on each, and the remedy.
+
+    Args:
+        explained: the service and the first replica of it that waits, with the explanation.
+        target: the cluster that the user means, for the commands that are proposed.
+        is_wide: the table also has each reason in one word, and no cell is cut.
+    """
     service, unit, explanation, missing = explained
     name, width = service["metadata"]["name"], terminal_width()
     queue = service.get("status", {}).get("queue")
 
-    # 1. No replica waits, as far as the user may read, or only until the next round.
+    # 1. No replica waits, or it is not known whether one does, or one waits only until the next round.
     if unit is None:
         if not missing and not is_in_kueue(queue):
             phase, see = service.get("status", {}).get("phase", "Pending"), f"status {name}{target.render()}"
@@ -94,7 +107,7 @@ def render_explanation(explained: ExplainedService, target: ClusterOptions, *, i
 
 
 def describe_queue(name: str, queue: Obj | None) -> str:
-    """Return what the controller has written about the place of a service."""
+    """Return the place of a service in the queue, in words, by its status.queue, which the controller writes."""
     if not queue:
         return f"{name} has no place in status.queue: the controller has not seen that it waits"
     place = f"{queue['place']} in pool {queue.get('pool', '')}" if queue.get("place") else "without a place"

@@ -36,7 +36,10 @@ _FINAL_REASONS: Final = frozenset({"Unauthorized", "NoTokenCount", "NotStreamed"
 def measure_or_exit(
     target: ClusterOptions, wanted: BenchTarget, plan: BenchPlan, result: Path | None
 ) -> MeasuredPerformance:
-    """Return the measurement; without one, print and write the error, and exit."""
+    """Measure a service, or the engine at a URL, and return the measurement; exit if that fails.
+
+    The error is printed, and written to the file `result` if there is one.
+    """
     try:
         return _measure_url(wanted, plan) if "://" in wanted.name else _measure_service(target, wanted, plan)
     except BenchError as error:
@@ -69,7 +72,7 @@ def _measure_url(wanted: BenchTarget, plan: BenchPlan) -> MeasuredPerformance:
             raise click.ClickException(f"--token-file {wanted.token_file}: no request can carry this token")
 
     async def measure() -> MeasuredPerformance:
-
+        """Measure the model that is named, or the only one of the engine, with one stream unless more are asked."""
         tls = load_hosts_ca(wanted.hosts_ca) if wanted.hosts_ca else True
         url = wanted.name.rstrip("/").removesuffix("/v1")
         async with open_session(aiohttp.TCPConnector(ssl=tls, limit=0), token) as session:
@@ -99,7 +102,7 @@ async def _measure_in_cluster(cluster: Cluster, wanted: BenchTarget, plan: Bench
 
 
 async def _measure(session: aiohttp.ClientSession, url: str, model: str, plan: BenchPlan) -> MeasuredPerformance:
-    """Measure a model at a URL; measurements with more streams that failed are named on standard error."""
+    """Measure a model at a URL, and return the record; if several streams at once fail, that is only a warning."""
     result = await measure_endpoint(session, url, model, plan)
     if result.failed is not None:
         print(f"pomona bench: more streams were not measured: {result.failed.message}", file=sys.stderr)
@@ -108,7 +111,12 @@ async def _measure(session: aiohttp.ClientSession, url: str, model: str, plan: B
 
 
 async def _find_model(session: aiohttp.ClientSession, url: str) -> str:
-    """Return the only model that an engine lists. Raises BenchError."""
+    """Return the name of the only model that an engine lists at /v1/models.
+
+    Raises:
+        BenchError: the engine does not answer, or not with a list of models.
+        click.ClickException: it lists several models, or none.
+    """
     try:
         async with session.get(f"{url}/v1/models", allow_redirects=False) as response:
             listed = json.loads(await response.content.read(_MODELS_BYTES))

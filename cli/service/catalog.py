@@ -54,11 +54,15 @@ def _describe(entry: CatalogEntry) -> dict[str, Any]:
 
 
 def _estimate_bytes(entry: CatalogEntry) -> int | None:
-    """Return the memory of a replica on the default accelerator; None if it is unknown."""
+    """Return the memory of a replica on the entry's default accelerator; None if it is unknown.
+
+    It is that of all its devices together, or of the container or host for an accelerator without countable devices.
+    """
     workload = entry.find_workload(entry.accelerator)
     if workload is None:
         return None
-    devices = entry.hardware.get("count", 1) if VENDORS[entry.accelerator].resource else 0
+    has_countable_devices = bool(VENDORS[entry.accelerator].resource)
+    devices = entry.hardware.get("count", 1) if has_countable_devices else 0
     if workload.stated_bytes is not None and not devices:
         return workload.stated_bytes
     needed = estimate_pod(workload, ServingOptions(mode=entry.mode), devices)

@@ -97,7 +97,10 @@ async def _read_questions(question: str | None) -> AsyncIterator[str]:
 
 
 async def _read_line() -> str:
-    """Return a line of the terminal, empty at its end. A read that waits could not be ended by Ctrl-C."""
+    """Return a line that is typed in the terminal; empty after Ctrl-D.
+
+    It waits in the event loop and not in `readline`, which Ctrl-C could not interrupt.
+    """
     print(_PROMPT, end="", flush=True)
     line, terminal = b"", sys.stdin.fileno()
     while not line.endswith(b"\n"):

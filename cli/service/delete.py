@@ -32,7 +32,14 @@ def command(name: str, *, target: ClusterOptions, with_model: bool, yes: bool) -
 
 
 async def _delete(cluster: Cluster, name: str, *, with_model: bool, is_certain: bool) -> None:
-    """Delete a service, after a question if it serves, and its Model if that is wanted and nothing else uses it."""
+    """Delete a service, and its Model if no other service uses that.
+
+    Args:
+        cluster: the cluster.
+        name: the service.
+        with_model: delete the Model as well.
+        is_certain: do not ask, even if the service serves now.
+    """
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
     if not is_certain and has_condition(service, "Ready"):

@@ -115,8 +115,20 @@ def _apply_and_wait(
     waits: bool,
     timeout: float | None,
 ) -> int:
-    """Apply the objects, wait if wanted, and return the exit code. Raises click.ClickException."""
-    applied: list[Obj] = []
+    """Apply the objects, wait until their services serve, and return the exit code.
+
+    Args:
+        target: the cluster that the user means.
+        name: the service; None: the objects are those of files.
+        objects: the objects, Models first.
+        output_format: yaml or json, to print the applied objects on standard output and progress on standard error.
+        waits: False: return when the objects are applied.
+        timeout: the seconds after which the wait ends with exit code 1; the cluster goes on deploying.
+
+    Raises:
+        click.ClickException: the cluster refuses an object, or cannot be reached.
+    """
+    applied: list[Obj] = []  # filled by `_apply` one by one, so that it is right also after Ctrl-C
     show = functools.partial(print, file=sys.stderr if output_format else sys.stdout, flush=True)
 
     def list_services() -> list[tuple[Obj, ClusterOptions]]:
@@ -150,7 +162,13 @@ def _apply_and_wait(
 
 
 def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> ClusterOptions:
-    """Return the options that reach a service: with its namespace, if its file or --namespace states one."""
+    """Return the options with which a proposed command reaches a service: with its namespace, if the user stated one.
+
+    Args:
+        target: the options of this command.
+        service: the service as it was applied, which has a namespace in any case.
+        objects: the objects before that, which have a namespace only if their file or --namespace states one.
+    """
     name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
     stated = any(
         (manifest["metadata"]["name"], manifest["metadata"].get("namespace")) == (name, namespace)
@@ -162,7 +180,15 @@ def _locate(target: ClusterOptions, service: Obj, objects: Sequence[Obj]) -> Clu
 async def _apply(
     cluster: Cluster, name: str | None, objects: Sequence[Obj], applied: list[Obj], show: Callable[[str], None]
 ) -> None:
-    """Apply the objects; `applied` gets each as the API server returns it. `name` is the service; None: of files."""
+    """Apply the objects by server-side apply; a field that another tool owns is never overwritten.
+
+    Args:
+        cluster: the cluster.
+        name: the service, whose Model is checked first; None: the objects are those of files.
+        objects: the objects.
+        applied: gets each object as the API server returns it.
+        show: prints a line of progress.
+    """
     if name is not None:
         await _check_model(cluster, name, objects[0])
     for manifest in objects:
@@ -203,7 +229,7 @@ async def _check_model(cluster: Cluster, name: str, first: Obj) -> None:
 async def _wait(
     cluster: Cluster, services: Sequence[tuple[Obj, ClusterOptions]], show: Callable[[str], None]
 ) -> list[Verdict]:
-    """Return the verdict on each service."""
+    """Wait for all services at once, and return the verdict on each; a line of several names its service."""
     waits = []
     for service, target in services:
         prefix = f"{service['metadata']['name']}: " if len(services) > 1 else ""

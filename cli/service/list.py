@@ -31,9 +31,10 @@ def command(*, target: ClusterOptions, is_everywhere: bool, output_format: str) 
 
 
 def list_services(target: ClusterOptions, *, is_everywhere: bool) -> tuple[list[Obj], str]:
-    """Return the services of the namespace or of the whole cluster, and which of them that is in words."""
+    """Return the services of the namespace or of the whole cluster, and the place in words: `namespace team`."""
 
     async def read(cluster: Cluster) -> tuple[list[Obj], str]:
+        """Return the services and the place, of which the namespace is known only with the cluster."""
         namespace = None if is_everywhere else cluster.namespace
         place = f"namespace {namespace}" if namespace else "the cluster"
         return (await cluster.client.list(INFERENCE_SERVICES, namespace)).items, place

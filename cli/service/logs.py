@@ -47,7 +47,17 @@ def command(name: str, *, target: ClusterOptions, follow: bool, replica: str | N
 
 
 async def _print_logs(cluster: Cluster, name: str, replica: str | None, *, follow: bool, tail: int | None) -> None:
-    """Print the logs of one replica or of all, those of pods at the same time."""
+    """Print the logs of one replica or of all.
+
+    Those of pods are printed at the same time; of an engine on a host, the cluster has only a part of the log.
+
+    Args:
+        cluster: the cluster.
+        name: the service.
+        replica: number or name of one replica; None: all.
+        follow: go on until the logs of the pods end.
+        tail: how many last lines of each; None: all.
+    """
     # 1. Find the replicas.
     client, namespace = cluster.client, cluster.namespace
     service = await read_object(client, INFERENCE_SERVICES, name, namespace)
@@ -122,10 +132,12 @@ async def print_pod_log(cluster: Cluster, pod: Obj, prefix: str, *, follow: bool
             async for line in lines:
                 print(prefix + show_raw(line.decode(errors="replace")), flush=follow)
     except ApiError as error:
-        is_of_node = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR  # the API server does not reach the kubelet
-        if error.status not in _WITHOUT_LOG and not (is_of_node and prefix):
+        # A node that does not answer hides only its own pods: the logs of the others, which a prefix shows, go on.
+        is_kubelet_unreachable = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        others_go_on = is_kubelet_unreachable and prefix
+        if error.status not in _WITHOUT_LOG and not others_go_on:
             raise
-        print(f"{prefix}{escape_controls(error.message)}", file=sys.stderr)  # the other replicas have logs
+        print(f"{prefix}{escape_controls(error.message)}", file=sys.stderr)
 
 
 def print_process_log(process: Obj, prefix: str, tail: int | None) -> None:

@@ -55,7 +55,7 @@ def render_status(objects: ServiceObjects, verdict: Verdict, width: int) -> list
 
 
 def build_tree(objects: ServiceObjects) -> TreeNode:
-    """Return the tree of a service."""
+    """Return the tree of a service: below it its Models, and its replicas, which are pods or processes on hosts."""
     service = objects.service
     status = service.get("status", {})
     wanted = wanted_replicas(msgspec.convert(service, ScaledService))
@@ -72,7 +72,11 @@ def build_tree(objects: ServiceObjects) -> TreeNode:
 
 
 def _describe_placement(status: Obj) -> Iterable[str]:
-    """Yield why the last replica is where it is, that none fits anywhere, or that one is slower than its hardware."""
+    """Yield the lines about placement that apply to a service.
+
+    They are: where the last replica was placed and why; that a replica fits nowhere; that one is slow for its hardware,
+    or does not fit where it runs.
+    """
     if placement := status.get("placement"):
         rate = f" at {placement['tokensPerSecond']} tokens/s" if placement.get("tokensPerSecond") else ""
         source = f" ({placement['source'].lower()})" if placement.get("source") else ""
@@ -107,7 +111,10 @@ def _build_model(name: str, model: Obj | None) -> TreeNode:
 
 
 def _is_notable(model: Obj, condition: Obj) -> bool:
-    """Decide whether a condition tells more than that all is well: `Cached` False is the progress of a download."""
+    """Return whether a condition of a Model is worth a line: it is not True, as all is well then.
+
+    `Cached` False is the progress of a download, and of no interest once the Model is ready.
+    """
     return condition["status"] != "True" and not (condition["type"] == "Cached" and _phase(model) == "Ready")
 
 
@@ -148,7 +155,7 @@ def _describe_pod_troubles(status: Obj) -> Iterable[str]:
 
 
 def _build_process(process: Obj, hosts: Mapping[str, Obj]) -> TreeNode:
-    """Return a process with its progress and restarts, and its host below it."""
+    """Return the node of a MetalProcess, an engine on a host, with its progress and restarts; below it is its host."""
     metadata, status = process["metadata"], process.get("status", {})
     phase = "Stopping" if metadata.get("deletionTimestamp") and _phase(process) != "Stopped" else _phase(process)
     reason = f" ({status['reason']})" if status.get("reason") else ""
@@ -181,7 +188,10 @@ def _build_host(name: str, host: Obj | None) -> TreeNode:
 
 
 def _is_trouble(condition: Obj) -> bool:
-    """Return whether a condition of a host explains why it does not serve, or what holds it up."""
+    """Return whether a condition of a host explains why it does not serve, or why its drain does not end.
+
+    Most conditions are good if True, such as Ready; MemoryPressure and Paused are good if False.
+    """
     kind, status = condition["type"], condition["status"]
     if kind == "Drained":
         return bool(condition.get("reason") == "DrainBlocked")

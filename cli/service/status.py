@@ -54,9 +54,9 @@ async def read_service_objects(cluster: Cluster, name: str) -> ServiceObjects:
     model_names = list_model_names(service)
     models = await _find(cluster, MODELS, cluster.namespace, model_names, not_shown_lines)
     label = f"{LABEL_SERVICE}={name}"
-    # A service that cannot run on hosts has no processes: do not report that they may not be read.
-    unseen = not_shown_lines if may_be_on_hosts(service) else []
-    processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, unseen, label=label)
+    # A service that cannot run on hosts has no processes: drop the line that they may not be read.
+    lines_of_processes = not_shown_lines if may_be_on_hosts(service) else []
+    processes = await _list(cluster, METAL_PROCESSES, cluster.namespace, lines_of_processes, label=label)
     pods = await _list(cluster, PODS, cluster.namespace, not_shown_lines, label=label)
     host_names = {process["spec"].get("hostName") for process in processes}
     return ServiceObjects(
@@ -72,7 +72,11 @@ async def read_service_objects(cluster: Cluster, name: str) -> ServiceObjects:
 async def _find(
     cluster: Cluster, resource: Resource, namespace: str | None, names: Iterable[str], not_shown_lines: list[str]
 ) -> dict[str, Obj]:
-    """Return those objects with these names that exist: a service has few, of the thousands that may be there."""
+    """Return the objects with these names, by name; those that do not exist or may not be read are left out.
+
+    Each is asked for by its name, since a service has few of the thousands that a cluster may have. Rights that are
+    missing are added to `not_shown_lines`.
+    """
     objects: dict[str, Obj] = {}
     for name in names:
         objects |= {
@@ -91,7 +95,10 @@ async def _list(
     label: str = "",
     name: str = "",
 ) -> list[Obj]:
-    """Return objects; if the user may not read them, return none, and add that to `not_shown_lines`."""
+    """Return the objects of a kind, of one label or name if it is given.
+
+    If the user may not read them, return none, and add a line about that to `not_shown_lines`.
+    """
     fields = f"metadata.name={name}" if name else ""
     try:
         return (await cluster.client.list(resource, namespace, label_selector=label, field_selector=fields)).items

@@ -37,7 +37,10 @@ class Verdict(NamedTuple):
 
 
 def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions = _NONE_GIVEN) -> Verdict:
-    """Return the verdict by the status that the controller has written.
+    """Return whether a service serves, and what the user can do next, by the status that the controller has written.
+
+    The first of these that is so decides: the controller has not seen or refuses the latest spec; only an edit by the
+    user helps; it serves; it is on its way; it waits for something.
 
     Args:
         service: the service.
@@ -58,10 +61,10 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
             f"kubectl get pods{target.render(namespace=CONTROLLER_NAMESPACE)}",
         )
     phase = status.get("phase", "Pending")
-    still = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
+    still_serving = " (its earlier spec still serves)" if ready.get("status") == "True" else ""
     refused = find_condition(service, "Reconciled")
     if refused.get("status") == "False":
-        step = "mend what the message names: the controller tries again by itself" + still
+        step = "mend what the message names: the controller tries again by itself" + still_serving
         state: State = "cannot serve" if phase == "Failed" else "waits"
         return Verdict(state, message=str(refused["message"]), reason=str(refused["reason"]), next_step=step)
 
@@ -78,7 +81,7 @@ def judge_service(service: Obj, program: str = "pomona", target: ClusterOptions 
             step = f"edit the Model: kubectl edit mdl {model}{options}"
         elif reason in _ENDED_ENGINES:
             step = f"see its log: {program} logs {name}{options}"
-        return Verdict("cannot serve", message, reason, next_step=step + still)
+        return Verdict("cannot serve", message, reason, next_step=step + still_serving)
 
     # 3. What serves, or will by itself.
     if phase == "Ready":

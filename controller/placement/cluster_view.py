@@ -215,4 +215,4 @@ class ClusterView:
             self._changed_names.add(obj["metadata"]["name"])
         if resource == NODE_FITNESSES:
             status = (new or {}).get("status") or {}
-            self.freshness.note(obj["metadata"]["name"], status.get("observedAt"))
+            self.freshness.note_heartbeat(obj["metadata"]["name"], status.get("observedAt"))

@@ -53,7 +53,14 @@ class BenchPlan(NamedTuple):
 
 
 def plan_one_stream(options: BenchmarkOptions | None, context_length: int) -> BenchPlan:
-    """Return the extent of the measurement of an engine that serves, as its service states it."""
+    """Return the plan to measure one stream of an engine that serves users, so that it disturbs them little.
+
+    Prompt and answer are short enough for a small context, and no run begins after `SERVING_SECONDS`.
+
+    Args:
+        options: the runs that the service states (spec.benchmark); None: the defaults.
+        context_length: the context of the service, in tokens.
+    """
     options = options or BenchmarkOptions()
     return BenchPlan(
         warmup=options.warmup_iterations,
@@ -90,6 +97,12 @@ async def measure_endpoint(
     clock: Callable[[], float] = time.monotonic,
 ) -> BenchResult:
     """Measure the engine that serves `model` at the base URL.
+
+    1. Warm up, by runs that do not count.
+    2. Measure one stream, until the plan's runs and its least time are over.
+    3. Measure 2, 4 and more streams at once. Where that fails, the result has the error and what was measured before.
+
+    No step begins anything more after the plan's longest time, but one run always counts.
 
     Raises:
         BenchError: the engine does not answer a run in a way that can be measured.
@@ -162,7 +175,7 @@ class _MeasuredEngine:
         return await stream_completion(self._session, self._url, request, self._clock)
 
     async def run_together(self, streams: int) -> list[CompletionTiming]:
-        """Make as many runs at once; return their times. Raises BenchError if one failed."""
+        """Make one run in each of several streams at once, and return their times. Raises BenchError if one failed."""
         outcomes = await asyncio.gather(*(self.run_once() for _ in range(streams)), return_exceptions=True)
         if failed := next((exception for exception in outcomes if isinstance(exception, BaseException)), None):
             raise failed
@@ -170,7 +183,13 @@ class _MeasuredEngine:
 
 
 def _needs_another_run(plan: BenchPlan, runs: int, seconds: float) -> bool:
-    """Decide whether another run follows after `runs` of them, which took `seconds` together."""
+    """Return whether another run of one stream follows: the plan's number of runs and its least time are not over.
+
+    Args:
+        plan: the plan.
+        runs: the runs so far.
+        seconds: the time that they took together.
+    """
     return runs < MOST_RUNS and (runs < plan.runs or seconds < plan.min_duration_seconds)
 
 
@@ -194,12 +213,15 @@ class PromptSource:
         self._random = random.Random(seed)  # noqa: S311 - no secret
 
     def next(self) -> str:
-        """Return another prompt."""
+        """Return a random prompt, which begins with a number that no other one has."""
         return " ".join([str(self._random.getrandbits(32)), *self._random.choices(_WORDS, k=self._words)])
 
 
 def summarize(result: BenchResult, plan: BenchPlan) -> MeasuredPerformance:
-    """Return the record of a measurement, without what the engine cannot say: runtime, image, node and time."""
+    """Return the record of a measurement, with medians over its runs.
+
+    Model, runtime, image, node and time are left empty for the caller, as the engine does not state them.
+    """
     timings = result.timings
     prompt_rates = [rate for timing in timings if (rate := timing.prompt_tokens_per_second) is not None]
     return MeasuredPerformance(

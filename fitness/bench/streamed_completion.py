@@ -182,7 +182,10 @@ def _build_refusal(status: int, quoted: str) -> BenchError:
 
 
 def _add_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
-    """Add a chunk, which came at `now`, to what has come so far."""
+    """Add a chunk of the answer, which came at `now`, to what has come so far.
+
+    The first chunk may have no text; the token count is in a chunk without choices.
+    """
     received.usage = chunk.usage or received.usage
     if not chunk.choices:
         return
@@ -194,7 +197,18 @@ def _add_chunk(chunk: _Chunk, received: _Received, now: float) -> None:
 
 
 def _compute_timing(received: _Received, started: float, wanted: int) -> CompletionTiming:
-    """Return the times of a whole answer. Raises BenchError if they cannot be measured."""
+    """Return the times of an answer that has come completely.
+
+    The number of tokens is what the engine itself counts at the end of the stream (`usage`).
+
+    Args:
+        received: what has come.
+        started: when the request was sent.
+        wanted: the number of tokens that were asked.
+
+    Raises:
+        BenchError: the engine counts no tokens or impossible ones, has ended early, or has not streamed.
+    """
     usage = received.usage
     if usage is None or not 0 < usage.prompt_tokens <= _MOST_TOKENS:
         message = f"the engine counted no tokens of {received.pieces} pieces: it must know stream_options.include_usage"
@@ -216,11 +230,15 @@ def _compute_timing(received: _Received, started: float, wanted: int) -> Complet
 
 
 async def _read_chunks(lines: aiohttp.StreamReader, tokens: int) -> AsyncIterator[_Chunk]:
-    """Yield the chunks of a stream until [DONE]. Raises BenchError for anything else, and for a stream without end."""
+    """Yield the chunks of a stream of server-sent events until the line [DONE].
+
+    Raises BenchError: the stream ends before, has an error or text that is no chunk, or has too many lines for the
+    answer. All lines count, since an engine may send blank ones and comments without end.
+    """
     lines_read, most_lines = 0, 4 * (100 + tokens * _MOST_CHUNKS_FOR_EACH_TOKEN)
     async for line in lines:
         if not line.startswith(_DATA):
-            lines_read += 1  # blank lines and comments are counted as well: an engine may send them without end
+            lines_read += 1
             if lines_read > most_lines:
                 raise BenchError("BadAnswer", f"the engine sent {lines_read} lines that are no events")
             continue

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from cli.agent import install
 from cli.agent import status as status_command
 from cli.agent.agent_options import AgentArguments, agent_options
-from cli.agent.agent_service import ServiceManagers, find_folder, require_root
+from cli.agent.agent_service import ServiceManagers, find_agent_state_folder, require_root
 from cli.agent.install import prepare_output
 from cli.agent.logs import read_last_lines
 from cli.agent.status import AgentReport, format_report
@@ -133,7 +133,7 @@ def test_install_fails_with_the_words_of_the_service_manager(tmp_path: Path, man
     result = CliRunner().invoke(main, words, obj=managers)
     assert (result.exit_code, "launchctl ended with 5" in result.output) == (1, True)
     assert "of an earlier start" not in result.output
-    assert find_folder(managers.user) == folder
+    assert find_agent_state_folder(managers.user) == folder
     assert (folder / "logs" / "agent-start.log").stat().st_mode & 0o777 == 0o600
 
 

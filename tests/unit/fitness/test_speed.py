@@ -15,7 +15,7 @@ from crds.weights_header import Layers, Layout
 from fitness.corrections import SpeedRatio, learn_corrections
 from fitness.performance import MeasuredPerformance
 from fitness.serving_devices import ServingDevices, describe_devices
-from fitness.speed import SpeedEstimate, estimate_speed, find_active_share, report_measured
+from fitness.speed import SpeedEstimate, build_measured_speed, estimate_speed, find_active_share
 from fitness.stated_hardware import describe_host
 from runtimes.llama_estimate import LLAMA_SPEED
 from runtimes.paged_estimate import PAGED_SPEED
@@ -238,10 +238,10 @@ def test_active_share_is_that_of_the_user_or_of_the_header(
 
 def test_measured_speed_has_the_range_of_its_runs() -> None:
     record = MeasuredPerformance(tokens_per_second=50, runs=[48, 50, 53], node="a", measured_at="2026-11-26T22:00:00Z")
-    estimate = report_measured(record, "accelerator")
+    estimate = build_measured_speed(record, "accelerator")
     assert (estimate.method, estimate.generation) == ("measured", (48, 50, 53))
     assert estimate.basis == "measured 2026-11-26T22:00:00Z on a"
-    wild = report_measured(MeasuredPerformance(tokens_per_second=50, runs=[1, 50, 900]), "cpu").generation
+    wild = build_measured_speed(MeasuredPerformance(tokens_per_second=50, runs=[1, 50, 900]), "cpu").generation
     assert wild.high <= 3.001 * wild.low
 
 
