@@ -54,8 +54,9 @@ class Executor:
     async def reconcile(self, reconciler: Reconciler, key: ObjectKey) -> float | None:
         """Reconcile one object; returns the seconds after which to reconcile it again, or None.
 
-        If the writes have changed the store, the object is decided once more, for a status that reports them; what that
-        decision would write beyond is left to the next call, which is due at once.
+        The plan's writes come first, and the status last, so that it reports them: if they have changed the store, the
+        object is decided once more, for its status alone. What that decision would write is left to the next call,
+        which is due at once. Lasting refusals, and fields that the API server has dropped, become a condition.
 
         Raises ApiError, LeadershipLost, Unreachable and NotOurs; the caller retries with back-off.
         """
@@ -120,7 +121,8 @@ class Executor:
     async def _write_labels(self, resource: Resource, key: ObjectKey, labels: Mapping[str, str]) -> float | None:
         """Write the discovery labels, and return the seconds until the object is due again.
 
-        0.0: somebody else has changed the object meanwhile. None: nothing is left to do, or nothing can be done.
+        0.0: somebody else has changed the object meanwhile. `LABEL_SECONDS`: the write has failed. None: nothing is
+        left to do, or nothing can be done.
         """
         observed = self._find(resource, key)
         desired = desired_labels(resource, labels, observed) if observed is not None else None
@@ -135,6 +137,7 @@ class Executor:
                 log.warning("labels_refused", object=f"{resource.kind} {key}", error=str(error))
                 return None if isinstance(error, Forbidden) else LABEL_SECONDS
             self._store.put(resource, answer)
+            # The watch has reported a version of the object that is not the one of our write.
             others_wrote = not write.watched_versions <= {answer["metadata"]["resourceVersion"]}
             return 0.0 if others_wrote else None
 

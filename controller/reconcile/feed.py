@@ -65,6 +65,7 @@ class Feed:
     """
 
     def __init__(self, client: Client, store: Store, namespace: str | None = None) -> None:
+        """Select the kinds to watch: what users write goes through kopf, other kinds through `kube.watch`."""
         self._client = client
         self._store = store
         self.namespace = namespace

@@ -129,6 +129,7 @@ def _value_at(*path: str, in_namespace: bool = True) -> IndexKeys:
     """Return the keys of an index by the value of a field, by default with the namespace of the object."""
 
     def keys(obj: Obj) -> list[str]:
+        """Return the value of the field as the only key; none if the object lacks the field."""
         value: Any = obj
         for name in path:
             value = (value or {}).get(name)

@@ -78,6 +78,9 @@ async def follow(
 ) -> None:
     """Keep the store equal to the server for ever, in one namespace or in all.
 
+    All objects are listed into the store, and kopf, in a thread, then reports the changes. If it ends, that begins anew
+    after a pause, which grows with each failure. Another task removes objects whose deletion nobody has reported.
+
     `synced` is set once the store is complete for the first time. `credentials` is called in the thread of kopf, and
     its result is used there alone. `on_restart` is called before each start of kopf but the first.
     """
@@ -119,7 +122,10 @@ async def _keep_swept(
     relisted: asyncio.Event,
     namespace: str | None = None,
 ) -> None:
-    """Remove objects that vanished without an event: soon after kopf has `relisted`, and from time to time."""
+    """Remove objects that vanished without an event: soon after kopf has `relisted`, and from time to time.
+
+    A list does not name what was deleted before it, so each one may leave such objects in the store.
+    """
     while True:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SWEEP_SECONDS):
@@ -133,7 +139,7 @@ async def _keep_swept(
                     log.info("store_swept", resource=str(resource), ghosts=ghosts)
         except (ApiError, Unreachable) as error:
             log.warning("sweep_failed", error=str(error), again_seconds=SETTLING_SECONDS)
-            relisted.set()
+            relisted.set()  # sweep again soon
 
 
 async def _run_kopf(
@@ -143,7 +149,10 @@ async def _run_kopf(
     relisted: asyncio.Event,
     namespace: str | None,
 ) -> None:
-    """Run kopf in a thread until it ends, or we are cancelled. Raises the error of kopf."""
+    """Run kopf in a thread until it ends, or this task is cancelled, which stops kopf. Raises the error of kopf.
+
+    kopf has a loop of its own there; its events are put into the store by our loop.
+    """
     # kopf steps through its loop several times for each event: with asyncio's own loop that is most of its cost.
     our_loop, kopf_loop = asyncio.get_running_loop(), uvloop.new_event_loop()
     kopf_loop.set_exception_handler(_log_in_one_line)
@@ -153,6 +162,7 @@ async def _run_kopf(
         our_loop.call_soon_threadsafe(_store_event, store, resource, event, relisted)
 
     def run() -> None:
+        """Run kopf in this thread, on a loop of its own, and pass its end or its error to `outcome`."""
         try:
             with asyncio.Runner(loop_factory=lambda: kopf_loop) as runner:
                 runner.run(_operate(watched, credentials(), deliver, stop, namespace))
@@ -279,7 +289,7 @@ class _Logins:
     async def _authorize(
         self, request: aiohttp.ClientRequest, send: aiohttp.ClientHandlerType
     ) -> aiohttp.ClientResponse:
-        """Authorize each request anew: tokens rotate on disk while a session lives."""
+        """Send a request with the present credentials, which may change on disk while a session lives."""
         self._authorization = authorization = await self._credentials.authorization()
         if authorization:
             request.headers["Authorization"] = authorization

@@ -16,7 +16,11 @@ LABEL_MANAGER: Final = "pomona-discovery"
 
 
 def desired_labels(resource: Resource, labels: Mapping[str, str], observed: Obj) -> Obj | None:
-    """Return what to apply as `LABEL_MANAGER`, without labels that others own; None if that would change nothing."""
+    """Return what to apply as `LABEL_MANAGER`, without labels that others own; None if that would change nothing.
+
+    Server-side apply removes labels that we own and do not state, so an object without labels may have to be applied.
+    A label is others' if the object has it and `managedFields` does not give it to us.
+    """
     owned = owned_fields(observed, LABEL_MANAGER)
     our_labels: Mapping[str, Any] = (owned or {}).get("f:metadata", {}).get("f:labels", {})
     present = observed["metadata"].get("labels") or {}

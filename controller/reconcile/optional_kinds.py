@@ -62,7 +62,10 @@ class OptionalKind:
                 await asyncio.sleep(DISCOVERY_SECONDS)
 
     async def _watch_while_served(self, client: Client, store: Store, namespaces: Collection[str | None]) -> None:
-        """Watch the kind in these namespaces until others can be read, and remove its objects from the store then."""
+        """Watch the kind in these namespaces until another set of them can be read; `exists` is True meanwhile.
+
+        Then its objects are removed from the store, and the caller begins anew.
+        """
         log.info("optional_kind_found", resource=str(self.resource))
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -19,8 +19,8 @@ class PacedCall:
         self._timer: asyncio.TimerHandle | None = None
 
     def ask(self) -> None:
-        """Call now, or as soon as the pace allows it."""
-        if self._timer is not None:
+        """Call now, or as soon as `least_seconds` have passed since the last call."""
+        if self._timer is not None:  # a call is due already, which serves this request, too
             return
         loop = asyncio.get_running_loop()
         wait_seconds = self._called_at + self._least_seconds - loop.time()

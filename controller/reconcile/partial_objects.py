@@ -118,7 +118,10 @@ class _SharedEntries:
         self._shared: dict[bytes, Obj] = {}
 
     def reduce(self, part: Callable[[Obj], Obj], obj: Obj) -> Obj:
-        """Return `part(obj)`, the part to keep; strings and entries that other objects have too are shared."""
+        """Return `part(obj)`, the part to keep, in little memory: what equals a part of another object is shared.
+
+        This holds for strings, and for entries of managedFields, which are the same in many objects.
+        """
         reduced = part(obj)
         metadata = reduced["metadata"]
         entries = [self._share(entry) for entry in metadata.get("managedFields", ())]
@@ -185,7 +188,10 @@ def _keep_our_managed_fields(obj: Obj) -> Obj:
 
 
 def _reduce_process(obj: Obj) -> Obj:
-    """Return a MetalProcess with the time of its last report, from which the back-off of a rejection counts."""
+    """Return a MetalProcess with our entries of managedFields, and of those about its status the time.
+
+    That is the time of its agent's last report, from which the back-off after a rejection counts.
+    """
     kept = _keep_our_managed_fields(obj)
     entries = [entry for entry in obj["metadata"].get("managedFields", ()) if entry.get("subresource") == "status"]
     kept["metadata"]["managedFields"] += _keep(entries, _only("subresource", "time"))
@@ -215,7 +221,7 @@ def _keep_annotations(metadata: Obj, names: Fields) -> Obj:
 
 
 def _reduce_deployment(obj: Obj) -> Obj:
-    """Return a new object: the Deployment with the fields that decisions read."""
+    """Return a new object: the Deployment with the fields that decisions read. Its stamp stands for all others."""
     kept: Obj = _keep(_keep_our_managed_fields(obj), _DEPLOYMENT)
 
     # Metadata. In managedFields, only entries about the spec are equal in all Deployments, and can be shared.
@@ -241,7 +247,7 @@ def _reduce_deployment(obj: Obj) -> Obj:
 
 
 def _keep_applied_spec(obj: Obj) -> Obj:
-    """Return an object with the fields of its spec that we applied, and without its status."""
+    """Return an object with those top-level fields of its spec that we applied, and without its status."""
     kept = _keep_our_managed_fields(obj)
     applied_names = {
         name for entry in kept["metadata"]["managedFields"] for name in entry.get("fieldsV1", {}).get("f:spec", {})

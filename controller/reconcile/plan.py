@@ -187,7 +187,10 @@ def owned_by(resource: Resource, owner: ObjectMeta) -> Obj:
 def child(
     resource: Resource, name: str, parent: Resource, owner: ObjectMeta, labels: Mapping[str, str], **body: object
 ) -> tuple[Resource, Obj]:
-    """Return a desired object in the owner's namespace, with our label and an owner reference."""
+    """Return a desired object in the namespace of `owner`, an object of kind `parent`, which controls it.
+
+    It has our label beside `labels`; `body` has its other top-level fields, such as spec.
+    """
     metadata: Obj = {
         "name": name,
         "namespace": owner.namespace,

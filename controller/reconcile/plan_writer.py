@@ -70,15 +70,20 @@ class PlanWriter:
     async def write(
         self, writer: Reconciled, plan: Plan, written: Callable[[Resource, Obj], None] | None = None
     ) -> bool:
-        """Make all writes but the status's, and put the answers into the store, or pass them to `written` if unwatched.
+        """Make all writes of a plan but that of the status: create, apply, patch, then delete.
 
-        Returns whether somebody else has changed one of the objects meanwhile, so that the plan may be outdated.
+        `writer` is the object that is reconciled. The answers are put into the store; those about kinds that are not
+        watched are passed to `written` instead. Returns whether somebody else has changed one of the objects meanwhile,
+        so that the plan may be outdated.
         """
         others_wrote = False
         must_apply_again = self._dropped.must_apply_again(writer)
 
         def record_answer(write: Write, answer: Obj, sent: Obj | None = None) -> None:
-            """Keep an answer, the fields of `sent` that it lacks, and whether the watch saw a version of others."""
+            """Keep an answer, the fields of `sent` that it lacks, and whether the watch saw a version of others.
+
+            The watch notes the versions that it reports during a write: one that is not the answer's is of others.
+            """
             nonlocal others_wrote
             if sent is not None:
                 self._dropped.note(write.writer, write.resource, sent, answer)
@@ -121,7 +126,10 @@ class PlanWriter:
             self.under_way.pop((resource, key), None)
 
     async def _create(self, resource: Resource, obj: Obj) -> tuple[Obj, bool]:
-        """Create an object, or read the one of this name that we made; return it, and whether it is new."""
+        """Create an object, or read the one of this name that we made; return it, and whether it is new.
+
+        Raises NotOurs if somebody else has made it.
+        """
         try:
             return await self.client.create(resource, obj), True
         except Conflict as error:
@@ -132,7 +140,8 @@ class PlanWriter:
     async def _apply(self, resource: Resource, obj: Obj, *, must_apply_again: bool) -> Obj | None:
         """Apply an object; returns the answer, or None if the store shows that it would change nothing.
 
-        The store keeps too little to see that a field was dropped: in doubt, the API server is asked again.
+        `must_apply_again`: apply it even so, as the API server has dropped a field of it before, which the store does
+        not show, and may keep the field by now.
         """
         metadata = obj["metadata"]
         observed = self._store.get(resource, metadata["name"], metadata.get("namespace"))
@@ -144,7 +153,11 @@ class PlanWriter:
         return await self.client.apply(resource, obj, field_manager=FIELD_MANAGER)
 
     async def _apply_first(self, resource: Resource, obj: Obj) -> Obj:
-        """Apply an object that the store does not have, without force: another owner may have made it."""
+        """Apply an object that the store does not have; returns the answer.
+
+        Another owner may have made one of this name, so it is applied without force first, which then is a conflict. If
+        the existing one is ours, it is applied by force; else NotOurs is raised.
+        """
         try:
             return await self.client.apply(resource, obj, field_manager=FIELD_MANAGER, force=False)
         except Conflict as conflict:
@@ -183,6 +196,7 @@ class PlanWriter:
             self._store.remove(ref.resource, ref.namespace or None, ref.name, uid=ref.uid)
 
     async def _exists(self, ref: Ref) -> bool:
+        """Return whether the API server still has this very object, and not only another one of its name."""
         try:
             current = await self._client.get(ref.resource, ref.name, ref.namespace or None)
         except NotFound:
@@ -193,8 +207,9 @@ class PlanWriter:
 def _require_ours(resource: Resource, existing: Obj, wanted: Obj) -> None:
     """Raise NotOurs, which names the true owner, unless the existing object has the same owner as the wanted one.
 
-    An object of a former host of the same name is ours, too: its grants would stay until the garbage collector, which
-    may be minutes late, has deleted them. Applying it replaces the owner reference, which this writer has applied.
+    A former owner has the kind and name of ours and another uid: it was deleted and made anew. Its objects are left to
+    the garbage collector, and NotDeletedYet is raised until they are gone. Those of a MetalHost are taken over, since
+    its grants must not stay for the minutes that this may take: applying them replaces the owner reference.
     """
     ours, theirs = controller_of(wanted), controller_of(existing)
     if ours is None or (theirs is not None and theirs["uid"] == ours["uid"]):

@@ -18,26 +18,30 @@ class AdmissionPrecedence:
     """Admissions and reconciles of one controller."""
 
     def __init__(self) -> None:
-        self._calm = asyncio.Event()
-        self._calm.set()
+        self._no_admissions = asyncio.Event()
+        self._no_admissions.set()
         self._reconciles = 0
 
     @contextlib.contextmanager
     def admitting(self) -> Iterator[None]:
         """Hold other reconciles back while units are admitted in this context."""
-        self._calm.clear()
+        self._no_admissions.clear()
         try:
             yield
         finally:
-            self._calm.set()
+            self._no_admissions.set()
 
     @contextlib.asynccontextmanager
     async def reconciling(self) -> AsyncIterator[None]:
-        """Wait while units are admitted and another object is reconciled; then reconcile an object in this context."""
-        if self._reconciles and not self._calm.is_set():
+        """Reconcile an object in this context, after a wait if units are being admitted.
+
+        During admissions one object is reconciled at a time: only if another one is, this one waits until they end, and
+        no longer than `LONGEST_WAIT_SECONDS`.
+        """
+        if self._reconciles and not self._no_admissions.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LONGEST_WAIT_SECONDS):
-                    await self._calm.wait()
+                    await self._no_admissions.wait()
         self._reconciles += 1
         try:
             yield

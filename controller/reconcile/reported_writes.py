@@ -63,9 +63,10 @@ class WriteRefusals:
         self._refusals.pop((resource, key), None)
 
     def find_report(self, resource: Resource, decided: Obj, plan: Plan, error: ApiError | NotOurs) -> Plan | None:
-        """Remember a refusal, and return its report if one is due: status and Event, without the Event if it is known.
+        """Remember a refusal of the plan of `decided`, and return its report if one is due: the status, and an Event.
 
-        A report is due once the refusal lasts, when a condition changes, and else every `REPORT_SECONDS`. If a read was
+        A report is due when a condition changes, and else every `REPORT_SECONDS`. A conflict or server error is only
+        reported once it has lasted for `FAILING_SECONDS`; the Event is sent once for each refusal. If a read was
         refused on which the plan depends, the plan is empty and the report is the Event alone.
         """
         if _is_never_reported(error):
@@ -130,9 +131,11 @@ def _describe_refusal(error: Exception) -> str:
 
 
 def report_refusal(plan: Plan, reason: str, message: str, generation: int) -> Plan:
-    """Return status and Events that report the refusal of a plan; the next plan that succeeds leaves them out.
+    """Return the status of a plan with the refusal of its writes as condition Reconciled, and an Event about it.
 
-    If the plan has no status, neither has the result: another writer may own it, as the agent owns a MetalProcess's.
+    If the status has a phase, Ready, and each condition that waits for these writes, gets the refusal as its reason if
+    it is False. The next plan that succeeds leaves all of that out. If the plan has no status, neither has the result:
+    another writer may own it, as the agent owns a MetalProcess's.
     """
     report = Plan(events=(Event("Warning", reason, message[:MESSAGE_LENGTH], "Reconcile"),))
     if plan.status is None:
@@ -154,13 +157,14 @@ class DroppedFields:
     """The fields that are missing, and what the API server has answered about them."""
 
     def __init__(self, client: Client, store: Store, now: Callable[[], datetime]) -> None:
+        """Begin with no field known to be dropped; conditions of objects tell which to ask about again."""
         self._client = client
         self._store = store
         self._now = now
         self._dropped: dict[Reconciled, dict[tuple[Resource, ObjectKey], list[str]]] = {}
-        """By the object for which they were sent, and the one that lacks them."""
+        """The dropped fields, by the object for which they were sent, and the one that lacks them."""
         self._answers: dict[Reconciled, tuple[datetime, str]] = {}
-        """Time of the API server's last answer without them and its version, by the object for which they were sent."""
+        """When the API server last dropped fields, and its version then, by the object for which they were sent."""
 
     def note(self, writer: Reconciled, resource: Resource, sent: Obj, answer: Obj) -> None:
         """Note the fields of a spec that the answer to its write lacks, in place of those noted before."""
@@ -186,7 +190,8 @@ class DroppedFields:
     def must_apply_again(self, writer: Reconciled) -> bool:
         """Return whether all objects of `writer` are to be applied again, as the API server may keep the fields by now.
 
-        If so, its last answer is forgotten, so that the next one is asked for and noted.
+        That is every `DOUBT_SECONDS` while the condition of `writer` says that fields were dropped. If so, the time of
+        the last answer is forgotten, so that `add_condition` notes that of the next one.
         """
         current, answer = self._find(writer), self._answers.get(writer)
         if current is None or not _lacks_fields(current):
@@ -199,10 +204,10 @@ class DroppedFields:
         return True
 
     async def add_condition(self, plan: Plan, dropped: Sequence[str], decided: Obj, writer: Reconciled) -> Plan:
-        """Return the plan with a condition about the `dropped` fields, due again when the API server is to be asked.
+        """Return the plan of `writer` with a condition about the `dropped` fields, due again when they are to be sent.
 
-        An Event is added if the object does not have the condition yet. The version of the API server is read for the
-        message, once for each recheck.
+        `decided` is the object of `writer` as it was: without the condition yet, it gets an Event, too. The version of
+        the API server is read for the message, once for each time that the fields are sent.
         """
         if writer not in self._answers:
             try:
@@ -231,6 +236,7 @@ def _lacks_fields(obj: Obj) -> bool:
 
 
 def _describe_dropped(dropped: Sequence[str], version: str) -> str:
+    """Return in words which fields the API server of this version has dropped, and the way out."""
     more = f" and {len(dropped) - _MOST_NAMED} more" if len(dropped) > _MOST_NAMED else ""
     named = ", ".join(dropped[:_MOST_NAMED]) + more
     way_out = "upgrade Kubernetes, switch the feature on, or leave out the option that needs it"

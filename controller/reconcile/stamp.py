@@ -37,7 +37,11 @@ def stamp(desired: Obj) -> Obj:
 
 
 def is_desired(desired: Obj, observed: Obj) -> bool:
-    """Return whether `observed` is what applying `desired` has made; `desired` may have its stamp already."""
+    """Return whether `observed` is what applying `desired` has made; `desired` may have its stamp already.
+
+    It is if its stamp, the annotation with the digest of what was applied, is that of `desired`, the number of replicas
+    is equal, and we still own each field of the spec: nobody else has changed one since.
+    """
     stamped = _read_stamp(desired) or _digest(desired["spec"])
     if _read_stamp(observed) != stamped:
         return False
@@ -48,9 +52,12 @@ def is_desired(desired: Obj, observed: Obj) -> bool:
 
 
 def _is_owned(digest: str, spec: Mapping[str, Any], owned: FieldSet) -> bool:
-    """Return whether all fields of a spec with this digest are owned; a positive result is remembered."""
+    """Return whether all fields of a spec with this digest are owned, according to `managedFields` (`owned`).
+
+    The comparison is slow, so a positive result is remembered by the identity of `owned`, one object for many of ours.
+    """
     key = id(owned), digest
-    if _OWNED.get(key) is owned:  # the same object, and no later one that got its id
+    if _OWNED.get(key) is owned:  # not a later object that got the id of one that is gone
         return True
     if not covers_owned(owned, {name: value for name, value in spec.items() if name != "replicas"}):
         return False
@@ -61,7 +68,10 @@ def _is_owned(digest: str, spec: Mapping[str, Any], owned: FieldSet) -> bool:
 
 
 def needs_apply(resource: Resource, desired: Obj, observed: Obj) -> bool:
-    """Return whether `desired` must be applied; its annotations, such as a missing stamp, are applied too."""
+    """Return whether `desired` must be applied: `observed` differs from it, or lacks an annotation such as the stamp.
+
+    Kinds that get no stamp are compared field by field.
+    """
     if _read_stamp(desired) is None:
         return not is_applied(resource, desired, observed, FIELD_MANAGER)
     annotations = observed["metadata"].get("annotations") or {}

@@ -121,9 +121,10 @@ def lacks_room(pod: Obj, now: datetime) -> bool:
 
 
 def queue_seconds(pod: Obj, now: datetime) -> float | None:
-    """Return the seconds after which a pod in the queue counts as one without room.
+    """Return the seconds after which a pod in the queue counts as one without room, because it has waited for long.
 
-    None: it counts as one already, is not in the queue, or is promised room there.
+    By then the queue has certainly looked at it and passed it over. None: it counts as one already, is not in the
+    queue, or is promised room there.
     """
     if not _may_lack_room(pod):
         return None
@@ -175,6 +176,7 @@ def owned(resource: Resource, by: Resource) -> Trigger:
     """Return the trigger by which a change of an object enqueues its controlling owner, an object of `by`."""
 
     def keys(_store: Store, obj: Obj) -> list[ObjectKey]:
+        """Return the controlling owner as the object to reconcile; none if it is of another kind than `by`."""
         owner = controller_of(obj)
         if owner is None or (owner["apiVersion"], owner["kind"]) != (by.api_version, by.kind):
             return []
